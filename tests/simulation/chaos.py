@@ -44,7 +44,7 @@ KINDS = {
     "controller": 6, "unit": 2, "both": 1, "system": 2, "lose": 3, "reboot": 2, "rank": 2,
 }  # fmt: skip
 STORE_KINDS = {**KINDS, "server": 4, "put": 5, "get": 5, "outage": 1, "evict": 2}
-TAKEOVER_KINDS = {**KINDS, "reboot": 0, "pause": 4, "claim": 4, "takeover": 8}
+TAKEOVER_KINDS = {**KINDS, "reboot": 0, "pause": 4, "cut": 2, "claim": 4, "takeover": 8}
 VARIANTS = {
     "": (drawn, KINDS),
     "stores": (drawn_with_store, STORE_KINDS),
@@ -119,7 +119,7 @@ class Run:
             takeovers |= {"terms": len(cluster.hosts) - 1, "terms_ended": cluster.late}
         gone = sum(isinstance(record, RankLeft) for record in cluster.records)
         return Counter(self.faults.happened) + Counter(
-            loads=self.ledger.epoch, saves=len(self.workload.saved), merges=self.workload.moved,
+            loads=self.ledger.epoch, saves=len(self.workload.saved), merges=self.workload.moved, wide_puts=self.workload.wide,
             snapshots=cluster.snapshots, moves=moved,
             offloads=offloads, lost_units=len(cluster.lost), lost_values=cluster.lost_values, ranks_gone=gone,
             **takeovers,

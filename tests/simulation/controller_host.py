@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Frozen(BaseException):
 
 @dataclass(frozen=True)
 class WatchedTerm(Term):
-    """The term of a simulated controller. before_check: Called before each check; it may raise `Frozen`."""
+    """The term of a simulated controller. before_check: Called before each check; it may raise `Frozen` or OSError."""
 
     before_check: Callable[[], object] = lambda: None
 
@@ -56,6 +57,7 @@ class ControllerHost:
     reasons: Why it does nothing, while another one runs.
     turn: The turn in which it is frozen.
     freeze_at: The point of one of its next turns at which it is frozen.
+    cut_off: It does not reach the storage of the journal.
     ended: Its process does not exist any more, and is not started again.
     unsettled: The records that it has written, or was about to write, since the last check of its term.
     end: The segment of the journal, and the position in it, at which these records end.
@@ -69,6 +71,7 @@ class ControllerHost:
     service: ControllerService = field(init=False)
     turn: Turn | None = None
     freeze_at: str = ""
+    cut_off: bool = False
     ended: bool = False
     unsettled: list[AnyRecord] = field(default_factory=list)
     end: tuple[int, int] = (0, 0)
@@ -77,6 +80,11 @@ class ControllerHost:
     def clock(self) -> ClockIdentity:
         """The clock of its node."""
         return ClockIdentity(f"{self.number:016d}".encode(), -self.skew)
+
+    def reach_storage(self) -> None:
+        """Raise OSError if the host does not reach the storage."""
+        if self.cut_off:
+            raise OSError(errno.EIO, "the node does not reach the storage")
 
     def has_written(self, folder: Path) -> bool:
         """Return whether a journal, which may be a copy, has the unsettled records."""
@@ -110,6 +118,7 @@ class WatchedJournal(Journal):
 
     def commit(self) -> None:
         """See `Journal.commit`."""
+        self._host.reach_storage()
         segment = self._segment
         written = self._half(len(segment._pending)) if len(segment._pending) > 1 else 0
         if written:
@@ -118,6 +127,11 @@ class WatchedJournal(Journal):
             os.pwrite(segment._file, segment._pending[:written], segment._end)
             self._at_half()
         super().commit()
+
+    def reserve_space(self) -> None:
+        """See `Journal.reserve_space`."""
+        self._host.reach_storage()
+        super().reserve_space()
 
     def abandon(self) -> None:
         """Close the file as the end of a killed process does: a frame that is written in part stays so."""

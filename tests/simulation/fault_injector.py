@@ -24,8 +24,10 @@ get        the same in the middle of the next get
 outage     all servers of the external store die
 evict      the external store loses some blocks
 pause      the controller is frozen for a while, at once or at a point of one of its next turns
+cut        the controller does not reach the storage of its journal for a while
 claim      another node takes the controller over, sometimes after one that died while it did so; the first node runs on
-takeover   the same, and the first controller is frozen, killed, or killed at one of its next records, or its node dies
+takeover   the same, and the first controller is frozen, cut off from the storage, killed, or killed at one of its next
+           records, or its node dies with a unit and some clients
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ MOST_FAULTS = 24  # of a run
 CLAIM_DIES = 0.2  # of the nodes that take over
 MOST_RECORDS = 12  # until the controller is killed
 KILLED_WITH_SYSTEM = 0.7  # of the clients
+KILLED_WITH_NODE = 0.2
 SHORT, LONG = 2.0, 45.0  # seconds that a fault lasts: most of them, and some
 
 
@@ -279,8 +282,14 @@ class Faults:
         if not point:
             cluster.freeze()
 
+    def _cut(self) -> None:
+        cluster = self.cluster
+        assert isinstance(cluster, TakeoverCluster)
+        if CONTROLLER not in cluster.stopped:
+            cluster.cut_off()
+
     def _takeover(self) -> None:
-        fails = [self._pause, self._pause, self._controller, self._end_controller, self._end_node]
+        fails = [self._pause, self._pause, self._cut, self._controller, self._end_controller, self._end_node]
         self.draw.choice(fails)()
         self._claim()
 
@@ -298,9 +307,12 @@ class Faults:
         self.cluster.end_host()
 
     def _end_node(self) -> None:
-        """Kill the controller, and the unit of its node with its arena."""
+        """Kill the controller, a unit with its arena, and some clients."""
         self._end_controller()
         self._lose()
+        for client in [client for client in self.cluster.clients if not client.dead]:
+            if self.draw.random() < KILLED_WITH_NODE:
+                self._kill(client)
 
     def _rank(self) -> None:
         self._end_rank(self.draw.randrange(RANKS))

@@ -47,7 +47,7 @@ KINDS = {
     "unit": 2, "both": 1, "system": 1,
 }  # fmt: skip
 
-TAKEOVER_KINDS = {**KINDS, "pause": 5, "claim": 5, "takeover": 10}
+TAKEOVER_KINDS = {**KINDS, "pause": 5, "cut": 2, "claim": 5, "takeover": 10}
 
 Values = dict[str, Any]
 

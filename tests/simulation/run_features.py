@@ -45,6 +45,7 @@ class Features:
     disk: There are units on disk, too.
     mirror: A mirror has a copy of every block: "async" or "sync", or "" if there is none.
     dedup: Values are hashed, and some clients put equal ones.
+    wide: Some puts have many fields.
     store: An external store has the fields "y" ("some") or all fields ("all"); "" if there is none.
     """
 
@@ -63,6 +64,7 @@ class Features:
     mirror: str = ""
     dedup: bool = False
     store: str = ""
+    wide: bool = False
 
     @property
     def has_queue(self) -> bool:
@@ -119,7 +121,10 @@ def drawn_with_takeovers(draw: random.Random) -> Features:
     """Return the features of a run in which other nodes take the controller over, which have no values on disk."""
     features = drawn(draw)
     replicas = draw.choice([features.replicas, 2]) if features.units == 2 else 1
-    return replace(features, mirror="", replicas=replicas, drains=features.drains and features.units > replicas)
+    return replace(
+        features, mirror="", replicas=replicas, drains=features.drains and features.units > replicas,
+        wide=draw.random() < 0.15,
+    )  # fmt: skip
 
 
 def drawn_with_store(draw: random.Random) -> Features:

@@ -13,6 +13,7 @@ clock and a folder for state files of its own.
 from __future__ import annotations
 
 import math
+import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.journal.terms import Term, Terms
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.net.calls import CONTROLLER
+from transfer_queue.net.server.server_loop import COMMIT_PAUSE
 from transfer_queue.net.session import Target
 from transfer_queue.node.controller.controller_service import CHECK_SECONDS, ControllerService
 from transfer_queue.node.controller.state_files import StateFiles
@@ -85,6 +87,7 @@ class TakeoverCluster(FaultyCluster):
         self._claims: list[Claim] = []
         self._starting = 0  # terms that are claimed and have no controller yet
         self._atomic = False  # nothing may happen within a turn
+        self._taken_over_at = -math.inf
         self.late = 0
         self.froze: dict[str, int] = {}
         super().__init__(folder, seed, *others, **more)
@@ -98,8 +101,13 @@ class TakeoverCluster(FaultyCluster):
 
     def client(self, name: str) -> RetryingClient:
         """See `FaultyCluster.client`."""
-        self._known[name] = self.current
-        return super().client(name)
+        client = super().client(name)
+        recent = self.hosts[-2:] if self.clock.now < self._taken_over_at + FOLLOW_SECONDS else self.hosts[-1:]
+        self._known[name] = host = self.network.random.choice(recent)  # its node may not know the next one yet
+        if host is not self.current:
+            client.state.system.states = self._states_of(host)
+            self._let_follow(name)
+        return client
 
     def close(self) -> None:
         """See `FaultyCluster.close`."""
@@ -273,8 +281,7 @@ class TakeoverCluster(FaultyCluster):
         try:
             if not turn.committed:
                 self._point("begun")
-                if not host.service.commit():
-                    assert host.ended, "a commit failed, although the term goes on"
+                if not self._commit():
                     return
                 turn.committed = True
                 records, host.unsettled = host.unsettled, []
@@ -289,6 +296,20 @@ class TakeoverCluster(FaultyCluster):
             return
         host.turn = None
 
+    def _commit(self) -> bool:
+        """Commit a turn. If that fails, the controller does nothing else until it succeeds, as `ServerLoop`."""
+        host = self.host
+        try:
+            if host.service.commit():
+                return True
+            assert host.ended or host.cut_off, "a commit failed, although the term goes on"
+        except OSError:
+            assert host.cut_off
+        if not host.ended:
+            self.stop(CONTROLLER, "held")
+            self.later(COMMIT_PAUSE, lambda: self._go_on_with(host, {"held"}))
+        return False
+
     def _before_check(self) -> None:
         """Take a snapshot as `Journaling.commit` does, and perhaps stop before the check of the term."""
         turn = self.host.turn
@@ -296,6 +317,7 @@ class TakeoverCluster(FaultyCluster):
             self._snapshot_if_due(turn.records)
             turn.records = 0
             self._point("written")
+        self.host.reach_storage()
 
     def _bytes_at_half(self, size: int) -> int:
         """Return how many of the bytes of a frame are written before something else happens."""
@@ -346,9 +368,19 @@ class TakeoverCluster(FaultyCluster):
         self.stop(CONTROLLER, "frozen")
         self.later(self.network.random.uniform(0, FROZEN_SECONDS), lambda: self._wake(host))
 
+    def cut_off(self) -> None:
+        """Separate the controller's node from the storage of the journal for a while."""
+        host = self.host
+        host.cut_off = True
+        self.later(self.network.random.uniform(0, FROZEN_SECONDS), lambda: setattr(host, "cut_off", False))
+
     def _wake(self, host: ControllerHost) -> None:
+        host.cut_off = False
+        self._go_on_with(host, {"frozen", "stopped", "held"})
+
+    def _go_on_with(self, host: ControllerHost, reasons: set[str]) -> None:
         with self.running(host):
-            for reason in self._reasons(host) - {"crashed"}:
+            for reason in sorted(self._reasons(host) & reasons):
                 self.go_on(CONTROLLER, reason)
 
     def go_on(self, target: Target, why: str = "stopped") -> None:
@@ -379,7 +411,8 @@ class TakeoverCluster(FaultyCluster):
             host.turn, host.freeze_at = None, ""
             assert isinstance(self._journal, WatchedJournal)
             self._journal.abandon()
-            self.stopped.get(CONTROLLER, set()).discard("frozen")
+            host.cut_off = False
+            self.stopped.get(CONTROLLER, set()).difference_update({"frozen", "held"})
         super()._kill(target)
 
     def restart(self, target: Target) -> None:
@@ -461,8 +494,9 @@ class TakeoverCluster(FaultyCluster):
         self.states = StateFiles(folder, RememberedStates(term.folder, self.loaded))
         self._start_controller(before, f"term {term.number}")
         self._end_former(former)
+        self._taken_over_at = self.clock.now
         for name in self._known:
-            self.later(self.network.random.uniform(0, FOLLOW_SECONDS), partial(self._follow, name, self.current))
+            self._let_follow(name)
 
     def _end_former(self, former: ControllerHost) -> None:
         """Let a controller whose term has ended find this out at some time, if it still exists."""
@@ -483,6 +517,9 @@ class TakeoverCluster(FaultyCluster):
         self.later(CHECK_SECONDS, partial(self._check_idle, host))
 
     # ------------------------------------------------------------ following
+
+    def _let_follow(self, name: str) -> None:
+        self.later(self.network.random.uniform(0, FOLLOW_SECONDS), partial(self._follow, name, self.current))
 
     def _follow(self, name: str, host: ControllerHost) -> None:
         """Let a client or a unit learn where the controller is."""
