@@ -119,8 +119,8 @@ class Run:
             takeovers |= {"terms": len(cluster.hosts) - 1, "terms_ended": cluster.late}
         gone = sum(isinstance(record, RankLeft) for record in cluster.records)
         return Counter(self.faults.happened) + Counter(
-            loads=self.ledger.epoch, saves=len(self.workload.saved), merges=self.workload.moved, wide_puts=self.workload.wide,
-            snapshots=cluster.snapshots, moves=moved,
+            loads=self.ledger.epoch, saves=len(self.workload.saved), merges=self.workload.moved,
+            wide_puts=self.workload.wide, snapshots=cluster.snapshots, moves=moved,
             offloads=offloads, lost_units=len(cluster.lost), lost_values=cluster.lost_values, ranks_gone=gone,
             **takeovers,
         )  # fmt: skip

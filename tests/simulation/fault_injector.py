@@ -126,7 +126,6 @@ class Faults:
             cluster.world.fails_at = None
             for server in range(SERVERS):
                 cluster.restart_server(server)
-        cluster.finish_takeovers()
         cluster.heal(set(cluster.apart))
         for client in cluster.clients:
             client.torn = client.late = None
@@ -134,6 +133,7 @@ class Faults:
                 client.thaw()
         for connection, direction in list(cluster.network.held):
             cluster.network.release(connection, direction, "slow")
+        cluster.finish_takeovers()
 
     # ------------------------------------------------------------ kinds
 

@@ -22,7 +22,7 @@ import numpy as np
 from tests.simulation import expected_losses
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.simulated_store import KIND, StoreWorld
-from tests.simulation.snapshot_writer import SnapshotWriter
+from tests.simulation.snapshot_writer import RememberedStates, SnapshotWriter
 from tests.simulation.unit_place import Place
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
@@ -30,7 +30,6 @@ from transfer_queue.core.events.records import AnyRecord, RequestParked, StateLo
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, Recovered, recover, segment_path
-from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.descriptors import MEMORY
@@ -75,20 +74,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _envelope = msgspec.msgpack.Decoder(RequestEnvelope)
 _answer = msgspec.msgpack.Decoder(ReplyEnvelope)
 _ANSWER = b"\x92"  # the first byte of an Answer; an Envelope is a longer array
-
-
-class RememberedStates(LoadedStates):
-    """The loaded states of the journal, which removes them later; `all` keeps them for replays of all records."""
-
-    def __init__(self, folder: Path, all: LoadedStates) -> None:
-        super().__init__(folder, sync=False)
-        self._all = all
-
-    def add(self, source: Path) -> str:
-        """See `LoadedStates.add`."""
-        name = super().add(source)
-        os.link(self.path(name), self._all.path(name))
-        return name
 
 
 class FaultyCluster(Cluster):
@@ -268,9 +253,9 @@ class FaultyCluster(Cluster):
         """Kill a server."""
         self.crashes += 1
         for connection, (_, of) in list(self._of.items()):
-            if of == target and all(connection != waiting for _, _, waiting in self._unopened):
-                if target != CONTROLLER or self._is_own(connection):
-                    self._break_off(connection, "up")
+            own = of == target and (target != CONTROLLER or self._is_own(connection))
+            if own and all(connection != waiting for _, _, waiting in self._unopened):
+                self._break_off(connection, "up")
         if target == CONTROLLER:
             self.fuse = None
             self._writer.kill()

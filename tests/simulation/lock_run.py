@@ -259,9 +259,7 @@ def count_of(value: torch.Tensor) -> int:
     return int(value.reshape(-1)[0])
 
 
-def run(
-    seed: int, kinds: dict[str, int] | None = None, *, fenced: bool = True, takeovers: bool = False
-) -> LockRun:
+def run(seed: int, kinds: dict[str, int] | None = None, *, fenced: bool = True, takeovers: bool = False) -> LockRun:
     """Run this seed to its end, and return the run. Raises the error of the run."""
     folder = Path(tempfile.mkdtemp(prefix="tq-locks-"))
     try:

@@ -1,20 +1,22 @@
-"""Writes snapshots of the journal in the simulation; in production a forked child does this."""
+"""What writes files beside the records of the journal in the simulation: snapshots and loaded states."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transfer_queue.journal import state_file
+from transfer_queue.journal.loaded_states import LoadedStates
 
 MOST_SECONDS = 0.5  # of virtual time that a snapshot takes
 
 
 class SnapshotWriter:
-    """A `node.controller.journal_service.Writer`: the file has the state at the start, and exists after a delay.
+    """A `node.controller.journal_service.Writer`, for the forked child of production: the file has the state at the start, and exists after a delay.
 
     later: Calls a function after some seconds. ended: The controller whose child writes was killed.
     """
@@ -53,3 +55,17 @@ class SnapshotWriter:
         if self._under_way is not None and self._draw.random() < 0.5:
             with contextlib.suppress(OSError):
                 self._name()
+
+
+class RememberedStates(LoadedStates):
+    """The loaded states of the journal, which removes them later; `all` keeps them for replays of all records."""
+
+    def __init__(self, folder: Path, all: LoadedStates) -> None:
+        super().__init__(folder, sync=False)
+        self._all = all
+
+    def add(self, source: Path) -> str:
+        """See `LoadedStates.add`."""
+        name = super().add(source)
+        os.link(self.path(name), self._all.path(name))
+        return name

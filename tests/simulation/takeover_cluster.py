@@ -13,7 +13,6 @@ clock and a folder for state files of its own.
 from __future__ import annotations
 
 import math
-import math
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.controller_host import Frozen, ControllerHost, Turn, WatchedJournal, WatchedTerm, is_of
-from tests.simulation.faulty_cluster import STOPPED_SECONDS, FaultyCluster, RememberedStates
+from tests.simulation.controller_host import ControllerHost, Frozen, Turn, WatchedJournal, WatchedTerm, is_of
+from tests.simulation.faulty_cluster import STOPPED_SECONDS, FaultyCluster
 from tests.simulation.retrying_client import RetryingClient
+from tests.simulation.snapshot_writer import RememberedStates
 from tests.simulation.unit_place import Place
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
@@ -53,6 +53,7 @@ FOLLOW_SECONDS = 1.5  # at most, until a client or a unit knows the next control
 FROZEN_SECONDS = 3.0  # at most, for which a controller is frozen
 STEPS_IN_A_TURN = 3  # of a claim, at a point of a controller's turn
 STEPS_CHANCES = (0.0, 0.03, 0.1, 0.3)  # of such steps at a point: one of these for each claim
+MOST_WAITS = 100  # for the units, at the end
 MOST_STEPS = 14  # of a claim, until the node that makes it dies
 
 
@@ -105,7 +106,7 @@ class TakeoverCluster(FaultyCluster):
         recent = self.hosts[-2:] if self.clock.now < self._taken_over_at + FOLLOW_SECONDS else self.hosts[-1:]
         self._known[name] = host = self.network.random.choice(recent)  # its node may not know the next one yet
         if host is not self.current:
-            client.state.system.states = self._states_of(host)
+            self._use_states(client, host)
             self._let_follow(name)
         return client
 
@@ -390,6 +391,13 @@ class TakeoverCluster(FaultyCluster):
         if target == CONTROLLER and turn is not None and CONTROLLER not in self.stopped:
             self._continue_turn(turn)
 
+    def crash(self, target: Target, seconds: float) -> None:
+        """See `FaultyCluster.crash`. A controller of an earlier term would be started again in vain."""
+        if target == CONTROLLER and self.host is not self.current:
+            self.end_host()
+        else:
+            super().crash(target, seconds)
+
     def end_host(self) -> None:
         """Kill the controller; it is not started again on this node."""
         self.host.ended = True
@@ -551,7 +559,7 @@ class TakeoverCluster(FaultyCluster):
         self._known[client.name] = host
         if client.dead or client.state.session.closed:
             return True
-        client.state.system.states = self._states_of(host)
+        self._use_states(client, host)
         connection = client._connections.get(CONTROLLER)
         if connection is not None:
             self.network.deafen(connection, "down")
@@ -560,14 +568,16 @@ class TakeoverCluster(FaultyCluster):
         client.start(controller_moves._ask_for_units())
         return True
 
-    def _states_of(self, host: ControllerHost) -> Path:
+    def _use_states(self, client: RetryingClient, host: ControllerHost) -> None:
+        """Let a client use the folder for state files on the controller's node."""
         states: StateFiles = self.states if host is self.host else host.saved["states"]
-        return states.folder
+        system: Any = client.state.system
+        system.states = states.folder
 
     # ------------------------------------------------------------ the end of the faults
 
     def finish_takeovers(self) -> None:
-        """Let all nodes that take over do so, and all frozen controllers wake up."""
+        """Let all nodes that take over do so, and all frozen controllers wake up. All units then follow."""
         for host in self.hosts:
             host.freeze_at = ""
             self._wake(host)
@@ -576,3 +586,13 @@ class TakeoverCluster(FaultyCluster):
             while claim in self._claims:
                 self._step_claim(claim)
         self._claim_if_needed()
+        for _ in range(MOST_WAITS):
+            if all(self._has_followed(place) for place in self.places):
+                return
+            self.advance(FOLLOW_SECONDS)
+        raise AssertionError("a storage unit does not follow the controller")
+
+    def _has_followed(self, place: Place) -> bool:
+        """Return whether a unit is registered with the newest controller."""
+        controller = self.controller if self.host is self.current else self.current.saved["controller"]
+        return place.number is not None and place.link == controller.context.connections.units.get(place.number)

@@ -1,4 +1,4 @@
-"""A client whose puts have so many fields that their schema travels in parts, and that the controller prepares in steps.
+"""A client whose puts have so many fields that the controller prepares them in steps.
 
 The ledger does not have its samples: the client checks them by itself.
 """
@@ -16,7 +16,12 @@ from tests.simulation.retrying_client import RetryingClient, Script
 from tests.simulation.run_features import MOVED
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.core.puts.wide_puts import WIDE
-from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError, TransferQueueError, UnknownPartitionError
+from transfer_queue.errors import (
+    InvalidArgumentError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+    UnknownPartitionError,
+)
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import Call
 

@@ -22,7 +22,7 @@ def test_seeds(first: int) -> None:
         try:
             one = chaos.run(seed, variant="stores")
         except Exception as error:
-            raise AssertionError(f"to replay it: {chaos.replay(seed, "stores")}") from error
+            raise AssertionError(f"to replay it: {chaos.replay(seed, 'stores')}") from error
         reads += one.ledger.reads
         happened += one.happened
     assert reads > 10 * PART

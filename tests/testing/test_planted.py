@@ -23,7 +23,7 @@ SEEDS = 200
 
 
 def found(kinds: dict[str, int], variant: str = "", others: type[Exception] | tuple[()] = ()) -> LedgerError:
-    """What the ledger of the first seed says that finds something. others: Errors of other checks, after which to go on."""
+    """What the ledger of the first seed says that finds something. others: Errors of other checks, to ignore."""
     for seed in range(SEEDS):
         try:
             chaos.run(seed, kinds, variant=variant)
