@@ -1,4 +1,4 @@
-"""What writes files beside the records of the journal in the simulation: snapshots and loaded states."""
+"""What writes files beside the records of the simulated journal: snapshots, as a forked child does, and loaded states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_SECONDS = 0.5  # of virtual time that a snapshot takes
 
 
 class SnapshotWriter:
-    """A `node.controller.journal_service.Writer`, for the forked child of production: the file has the state at the start, and exists after a delay.
+    """A `node.controller.journal_service.Writer`: the file has the state at the start, and exists after a delay.
 
     later: Calls a function after some seconds. ended: The controller whose child writes was killed.
     """
