@@ -1,4 +1,4 @@
-"""What writes files beside the records of the simulated journal: snapshots, as a forked child does, and loaded states."""
+"""What writes files beside the records of the simulated journal: snapshots, and states that are loaded."""
 
 from __future__ import annotations
 
