@@ -165,8 +165,9 @@ class TakeoverCluster(FaultyCluster):
         if not isinstance(server, Controller):
             super()._tick(server)
             return
-        host = self._with(server)
-        if host is not None and not self._reasons(host):
+        host, deadline = self._with(server), self._deadline_of(server)
+        # not at other times: each turn checks the term
+        if host is not None and not self._reasons(host) and deadline is not None and deadline <= self.clock.now:
             with self.running(host):
                 super()._tick(server)
 
@@ -513,7 +514,7 @@ class TakeoverCluster(FaultyCluster):
                 self.end_host()
         elif former.reasons:
             self.later(self.network.random.uniform(0, FROZEN_SECONDS), partial(self._wake, former))
-        self._check_idle(former)
+        self.later(self.network.random.uniform(0, CHECK_SECONDS), partial(self._check_idle, former))
 
     def _check_idle(self, host: ControllerHost) -> None:
         """Let a controller check its term although nothing happens, as `ControllerService.on_deadline` does."""
