@@ -81,6 +81,8 @@ class TakeoverCluster(FaultyCluster):
     """
 
     host: ControllerHost
+    gathers_puts = False
+    """A turn is one event, at whose points a host may be frozen."""
 
     def __init__(self, folder: Path, seed: int = 0, *others: Any, **more: Any) -> None:
         self._host_of: dict[int, ControllerHost] = {}  # connection to a controller -> its host
