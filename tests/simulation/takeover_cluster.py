@@ -317,7 +317,8 @@ class TakeoverCluster(FaultyCluster):
     def _before_check(self) -> None:
         """Take a snapshot as `Journaling.commit` does, and perhaps stop before the check of the term."""
         turn = self.host.turn
-        if turn is not None:
+        assert self._journal is not None
+        if turn is not None and self._journal._segment.committed:
             self._snapshot_if_due(turn.records)
             turn.records = 0
             self._point("written")
