@@ -480,14 +480,14 @@ class FaultyCluster(Cluster):
 
     def _deliver_to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
         if type(envelope.body) is Publish and self.gathers_puts:
-            if any(name == other for other, _, _ in self._gathered):
-                self._serve_puts()
+            if any(name == other for other, _, _ in self._gathered) and not self._serve_puts():
+                return
             if not self._gathered:
                 self.later(TURN_SECONDS, partial(self._end_turn, self.controller))
             self._gathered.append((name, connection, envelope))
             return
-        self._serve_puts()
-        self._serve(name, connection, envelope)
+        if self._serve_puts():
+            self._serve(name, connection, envelope)
 
     def _end_turn(self, began: Controller) -> None:
         """Serve the puts that have arrived in a turn, unless the controller was killed meanwhile."""
@@ -496,14 +496,18 @@ class FaultyCluster(Cluster):
         elif self.controller is began:
             self._serve_puts()
 
-    def _serve_puts(self) -> None:
-        """Serve the puts that have arrived in this turn, as `ControllerService.serve_puts` does."""
+    def _serve_puts(self) -> bool:
+        """Serve the puts that have arrived in this turn, as `ControllerService.serve_puts` does.
+
+        Returns whether the controller lives, which may be killed at one of its records.
+        """
         puts, self._gathered = self._gathered, []
         if len(puts) > 1:
             self._run_core_effects(self.controller.handle_puts(puts, self._controller_now))
         else:
             for put in puts:
                 self._serve(*put)
+        return not self.crashed(CONTROLLER)
 
     def _serve(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
         if isinstance(envelope.body, ExtentsGone):
@@ -666,13 +670,12 @@ class FaultyCluster(Cluster):
             self._say(place, report.body)
 
     def _on_disconnect(self, name: str, target: Target, connection: int) -> None:
-        if target == CONTROLLER:
-            self._serve_puts()
-        super()._on_disconnect(name, target, connection)
+        if target != CONTROLLER or self._serve_puts():
+            super()._on_disconnect(name, target, connection)
 
     def _left(self, name: str, link: int) -> None:
-        self._serve_puts()
-        self._run_core_effects(self.controller.on_disconnect(name, link, self._controller_now))
+        if self._serve_puts():
+            self._run_core_effects(self.controller.on_disconnect(name, link, self._controller_now))
 
     def _deliver_to_unit(
         self,
