@@ -86,10 +86,14 @@ def load_partition(keys: int, rounds: int) -> Acts:
 
 def drop_partitions(partitions: int, rounds: int) -> Acts:
     """Drop partitions one after the other."""
-    client = tq.get_client()
+
+    def drop_all(partitions: int) -> None:
+        for number in range(partitions):
+            tq.get_client().clear_partition(f"p{number}")
+
     for _ in range(rounds):
         _make_partitions(partitions)
-        yield lambda: [client.clear_partition(f"p{number}") for number in range(partitions)]
+        yield lambda: drop_all(partitions)
 
 
 def drop_together(partitions: int, rounds: int) -> Acts:
