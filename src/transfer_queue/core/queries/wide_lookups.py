@@ -152,6 +152,8 @@ class _WideLookup:
         self._positions = positions
         self._lacking: dict[str, int] = {}
         self._types: list[bytes] = []
+        """The encoded types of the fields, joined for each step."""
+        self._type_count = 0
 
     def find(self) -> Generator[None, None, None]:
         """Look up all fields."""
@@ -184,16 +186,19 @@ class _WideLookup:
         """Look up some fields. Fields that not all rows have are left out."""
         request, fields = self._request, self._partition.fields
         by_keys, wanted = request.rows is None, request.fields is not None
+        types = []
         for name, (numbers, slots) in value_locations.places_of_fields(self._partition, self._positions, names).items():
             having = int(np.count_nonzero(numbers))
             if having == count:
                 self.alike.setdefault((numbers.tobytes(), slots.tobytes()), []).append(name)
-                self._types.append(_encode(fields[name].to_field_type()))
+                types.append(_encode(fields[name].to_field_type()))
             elif by_keys:
                 if (having or wanted) and name in asked:
                     self._lacking[name] = count - having
             elif wanted and name in asked:
                 self.is_incomplete = True
+        self._types.append(b"".join(types))
+        self._type_count += len(types)
 
     def has_live_blocks(self, state: State) -> bool:
         """Return whether all blocks are still needed. Blocks may have been merged into others."""
@@ -205,7 +210,7 @@ class _WideLookup:
     def reply(self, state: State) -> LookupReply:
         """Return the reply, whose types are encoded."""
         request, partition, count = self._request, self._partition, len(self._positions)
-        packed: Union[list[Any], msgspec.Raw] = msgspec.Raw(_list_head(len(self._types)) + b"".join(self._types))
+        packed: Union[list[Any], msgspec.Raw] = msgspec.Raw(_list_head(self._type_count) + b"".join(self._types))
         reply = value_locations.reply_with(state, count, self.alike, cast("list[Any]", packed), request)
         if request.rows is not None:
             return reply
