@@ -25,6 +25,7 @@ NAMES = (
     "claims",
     "balance",
     "wakeup",
+    "rare_events",
     "pipeline",
     "scale",
     "controller_limits",

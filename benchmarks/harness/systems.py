@@ -109,6 +109,10 @@ class Worker:
         """Return whether `result` would return at once, after a short wait."""
         return self._pipe.poll(0.0005)
 
+    def has_ended(self) -> bool:
+        """Return whether `result` would return at once, without waiting."""
+        return self._pipe.poll()
+
     def do(self, act: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the process and return its result."""
         self.begin(act, *arguments)

@@ -25,7 +25,7 @@ from transfer_queue.net.fd_limits import SPOKEN_LINES, SPOKEN_SECONDS, RateLimit
 from transfer_queue.net.framing import HEADER, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.server.server_connection import OUTPUT_MARK
-from transfer_queue.net.server.server_loop import FRAMES_A_TURN, READ_SIZE, Outgoing, ServerLoop
+from transfer_queue.net.server.server_loop import FRAMES_A_TURN, READ_SIZE, TURN_SECONDS, Outgoing, ServerLoop
 from transfer_queue.net.session import Session
 
 ENCODE = msgspec.msgpack.Encoder().encode
@@ -162,6 +162,29 @@ def test_several_floods_are_served_in_turn(driven: Callable[..., Driven]) -> Non
     served = [len(flood.pull()) for flood in floods]
     assert max(served) - min(served) <= 2 * FRAMES_A_TURN
     assert min(served) >= 7 * FRAMES_A_TURN
+
+
+def test_long_requests_of_one_connection_are_served_in_several_turns(driven: Callable[..., Driven]) -> None:
+    now = 0.0
+
+    class Slow(Ticking):
+        def on_message(self, *arguments: Any) -> Iterable[Outgoing]:
+            nonlocal now
+            now += TURN_SECONDS / 2
+            return super().on_message(*arguments)
+
+    system = driven(service=Slow(), clock=lambda: now)
+    flood, other = system.client(), system.client()
+    flood.push(b"".join(frame(i) for i in range(1, 13)))
+    other.push(frame(1))
+    system.turn()
+    assert len(other.pull()) == 1
+    served = [len(flood.pull())]
+    while sum(served) < 12:
+        system.turn()
+        served.append(len(flood.pull()))
+    assert served[0] <= 6, "a turn reads once, and serves what the turn before has left"
+    assert set(served[1:]) <= {1, 2, 3}
 
 
 def test_who_leaves_his_answers_unread_is_not_read_from(driven: Callable[..., Driven]) -> None:

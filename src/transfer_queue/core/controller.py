@@ -39,6 +39,7 @@ from transfer_queue.core.puts import equal_values, put_handlers, puts_together, 
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
+from transfer_queue.core.queries.wide_lookups import WideLookups
 from transfer_queue.core.reports import explain, sample_report, status, stuck_samples
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
@@ -58,6 +59,7 @@ from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueErro
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.puts import PublishReply
+from transfer_queue.messages.queries import Lookup
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
 
@@ -163,6 +165,7 @@ class Controller:
         )
         self.clears = IncrementalClears()
         self.wide_puts = WidePuts()
+        self.wide_lookups = WideLookups()
         self._wakeups = Wakeups(self.context, self.clears)
         self.context.activity.restore(self.context.connections.grace.clients, state.partitions)
         self._observe_records()
@@ -221,6 +224,8 @@ class Controller:
         try:
             if type(request) in READS:
                 check_epoch(state, request)
+                if type(request) is Lookup and self.wide_lookups.begin(state, caller, request):
+                    return []
                 reply: Any = handler(type(request))(context, caller, request)
                 return [Send(peer, sequence, reply)]
             effects = self.change(caller, request)
@@ -255,6 +260,7 @@ class Controller:
         context.unit_drains.cancel(client, peer)
         context.mirror.drop_connection(peer)
         self.wide_puts.drop_connection(peer)
+        self.wide_lookups.drop_connection(peer)
         context.stores.note_closed(peer, now)
         for unit in context.connections.units_at(peer):
             unit_handlers.forget_unit(context, unit)
@@ -284,7 +290,7 @@ class Controller:
         ]
         if state.aging:
             times += [retention.next_expiry(partition) for partition in state.aging.values()]
-        if self.clears.jobs or context.index_builder or self.wide_puts.jobs:
+        if self.clears.jobs or context.index_builder or self.wide_puts.jobs or self.wide_lookups.jobs:
             times.append(context.now)
         return min([time for time in times if time is not None], default=None)
 
@@ -307,6 +313,7 @@ class Controller:
         effects = self._wakeups.expire(now)
         effects += self.clears.step(context)
         effects += self.wide_puts.step(context, self.change)
+        effects += self.wide_lookups.step(context)
         built = context.index_builder.step(context.state)
         if built is not None:
             context.changes.changes_of(built[0]).tasks.add(built[1])

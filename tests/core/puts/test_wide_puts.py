@@ -169,6 +169,60 @@ def test_others_may_fill_the_chunk_between_the_steps(h: Harness, others: int) ->
     assert [slot for _, slot in (row["f7"] for row in h.lookup(rows, ["f7"]))] == [0, 1]
 
 
+@pytest.mark.parametrize("others", [0, 3, COUNT])
+@pytest.mark.parametrize("keyed", [False, True])
+def test_columns_that_must_be_longer_are_made_in_the_steps(
+    h: Harness, monkeypatch: pytest.MonkeyPatch, others: int, keyed: bool
+) -> None:
+    rows = rows_of(ended(h, h.send(h.publish(12, NAMES))))
+    if others:
+        rows += rows_of(ended(h, h.send(h.publish(2, [f"other{number}" for number in range(others)]))))
+    before = h.lookup(rows[:12], NAMES), h.lookup(rows[12:], [f"other{number}" for number in range(others)])
+
+    def fail(*_: object) -> None:
+        raise AssertionError("columns are enlarged in one step")
+
+    keys = {"keys": [f"k{number}" for number in range(6)]} if keyed else {}
+    with monkeypatch.context() as patched:
+        patched.setattr(wide_columns.WideColumns, "with_capacity", fail)
+        new = rows_of(ended(h, h.send(h.publish(6, NAMES, **keys))))
+    (chunk,) = h.state.partitions["p"].rows.chunks.values()
+    assert chunk.capacity == 32
+    assert chunk.longer is None
+    assert {len(column) for columns in chunk.field.values() for column in columns} == {32}
+    assert (h.lookup(rows[:12], NAMES), h.lookup(rows[12:], [f"other{number}" for number in range(others)])) == before
+    assert [set(row) for row in h.lookup(new, NAMES)] == [set(NAMES)] * 6
+
+
+@pytest.mark.parametrize("steps", range(10))
+@pytest.mark.parametrize("change", ["put", "field", "grow", "clear", "drop", "gone", "save"])
+def test_others_use_columns_that_are_becoming_longer(h: Harness, steps: int, change: str) -> None:
+    rows = rows_of(ended(h, h.send(h.publish(15, NAMES))))
+    sequence = h.send(h.publish(2, NAMES))
+    for _ in range(steps):
+        h.tick(h.now)
+    if change in ("put", "field", "grow"):
+        h.put(40 if change == "grow" else 1, ["new" if change == "field" else "f3"], name="other")
+    elif change == "clear":
+        h.clear(rows[3:5])
+        del rows[3:5]
+    elif change == "drop":
+        h.ask(ClearPartition("p"), "other")
+        rows = []
+    elif change == "save":
+        h.check_saving()
+    else:  # the put never comes
+        old = h.client("w").peer
+        h.connect("w")
+        h.disconnect("w", old)
+        sequence = h.send(h.publish(2, NAMES))
+    rows += rows_of(ended(h, sequence))
+    assert [set(row) for row in h.lookup(rows, NAMES)] == [set(NAMES)] * len(rows)
+    rows += rows_of(ended(h, h.send(h.publish(40, NAMES))))
+    assert [set(row) for row in h.lookup(rows, NAMES)] == [set(NAMES)] * len(rows)
+    h.replay()
+
+
 def test_repeated_puts_of_the_same_fields_use_the_columns_of_the_last_one(h: Harness) -> None:
     last: dict[int, object] = {}
     rows: list[int] = []

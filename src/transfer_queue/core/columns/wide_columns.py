@@ -62,21 +62,27 @@ class ChunkFields(Protocol):
     capacity: int
     field: dict[str, Columns]
     wide: list[WideColumns]
+    longer: PreparedColumns | None
+    """Columns for the next capacity of the chunk."""
 
 
 class PreparedColumns:
     """The columns of the fields of some blocks in the chunk of the put's rows, as rows of one matrix for each block.
 
     Columns that the chunk has are moved into the matrix while it is made. The chunk gets the other columns with the
-    put.
+    put. If the put increases the capacity of the chunk, all columns of the chunk are moved into longer ones; until the
+    put, the chunk has only their beginnings.
     """
 
-    def __init__(self, schemas: Iterable[list[FieldSpec]], chunk: ChunkFields | None, capacity: int) -> None:
+    def __init__(self, schemas: Sequence[list[FieldSpec]], chunk: ChunkFields | None, capacity: int) -> None:
         """`chunk` is None if it does not exist yet; `capacity` is that of the chunk when the put is applied."""
         self._capacity = capacity
+        self._before = capacity if chunk is None else chunk.capacity
         self._wides: list[WideColumns] = []
-        self._unmade = deque(schemas)
-        """The schemas of the blocks whose columns are not all made."""
+        self._unmade: deque[tuple[Sequence[FieldSpec] | None, list[str]]] = deque(
+            (schema, [spec.name for spec in schema]) for schema in schemas
+        )
+        """The schemas and fields of the blocks whose columns are not all made; without a schema: other fields."""
         self._done = 0
         """The number of fields of the first of them whose columns are made."""
         self._chunk = chunk
@@ -85,6 +91,11 @@ class PreparedColumns:
         self._count = len(self._field)
         self.unused = self._field
         """The dict of columns that is not needed after the put: this one, or the one that it replaces."""
+        if chunk is not None and self._before != capacity and self._count > sum(map(len, schemas)):
+            put = {name for _, names in self._unmade for name in names}
+            others = [name for name in chunk.field if name not in put]
+            if len(others) >= MANY_FIELDS:
+                self._unmade.append((None, others))
 
     def make(self, count: int, rows: slice) -> bool:
         """Make the columns of up to `count` more fields of one block. Returns whether these were the last.
@@ -94,9 +105,10 @@ class PreparedColumns:
             rows: Where the put's rows will be in the chunk; the system allocates their memory now.
         """
         if not self._done:
-            self._wides.append(WideColumns([spec.name for spec in self._unmade[0]], self._capacity))
-            self._wides[-1].schema = self._unmade[0]
-        wide, chunk = self._wides[-1], self._chunk
+            schema, names = self._unmade[0]
+            self._wides.append(WideColumns(names, self._capacity))
+            self._wides[-1].schema = schema
+        wide, chunk, before = self._wides[-1], self._chunk, self._before
         stop = self._done + count
         wide.touch(self._done, stop, rows)
         for name, columns in wide.columns(self._done, stop):
@@ -104,12 +116,16 @@ class PreparedColumns:
             held = None if chunk is None else chunk.field.get(name)
             if chunk is not None and held is not None:
                 chunk.wide = []  # a matrix that lost a column cannot be used as a whole any more
+                if before != self._capacity:
+                    columns = columns[0][:before], columns[1][:before]
                 columns[0][:], columns[1][:] = held
                 chunk.field[name] = columns
         self._done = stop
         if stop >= len(wide.names):
             self._unmade.popleft()
             self._done = 0
+        if not self._unmade and chunk is not None and before != self._capacity:
+            chunk.longer = self
         return not self._unmade
 
     def is_current(self, chunk: ChunkFields | None) -> bool:
@@ -117,11 +133,11 @@ class PreparedColumns:
         if chunk is None or self._base is None:
             return chunk is self._chunk
         same = chunk.field is self._base and len(chunk.field) == self._count
-        return same and chunk.capacity == self._capacity
+        return same and chunk.capacity == self._before
 
-    def install(self, chunk: ChunkFields) -> None:
-        """Give the columns to the chunk if they are prepared for it."""
-        is_new = self._base is None and not chunk.field and chunk.capacity == self._capacity
-        if is_new or (chunk is self._chunk and self.is_current(chunk)):
+    def install(self, chunk: ChunkFields, capacity: int) -> None:
+        """Give the columns to the chunk if they are prepared for it and for this capacity."""
+        is_new = self._base is None and not chunk.field
+        if capacity == self._capacity and (is_new or (chunk is self._chunk and self.is_current(chunk))):
             self.unused, chunk.field, self._base = chunk.field, self._field, {}
             chunk.wide += self._wides

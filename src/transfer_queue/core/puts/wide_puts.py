@@ -177,11 +177,9 @@ class WidePut:
             self._make_names(partition)
             self.named = True
             return False
-        if chunk is not None and capacity != chunk.capacity:
-            chunk.grow(capacity)
-            return False
         schemas = [block.schema for block in prepared.blocks if len(block.schema) >= MANY_FIELDS]
-        if not schemas or (chunk is not None and all(chunk.wide_columns(schema) is not None for schema in schemas)):
+        fits = chunk is not None and capacity == chunk.capacity
+        if not schemas or (chunk is not None and fits and all(map(chunk.wide_columns, schemas))):
             return True
         prepared.columns = PreparedColumns(schemas, chunk, capacity)
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -13,28 +14,35 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages.descriptors import NESTED, SEPARATOR, Blocks, Placement, parents
+from transfer_queue.messages.descriptors import NESTED, SEPARATOR, Blocks, FieldType, Placement, parents
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 
 # For the rows of a field: their block numbers (i8), and their row numbers inside these blocks (i4).
 Places = tuple[np.ndarray, np.ndarray]
+# The block numbers and row numbers as bytes -> the fields whose values are there.
+Alike = dict[tuple[bytes, bytes], list[str]]
 
 
 @handles(Lookup, reads=True)
 def handle_lookup(context: ControllerContext, caller: Caller, request: Lookup) -> AnyReply:
-    """Reply with the locations of the values of rows or keys."""
-    partition = context.state.partitions.get(request.partition)
+    """Reply with the locations of the values of rows or keys. `core.queries.wide_lookups` handles very many fields."""
+    return locate(context.state, request)
+
+
+def locate(state: State, request: Lookup) -> LookupReply:
+    """Return the locations of the values of rows or keys."""
+    partition = state.partitions.get(request.partition)
     if request.rows is not None:
-        return _locate_rows(context.state, partition, request, indexes_in(request.rows))
+        return _locate_rows(state, partition, request, indexes_in(request.rows))
     keys = {} if partition is None else partition.keys
     asked = request.keys or []
     positions = np.array([p for key in asked if (p := keys.get(key)) is not None], "i8")
-    reply = _locate_keys(context.state, partition, request, asked, positions)
+    reply = _locate_keys(state, partition, request, asked, positions)
     if not request.versions:
         return reply
     versions = b"" if partition is None else partition.changes.versions_of(positions).tobytes()
-    return msgspec.structs.replace(reply, versions=versions, epoch=context.state.epoch)
+    return msgspec.structs.replace(reply, versions=versions, epoch=state.epoch)
 
 
 def _locate_keys(
@@ -71,7 +79,7 @@ def _locate_rows(state: State, partition: Partition | None, request: Lookup, row
         places = _common_places(partition, positions, None)
     else:
         names = list(dict.fromkeys(request.fields))
-        places = _places(partition, positions, with_nested(partition, names))
+        places = places_of_fields(partition, positions, with_nested(partition, names))
         for name in set(places).difference(names):  # nested fields that not all of these rows have
             if np.count_nonzero(places[name][0]) < len(positions):
                 del places[name]
@@ -108,7 +116,7 @@ def _common_places(
     names = asked if wanted is None else with_nested(partition, asked)
     told = set(asked)
     common, count = {}, len(positions)
-    for name, found in _places(partition, positions, names).items():
+    for name, found in places_of_fields(partition, positions, names).items():
         having = int(np.count_nonzero(found[0]))
         if having == count:
             common[name] = found
@@ -132,7 +140,7 @@ def with_nested(partition: Partition, names: list[str]) -> list[str]:
     return list(dict.fromkeys([*names, *inside, *around])) if nested or around else names
 
 
-def _places(partition: Partition, positions: np.ndarray, names: Iterable[str]) -> dict[str, Places]:
+def places_of_fields(partition: Partition, positions: np.ndarray, names: Iterable[str]) -> dict[str, Places]:
     """Return the locations of the values of these fields; block 0 for a row without a value."""
     parts = list(partition.rows.split(positions))
     if len(parts) == 1 and isinstance(parts[0][3], slice):  # all rows are in one chunk
@@ -157,24 +165,31 @@ def _places(partition: Partition, positions: np.ndarray, names: Iterable[str]) -
 def _reply_with_places(
     state: State, partition: Partition, count: int, places: Mapping[str, Places], request: Lookup
 ) -> LookupReply:
+    alike: Alike = {}
+    for name, (numbers, slots) in places.items():
+        alike.setdefault((numbers.tobytes(), slots.tobytes()), []).append(name)
+    types = [partition.fields[name].to_field_type() for name in places]
+    return reply_with(state, count, alike, types, request)
+
+
+def reply_with(state: State, count: int, alike: Alike, types: list[FieldType], request: Lookup) -> LookupReply:
+    """Return the reply with these locations."""
+
     def described(blocks: np.ndarray) -> Blocks:
         if request.near or request.avoid:
             return state.blocks.describe_for(blocks, request.near, request.avoid)
         return state.blocks.describe(blocks)
 
-    alike: dict[tuple[bytes, bytes], list[str]] = {}
-    for name, (numbers, slots) in places.items():
-        alike.setdefault((numbers.tobytes(), slots.tobytes()), []).append(name)
-    types = [partition.fields[name].to_field_type() for name in places]
     if all(numbers == numbers[:8] * count for numbers, _ in alike):
         # The rows of each field are in one block. Python numbers are faster than arrays here.
-        blocks = sorted({int(places[names[0]][0][0]) for names in alike.values()})
+        firsts = [int.from_bytes(numbers[:8], sys.byteorder) for numbers, _ in alike]
+        blocks = sorted(set(firsts))
         placements = [
-            Placement(names, blocks.index(int(places[names[0]][0][0])).to_bytes(4, "little") * count, slots)
-            for (_, slots), names in alike.items()
+            Placement(names, blocks.index(first).to_bytes(4, "little") * count, slots)
+            for first, ((_, slots), names) in zip(firsts, alike.items())
         ]
         return LookupReply(count, types, described(np.array(blocks, "i8")), placements)
-    named = np.concatenate([places[names[0]][0] for names in alike.values()])
+    named = np.frombuffer(b"".join(numbers for numbers, _ in alike), "i8")
     if (named[1:] > named[:-1]).all():  # each row and placement has its own block, in the order of the puts
         unique, inverse = named, np.arange(len(named), dtype="i4")
     else:

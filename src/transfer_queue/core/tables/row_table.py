@@ -29,7 +29,7 @@ from transfer_queue.core.columns.schema import (
     scalar,
 )
 from transfer_queue.core.columns.tag_columns import ChunkTags
-from transfer_queue.core.columns.wide_columns import Columns, WideColumns
+from transfer_queue.core.columns.wide_columns import PreparedColumns, WideColumns
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.tag_table import SentTags, TagTable
@@ -37,7 +37,6 @@ from transfer_queue.messages.tag_table import SentTags, TagTable
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
 MASK = CHUNK - 1
-NO_COLUMNS: Columns = (np.zeros(0, "i8"), np.zeros(0, "i4"))
 CONSUMED, CLAIMED = 1, 2  # the states of a row for a task; 0: neither
 
 Indexer = Any  # int | slice | np.ndarray: where in a chunk, or where in the caller's arrays
@@ -195,6 +194,8 @@ class Chunk(Persisted):
         super().__init__()
         self.wide: list[WideColumns] = []
         """Columns of `field` that were made together, as rows of one matrix. Derived."""
+        self.longer: PreparedColumns | None = None
+        """Columns for the next capacity, in which those of `field` are already. Derived."""
         self.keys: list[str | None] | None = None
         """The key of each row, None if it has none. The partition saves them, in the order of their creation."""
         self._tags: ChunkTags | None = None
@@ -208,15 +209,12 @@ class Chunk(Persisted):
         """Increase the capacity of every column to at least `size` rows."""
         if size <= self.capacity:
             return
-        self.capacity = capacity_for(self.capacity, size)
-        self.wide = [wide.with_capacity(self.capacity) for wide in self.wide]
-        field = dict.fromkeys(self.field, NO_COLUMNS)  # keeps their order
-        for wide in self.wide:
-            field.update(wide.columns())
-        for name, columns in field.items():
-            if columns is NO_COLUMNS:
-                field[name] = _FIELD.grow_array(self.field[name], self.capacity)
-        self.field = field
+        capacity = capacity_for(self.capacity, size)
+        if self.longer is not None:
+            self.longer.install(self, capacity)
+            self.longer = None
+        self.capacity = capacity
+        self._grow_fields()
         for column in _PER_ROW.values():
             column.grow(self)
         self.numbers = {tag: self._grow_column(n) for tag, n in self.numbers.items()}
@@ -224,6 +222,15 @@ class Chunk(Persisted):
             self.keys += [None] * (self.capacity - len(self.keys))
         if self._tags is not None:
             self._tags.grow(self.capacity)
+
+    def _grow_fields(self) -> None:
+        """Make the columns of the fields as long as the capacity, except for those that are prepared."""
+        for place, wide in enumerate(self.wide):
+            if wide.capacity != self.capacity:
+                self.wide[place] = grown = wide.with_capacity(self.capacity)
+                self.field.update(grown.columns())
+        for name in self.single_fields():
+            self.field[name] = _FIELD.grow_array(self.field[name], self.capacity)
 
     def _grow_column(self, column: np.ndarray) -> np.ndarray:
         out = np.full(self.capacity, math.nan)

@@ -54,7 +54,7 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
         if put.tags is not None:
             partition.put_tags(key, slice(first, last), put.tags, slice(before, done))
         if prepared is not None and prepared.columns is not None:
-            prepared.columns.install(chunk)
+            prepared.columns.install(chunk, chunk.capacity)
         for number, block in enumerate(blocks, put.block_number):
             _set_new_values(partition, chunk, at, number, block, before, done)
         if told:
@@ -149,7 +149,7 @@ def publish(partition: Partition, positions: np.ndarray, put: Published) -> None
     prepared = partition.blocks.prepared
     if prepared is not None and prepared.columns is not None:
         for _, chunk, _, _ in parts:
-            prepared.columns.install(chunk)
+            prepared.columns.install(chunk, chunk.capacity)
     for number, block in enumerate(blocks, put.block_number):
         values = len(positions) if block.slots is None else _count_slots(block.slots)
         partition.blocks.add(number, put.writer, block, values * len(block.schema), partition.number)

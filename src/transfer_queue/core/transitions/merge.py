@@ -158,23 +158,31 @@ class _Merge:
             rows.append(state.next_index, chunk.size)
             state.next_index += chunk.size
         rows.end = source.end
-        apply_clears.clear_rows(self._target, np.setdiff1d(rows.live_positions(), self._from))
+        cleared = np.ones(rows.end, bool)
+        cleared[self._from] = False
+        made = rows.live_positions()
+        apply_clears.clear_rows(self._target, made[cleared[made]])
         return self._from
 
     def _copy_names(self) -> None:
         """Copy the keys and tags."""
-        target = self._target
-        place = dict(zip(self._from.tolist(), self._to.tolist(), strict=True))
-        for name, position in self._source.keys.items():
-            there = target.keys[name] = place[position]
-            target.rows.chunks[there >> CHUNK_BITS].key_list()[there & ((1 << CHUNK_BITS) - 1)] = name
+        target, keys = self._target, self._source.keys
+        names, places = np.empty(len(keys), object), self._moved(np.fromiter(keys.values(), "i8", len(keys)))
+        names[:] = list(keys)
+        target.keys.update(zip(keys, places.tolist(), strict=True))
+        for _, chunk, at, where in target.rows.split(places):
+            listed = np.empty(chunk.capacity, object)
+            listed[:] = chunk.key_list()
+            listed[at] = names[where]
+            chunk.keys = listed.tolist()
         tags = self._source.packed_tags_of(self._from)
         if tags is not None:
             target.set_tags(self._to, tags if isinstance(tags, TagTable) else [*tags], replace=False)
 
     def _copy_groups(self) -> None:
         """Make the samples members of their declared groups. Members that are not loaded may still be put."""
-        groups, place = self._source.groups, dict(zip(self._from.tolist(), self._to.tolist(), strict=True))
+        groups = self._source.groups
+        place = dict(zip(self._from.tolist(), self._to.tolist(), strict=True)) if groups.declared else {}
         for group in groups.declared.values():
             members = [place[member] for member in group.members if member in place]
             self._target.join([group.name] * len(members), members)

@@ -16,8 +16,9 @@ connection and is counted:
 
 The loop never blocks: it writes as much as a socket takes, and the rest when the socket is writable. The output of a
 turn is sent at its end, after `commit`, in which a journal records the changes first. A connection cannot delay the
-others for long: a turn serves FRAMES_A_TURN messages of each connection, and the loop does not read from a connection
-that leaves more than OUTPUT_MARK bytes of its replies unread, so that its further messages wait in its own socket.
+others for long: a turn serves FRAMES_A_TURN messages of each connection, or fewer if these take TURN_SECONDS, and the
+loop does not read from a connection that leaves more than OUTPUT_MARK bytes of its replies unread, so that its further
+messages wait in its own socket.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ READ_SIZE = 1 << 16
 LARGE_READ = 1 << 20
 FRAMES_A_TURN = 16
 """Messages of one connection that a turn serves."""
+TURN_SECONDS = 0.001
+"""After this time, no further message of the connection is served in the turn."""
 ACCEPTS_AT_ONCE = 64
 ACCEPT_PAUSE = 0.5
 """Seconds without accepting after the system had no descriptor left."""
@@ -516,7 +519,7 @@ class ServerLoop:
         self._drop(largest)
 
     def _serve_inbox(self, peer: ServerConnection) -> None:
-        """Serve the messages of a connection that have arrived, at most FRAMES_A_TURN."""
+        """Serve the messages of a connection that have arrived, at most FRAMES_A_TURN, or those of TURN_SECONDS."""
         inbox = peer.inbox
         if not inbox:
             return
@@ -527,6 +530,8 @@ class ServerLoop:
                     break  # the peer does not read its replies, or was dropped
                 body, payload = inbox.popleft()
                 self._queue(self._service.on_message(peer.number, body, payload, now))
+                if inbox and self._clock() - now > TURN_SECONDS:
+                    break
         except ProtocolError as error:
             self._break(peer, error)
         except Exception:
