@@ -34,6 +34,7 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.descriptors import MEMORY
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.reports.store_reports import CheckExtents, CheckStore, ReportStoreServer
 from transfer_queue.messages.reports.unit_reports import (  # fmt: skip
     DrainFinished,
@@ -68,6 +69,7 @@ from transfer_queue.testing.simulated_locks import SimulatedSlots
 
 CLOCK = ClockIdentity(b"simulated system", 0.0)
 RECONNECT_SECONDS = 0.1  # between two attempts of a unit to connect to the controller
+TURN_SECONDS = 0.005  # in which the puts of several clients arrive in one turn of the controller
 STOPPED_SECONDS = 0.1  # between two checks whether the controller runs
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -90,6 +92,9 @@ class FaultyCluster(Cluster):
     lost_values: The number of values that were lost with them.
     on_cut, on_loaded: Called with the time of a checkpoint when its state is taken, and when it is loaded.
     """
+
+    gathers_puts = True
+    """Whether puts that arrive within TURN_SECONDS are handed to the controller together."""
 
     def __init__(
         self,
@@ -121,6 +126,7 @@ class FaultyCluster(Cluster):
         self._sampler = sampler or SequentialSampler()
         self._of: dict[int, tuple[str, Target]] = {}  # connection -> its client and its server
         self._unopened: list[tuple[str, Target, int]] = []
+        self._gathered: list[tuple[str, int, RequestEnvelope]] = []  # puts that have arrived in this turn
         self._by_number: dict[int, Place] = {}
         self._journal: Journal | None = None
         self._unsaved = 0  # records since the start of the last snapshot
@@ -252,6 +258,8 @@ class FaultyCluster(Cluster):
     def _kill(self, target: Target) -> None:
         """Kill a server."""
         self.crashes += 1
+        if target == CONTROLLER:
+            self._gathered.clear()
         for connection, (_, of) in list(self._of.items()):
             own = of == target and (target != CONTROLLER or self._is_own(connection))
             if own and all(connection != waiting for _, _, waiting in self._unopened):
@@ -471,6 +479,33 @@ class FaultyCluster(Cluster):
             super()._return_result(began, action)
 
     def _deliver_to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
+        if type(envelope.body) is Publish and self.gathers_puts:
+            if any(name == other for other, _, _ in self._gathered):
+                self._serve_puts()
+            if not self._gathered:
+                self.later(TURN_SECONDS, partial(self._end_turn, self.controller))
+            self._gathered.append((name, connection, envelope))
+            return
+        self._serve_puts()
+        self._serve(name, connection, envelope)
+
+    def _end_turn(self, began: Controller) -> None:
+        """Serve the puts that have arrived in a turn, unless the controller was killed meanwhile."""
+        if self.controller is began and CONTROLLER in self.stopped:
+            self.later(STOPPED_SECONDS, partial(self._end_turn, began))
+        elif self.controller is began:
+            self._serve_puts()
+
+    def _serve_puts(self) -> None:
+        """Serve the puts that have arrived in this turn, as `ControllerService.serve_puts` does."""
+        puts, self._gathered = self._gathered, []
+        if len(puts) > 1:
+            self._run_core_effects(self.controller.handle_puts(puts, self._controller_now))
+        else:
+            for put in puts:
+                self._serve(*put)
+
+    def _serve(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
         if isinstance(envelope.body, ExtentsGone):
             self._check_gone(envelope.body)
         if not isinstance(envelope.body, RegisterUnit):
@@ -630,7 +665,13 @@ class FaultyCluster(Cluster):
         for report in self.units[place.index].repeat_reports():
             self._say(place, report.body)
 
+    def _on_disconnect(self, name: str, target: Target, connection: int) -> None:
+        if target == CONTROLLER:
+            self._serve_puts()
+        super()._on_disconnect(name, target, connection)
+
     def _left(self, name: str, link: int) -> None:
+        self._serve_puts()
         self._run_core_effects(self.controller.on_disconnect(name, link, self._controller_now))
 
     def _deliver_to_unit(

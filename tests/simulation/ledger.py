@@ -76,6 +76,7 @@ class Sample:
     sure: For each field, the oldest version that a read may return.
     cleared: It may be cleared.
     surely_cleared: It is cleared.
+    clears: The number of clears that were sent and have not succeeded so far.
     acked: For each task, how often it was acknowledged.
     maybe: For each task, how often an acknowledgement was sent, with any outcome.
     """
@@ -91,6 +92,7 @@ class Sample:
     flying: dict[str, dict[int, Write]] = field(default_factory=dict)
     cleared: bool = False
     surely_cleared: bool = False
+    clears: int = 0
     acked: dict[str, int] = field(default_factory=dict)
     maybe: dict[str, int] = field(default_factory=dict)
 
@@ -162,7 +164,7 @@ class Ledger:
                 continue
             now.there = False if now.refused else then.there
             # a clear or a put that is in flight may be applied later
-            now.cleared = then.cleared or (now.cleared and not now.surely_cleared)
+            now.cleared = then.cleared or now.clears > 0
             now.surely_cleared = then.surely_cleared
             now.sure, now.acked, now.maybe = dict(then.sure), dict(then.acked), dict(then.maybe)
         self.batches = dict(cut.batches)
@@ -231,12 +233,15 @@ class Ledger:
         """Record that a clear of these samples starts; return the epoch."""
         for number in numbers:
             self.samples[number].cleared = True
+            self.samples[number].clears += 1
         return self.epoch
 
     def cleared(self, numbers: Iterable[int], epoch: int) -> None:
-        """They are."""
-        for number in numbers if epoch == self.epoch else ():
-            self.samples[number].surely_cleared = True
+        """Record that a clear of these samples has succeeded. epoch: The result of `clearing`."""
+        for number in numbers:
+            self.samples[number].clears -= 1
+            if epoch == self.epoch:
+                self.samples[number].surely_cleared = True
 
     # ------------------------------------------------------------ reads
 

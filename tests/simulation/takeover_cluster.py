@@ -81,6 +81,8 @@ class TakeoverCluster(FaultyCluster):
     """
 
     host: ControllerHost
+    gathers_puts = False
+    """A turn is one event, at whose points a host may be frozen."""
 
     def __init__(self, folder: Path, seed: int = 0, *others: Any, **more: Any) -> None:
         self._host_of: dict[int, ControllerHost] = {}  # connection to a controller -> its host
@@ -315,7 +317,8 @@ class TakeoverCluster(FaultyCluster):
     def _before_check(self) -> None:
         """Take a snapshot as `Journaling.commit` does, and perhaps stop before the check of the term."""
         turn = self.host.turn
-        if turn is not None:
+        assert self._journal is not None
+        if turn is not None and self._journal._segment.committed:
             self._snapshot_if_due(turn.records)
             turn.records = 0
             self._point("written")
