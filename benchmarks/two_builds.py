@@ -5,6 +5,10 @@
 BEFORE and AFTER are folders that contain the package `transfer_queue` (such as `src` of a checkout), or interpreters of
 environments in which it is installed. Each has a system and a client of its own; the rounds of the two alternate, and
 those of a bare UNIX socket are between them. The result is the median of the rounds' medians.
+
+On a virtual machine with few cores, start it as `taskset -c 1 python -m benchmarks.two_builds ...`. Otherwise the
+kernel chooses, for seconds at a time, whether client and controller share a core. If they do not, a round trip and the
+processor time of both take up to twice as long.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from benchmarks.harness.systems import System, Worker, raw_socket, system
 from transfer_queue import interface as tq
 
 BATCH = Payload("dense", 64, 3, 64)
+KEYS = BATCH.keys
 PUT, PUTS = 8192, 16
 """Rows of a put, and the number of such puts, of which claims take 32."""
 BYTES = (300, 100)
@@ -37,7 +38,7 @@ MEASURES = {"empty round trip": 400, "put of a row": 200, "put of 64 rows x 3 fi
 def first_get(partition: str) -> float:
     """Return the seconds of a get of 64 rows in a new client. Runs in a worker."""
     client = tq.get_client()
-    return clocked(client.kv_batch_get, BATCH.keys, partition)
+    return clocked(client.kv_batch_get, KEYS, partition)
 
 
 class Rounds:
@@ -56,7 +57,7 @@ class Rounds:
             "get of 64 rows x 3 fields": self._get_batch,
             "claim of 32": self._claim,
         }
-        tq.kv_batch_put(BATCH.keys, "kept", self._batch, self._tags)
+        tq.kv_batch_put(KEYS, "kept", self._batch, self._tags)
         for number in range(1 if quick else PUTS):
             numbers = torch.arange(number * PUT, (number + 1) * PUT, dtype=torch.int32)
             tq.get_client().put(TensorDict(dict.fromkeys(("x", "y"), numbers), [PUT]), partition_id="claimed")
@@ -67,10 +68,10 @@ class Rounds:
 
     def _put_batch(self) -> None:
         number = next(self._number)
-        tq.kv_batch_put([f"{key}-{number}" for key in BATCH.keys], "batches", self._batch, self._tags)
+        tq.kv_batch_put([f"{key}-{number}" for key in KEYS], "batches", self._batch, self._tags)
 
     def _get_batch(self) -> None:
-        tq.kv_batch_get(BATCH.keys, "kept")
+        tq.kv_batch_get(KEYS, "kept")
 
     def _claim(self) -> None:
         tq.get_client().get_meta(["x", "y"], 32, "claimed", task_name="train")

@@ -15,7 +15,6 @@ first one.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
@@ -224,15 +223,19 @@ class Session:
     def _take_reads(self) -> list[ValueRead]:
         now = self.clock()
         found: list[ValueRead] = []
-        with contextlib.suppress(IndexError):  # another thread may take them as well
-            while len(found) < READS:
+        while self._reads and len(found) < READS:
+            try:
                 began, ended, partition, fields, rows, nbytes = self._reads.popleft()
-                found.append(ValueRead(now - ended, ended - began, partition, fields, rows, nbytes))
+            except IndexError:  # another thread may take them as well
+                break
+            found.append(ValueRead(now - ended, ended - began, partition, fields, rows, nbytes))
         return found
 
     def _take_news(self) -> list[tuple[int, int]]:
         """Return runs of finished sequences that have grown since an envelope named them, at most FINISHED_RUNS."""
-        firsts = list(islice(self._news, FINISHED_RUNS)) if self._news else []
+        if not self._news:
+            return []
+        firsts = list(islice(self._news, FINISHED_RUNS))
         for first in firsts:
             del self._news[first]
         return [(first, self._run_ends[first]) for first in firsts]

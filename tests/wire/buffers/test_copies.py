@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from differential import differential
 from transfer_queue.wire.buffers import copies
-from transfer_queue.wire.buffers.copies import allocate, copy_all, copy_bytes, gather_pieces, run_in_parts
+from transfer_queue.wire.buffers.copies import address_of, allocate, copy_all, copy_bytes, gather_pieces, run_in_parts
 
 MEMORY = np.random.default_rng(0).integers(0, 256, 1 << 16, dtype=np.uint8)
 
@@ -255,3 +255,11 @@ def test_after_a_fork():
         everything()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "array", [MEMORY, MEMORY[100:200], MEMORY[::3], MEMORY[:0], np.frombuffer(b"read-only", np.uint8)],
+    ids=["whole", "part", "strided", "empty", "read-only"],
+)  # fmt: skip
+def test_the_address_of_any_array_is_that_of_its_first_byte(array):
+    assert address_of(array) == array.ctypes.data

@@ -16,12 +16,12 @@ from transfer_queue.messages.tag_table import SentTags, StoredTags, TagTable
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE, FieldColumn, promote_dtypes
 from transfer_queue.wire.blocks.encode import EncodedBlock
-from transfer_queue.wire.blocks.row_addressing import decode_guard
+from transfer_queue.wire.blocks.row_addressing import SERVER_REPLY
 from transfer_queue.wire.objects.object_values import decode_tag_value
 from transfer_queue.wire.objects.tag_rows import TagRows
 
 
-@decode_guard("a server's reply")
+@SERVER_REPLY
 def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> BatchMeta:
     """Return the BatchMeta of the rows of a reply; if it has no rows, an empty BatchMeta with the known fields."""
     rows = np.frombuffer(reply.rows, "<i8")
@@ -100,7 +100,7 @@ def tags_of_new(sent: SentTags) -> StoredTags:
     ]
 
 
-@decode_guard("a server's reply")
+@SERVER_REPLY
 def tags(stored: StoredTags | None, rows: int, allow_pickle: bool) -> list[dict[str, Any]] | TagRows | None:
     """Return the tags of a reply, decoded, or None. If they are a list, they are decoded in place.
 
@@ -127,7 +127,7 @@ def tag_list(stored: StoredTags | None, rows: int, allow_pickle: bool) -> list[d
     return found.to_list() if isinstance(found, TagRows) else found
 
 
-@decode_guard("a server's reply")
+@SERVER_REPLY
 def status(reply: StatusReply, fields: int | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return (int64 indexes, int8 matrix [rows, fields]); (None, None) if the partition or a field is unknown.
 

@@ -25,7 +25,7 @@ from transfer_queue.messages.reports.samples import (
     StuckReport,
     StuckSample,
 )
-from transfer_queue.wire.blocks.row_addressing import decode_guard
+from transfer_queue.wire.blocks.row_addressing import SERVER_REPLY
 from transfer_queue.wire.objects.object_values import decode_tag_value
 
 MAX_HISTORY = 32
@@ -104,7 +104,7 @@ class ReportPages:
         )
 
 
-@decode_guard("a server's reply")
+@SERVER_REPLY
 def _tag_value(value: Any, allow_pickle: bool) -> Any:
     try:
         return decode_tag_value(value, allow_pickle=allow_pickle)

@@ -7,11 +7,11 @@ import numpy as np
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.blocks.row_addressing import decode_guard
+from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY
 from transfer_queue.wire.buffers.block_layout import columns
 
 
-@decode_guard("the reply of a lookup")
+@LOOKUP_REPLY
 def merge_lookups(replies: list[LookupReply], positions: list[np.ndarray]) -> LookupReply:
     """Return one lookup whose row positions[i][j] is row j of replies[i]. All must have the same fields."""
     count = sum(reply.count for reply in replies)

@@ -46,7 +46,7 @@ from transfer_queue.wire.blocks.shared_rows import (
     rows_of_one_value,
 )
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES, MIXED_RANK, align
-from transfer_queue.wire.buffers.copies import U8, Copies, allocate, copy_all
+from transfer_queue.wire.buffers.copies import U8, Copies, address_of, allocate, copy_all
 from transfer_queue.wire.buffers.tensor_conversion import tensors_of
 from transfer_queue.wire.buffers.tensors import NAMES, dtype_name, is_carriable, to_host
 from transfer_queue.wire.objects.extensions import Buffer
@@ -149,7 +149,7 @@ class EncodedBlock:
         array: U8 = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, np.uint8)
         if array.nbytes < self.nbytes or not array.flags.writeable or not array.flags.c_contiguous:
             raise ValueError(f"a block needs {self.nbytes} contiguous writable bytes, got an array of {array.nbytes}")
-        address = int(array.ctypes.data)
+        address = address_of(array)
         later: Copies = []
         for start, source in self._sources:
             source.write(array, address, start, later)
@@ -175,7 +175,7 @@ class EncodedBlock:
             staged = allocate(end - begin)
             later: Copies = []
             for start, part in some:
-                part.write(staged, int(staged.ctypes.data), start - begin, later)
+                part.write(staged, address_of(staged), start - begin, later)
             copy_all(later)
             memory[begin:end].copy_(torch.from_numpy(staged))
 
@@ -252,9 +252,9 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
                     f"field {name!r} must have the value of one sample, got a nested tensor; put its rows as a batch"
                 )
             tensor = _checked(_name(name), 0, value)
-            shape = tuple(tensor.shape)
-            spec = _spec(name, "tensor", NAMES[tensor.dtype], len(shape), False)
-            columns.append((spec, struct.pack(f"<{len(shape)}q", *shape), tensor.nbytes, _dense(tensor), None))
+            spec = _spec(name, "tensor", NAMES[tensor.dtype], tensor.ndim, False)
+            dims = struct.pack(f"<{tensor.ndim}q", *tensor.shape)
+            columns.append((spec, dims, tensor.nbytes, _dense(tensor), None))
         else:
             columns.append(_objects(_name(name), [_unwrap(value)], allow_pickle, False))
     return EncodedBlock(1, columns)

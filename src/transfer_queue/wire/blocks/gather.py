@@ -23,7 +23,7 @@ from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.contiguous_rows import RowRun, row_runs, some_row_runs
 from transfer_queue.wire.blocks.device_memory import DeviceArena
 from transfer_queue.wire.blocks.remote_ranges import HERE
-from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, decode_guard, locate_rows, with_dtype
+from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, FieldRows, Memory, locate_rows, with_dtype
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
 from transfer_queue.wire.buffers.copies import LARGEST, U8, Copies, allocate, copy_all
 from transfer_queue.wire.buffers.jagged import JaggedOffsets, offsets_of_lengths
@@ -39,6 +39,7 @@ from transfer_queue.wire.objects.object_decoder import decode_object
 
 I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
+LAYOUTS = get_args(Layout)
 LEAST_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
 Views = Callable[[int, int, int], U8 | torch.Tensor | None]
@@ -80,9 +81,9 @@ def gather(
             a writer has reused the space.
         UncarriableValueError: A value was pickled, and `allow_pickle` is false.
     """
-    if layout not in get_args(Layout):
-        raise InvalidArgumentError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}")
-    with decode_guard("the reply of a lookup"):
+    if layout not in LAYOUTS:
+        raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    with LOOKUP_REPLY:
         later: Copies = []
         if views is not None and not isinstance(memory, DeviceArena):
             columns = _viewed_columns(reply, memory, layout, shared, allow_pickle, views, later)
@@ -105,7 +106,7 @@ def gather_objects(reply: LookupReply, memory: Memory, *, allow_pickle: bool = T
     In the place of an object that cannot be decoded there is an `UnreadableObject`. For arguments and other errors see
     `gather`.
     """
-    with decode_guard("the reply of a lookup"):
+    with LOOKUP_REPLY:
         runs = row_runs(reply, memory)
         (rows,) = locate_rows(reply, memory) if runs is None else runs.values()
         if rows.type.kind != "object":

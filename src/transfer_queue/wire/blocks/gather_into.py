@@ -15,7 +15,7 @@ from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.contiguous_rows import RowRun, some_row_runs
 from transfer_queue.wire.blocks.gather import dense_rows, gather, promoted_rows, table_of
-from transfer_queue.wire.blocks.row_addressing import FieldRows, Memory, decode_guard, locate_rows
+from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, FieldRows, Memory, locate_rows
 from transfer_queue.wire.buffers.copies import Copies, copy_all
 from transfer_queue.wire.buffers.tensors import DTYPES, dtype_name, flat_bytes, promote_dtypes, tensor_over
 
@@ -45,7 +45,7 @@ def gather_into(
         InvalidArgumentError: A field of `out` was not found, has objects or rows of different shapes, or its tensor has
             another dtype or shape. Or see `gather`.
     """
-    with decode_guard("the reply of a lookup"):
+    with LOOKUP_REPLY:
         unknown = sorted(set(out) - {field.name for field in reply.types if field.kind != NESTED})
         if unknown:
             raise InvalidArgumentError(f"out has the fields {unknown}, which these samples do not have; leave them out")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import bisect
 import contextlib
+import ctypes
 import itertools
 import mmap
 import os
@@ -147,6 +148,14 @@ def _bounds(count: int, nbytes: int) -> list[int]:
     while bounds[-1] < count:
         bounds.append(min(count, bounds[-1] + max(least, (count - bounds[-1]) // 4)))
     return bounds
+
+
+def address_of(memory: U8) -> int:
+    """Return the address of the first byte of an array."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(memory.data))  # a fifth of the time of `memory.ctypes.data`
+    except (TypeError, ValueError):  # the array is read-only, not contiguous or empty
+        return int(memory.ctypes.data)
 
 
 def copy_bytes(destination: U8, source: U8) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
-from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate, copy_range
+from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, address_of, allocate, copy_range
 
 I8 = NDArray[np.int64]
 
@@ -191,7 +191,7 @@ def copy_tensor(memory: U8, start: int, nbytes: int, name: str, shape: tuple[int
     made = torch.empty(shape, dtype=DTYPES[name], device="cpu")
     if made.nbytes != nbytes:
         raise ValueError(f"{nbytes} bytes are not the length of {name} of shape {shape}")
-    ctypes.memmove(made.data_ptr(), memory.ctypes.data + start, nbytes)
+    ctypes.memmove(made.data_ptr(), address_of(memory) + start, nbytes)
     return made
 
 
