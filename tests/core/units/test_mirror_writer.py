@@ -18,7 +18,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import MIRROR, NewBlock
 from transfer_queue.messages.puts import ClearRows, Publish
 from transfer_queue.messages.queries import Lookup, LookupReply
-from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move, RegisterUnit
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, ExtentsFreedReport, Move, RegisterUnit
 from transfer_queue.messages.system import Drain
 
 LENGTH = 1 << 20  # of every extent that clients write
@@ -46,6 +46,8 @@ class Mirrored:
         self.units = Units()
         self.number: dict[str, int] = {}
         self.arenas: dict[str, int] = dict.fromkeys(PLACES, 0)
+        self.term = 1
+        self.boots: dict[str, str] = {}  # of retired mirrors, by name
         self.open: dict[str, int] = {}
         self.values: dict[int, dict[str, int]] = {}
         self.lost: set[tuple[int, str]] = set()
@@ -67,11 +69,65 @@ class Mirrored:
         known = self.number.get(name)
         extents = [extent for unit, extent in self.units.held if unit == known] if arena >= 0 else []
         request = RegisterUnit(
-            name, f"/{name}.{arena}", f"boot-{name}-{arena}", name, "now", column(extents), 1 << 30, tier=tier
-        )
+            name, f"/{name}.{arena}", f"boot-{name}-{arena}", self.unit_name(name), "now", column(extents), 1 << 30,
+            tier=tier,
+        )  # fmt: skip
         self.h.freed.clear()  # it is told again what it has not confirmed
         self.freed = 0
         self.number[name] = self.h.ask(request, name).value
+
+    def unit_name(self, name: str) -> str:
+        """The name of a unit; that of the mirror has the number of the term."""
+        return f"mirror-{self.term}" if name == "mirror" else name
+
+    def take_over(self) -> None:
+        """A further term begins, with an empty mirror. The one of before is retired."""
+        self.note_removed()
+        self.forget()
+        number, arena = self.number.pop("mirror"), self.arenas["mirror"]
+        retired = f"mirror-{self.term}"
+        self.h.disconnect("mirror")
+        self.boots[retired] = f"boot-mirror-{arena}"
+        self.number[retired] = number
+        self.term += 1
+        self.arenas["mirror"] += 1
+        self.register_retired(retired)
+        self.h.connect("mirror")
+        self.register("mirror")
+
+    def register_retired(self, name: str) -> None:
+        """The unit of a retired mirror registers, in any place."""
+        known = self.number[name]
+        extents = [extent for unit, extent in self.units.held if unit == known]
+        request = RegisterUnit(
+            name, f"/elsewhere/{name}", self.boots[name], name, "now", column(extents), 1 << 30, tier=MIRROR,
+            retired=True,
+        )  # fmt: skip
+        self.h.freed.clear()
+        self.freed = 0
+        self.number[name] = self.h.ask(request, name).value
+        self.note_removed()
+
+    def note_removed(self) -> None:
+        """Retired mirrors that the controller ordered to remove their arenas do not exist any more."""
+        for peer in self.h.removed:
+            (name,) = (name for name in self.boots if self.h.clients[name].peer == peer)
+            number = self.number.pop(name)
+            assert number not in self.h.state.units
+            self.units.held = {place: held for place, held in self.units.held.items() if place[0] != number}
+            del self.boots[name]
+            self.h.disconnect(name)
+        self.h.removed.clear()
+
+    def confirm(self) -> None:
+        """The units of retired mirrors confirm what they were to free."""
+        self.note_removed()
+        self.forget()
+        for name in list(self.boots):
+            number = self.number[name]
+            extents = sorted({extent for unit, extent in self.h.told if unit == number})
+            self.h.ask(ExtentsFreedReport(number, column(extents)), name)
+            self.note_removed()
 
     def lose(self, name: str) -> None:
         """The arena of a unit is gone, and the unit begins with a new one."""
@@ -184,6 +240,7 @@ class Mirrored:
         """With time and units that carry out orders everything settles."""
         for _ in range(600):
             if not self.carry_out():
+                self.confirm()
                 context = self.h.controller.context
                 if context.migrations.next_deadline() is None and context.mirror.next_deadline() is None:
                     return
@@ -260,6 +317,26 @@ class Life(RuleBasedStateMachine):
         assert not self.m.note_lost() - self.m.lost
 
     @rule()
+    def another_node_takes_over(self) -> None:
+        self.m.take_over()
+        assert not self.m.note_lost() - self.m.lost
+
+    @precondition(lambda self: self.m.boots)
+    @rule(data=st.data())
+    def a_retired_mirror_comes_back(self, data: st.DataObject) -> None:
+        self.m.note_removed()
+        if not self.m.boots:
+            return
+        name = data.draw(st.sampled_from(sorted(self.m.boots)))
+        self.m.h.disconnect(name)
+        self.m.h.connect(name)
+        self.m.register_retired(name)
+
+    @rule()
+    def retired_mirrors_confirm(self) -> None:
+        self.m.confirm()
+
+    @rule()
     def the_mirror_comes_back(self) -> None:
         self.m.h.disconnect("mirror")
         self.m.h.connect("mirror")
@@ -286,6 +363,7 @@ class Life(RuleBasedStateMachine):
         m.read()
         assert not m.waiting
         assert m.writer.behind_bytes == 0
+        assert not m.boots, "retired mirrors are empty and removed"
         for _, _, places, _ in m.h.state.blocks.live_blocks():
             assert any(place.unit == m.number["mirror"] for place in places)
             assert len(places) == 2, "everything is in memory again"

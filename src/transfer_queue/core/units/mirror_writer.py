@@ -10,12 +10,16 @@ The reply to a put is held while its blocks are behind and `MaxLag` is exceeded.
 further behind than that, and a mirror that is slow or full makes puts wait. With `MaxLag(-1, 0)` every put waits for
 its own blocks; those of all puts that wait are copied and written through by the same order.
 
+Under Ray each term of the controller (`journal.terms`) has a mirror of its own. Those of earlier terms are *retired*:
+what is in them is on disk, and thus not behind, but nothing is written there any more. They are drained
+(`core.units.migration_planner`) into the mirror of this term, and then removed.
+
 Nothing here is part of the state. What is behind follows from the locations of the blocks.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -200,8 +204,11 @@ class MirrorWriter:
         if self.lag is None:
             return None
         mirrors, blocks = self.state.mirrors, self.state.blocks
+        in_unit = Counter[int]()
+        for stored in blocks.stored.values():
+            in_unit.update(stored)
         return MirrorProgress(
-            stored=sum(count for stored in blocks.stored.values() for unit, count in stored.items() if unit in mirrors),
+            stored=sum(in_unit[unit] for unit in mirrors),
             leased=sum(blocks.leased_in.get(unit, 0) for unit in mirrors),
             behind_bytes=self.behind_bytes,
             behind_seconds=self.lag_seconds(now),
@@ -209,7 +216,8 @@ class MirrorWriter:
             most_seconds=self.lag.seconds,
             waiting=len(self._held),
             full=self.full,
-            connected=bool(self._planner.units & mirrors),
+            connected=bool(self._planner.present_mirrors()),
+            retired=sum(in_unit[unit] for unit in mirrors & self.state.draining),
         )
 
     # ------------------------------------------------------------ orders
@@ -278,10 +286,13 @@ class MirrorWriter:
     def _mirror(self) -> int | None:
         """Return the mirror that can take an order; None if there is none, or the plan waits for it."""
         planner = self._planner
-        for unit in self.state.mirrors:
-            if unit in planner.units and unit not in planner.reserved and not planner.needs(unit):
-                return unit
-        return None
+        free = (unit for unit in planner.present_mirrors() - planner.reserved if not planner.needs(unit))
+        return min(free, default=None)
+
+    def is_due(self, now: float) -> bool:
+        """Whether `step` has an order at this time, if the plan does not need the mirror."""
+        due = self.next_deadline()
+        return due is not None and due <= now
 
     def step(self, now: float) -> list[tuple[int, Move]]:
         """Begin an order if one is due."""
