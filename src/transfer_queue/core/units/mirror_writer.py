@@ -132,6 +132,10 @@ class MirrorWriter:
         """Return for how long the oldest block that no mirror has is published; 0.0 if there is none."""
         return max(0.0, now - next(iter(self._behind.values()))[1]) if self._behind else 0.0
 
+    def _bytes_of(self, numbers: list[int]) -> int:
+        """Return the bytes of those of these blocks that are behind. The others may not exist any more."""
+        return sum(self._behind.get(number, (0, 0.0))[0] for number in numbers)
+
     def _forget(self, numbers: list[int]) -> None:
         for number in numbers:
             nbytes, _ = self._behind.pop(number, (0, 0.0))
@@ -256,7 +260,7 @@ class MirrorWriter:
             self.full = not reply.failed
             self._planner.set_waiting_writers(mirror, self.full)  # its mostly dead extents are compacted meanwhile
             if self.full and len(numbers) > 1:
-                self._limit, self._retry = int(self.state.blocks.column("nbytes", numbers).sum()) // 2, now
+                self._limit, self._retry = self._bytes_of(numbers.tolist()) // 2, now
             return []
         check_moved(self.state, order, reply)
         offsets = np.frombuffer(reply.offsets, "<i8")
@@ -266,7 +270,7 @@ class MirrorWriter:
             return close_reported_extents(self.state, reply.unit, [reply.extent])
         self._planner.set_waiting_writers(mirror, False)
         self.full, self._limit, self._retry = False, ORDER_BYTES, now
-        self.copied_bytes += sum(self._behind.get(number, (0, 0.0))[0] for number in done.tolist())
+        self.copied_bytes += self._bytes_of(done.tolist())
         self._forget(done.tolist())
         return [
             r.BlocksMoved(

@@ -1,9 +1,8 @@
 """Compares a storage unit with the state when it registers: for the first time, again, or as a replacement.
 
 A unit is identified by its arena's boot id and path; a mirror, which may be moved with its folder, by the boot id. It
-reports its leased extents. The state knows which extents it needs, and which ones it has freed before the unit confirmed
-it. This module reads the state without changing it, and returns
-records.
+reports its leased extents. The state knows which extents it needs, and which ones it has freed before the unit
+confirmed it. This module reads the state without changing it, and returns records.
 """
 
 from __future__ import annotations
