@@ -252,6 +252,17 @@ class Harness:
         self.take(self.controller.handle(name, client.peer, envelope, self.now))
         return sequence
 
+    def send_together(self, puts: Sequence[tuple[str, Publish]]) -> list[int]:
+        """Sends puts of different clients, which arrive in one turn; gives their sequences."""
+        arrived = []
+        for name, request in puts:
+            client = self.client(name)
+            client.sequence += 1
+            sent = encode(RequestEnvelope(client.sequence, client.acknowledged, request, client.finished))
+            arrived.append((name, client.peer, msgspec.msgpack.decode(sent, type=RequestEnvelope)))
+        self.take(self.controller.handle_puts(arrived, self.now))
+        return [envelope.sequence for _, _, envelope in arrived]
+
     def reply(self, sequence: int, name: str = "w") -> AnyReply | None:
         """The reply to a request on the client's present connection, None while there is none."""
         return self.replies.get((self.clients[name].peer, sequence))
@@ -493,3 +504,22 @@ def places(reply: AnyReply | None) -> list[dict[str, Any]]:
             for row, (block, slot) in enumerate(zip(blocks.tolist(), slots.tolist(), strict=True)):
                 out[row][name] = (int(offsets[block]), slot)
     return out
+
+
+def content_of(h: Harness) -> dict[str, Any]:
+    """Return everything about the partition and its ready rows, except when it changed."""
+    partition = h.state.partitions["p"]
+    state = partition.to_comparable()
+    for name in ("version", "changes"):  # versions and blocks have other numbers
+        del state[name]
+    for chunk in state["rows"]["chunks"].values():
+        del chunk["changed"], chunk["field"]
+    chunks = partition.rows.chunks.values()
+    return state | {
+        "slots": {name: [chunk.field[name][1].tolist() for chunk in chunks] for name in partition.fields},
+        "ready": {key: ready.positions().tolist() for key, ready in partition.ready.items()},
+        "whole": {
+            key: {n: w.first_groups(len(w)) for n, w in ready.whole.items()} for key, ready in partition.ready.items()
+        },
+        "changed": partition.changes.changed_since(h.state.changes - 1)[0].tolist(),
+    }

@@ -184,6 +184,8 @@ def _feed(service: EnvelopeService, check: Callable[[], None], data: bytes) -> N
         peer = 1 + (body[0] if body else 0) % 3
         with contextlib.suppress(ProtocolError):  # costs the connection
             list(service.on_message(peer, body[1:], None, float(at)))
+        if at % 3 == 2 and isinstance(service, ControllerService):
+            service.serve_puts()  # up to three messages arrive in one turn
         if at % 8 == 7:
             list(service.on_deadline(float(at)))
         check()

@@ -13,7 +13,7 @@ completes it, in order of arrival per (partition, task).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from transfer_queue.core import checkpoint_handler
@@ -35,7 +35,7 @@ from transfer_queue.core.events.effects import Effect, Send, SendToUnit
 from transfer_queue.core.events.registry import READS, Caller, Decision, ParkDecision, handler
 from transfer_queue.core.locks import lock_decisions, lock_handlers
 from transfer_queue.core.locks.lock_holders import LockHolders
-from transfer_queue.core.puts import equal_values, put_handlers, retention
+from transfer_queue.core.puts import equal_values, put_handlers, puts_together, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
@@ -180,9 +180,9 @@ class Controller:
         if context.mirror.lag is not None:
             log.observe([r.StateLoaded], lambda record: context.mirror.forget(log.now))
             log.observe([r.StateMerged, r.UnitLost, r.ExtentsLost], lambda record: self._on_lost_locations())
-            new = [r.RowsPut, r.Published, r.BlocksMoved]
+            new = [r.RowsPut, r.RowsPutTogether, r.Published, r.BlocksMoved]
             log.observe(new, lambda record: context.mirror.note_new_blocks(log.now))
-        log.observe([r.RowsPut, r.Published], context.stores.note_published)
+        log.observe([r.RowsPut, r.RowsPutTogether, r.Published], context.stores.note_published)
         context.timeline.observe(log.observe)
 
     def _on_lost_locations(self) -> None:
@@ -228,6 +228,25 @@ class Controller:
         except TransferQueueError as error:
             effects = [context.failure(peer, sequence, error)]
         return self._settle_after(effects)
+
+    def handle_puts(self, puts: Sequence[tuple[str, int, RequestEnvelope]], now: float) -> list[Effect]:
+        """Puts of different clients arrived at the same time. Those of new samples are decided together if possible.
+
+        Args:
+            puts: (client, peer, envelope) of each, all with a `Publish`.
+            now: The time on the controller's clock.
+        """
+        context, effects = self.context, list[Effect]()
+        context.log.now = now
+        for callers in puts_together.alike_puts([Caller(*put) for put in puts]):
+            record = puts_together.decide(self.state, callers) if len(callers) > 1 else None
+            if record is not None:
+                context.measures.counters["requests"] += len(callers)
+                effects += self._settle_after(puts_together.carry_out(context, callers, record))
+                continue
+            for caller in callers:
+                effects += self.handle(caller.client, caller.peer, caller.envelope, now)
+        return effects
 
     def on_disconnect(self, client: str, peer: int, now: float) -> list[Effect]:
         """A connection ended. What waits on it is cancelled before anything can meet it."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from harness import DELETE, Harness, rows_of, tensor
+from harness import DELETE, Harness, content_of, rows_of, tensor
 
 from transfer_queue.core.events.records import Published, RowsPut, RowsReserved
 from transfer_queue.core.tables.row_table import CHUNK
@@ -20,25 +18,6 @@ SHAPES = [(3,), (5,), (3,)]
 
 def kinds(h: Harness) -> list[type]:
     return [type(record) for record in h.records]
-
-
-def told(h: Harness) -> dict[str, Any]:
-    """Return everything about the partition and its ready rows, except when it changed."""
-    partition = h.state.partitions["p"]
-    state = partition.to_comparable()
-    for name in ("version", "changes"):  # versions and blocks have other numbers
-        del state[name]
-    for chunk in state["rows"]["chunks"].values():
-        del chunk["changed"], chunk["field"]
-    chunks = partition.rows.chunks.values()
-    return state | {
-        "slots": {name: [chunk.field[name][1].tolist() for chunk in chunks] for name in partition.fields},
-        "ready": {key: ready.positions().tolist() for key, ready in partition.ready.items()},
-        "whole": {
-            key: {n: w.first_groups(len(w)) for n, w in ready.whole.items()} for key, ready in partition.ready.items()
-        },
-        "changed": partition.changes.changed_since(h.state.changes - 1)[0].tolist(),
-    }
 
 
 @pytest.mark.parametrize("count", [1, 3, CHUNK + 2])
@@ -67,10 +46,10 @@ def test_a_put_of_new_rows_equals_a_reservation_and_a_put_into_it(count: int, na
     assert RowsPut in made
     assert RowsReserved not in made
     assert Published not in made
-    assert told(one) == told(two)
+    assert content_of(one) == content_of(two)
     for h in (one, two):
         h.claim(count - count % 2 or 2, task="u", fields=["y"], **group_size)
-    assert told(one) == told(two)
+    assert content_of(one) == content_of(two)
 
 
 def test_a_new_row_has_no_tags_that_its_put_removes(h: Harness) -> None:

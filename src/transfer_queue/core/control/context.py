@@ -31,6 +31,7 @@ from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.errors import FieldTypeError, TransferQueueError
 from transfer_queue.messages.base import Failure
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish
 
 
@@ -89,15 +90,19 @@ class ControllerContext:
         return claim_samplers.group_size(self.samplers.adapt_to_partition(self.samplers.default, partition))
 
     def commit(self, caller: Caller, decision: Decision) -> list[Effect]:
-        """Apply what a request does, and reply to it. The reply is kept until the client has it.
-
-        A put is answered later if the mirror is too far behind.
-        """
+        """Apply what a request does, and reply to it; see `reply`."""
         self.timeline.actor = caller.client
         for record in decision.records:
             self.log.apply(record)
         self.timeline.actor = ""
-        reply, envelope = decision.reply(), caller.envelope
+        return self.reply(caller, decision.reply())
+
+    def reply(self, caller: Caller, reply: AnyReply) -> list[Effect]:
+        """Reply to a request that was applied, and keep the reply until the client has it.
+
+        A put is answered later if the mirror is too far behind.
+        """
+        envelope = caller.envelope
         self.log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished))
         send, newest = Send(caller.peer, envelope.sequence, reply), self.state.next_block - 1
         if isinstance(envelope.body, Publish) and not self.mirror.is_covered(newest, self.now):

@@ -6,8 +6,9 @@ clock and checks no limit. Rows are named by global index (i8 bytes).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
-from typing import ClassVar, Union
+from typing import Any, ClassVar, Union
 
 import msgspec
 
@@ -128,6 +129,56 @@ class RowsPut(Record, frozen=True):
     def blocks(self) -> list[NewBlock]:
         """All blocks, numbered from `block_number` on."""
         return all_blocks(self.block, self.further)
+
+
+class PutOfClient(msgspec.Struct, array_like=True, frozen=True):
+    """One of the puts of a `RowsPutTogether`."""
+
+    client: str
+    """The client that put the rows."""
+    block: NewBlock
+    """Its rows are those of the put."""
+
+
+class RowsPutTogether(Record, frozen=True):
+    """New rows of several clients are added together with their values, like those of one `RowsPut` after the other.
+
+    Their blocks have equal schemas. The rows of the first put come first.
+    """
+
+    wakes: ClassVar[Wakes] = Wakes.ROWS
+
+    partition: str
+    first_index: int
+    block_number: int
+    """The number of the first block; those of the others follow."""
+    puts: list[PutOfClient]
+    keys: list[str] | None = None
+    """One for each row; None if rows have no keys."""
+    tags: list[dict[str, Any] | None] | None = None
+    """The tags of each row, without entries that remove a tag; None if no row has tags."""
+
+    @property
+    def groups(self) -> None:
+        """Such rows have no group."""
+        return None
+
+    @property
+    def block(self) -> NewBlock:
+        """The first block."""
+        return self.puts[0].block
+
+    @property
+    def blocks(self) -> list[NewBlock]:
+        """All blocks, numbered from `block_number` on."""
+        return [put.block for put in self.puts]
+
+    def singles(self) -> Iterator[RowsPut]:
+        """Return a record for each put, without keys and tags."""
+        first = self.first_index
+        for number, put in enumerate(self.puts, self.block_number):
+            yield RowsPut(self.partition, put.client, first, put.block.rows, block_number=number, block=put.block)
+            first += put.block.rows
 
 
 class SharedField(msgspec.Struct, array_like=True, frozen=True):
@@ -604,5 +655,5 @@ AnyRecord = Union[
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
     HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone, StateMerged,
-    ValuesShared, DigestsNoted,
+    ValuesShared, DigestsNoted, RowsPutTogether,
 ]  # fmt: skip

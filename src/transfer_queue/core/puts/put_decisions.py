@@ -88,7 +88,7 @@ class NewRows:
             first += pre_allocate
             check_capacity(state, count)
         else:
-            _check_new(state, partition, count)
+            check_new(state, partition, count)
             free = NOBODYS
             if partition.waiting:
                 free = partition.rows.indexes_of(np.array(partition.waiting[:count], "i8"))
@@ -102,7 +102,7 @@ class NewRows:
             self.records.append(r.RowsReserved(name, first, fresh, taken, keys, groups, client=client))
 
 
-def _check_new(state: State, partition: Partition, count: int) -> None:
+def check_new(state: State, partition: Partition, count: int) -> None:
     """Raise an error if the partition or the system does not admit `count` more rows."""
     if count and partition.sealed:
         raise SealedError(
@@ -194,7 +194,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     """Return the records of a put, the global indexes of its rows in order, and whether all of them are new."""
     if writer in state.fenced:
         raise ProtocolError("this writer was proven dead and its space was freed; put with a new client")
-    _check_shape(request)
+    check_shape(request)
     partition = state.partitions.get(request.partition)
     if not request.create:
         require_partition(state.partitions, request.partition, "Nothing was put. Create the partition first")
@@ -240,10 +240,10 @@ def _check_blocks(state: State, partition: Partition | None, writer: str, reques
     if not known:
         fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
         matched = prepared is not None and prepared.matches(fields, typed)
-        _check_types(fields, blocks, request.converted, matched)
+        check_types(fields, blocks, request.converted, matched)
 
 
-def _check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted: list[str], matched: bool) -> None:
+def check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted: list[str], matched: bool) -> None:
     """Raise FieldTypeError if a value does not match the live values of its field.
 
     matched: Whether the values surely match, except for those of `converted`.
@@ -270,9 +270,9 @@ def _put_new(state: State, partition: Partition, writer: str, request: Publish) 
     count, first, tags = request.count, state.next_index, request.tags
     if request.groups is not None:
         _check_groups(partition, request.groups, [-1] * count)
-    _check_new(state, partition, count)
+    check_new(state, partition, count)
     if tags is not None:
-        tags = _without_deletes(tags)
+        tags = without_deletes(tags)
     number = 0 if request.block is None else state.next_block
     record = r.RowsPut(
         request.partition, writer, first, count, request.keys, request.groups, tags, number, request.block,
@@ -281,7 +281,7 @@ def _put_new(state: State, partition: Partition, writer: str, request: Publish) 
     return [record], np.arange(first, first + count)
 
 
-def _without_deletes(tags: SentTags) -> SentTags:
+def without_deletes(tags: SentTags) -> SentTags:
     """Return the tags of new rows without the entries that remove a tag, since new rows have none."""
     if isinstance(tags, TagTable):
         return tags.without_deletes()
@@ -342,7 +342,8 @@ def _repeated_names(names: Collection[str] | Collection[int]) -> str:
     return f"{found[:5]!r}" + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
 
-def _check_shape(request: Publish) -> None:
+def check_shape(request: Publish) -> None:
+    """Raise an error if the parts of a put do not fit together. The state is not needed for this."""
     count = request.count
     if not 0 < count <= MAX_RESERVED:
         raise InvalidArgumentError(f"a put must have from 1 to {MAX_RESERVED} rows, got {count}")

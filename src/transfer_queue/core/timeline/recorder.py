@@ -134,6 +134,7 @@ class TimelineRecorder:
         observe([r.StateLoaded], lambda record: self._forget_times())
         if self.ring.capacity:
             observe([r.RowsPut], self.note_rows_put)
+            observe([r.RowsPutTogether], self.note_rows_put_together)
             observe([r.Published], self.note_published)
             observe([r.BlocksMoved], self.note_moved)
             observe([r.RowsCleared, r.RowsDropped], lambda record: self._note_cleared(record, record.rows))
@@ -141,7 +142,7 @@ class TimelineRecorder:
             observe([r.LeaseEnded, r.RankLeft], self._note_returned)
             observe([r.PartitionDropped], self._note_dropped)
         else:
-            observe([r.RowsPut, r.Published], self._note_change)
+            observe([r.RowsPut, r.RowsPutTogether, r.Published], self._note_change)
 
     # ------------------------------------------------------------ puts
 
@@ -156,6 +157,11 @@ class TimelineRecorder:
         ))  # fmt: skip
         if len(self._notes) >= MAX_NOTES or record.count > MANY_RECORDED:
             self.flush()
+
+    def note_rows_put_together(self, record: r.RowsPutTogether) -> None:
+        """Note puts of several clients, which were applied together."""
+        for single in record.singles():
+            self.note_rows_put(single)
 
     def note_published(self, record: r.Published) -> None:
         """Note a put of existing rows, or of rows that were just reserved, which was applied."""

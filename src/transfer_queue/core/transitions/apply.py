@@ -84,6 +84,13 @@ def _apply_rows_put(state: State, record: r.RowsPut) -> None:
         state.next_block = max(state.next_block, record.block_number + 1 + len(record.further))
 
 
+@applies(r.RowsPutTogether)
+def _apply_rows_put_together(state: State, record: r.RowsPutTogether) -> None:
+    apply_puts.apply_rows_put_together(state.new_version(record.partition), record)
+    state.next_index = max(state.next_index, record.first_index + sum(put.block.rows for put in record.puts))
+    state.next_block = max(state.next_block, record.block_number + len(record.puts))
+
+
 @applies(r.Dealt)
 def _apply_dealt(state: State, record: r.Dealt) -> None:
     partition = state.new_version(record.partition)

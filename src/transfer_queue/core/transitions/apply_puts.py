@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.columns.wide_columns import MANY_FIELDS, WideColumns
-from transfer_queue.core.events.records import Published, RowsPut, RowsRepacked, SharedField, ValuesShared
+from transfer_queue.core.events.records import (
+    Published,
+    RowsPut,
+    RowsPutTogether,
+    RowsRepacked,
+    SharedField,
+    ValuesShared,
+)
 from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
@@ -57,6 +64,47 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
         partition.join(put.groups, range(start, start + count))
     if blocks and partition.ready:
         fields = _names_of(partition, blocks)
+        for key, chunk, _, first, last in runs:
+            partition.unseen.add_run(fields, key, chunk, first, last)
+        partition.update_awaited_sets(fields)
+
+
+def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
+    """Apply a `records.RowsPutTogether`."""
+    counts = [each.block.rows for each in put.puts]
+    count, start, schema = sum(counts), partition.rows.end, put.block.schema
+    for number, each in enumerate(put.puts, put.block_number):
+        block = each.block
+        partition.count_new_rows(each.client, block.rows)
+        partition.blocks.add(number, each.client, block, block.rows * len(schema), partition.number)
+        partition.nbytes += block.nbytes
+        add_types(partition, block, True)
+    for field in partition.fields_of(schema):
+        field.live += count
+        field.ever += count
+    if put.keys is not None:
+        partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
+    numbers = np.repeat(np.arange(put.block_number, put.block_number + len(counts)), counts)
+    slots = np.concatenate([np.arange(rows, dtype="i4") for rows in counts]) if count > len(counts) else 0
+    owners = np.repeat([partition.owner_number(each.client) for each in put.puts], counts)
+    runs = partition.rows.append(put.first_index, count)
+    done = 0
+    for key, chunk, at, first, last in runs:
+        before, done = done, done + last - first
+        mine = slice(before, done)
+        chunk.owner[first:last] = owners[mine]
+        if put.keys is not None:
+            chunk.key_list()[first:last] = put.keys[mine]
+        if put.tags is not None:
+            partition.put_tags(key, slice(first, last), put.tags, mine)
+        for spec in schema:
+            column, slot = chunk.field_columns(spec.name)
+            column[first:last] = numbers[mine]
+            slot[first:last] = slots if isinstance(slots, int) else slots[mine]
+        chunk.changed[at] = partition.version
+        partition.changes.mark_chunk_changed(partition.version, key)
+    if partition.ready:
+        fields = partition.names_of(schema)
         for key, chunk, _, first, last in runs:
             partition.unseen.add_run(fields, key, chunk, first, last)
         partition.update_awaited_sets(fields)

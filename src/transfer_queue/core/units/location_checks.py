@@ -93,18 +93,24 @@ def _check_run(state: State, writer: str, places: list[tuple[BlockLocation | New
     _check_extent(state, writer, first, last.offset + nbytes - first.offset)
 
 
-def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> None:
-    """Raise an error if a block cannot lie in this extent, or overlaps another block."""
-    blocks, unit, number = state.blocks, place.unit, place.extent
-    extent = blocks.extents.get((unit, number))
-    if (
+def is_next_in_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> bool:
+    """Whether a block comes after all others in a known extent of its writer, which is the usual case."""
+    extent = state.blocks.extents.get((place.unit, place.extent))
+    return (
         extent is not None
         and extent.top <= place.offset <= extent.limit - nbytes
         and not extent.closed
         and extent.writer == writer
         and place.generation >= 0
-    ):
-        return  # the usual case: the block comes after all others in its extent
+    )
+
+
+def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> None:
+    """Raise an error if a block cannot lie in this extent, or overlaps another block."""
+    blocks, unit, number = state.blocks, place.unit, place.extent
+    if is_next_in_extent(state, writer, place, nbytes):
+        return
+    extent = blocks.extents.get((unit, number))
     if extent is None:
         _check_new_extent(state, place, nbytes)
     elif extent.closed or extent.writer != writer:

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.events.effects import Effect, Send, SendToUnit
-from transfer_queue.core.events.records import Published, RowsPut
+from transfer_queue.core.events.records import Published, RowsPut, RowsPutTogether
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
@@ -160,7 +160,7 @@ class StoreServers:
         extents = [extent for (unit, extent), its in self._state.blocks.extents.items() if unit == report.unit]
         self._order_check(report.unit, extents)
 
-    def note_published(self, record: RowsPut | Published) -> None:
+    def note_published(self, record: RowsPut | RowsPutTogether | Published) -> None:
         """Check the new blocks in extents that are older than the last check of their unit."""
         if not self._doubtful or record.block is None:
             return

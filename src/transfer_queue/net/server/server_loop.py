@@ -78,6 +78,8 @@ class ServerLoop:
         handshake_seconds: The time limit of a handshake.
         idle: Work for times without events, a few milliseconds per call. It returns whether there is more to do. If
             not, it is called again after the next event.
+        served: Called in each turn after the messages of all connections were handed to the service. It serves those
+            that the service has gathered, and returns what to send.
         commit: Called before the output of a turn is sent. It returns whether the output may be sent. If not, the loop
             calls it again every COMMIT_PAUSE; until it succeeds, the loop does not read or write connections, but runs
             functions of `call_soon`.
@@ -98,6 +100,7 @@ class ServerLoop:
         max_payload: int = MAX_PAYLOAD,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         idle: Callable[[], bool] | None = None,
+        served: Callable[[], Iterable[Outgoing]] | None = None,
         commit: Callable[[], bool] | None = None,
         longest: Longest | None = None,
     ) -> None:
@@ -126,6 +129,7 @@ class ServerLoop:
         self._tick_again = 0.0  # after a failed tick: the time of the next one
         self._idle = idle
         self._may_idle = idle is not None  # whether there may be idle work
+        self._served = served
         self._commit = commit
         self._longest = Longest() if longest is None else longest
         self._held = False  # whether the last commit failed, so that no output is sent
@@ -241,6 +245,8 @@ class ServerLoop:
             peer.queued = False
             if peer.number in self._peers:
                 self._serve_inbox(peer)
+        if self._served is not None:
+            self._queue(self._served())
         self._run_soon()
         self._check_deadlines(due)
         self._end_turn()

@@ -115,7 +115,10 @@ def build_controller(
         journaling = Journaling(controller, writer, clock, durable or late, JournalSync(writer) if late else None)
     states = StateFiles(system.states, loaded)
     service = ControllerService(controller, states, journaling, DepartedClients(system.clients), files, term)
-    server = ServerLoop(service, key, max_payload=MOST_WRITTEN, commit=service.commit, longest=service.load.longest)
+    server = ServerLoop(
+        service, key, max_payload=MOST_WRITTEN, served=service.serve_puts, commit=service.commit,
+        longest=service.load.longest,
+    )  # fmt: skip
     service.attach(server.call_soon)
     service.end = server.stop
     service.use_host(host, server)

@@ -34,6 +34,7 @@ from transfer_queue.journal.terms import Term
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.reports.overview import MeasureServers, ServersReply, ShowViews, ViewsReply
 from transfer_queue.messages.system import UseSampler
@@ -128,6 +129,8 @@ class ControllerService(EnvelopeService):
         self._call_soon: CallSoon | None = None
         self._aside: deque[tuple[Hello, int, RequestEnvelope]] = deque()
         """Requests that wait for space on the journal's disk."""
+        self._puts: dict[str, tuple[Hello, int, RequestEnvelope, float]] = {}
+        """Client -> its put that has arrived in this turn, with the time, and is served at the end of the turn."""
         self._look_again = 0.0
         """When the disk is checked again."""
         self._host: SamplerHost | None = None
@@ -193,8 +196,40 @@ class ControllerService(EnvelopeService):
 
     def handle(
         self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
+    ) -> Iterable[Outgoing] | None:
+        """See `EnvelopeService.handle`. Puts of different clients are served together; all else in order of arrival."""
+        if type(envelope.body) is Publish and not self._waits_for_space:
+            served = self.serve_puts() if hello.client_id in self._puts else None
+            self._puts[hello.client_id] = hello, peer, envelope, now
+            return served
+        if self._puts:
+            return [*self.serve_puts(), *self._serve_other(hello, peer, envelope, payload, now)]
+        return self._serve_other(hello, peer, envelope, payload, now)
+
+    def serve_puts(self) -> list[Outgoing]:
+        """Serve the puts of this turn. The loop calls it when it has read from all connections."""
+        if not self._puts:
+            return []
+        puts = list(self._puts.values())
+        self._puts.clear()
+        try:
+            if len(puts) == 1:
+                hello, peer, envelope, now = puts[0]
+                effects = self._controller.handle(hello.client_id, peer, envelope, now)
+            else:
+                callers = [(hello.client_id, peer, envelope) for hello, peer, envelope, _ in puts]
+                effects = self._controller.handle_puts(callers, puts[-1][3])
+            outgoing = self._carry_out(effects)
+        except Exception as error:
+            outgoing = [self.answer_error(hello, peer, envelope, error) for hello, peer, envelope, _ in puts]
+        ended = time.monotonic()
+        for _, _, _, arrived in puts:
+            self.load.record_request(Publish, arrived, ended)
+        return outgoing
+
+    def _serve_other(
+        self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
     ) -> Iterable[Outgoing]:
-        """See `EnvelopeService.handle`."""
         if isinstance(envelope.body, (FetchState, SendState)):
             return [self._state_file(peer, envelope.sequence, envelope.body, payload)]
         if self._waits_for_space and not isinstance(envelope.body, READS):
@@ -276,9 +311,10 @@ class ControllerService(EnvelopeService):
 
     def on_disconnect(self, peer: int, now: float) -> Iterable[Outgoing]:
         """See `net.server.server_connection.Service.on_disconnect`."""
+        served = self.serve_puts()  # they have arrived before the end of this connection
         hello = self._peers.pop(peer)
         self._aside = deque(waiting for waiting in self._aside if waiting[1] != peer)
-        outgoing = self._carry_out(self._controller.on_disconnect(hello.client_id, peer, now))
+        outgoing = [*served, *self._carry_out(self._controller.on_disconnect(hello.client_id, peer, now))]
         if self._departed is not None:
             if hello.client_id not in self._controller.context.connections.peers:
                 self._departed.note_departed(hello.client_id)

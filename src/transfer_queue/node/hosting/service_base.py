@@ -53,8 +53,8 @@ class EnvelopeService(ABC):
     @abstractmethod
     def handle(
         self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
-    ) -> Iterable[Outgoing]:
-        """Serve one request."""
+    ) -> Iterable[Outgoing] | None:
+        """Serve one request. None: it is served later, and then recorded in `load`."""
 
     def on_connect(self, peer: int, hello: Hello) -> None:
         """See `net.server.server_connection.Service.on_connect`."""
@@ -68,14 +68,20 @@ class EnvelopeService(ABC):
             return [self._unreadable(peer, body, error)]
         hello = self._peers[peer]
         try:
-            return self.handle(hello, peer, envelope, payload, now)
+            outgoing = self.handle(hello, peer, envelope, payload, now)
         except Exception as error:
-            asked = type(envelope.body).__name__
-            logger.exception("the %s failed to serve %s of client %s", self.name, asked, hello.client_id)
-            text = f"the {self.name} failed to serve {asked}: {error!r}; its log has the traceback"
-            return [self.answer(peer, envelope.sequence, Failure("TransferQueueError", text))]
-        finally:
-            self.load.record_request(type(envelope.body), now, time.monotonic())
+            outgoing = [self.answer_error(hello, peer, envelope, error)]
+        if outgoing is None:
+            return ()
+        self.load.record_request(type(envelope.body), now, time.monotonic())
+        return outgoing
+
+    def answer_error(self, hello: Hello, peer: int, envelope: RequestEnvelope, error: Exception) -> Outgoing:
+        """Log an error of the server itself, which is being handled. Return the frame that reports it."""
+        asked = type(envelope.body).__name__
+        logger.exception("the %s failed to serve %s of client %s", self.name, asked, hello.client_id)
+        text = f"the {self.name} failed to serve {asked}: {error!r}; its log has the traceback"
+        return self.answer(peer, envelope.sequence, Failure("TransferQueueError", text))
 
     def answer(self, peer: int, sequence: int, reply: AnyReply, payload: Sequence[memoryview] = ()) -> Outgoing:
         """Return the frame that answers a request."""

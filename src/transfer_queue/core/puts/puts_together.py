@@ -1,0 +1,135 @@
+"""Puts of new samples by several clients that arrive at the same time are decided, recorded and applied together.
+
+The limits and columns of the partition, the ready sets and the requests that wait are then looked at once for all of
+them. This is only for puts that are usual and alike. Every other put is handled by itself (`put_handlers`), and so is
+each of these puts if any of them would be refused or would wait, so that each gets its own result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.events.registry import Caller
+from transfer_queue.core.puts import put_decisions
+from transfer_queue.core.puts.wide_puts import WIDE
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.field_types import check_block, shape_of
+from transfer_queue.core.units.location_checks import check_places, is_next_in_extent
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages.descriptors import NewBlock
+from transfer_queue.messages.puts import Publish, PublishReply
+from transfer_queue.messages.tag_table import TagTable
+
+
+def alike_puts(callers: Iterable[Caller]) -> list[list[Caller]]:
+    """Return puts of different clients in lists, of which those with several puts may be decided together."""
+    alone: list[list[Caller]] = []
+    alike: dict[tuple[str, bool, int], list[Caller]] = {}
+    for caller in callers:
+        request = caller.envelope.body
+        assert isinstance(request, Publish)
+        if request.block is not None and _is_usual(request, request.block):
+            key = request.partition, request.keys is None, len(request.block.schema)
+            alike.setdefault(key, []).append(caller)
+        else:
+            alone.append([caller])
+    return [*alone, *alike.values()]
+
+
+def _is_usual(request: Publish, block: NewBlock) -> bool:
+    """Whether a put has one block of values and nothing that needs a look at other samples, blocks or locks."""
+    return (
+        request.rows is None
+        and request.groups is None
+        and request.expected is None
+        and request.fence is None
+        and not (request.further or request.equal or request.closes or request.converted)
+        and not isinstance(request.tags, TagTable)
+        and block.slots is None
+        and not (block.parts or block.copies)
+        and len(block.schema) < WIDE
+    )
+
+
+def decide(state: State, callers: Sequence[Caller]) -> r.RowsPutTogether | None:
+    """Return the record of the puts of one list of `alike_puts`; None if each must be handled by itself."""
+    first: Publish = callers[0].envelope.body  # type: ignore[assignment]
+    partition = state.partitions.get(first.partition)
+    if partition is None or partition.waiting or first.block is None or not partition.fields:
+        return None
+    puts: list[r.PutOfClient] = []
+    keys: list[str] = []
+    tags: list[dict[str, object] | None] = []
+    tagged = False
+    try:
+        put_decisions.check_types(partition.fields, [first.block], [], matched=False)
+        for caller in callers:
+            request: Publish = caller.envelope.body  # type: ignore[assignment]
+            block = request.block
+            if block is None or block.schema != first.block.schema or not _is_first(state, caller):
+                return None
+            _check(state, partition, caller, request, block)
+            puts.append(r.PutOfClient(caller.client, block))
+            keys += request.keys or ()
+            if request.tags is None:
+                tags += [None] * request.count
+            else:
+                sent = put_decisions.without_deletes(request.tags)
+                assert isinstance(sent, list)
+                tags += sent
+                tagged = True
+        put_decisions.check_new(state, partition, len(tags))
+    except TransferQueueError:
+        return None
+    if keys and not (len(set(keys)) == len(keys) and partition.keys.keys().isdisjoint(keys)):
+        return None
+    return r.RowsPutTogether(
+        partition.name, state.next_index, state.next_block, puts, keys or None, tags if tagged else None
+    )
+
+
+def _is_first(state: State, caller: Caller) -> bool:
+    """Whether a request was not sent before: it has no reply yet, does not wait, and was not given up."""
+    if caller.waiter in state.waiting.by_waiter:
+        return False
+    kept, sequence = state.clients.get(caller.client), caller.envelope.sequence
+    return kept is None or not (sequence in kept.replies or kept.is_finished(sequence))
+
+
+def _check(state: State, partition: Partition, caller: Caller, request: Publish, block: NewBlock) -> None:
+    """Raise an error if a put cannot be carried out, or not together with others."""
+    check_epoch(state, request)
+    put_decisions.check_shape(request)
+    check_block(block, request.count, partition.learnt == shape_of(block))
+    check_places(state, caller.client, block)
+    # blocks of different writers in extents that are known cannot overlap each other
+    if caller.client in state.fenced or not is_next_in_extent(state, caller.client, block, block.nbytes):
+        raise TransferQueueError("this put is handled by itself")
+
+
+def carry_out(context: ControllerContext, callers: Sequence[Caller], record: r.RowsPutTogether) -> list[Effect]:
+    """Apply the record of `decide`, and reply to each put."""
+    for caller in callers:
+        if caller.envelope.reads:
+            context.timeline.note_reads(caller.client, caller.envelope.reads)
+        context.activity.note_request(caller.client, caller.envelope.body)
+    context.log.apply(record)
+    partition = context.state.partitions[record.partition]
+    effects: list[Effect] = []
+    first = record.first_index
+    for caller in callers:
+        request: Publish = caller.envelope.body  # type: ignore[assignment]
+        indexes = np.arange(first, first + request.count, dtype="<i8")
+        first += request.count
+        dtypes = partition.mixed_dtypes(request)
+        reply = PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
+        effects += context.reply(caller, reply)
+    context.measures.counters["published_rows"] += first - record.first_index
+    return effects

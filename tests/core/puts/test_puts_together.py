@@ -1,0 +1,233 @@
+"""Puts of several clients that arrive in one turn have the results of the same puts one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from harness import DELETE, EXTENT, OBJECT, Harness, column, content_of, rows_of, tensor
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transfer_queue.core.events.records import ReplySent, RowsPut, RowsPutTogether
+from transfer_queue.core.events.registry import Caller
+from transfer_queue.core.puts.puts_together import alike_puts
+from transfer_queue.core.units.mirror_writer import MaxLag
+from transfer_queue.errors import CapacityError, SealedError
+from transfer_queue.messages.base import Failure
+from transfer_queue.messages.descriptors import MIRROR
+from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.partitions import Seal
+from transfer_queue.messages.puts import ClearRows, Publish
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
+from transfer_queue.sampler import PrioritySampler
+
+CLIENTS = [f"c{number}" for number in range(6)]
+FIELDS = {"x": tensor(), "y": OBJECT}
+
+
+def put_of(h: Harness, name: str, count: int = 1, fields: Any = ("x",), **more: Any) -> tuple[str, Publish]:
+    """A put with a block whose extent is known to be as long as a real one."""
+    request = h.publish(count, fields, name=name, **more)
+    assert request.block is not None
+    return name, msgspec.structs.replace(request, block=msgspec.structs.replace(request.block, length=EXTENT))
+
+
+def opened(h: Harness, clients: list[str] = CLIENTS, **more: Any) -> Harness:
+    """The harness, after a first put of each client, which opens its extent."""
+    for name in clients:
+        h.ask(put_of(h, name, **more)[1], name)
+    return h
+
+
+def kinds(h: Harness, began: int) -> list[type]:
+    """The records after the first `began` ones."""
+    return [type(record) for record in h.records[began:]]
+
+
+def results(h: Harness, puts: list[tuple[str, Publish]], sequences: list[int]) -> list[Any]:
+    return [h.result(sequence, name) for (name, _), sequence in zip(puts, sequences, strict=True)]
+
+
+def test_new_rows_of_several_clients_are_one_record(h: Harness) -> None:
+    began = len(opened(h).records)
+    first, counts = h.state.next_index, [1, 3, 1, 2]
+    puts = [
+        put_of(h, name, count, keys=[f"{name} {i}" for i in range(count)], tags=[{"n": i} for i in range(count)])
+        for name, count in zip(CLIENTS, counts, strict=False)
+    ]
+    got = [rows_of(reply) for reply in results(h, puts, h.send_together(puts))]
+    assert kinds(h, began) == [RowsPutTogether, *[ReplySent] * 4]
+    assert [row for rows in got for row in rows] == list(range(first, first + 7))
+    assert [len(rows) for rows in got] == counts
+    partition = h.state.partitions["p"]
+    assert list(partition.keys) == [key for _, put in puts for key in put.keys or ()]
+    assert partition.tags_of(np.arange(first, first + 7)) == [{"n": n} for n in (0, 0, 1, 2, 0, 0, 1)]
+    for (_, put), rows in zip(puts, got, strict=True):
+        assert put.block is not None
+        assert h.lookup(rows, ["x"]) == [{"x": (put.block.offset, slot)} for slot in range(put.count)]
+    names = {number: name for name, number in partition.owners.items()}
+    owners = [names[number] for number in partition.rows.chunks[0].owner[first : first + 7].tolist()]
+    assert owners == [name for name, count in zip(CLIENTS, counts, strict=False) for _ in range(count)]
+
+
+def test_rows_of_several_clients_meet_a_claim_together(h: Harness) -> None:
+    opened(h)
+    assert h.dealt(len(CLIENTS)) == list(range(len(CLIENTS)))
+    waits = h.claim(4, wait=10.0)
+    assert h.parked(waits)
+    first = h.state.next_index
+    h.send_together([put_of(h, name) for name in CLIENTS[:4]])
+    assert h.got(waits) == list(range(first, first + 4))
+
+
+def test_puts_of_other_partitions_and_schemas_are_decided_apart(h: Harness) -> None:
+    opened(h, ["c0", "c2", "c4"])
+    opened(h, ["c1", "c3"], partition="q")
+    puts = [
+        put_of(h, "c0"),
+        put_of(h, "c1", partition="q"),
+        put_of(h, "c2"),
+        put_of(h, "c3", partition="q"),
+        put_of(h, "c4", fields=FIELDS),
+    ]
+    h.send_together(puts)
+    together = [record for record in h.records if isinstance(record, RowsPutTogether)]
+    assert [(record.partition, [put.client for put in record.puts]) for record in together] == [
+        ("p", ["c0", "c2"]),
+        ("q", ["c1", "c3"]),
+    ]
+    assert len(h.state.partitions["p"].fields) == 2
+
+
+@pytest.mark.parametrize("same", ["in both puts", "of a row that exists"])
+def test_a_key_that_occurs_twice_is_one_row(h: Harness, same: str) -> None:
+    began = len(opened(h).records)
+    if same == "of a row that exists":
+        h.put(1, keys=["k"])
+    puts = [put_of(h, "c0", keys=["k"], tags=[{"a": 1}]), put_of(h, "c1", keys=["k"], tags=[{"b": 2}])]
+    one, two = results(h, puts, h.send_together(puts))
+    assert RowsPutTogether not in kinds(h, began)
+    assert rows_of(one) == rows_of(two)
+    assert two.tags == [{"a": 1, "b": 2}]
+
+
+def test_puts_beyond_a_limit_are_refused_one_by_one() -> None:
+    h = opened(Harness(capacity=8))
+    puts = [put_of(h, name) for name in CLIENTS[:4]]
+    sequences = h.send_together(puts)
+    for name, sequence in zip(CLIENTS[:2], sequences, strict=False):
+        assert h.result(sequence, name)
+    for name, sequence in zip(CLIENTS[2:4], sequences[2:], strict=True):
+        with pytest.raises(CapacityError):
+            h.result(sequence, name)
+
+
+def test_puts_beyond_a_limit_wait_one_by_one() -> None:
+    h = opened(Harness(capacity=8))
+    puts = [put_of(h, name, wait=10.0) for name in CLIENTS[:4]]
+    sequences = h.send_together(puts)
+    assert [h.parked(sequence, name) for (name, _), sequence in zip(puts, sequences, strict=True)] == [
+        False, False, True, True
+    ]  # fmt: skip
+    h.ask(ClearRows("p", column([0, 1])))
+    assert all(results(h, puts, sequences))
+
+
+def test_a_sealed_partition_refuses_each(h: Harness) -> None:
+    opened(h)
+    h.ask(Seal("p"))
+    puts = [put_of(h, name) for name in CLIENTS[:2]]
+    for (name, _), sequence in zip(puts, h.send_together(puts), strict=True):
+        with pytest.raises(SealedError):
+            h.result(sequence, name)
+
+
+def test_a_put_that_is_sent_again_has_its_effect_once(h: Harness) -> None:
+    opened(h)
+    puts = [put_of(h, name) for name in CLIENTS[:3]]
+    sequences = h.send_together(puts)
+    before = results(h, puts, sequences)
+    rows, client = h.state.row_count, h.clients["c0"]
+    again = RequestEnvelope(sequences[0], 0, puts[0][1])
+    new = [put_of(h, name) for name in CLIENTS[3:5]]
+    h.replies.clear()
+    arrived = [("c0", client.peer, again)]
+    for name, request in new:
+        h.clients[name].sequence += 1
+        arrived.append((name, h.clients[name].peer, RequestEnvelope(h.clients[name].sequence, 0, request)))
+    h.take(h.controller.handle_puts(arrived, h.now))
+    assert h.result(sequences[0], "c0") == before[0]
+    assert h.state.row_count == rows + 2
+
+
+def test_a_put_into_an_extent_that_is_not_known_yet_goes_alone(h: Harness) -> None:
+    """Only blocks in extents that are known to be different cannot overlap each other."""
+    h.put(1)
+    began = len(h.records)
+    h.send_together([put_of(h, "c0"), put_of(h, "c1")])
+    assert kinds(h, began) == [RowsPut, ReplySent] * 2
+
+
+def test_replies_wait_for_the_mirror() -> None:
+    h = opened(Harness(max_lag=MaxLag(-1, 0.0)))
+    h.ask(RegisterUnit("mirror.sock", "/mirror", "boot", "mirror", "now", b"", 1 << 30, tier=MIRROR), "mirror")
+    began = len(h.records)
+    puts = [put_of(h, name) for name in CLIENTS[:2]]
+    sequences = h.send_together(puts)
+    assert RowsPutTogether in kinds(h, began)
+    assert results(h, puts, sequences) == [None, None]  # nothing is on the disk yet
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "client": st.sampled_from(CLIENTS),
+        "count": st.sampled_from([1, 1, 1, 2, 3]),
+        "fields": st.sampled_from([("x",), ("x",), FIELDS]),
+        "keys": st.sampled_from(["", "", "new", "same"]),
+        "tags": st.sampled_from([None, [{}], [{"n": 1}], [{"n": 2, "s": "a"}], [{"n": DELETE}], [None]]),
+        "groups": st.sampled_from([False, False, False, True]),
+        "shape": st.integers(1, 3),
+        "partition": st.sampled_from(["p", "p", "p", "q"]),
+    }
+)
+
+
+@given(st.lists(st.lists(OPTIONS, min_size=1, max_size=6, unique_by=lambda put: put["client"]), max_size=6))
+def test_any_puts_have_the_results_that_they_have_one_after_the_other(turns: list[list[dict[str, Any]]]) -> None:
+    one, two = Harness(PrioritySampler("n")), Harness(PrioritySampler("n"))
+    for h in (one, two):
+        opened(h)
+        h.claim(2, fields=["x"])
+    names = 0
+    for turn in turns:
+        puts: dict[Harness, list[tuple[str, Publish]]] = {one: [], two: []}
+        for put in turn:
+            count = put["count"]
+            names += count
+            keys = [f"k{names + i}" for i in range(count)] if put["keys"] == "new" else ["k0", "k1", "k2"][:count]
+            fields = {name: tensor(shape=(put["shape"],)) if name == "x" else OBJECT for name in put["fields"]}
+            for h, sent in puts.items():
+                sent.append(
+                    put_of(
+                        h, put["client"], count, fields, partition=put["partition"],
+                        keys=keys if put["keys"] else None, tags=put["tags"] and put["tags"] * count,
+                        groups=["g"] * count if put["groups"] and not put["keys"] else None,
+                    )
+                )  # fmt: skip
+        first = dict(zip((name for name, _ in puts[one]), one.send_together(puts[one]), strict=True))
+        ordered = alike_puts([Caller(name, 0, RequestEnvelope(1, 0, request)) for name, request in puts[two]])
+        for caller in [caller for some in ordered for caller in some]:
+            sequence = two.send(caller.envelope.body, caller.client)
+            got, expected = one.reply(first[caller.client], caller.client), two.reply(sequence, caller.client)
+            assert type(got) is type(expected)
+            assert isinstance(got, Failure) or got == expected
+        partition = one.state.partitions["p"]
+        rows = partition.rows.indexes_of(partition.rows.live_positions()).tolist()
+        assert one.lookup(rows, ["x"]) == two.lookup(rows, ["x"])
+        contents = content_of(one), content_of(two)
+        for content in contents:
+            del content["changed"]  # since the last version, which the rows of one record share
+        assert contents[0] == contents[1]
