@@ -121,6 +121,8 @@ soak: venv
 chaos: venv
 	.venv/bin/python -W ignore -m tests.simulation.chaos --seeds 0..10000 --processes 2
 	.venv/bin/python -W ignore -m tests.simulation.chaos --stores --seeds 0..3000 --processes 2
+	.venv/bin/python -W ignore -m tests.simulation.chaos --takeovers --seeds 0..3000 --processes 2
+	.venv/bin/python -W ignore -m tests.simulation.lock_run --takeovers --seeds 0..500
 	.venv/bin/python -W ignore tests/long/chaos.py $(ARGS)
 	.venv/bin/python -m pytest tests/testing/test_ends_by_schedule.py --schedules 1000
 

@@ -206,6 +206,7 @@ def controller(data: bytes) -> None:
         with watched(service):
             list(service.on_message(1, encode(RequestEnvelope(1, 0, RegisterUnit("unit.sock", "/arena"))), None, 0.0))
             _feed(service, lambda: invariants.check_invariants(core.state), data[1:])
+            service.serve_puts()
             service.on_connect(9, Hello("client", "honest"))
             (reply,) = service.on_message(9, encode(RequestEnvelope(1, 0, Status())), None, 1e6)
             core.take_records()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -27,6 +28,7 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import PartitionOptions
 from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Publish
 from transfer_queue.sampler import SequentialSampler
@@ -281,6 +283,24 @@ def test_after_another_boot_rows_have_aged_by_the_wall_clock(tmp_path: Path, sna
     assert controller.state.partitions["p"].row_count == 1
     controller.tick(3601.0)
     assert controller.state.partitions["p"].row_count == 0
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_the_time_of_a_lock_is_converted_to_the_clock_of_another_machine(tmp_path: Path, snapshot: bool) -> None:
+    writer = Writer(tmp_path, clock=ClockIdentity(b"1" * 16, 1000.0))
+    writer.ask(TakeLock("p", ["a"], 60.0), now=500.0)
+    if snapshot:
+        writer.journal.forget_before(writer.snapshot())
+    writer.journal.close()
+    found = recover(tmp_path, ClockIdentity(b"2" * 16, 200.0))
+    assert [lock.since for lock in found.state.locks.by_token.values()] == [1300.0]
+
+
+def test_every_time_of_a_record_in_the_journal_is_converted() -> None:
+    """A time is an attribute of this name. Waiting requests are not in the journal."""
+    for kind in get_args(AnyRecord):
+        times = {"time", "since", "deadline"} & set(kind.__struct_fields__)
+        assert times == ({kind.by_clock} - {""}) or kind is RequestParked, kind
 
 
 def test_on_the_same_boot_times_stay(tmp_path: Path) -> None:

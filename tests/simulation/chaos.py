@@ -8,6 +8,7 @@ and the ledger is compared with the system. The first run that fails ends the pr
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import random
 import shutil
@@ -27,8 +28,9 @@ from tests.simulation.fault_injector import Faults
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.final_check import Settling
 from tests.simulation.ledger import Ledger, LedgerError
-from tests.simulation.run_features import Features, drawn, drawn_with_store
+from tests.simulation.run_features import Features, drawn, drawn_with_store, drawn_with_takeovers
 from tests.simulation.simulated_store import StoreWorld
+from tests.simulation.takeover_cluster import TakeoverCluster
 from tests.simulation.workload import Workload
 from transfer_queue.core.events.records import BlocksMoved, RankLeft
 from transfer_queue.messages.descriptors import DISK
@@ -42,6 +44,13 @@ KINDS = {
     "controller": 6, "unit": 2, "both": 1, "system": 2, "lose": 3, "reboot": 2, "rank": 2,
 }  # fmt: skip
 STORE_KINDS = {**KINDS, "server": 4, "put": 5, "get": 5, "outage": 1, "evict": 2}
+TAKEOVER_KINDS = {**KINDS, "reboot": 0, "pause": 4, "cut": 2, "claim": 4, "takeover": 8}
+VARIANTS = {
+    "": (drawn, KINDS),
+    "stores": (drawn_with_store, STORE_KINDS),
+    "takeovers": (drawn_with_takeovers, TAKEOVER_KINDS),
+}
+"""How the features of a run are drawn, and the kinds of its faults, by variant."""
 
 
 class Run:
@@ -49,23 +58,23 @@ class Run:
 
     def __init__(
         self, seed: int, folder: Path, kinds: dict[str, int] | None = None, features: Features | None = None,
-        stores: bool = False,
+        variant: str = "",
     ) -> None:  # fmt: skip
         self.seed = seed
         self.draw = draw = random.Random(seed)
         self.ledger = ledger = Ledger()
-        self.features = features = features or (drawn_with_store if stores else drawn)(draw)
+        draw_features, all_kinds = VARIANTS[variant]
+        self.features = features = features or draw_features(draw)
         self.workload = Workload(draw, features, ledger)
         self.world = StoreWorld(str(folder), random.Random(seed)) if features.store else None
-        self.cluster = FaultyCluster(
+        self.cluster = (TakeoverCluster if variant == "takeovers" else FaultyCluster)(
             folder, seed, features.sampler(), conf=features.settings(), arena_bytes=features.arena_bytes,
             snapshot_every=features.snapshot_every, world=self.world,
         )  # fmt: skip
         self.cluster.on_cut, self.cluster.on_loaded = ledger.cut, ledger.loaded
         # of two copies one may be lost, once: if both units are lost, nothing is guaranteed
         most = (1 if features.replicas > 1 else MOST_LOSSES) if features.loses else 0
-        kinds = kinds or (STORE_KINDS if features.store else KINDS)
-        self.faults = Faults(self.cluster, draw, kinds, self.workload.kill, self.workload.end_rank, most)
+        self.faults = Faults(self.cluster, draw, kinds or all_kinds, self.workload.kill, self.workload.end_rank, most)
 
     def run(self) -> None:
         """Run it. Raises AssertionError if an expectation is violated."""
@@ -104,19 +113,24 @@ class Run:
             place.number for place in cluster.places if place.arena is not None and place.arena.tier == DISK
         } | cluster.lost
         offloads = sum(isinstance(record, BlocksMoved) and record.unit in on_disk for record in cluster.records)
+        takeovers: dict[str, int] = {}
+        if isinstance(cluster, TakeoverCluster):
+            takeovers = {f"frozen_{point}": times for point, times in cluster.froze.items()}
+            takeovers |= {"terms": len(cluster.hosts) - 1, "terms_ended": cluster.late}
         gone = sum(isinstance(record, RankLeft) for record in cluster.records)
         return Counter(self.faults.happened) + Counter(
             loads=self.ledger.epoch, saves=len(self.workload.saved), merges=self.workload.moved,
-            snapshots=cluster.snapshots, moves=moved,
+            wide_puts=self.workload.wide, snapshots=cluster.snapshots, moves=moved,
             offloads=offloads, lost_units=len(cluster.lost), lost_values=cluster.lost_values, ranks_gone=gone,
+            **takeovers,
         )  # fmt: skip
 
 
-def run(seed: int, kinds: dict[str, int] | None = None, features: Features | None = None, stores: bool = False) -> Run:
-    """Run this seed to its end, and return the run. `stores`: with an external store. Raises the error of the run."""
+def run(seed: int, kinds: dict[str, int] | None = None, features: Features | None = None, variant: str = "") -> Run:
+    """Run this seed to its end, and return the run. variant: One of `VARIANTS`. Raises the error of the run."""
     folder = Path(tempfile.mkdtemp(prefix="tq-chaos-"))
     try:
-        one = Run(seed, folder / "arena", kinds, features, stores)
+        one = Run(seed, folder / "arena", kinds, features, variant)
         try:
             one.run()
         finally:
@@ -126,20 +140,21 @@ def run(seed: int, kinds: dict[str, int] | None = None, features: Features | Non
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def replay(seed: int, stores: bool = False) -> str:
+def replay(seed: int, variant: str = "") -> str:
     """Return the command that runs a seed again."""
-    return f"python -m tests.simulation.chaos{' --stores' if stores else ''} --seed {seed}"
+    return f"python -m tests.simulation.chaos{f' --{variant}' if variant else ''} --seed {seed}"
 
 
-def run_all(seeds: Iterable[int], stores: bool = False) -> tuple[int, int, Counter[str]] | int:
+def run_all(seeds: Iterable[int], variant: str = "") -> tuple[int, int, Counter[str]] | int:
     """Run these seeds; return (runs, values read, faults), or the first seed that failed, whose error was printed."""
+    logging.getLogger("transfer_queue.node").setLevel(logging.CRITICAL)  # controllers report the end of their term
     happened: Counter[str] = Counter()
     runs = reads = 0
     for seed in seeds:
         try:
-            one = run(seed, stores=True) if stores else run(seed)
+            one = run(seed, variant=variant)
         except Exception:
-            print(f"{traceback.format_exc()}seed {seed} failed; to replay it:\n    {replay(seed, stores)}", flush=True)
+            print(f"{traceback.format_exc()}seed {seed} failed; to replay it:\n    {replay(seed, variant)}", flush=True)
             return seed
         happened += one.happened
         runs += 1
@@ -152,7 +167,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="one run")
     parser.add_argument("--seeds", default="0..200", help="runs from the first to before the second")
-    parser.add_argument("--stores", action="store_true", help="runs with an external store whose servers die")
+    for variant, words in (
+        ("stores", "runs with an external store whose servers die"),
+        ("takeovers", "runs in which other nodes take the controller over"),
+    ):
+        parser.add_argument(f"--{variant}", action="store_const", dest="variant", const=variant, default="", help=words)
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
     first, _, last = given.seeds.partition("..")
@@ -161,7 +180,7 @@ def main() -> int:
     parts = [seeds[at : at + PART] for at in range(0, len(seeds), PART)]
     runs, reads, happened = 0, 0, Counter[str]()
     with multiprocessing.get_context("spawn").Pool(given.processes) if given.processes > 1 else nullcontext() as pool:
-        each = partial(run_all, stores=given.stores)
+        each = partial(run_all, variant=given.variant)
         for outcome in map(each, parts) if pool is None else pool.imap_unordered(each, parts):
             if isinstance(outcome, int):
                 return 1

@@ -23,6 +23,11 @@ put        the same in the middle of the next put
 get        the same in the middle of the next get
 outage     all servers of the external store die
 evict      the external store loses some blocks
+pause      the controller is frozen for a while, at once or at a point of one of its next turns
+cut        the controller does not reach the storage of its journal for a while
+claim      another node takes the controller over, sometimes after one that died while it did so; the first node runs on
+takeover   the same, and the first controller is frozen, cut off from the storage, killed, or killed at one of its next
+           records, or its node dies with a unit and some clients
 """
 
 from __future__ import annotations
@@ -30,17 +35,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from tests.simulation.controller_host import POINTS
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.run_features import RANKS
 from tests.simulation.simulated_store import SERVERS
+from tests.simulation.takeover_cluster import TakeoverCluster
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.session import Target
 
 MOST_FAULTS = 24  # of a run
+CLAIM_DIES = 0.2  # of the nodes that take over
 MOST_RECORDS = 12  # until the controller is killed
 KILLED_WITH_SYSTEM = 0.7  # of the clients
+KILLED_WITH_NODE = 0.2
 SHORT, LONG = 2.0, 45.0  # seconds that a fault lasts: most of them, and some
 
 
@@ -124,6 +133,7 @@ class Faults:
                 client.thaw()
         for connection, direction in list(cluster.network.held):
             cluster.network.release(connection, direction, "slow")
+        cluster.finish_takeovers()
 
     # ------------------------------------------------------------ kinds
 
@@ -261,6 +271,48 @@ class Faults:
         """Kill everything, and lose the arenas in memory if arenas may be lost."""
         if len(self.cluster.lost) < self._most_losses and self.cluster.controller.state.mirrors:
             self.cluster.reboot(self.draw.uniform(0, SHORT))
+
+    def _pause(self) -> None:
+        cluster = self.cluster
+        assert isinstance(cluster, TakeoverCluster)
+        if CONTROLLER in cluster.stopped:
+            return
+        point = self.draw.choice(["", *POINTS])
+        cluster.host.freeze_at = point
+        if not point:
+            cluster.freeze()
+
+    def _cut(self) -> None:
+        cluster = self.cluster
+        assert isinstance(cluster, TakeoverCluster)
+        if CONTROLLER not in cluster.stopped:
+            cluster.cut_off()
+
+    def _takeover(self) -> None:
+        fails = [self._pause, self._pause, self._cut, self._controller, self._end_controller, self._end_node]
+        self.draw.choice(fails)()
+        self._claim()
+
+    def _claim(self) -> None:
+        cluster = self.cluster
+        assert isinstance(cluster, TakeoverCluster)
+        cluster.later(
+            self.draw.choice([0.0, self.draw.uniform(0, 1.0)]),
+            lambda: cluster.begin_claim(dies=self.draw.random() < CLAIM_DIES),
+        )
+
+    def _end_controller(self) -> None:
+        """Kill the controller; only another node starts one again."""
+        assert isinstance(self.cluster, TakeoverCluster)
+        self.cluster.end_host()
+
+    def _end_node(self) -> None:
+        """Kill the controller, a unit with its arena, and some clients."""
+        self._end_controller()
+        self._lose()
+        for client in [client for client in self.cluster.clients if not client.dead]:
+            if self.draw.random() < KILLED_WITH_NODE:
+                self._kill(client)
 
     def _rank(self) -> None:
         self._end_rank(self.draw.randrange(RANKS))

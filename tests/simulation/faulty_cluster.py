@@ -12,7 +12,6 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,14 @@ import numpy as np
 from tests.simulation import expected_losses
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.simulated_store import KIND, StoreWorld
-from tests.simulation.snapshot_writer import SnapshotWriter
+from tests.simulation.snapshot_writer import RememberedStates, SnapshotWriter
+from tests.simulation.unit_place import Place
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, RequestParked, StateLoaded, UnitLost, Unparked
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.journal import state_file
-from transfer_queue.journal.journal import Journal, recover, segment_path
-from transfer_queue.journal.loaded_states import LoadedStates
+from transfer_queue.journal.journal import Journal, Recovered, recover, segment_path
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.descriptors import MEMORY
@@ -77,51 +76,6 @@ _answer = msgspec.msgpack.Decoder(ReplyEnvelope)
 _ANSWER = b"\x92"  # the first byte of an Answer; an Envelope is a longer array
 
 
-@dataclass
-class Place:
-    """An address of a unit.
-
-    number: The number of the unit; None if its arena was lost and the new one has no number yet.
-    lives: How often a unit was started here.
-    arena: Its arena; None for the unit of an external store.
-    link: Its connection to the controller.
-    sequence: The sequence number of its last message.
-    arenas: How many arenas there were.
-    """
-
-    index: int
-    arena: Arena | None
-    number: int | None
-    lives: int = 0
-    link: int | None = None
-    sequence: int = 0
-    arenas: int = 1
-
-    @property
-    def name(self) -> str:
-        """Return the name of the address."""
-        return f"unit-{self.index}"
-
-    @property
-    def target(self) -> Target:
-        """Return the unit as the target of a call."""
-        return "unit", self.index
-
-
-class RememberedStates(LoadedStates):
-    """The loaded states of the journal, which removes them later; `all` keeps them for replays of all records."""
-
-    def __init__(self, folder: Path, all: LoadedStates) -> None:
-        super().__init__(folder, sync=False)
-        self._all = all
-
-    def add(self, source: Path) -> str:
-        """See `LoadedStates.add`."""
-        name = super().add(source)
-        os.link(self.path(name), self._all.path(name))
-        return name
-
-
 class FaultyCluster(Cluster):
     """See the module.
 
@@ -159,7 +113,7 @@ class FaultyCluster(Cluster):
         self.lost_values = 0
         self.on_cut: Callable[[float], object] = lambda time: None
         self.on_loaded: Callable[[float], object] = lambda time: None
-        self._cut_at = 0.0
+        self._cuts: set[float] = set()  # the times of the states that were written
         self.places: list[Place] = []
         self.world = world
         self._server_links: dict[int, int] = {}
@@ -170,13 +124,11 @@ class FaultyCluster(Cluster):
         self._by_number: dict[int, Place] = {}
         self._journal: Journal | None = None
         self._unsaved = 0  # records since the start of the last snapshot
-        self._journal_folder = folder / "journal"
-        self._journal_folder.mkdir(parents=True)
+        self._journal_folder = self._open_journal()
         stores = {} if world is None else {KIND: world.address}
         super().__init__(folder, seed, self._sampler, stores=stores, **others)
         self.states = StateFiles(self.states.folder, RememberedStates(self._journal_folder, self.loaded))
-        recovered = recover(self._journal_folder, CLOCK, self.controller.state.capacity, ranked_tags(self._sampler))
-        self._keep_journal(recovered)
+        self._keep_journal(self._recover(self.controller))
         self.controller.context.log.records = self.records  # the records before the journal existed are its beginning
         self.records = []
         for unit in self.units:
@@ -190,6 +142,12 @@ class FaultyCluster(Cluster):
             world.on_killed = self._on_server_killed
             self._link_servers()
         self.run()
+
+    def _open_journal(self) -> Path:
+        """Create the folder of the journal, and return it."""
+        folder = self.folder / "journal"
+        folder.mkdir(parents=True)
+        return folder
 
     def client(self, name: str) -> RetryingClient:
         """A new client."""
@@ -253,15 +211,23 @@ class FaultyCluster(Cluster):
         """Hold the connections that cannot pass messages now, and release the others."""
         self._of = {c: of for c, of in self._of.items() if self.network.is_open(c)}
         for connection, (name, target) in self._of.items():
-            self._held(connection, "up", "stopped", target in self.stopped)
+            self._held(connection, "up", "stopped", self._waits(connection, target))
             for direction in ("up", "down"):
                 self._held(connection, direction, "apart", name in self.apart)
         for place in self.places:
             if place.link is not None:
-                self._held(place.link, "up", "stopped", CONTROLLER in self.stopped)
+                self._held(place.link, "up", "stopped", self._waits(place.link, CONTROLLER))
                 self._held(place.link, "down", "stopped", place.number is not None and place.target in self.stopped)
         for link in self._server_links.values():
-            self._held(link, "up", "stopped", CONTROLLER in self.stopped)
+            self._held(link, "up", "stopped", self._waits(link, CONTROLLER))
+
+    def _waits(self, connection: int, target: Target) -> bool:
+        """Return whether the server of a connection receives nothing from it at present."""
+        return target in self.stopped
+
+    def _is_own(self, connection: int | None) -> bool:
+        """Return whether a connection to a controller is one to the controller that runs."""
+        return True
 
     def _held(self, connection: int, direction: str, why: str, held: bool) -> None:
         (self.network.hold if held else self.network.release)(connection, direction, why)
@@ -280,15 +246,22 @@ class FaultyCluster(Cluster):
         """Kill a server, and start it again after `seconds`."""
         if self.crashed(target):
             return
+        self._kill(target)
+        self.later(seconds, lambda: self.restart(target))
+
+    def _kill(self, target: Target) -> None:
+        """Kill a server."""
         self.crashes += 1
         for connection, (_, of) in list(self._of.items()):
-            if of == target and all(connection != waiting for _, _, waiting in self._unopened):
+            own = of == target and (target != CONTROLLER or self._is_own(connection))
+            if own and all(connection != waiting for _, _, waiting in self._unopened):
                 self._break_off(connection, "up")
         if target == CONTROLLER:
             self.fuse = None
             self._writer.kill()
             for place in self.places:
-                self._unlink(place, "up")
+                if self._is_own(place.link):
+                    self._unlink(place, "up")
             for link in self._server_links.values():
                 self._break_off(link, "up")
             self._server_links.clear()
@@ -297,7 +270,6 @@ class FaultyCluster(Cluster):
             pool = self.units[target[1]].pool
             pool.close() if isinstance(pool, ObjectPool) else arena_of(self.units[target[1]]).close()
         self.stop(target, "crashed")
-        self.later(seconds, lambda: self.restart(target))
 
     def lose(self, target: Target, seconds: float) -> None:
         """Kill a unit and delete its arena; start it again after `seconds`."""
@@ -363,18 +335,22 @@ class FaultyCluster(Cluster):
         return pool_of(arena, partial(self._begin_beside, arena))
 
     def _restart_controller(self) -> None:
+        """Start the controller with what the journal has."""
         assert self._journal is not None
         self._journal.close()
         self.records = [record for record in self.records if not isinstance(record, (RequestParked, Unparked))]
-        before = self.controller
-        recovered = recover(self._journal_folder, CLOCK, before.state.capacity, ranked_tags(self._sampler))
+        self._start_controller(self.controller, f"after crash {self.crashes}")
+
+    def _start_controller(self, before: Controller, boot: str) -> None:
+        """Start a controller with the journal and the settings of one before it."""
+        recovered = self._recover(before)
         self.controller = Controller(
             self._sampler,
             before.context.config,
             before.state.capacity,
             restored=recovered.state,
-            now=self.clock.now,
-            boot=f"after crash {self.crashes}",
+            now=self._controller_now,
+            boot=boot,
             max_deliveries=before.context.max_deliveries,
             replicas=before.context.migrations.replicas,
             marks=before.context.migrations.marks,
@@ -383,12 +359,30 @@ class FaultyCluster(Cluster):
         )
         self._keep_journal(recovered)
 
-    def _keep_journal(self, recovered: Any) -> None:
-        self._journal = Journal(self._journal_folder, recovered, CLOCK, durable=False)
-        self._journaling = Journaling(self.controller, self._journal, CLOCK, sync=False)
-        self._writer = SnapshotWriter(self.network.random, self.later)
+    def _recover(self, before: Controller) -> Recovered:
+        return recover(self._journal_folder, self._clock, before.state.capacity, ranked_tags(self._sampler))
+
+    def _keep_journal(self, recovered: Recovered) -> None:
+        self._journal = self._new_journal(recovered)
+        self._journaling = Journaling(self.controller, self._journal, self._clock, sync=False)
+        self._writer = SnapshotWriter(self.network.random, self._later_in_process)
         self._journaling.attach(self._writer)
         self._unsaved = 0
+
+    def _new_journal(self, recovered: Recovered) -> Journal:
+        return Journal(self._journal_folder, recovered, self._clock, durable=False)
+
+    @property
+    def _clock(self) -> ClockIdentity:
+        """The clock of the controller's machine."""
+        return CLOCK
+
+    def _later_in_process(self, seconds: float, action: Callable[[], object]) -> None:
+        """Call a function of the controller's process after some virtual time."""
+        self.later(seconds, action)
+
+    def finish_takeovers(self) -> None:
+        """Let takeovers that are under way end; see `TakeoverCluster`."""
 
     def _unlink(self, place: Place, direction: str) -> None:
         """Handle the death of the process at the end at which `direction` arrives."""
@@ -416,13 +410,17 @@ class FaultyCluster(Cluster):
         if self.fuse is not None:
             self.fuse -= len(records)
         self._journaling.commit()
-        self._unsaved += len(records)
+        self._snapshot_if_due(len(records))
+        self._happened(records)
+        self._carry_out(effects)
+
+    def _snapshot_if_due(self, written: int) -> None:
+        """Take a snapshot if there are enough records. written: The number of records of this turn."""
+        self._unsaved += written
         if self._unsaved >= self.snapshot_every and not self._journaling.snapshotting:
             self._unsaved = 0
             self.snapshots += 1
             self._journaling._snapshot()
-        self._happened(records)
-        self._carry_out(effects)
 
     def _burn(self, records: list[AnyRecord], effects: list[core_effects.Effect]) -> None:
         """Kill the controller while it writes the records of this turn, or before all of its effects have left."""
@@ -431,17 +429,23 @@ class FaultyCluster(Cluster):
         draw, size = self.network.random, self._journal._segment.size
         self._journaling.commit()
         if self.fuse == len(records):
-            self._happened(records)
-            self._carry_out(effects[: draw.randint(0, len(effects))])
+            if self._may_answer():
+                self._happened(records)
+                self._carry_out(effects[: draw.randint(0, len(effects))])
         elif self._journal._segment.size > size:  # it was killed while it wrote this turn, so the frame is torn
             path = segment_path(self._journal_folder, self._journal.number)
             whole = self._journal._segment.size
             self._journal._segment.close()  # otherwise it would repair the file when it ends
-            os.truncate(path, draw.randint(size, whole - 1))
+            if path.exists():  # otherwise a controller of a later term has removed it
+                os.truncate(path, draw.randint(size, whole - 1))
         self.crash(CONTROLLER, draw.uniform(0, 2.0))
         # not within this turn, in which a client or a unit may be at work
         then, self.on_burnt = self.on_burnt, lambda: None
         self.later(0.0, then)
+
+    def _may_answer(self) -> bool:
+        """Return whether a controller that has written its records may send what follows from them."""
+        return True
 
     def _happened(self, records: list[AnyRecord]) -> None:
         """Handle records that were written."""
@@ -451,7 +455,10 @@ class FaultyCluster(Cluster):
                 self.on_loaded(state_file.read(self.loaded.path(record.file))["time"])
 
     def _write_state(self, write: core_effects.WriteState) -> None:
-        time = self._cut_at = max(self.clock.now, math.nextafter(self._cut_at, math.inf))  # it identifies the state
+        time = self._controller_now  # it identifies the state
+        while time in self._cuts:
+            time = math.nextafter(time, math.inf)
+        self._cuts.add(time)
         super()._write_state(msgspec.structs.replace(write, tree=lambda: {**write.tree(), "time": time}))
         self.on_cut(time)
 
@@ -474,7 +481,7 @@ class FaultyCluster(Cluster):
             return
         state = self.controller.state
         before, told = expected_losses.values(state), expected_losses.lost(state)
-        effects = self.controller.handle(name, connection, envelope, self.clock.now)
+        effects = self.controller.handle(name, connection, envelope, self._controller_now)
         gone = {record.unit for record in self.controller.context.log.records if isinstance(record, UnitLost)}
         assert gone <= self.lost, f"units {sorted(gone - self.lost)} are recorded as lost, but have their arenas"
         if gone:
@@ -624,16 +631,16 @@ class FaultyCluster(Cluster):
             self._say(place, report.body)
 
     def _left(self, name: str, link: int) -> None:
-        self._run_core_effects(self.controller.on_disconnect(name, link, self.clock.now))
+        self._run_core_effects(self.controller.on_disconnect(name, link, self._controller_now))
 
     def _deliver_to_unit(
         self,
         number: int,
         request: ReleaseExtents | RefuseWriters | Move | DrainFinished | CheckStore | CheckExtents,
     ) -> None:
-        place = self._by_number.get(number)
-        if place is not None and place.number == number and place.link is not None:
-            self.network.send(place.link, "down", pack_frame(_encode(RequestEnvelope(0, 0, request))))
+        link = self.controller.context.connections.units.get(number)
+        if link is not None:
+            self.network.send(link, "down", pack_frame(_encode(RequestEnvelope(0, 0, request))))
 
     def _deliver_from_unit(self, unit: StorageUnit, body: AnyRequest) -> None:
         if not self.places:  # while the cluster is made

@@ -1,6 +1,6 @@
 """Runs with faults of clients that update counters and lock keys; every result is checked for linearizability.
 
-    python -m tests.simulation.lock_run --seeds 0..200
+    python -m tests.simulation.lock_run --seeds 0..200 [--takeovers]
 
 Updaters increment one counter with `kv_update`. Lockers lock some keys, read the counter under each of them, wait, and
 put the incremented counter with the token of the lock. A client may be killed, frozen or separated at any moment, and
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import random
 import shutil
 import sys
@@ -28,6 +29,7 @@ from tests.simulation.fault_injector import Faults
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
+from tests.simulation.takeover_cluster import TakeoverCluster
 from transfer_queue.client.data.data_path import UNCERTAIN, Operation
 from transfer_queue.errors import InvalidArgumentError, LockLostError, TransferQueueError, WaitTimeoutError
 from transfer_queue.messages.envelopes import AnyReply
@@ -44,6 +46,8 @@ KINDS = {
     "break": 6, "slow": 4, "part": 3, "freeze": 6, "tear": 3, "late": 3, "kill_one": 5, "stop": 2, "controller": 6,
     "unit": 2, "both": 1, "system": 1,
 }  # fmt: skip
+
+TAKEOVER_KINDS = {**KINDS, "pause": 5, "cut": 2, "claim": 5, "takeover": 10}
 
 Values = dict[str, Any]
 
@@ -113,13 +117,24 @@ class History:
 class LockRun:
     """One run. `fenced`: whether lockers put with the token of their lock; otherwise a run finds mistakes."""
 
-    def __init__(self, seed: int, folder: Path, kinds: dict[str, int] | None = None, *, fenced: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        kinds: dict[str, int] | None = None,
+        *,
+        fenced: bool = True,
+        takeovers: bool = False,
+    ) -> None:
         self.seed = seed
         self.fenced = fenced
         self.draw = draw = random.Random(seed)
         self.history = History()
-        self.cluster = FaultyCluster(folder, seed, arena_bytes=MIB, snapshot_every=draw.choice([20, 60, 200, 100_000]))
-        self.faults = Faults(self.cluster, draw, kinds or KINDS, self.kill)
+        self.cluster = (TakeoverCluster if takeovers else FaultyCluster)(
+            folder, seed, arena_bytes=MIB, snapshot_every=draw.choice([20, 60, 200, 100_000])
+        )
+        all_kinds = TAKEOVER_KINDS if takeovers else KINDS
+        self.faults = Faults(self.cluster, draw, kinds or all_kinds, self.kill)
         self.closing = False
         self._running: dict[str, tuple[Script, Task[None]]] = {}
         self._born = 0
@@ -144,6 +159,8 @@ class LockRun:
         auditor.close()
         self.history.check(final)
         self.history.happened.update(self.faults.happened)
+        if isinstance(self.cluster, TakeoverCluster):
+            self.history.happened.update(terms=len(self.cluster.hosts) - 1)
 
     # ------------------------------------------------------------ clients
 
@@ -242,11 +259,11 @@ def count_of(value: torch.Tensor) -> int:
     return int(value.reshape(-1)[0])
 
 
-def run(seed: int, kinds: dict[str, int] | None = None, *, fenced: bool = True) -> LockRun:
+def run(seed: int, kinds: dict[str, int] | None = None, *, fenced: bool = True, takeovers: bool = False) -> LockRun:
     """Run this seed to its end, and return the run. Raises the error of the run."""
     folder = Path(tempfile.mkdtemp(prefix="tq-locks-"))
     try:
-        one = LockRun(seed, folder / "arena", kinds, fenced=fenced)
+        one = LockRun(seed, folder / "arena", kinds, fenced=fenced, takeovers=takeovers)
         try:
             one.run()
         finally:
@@ -256,21 +273,28 @@ def run(seed: int, kinds: dict[str, int] | None = None, *, fenced: bool = True) 
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def replay(seed: int, takeovers: bool = False) -> str:
+    """Return the command that runs a seed again."""
+    return f"python -m tests.simulation.lock_run{' --takeovers' if takeovers else ''} --seed {seed}"
+
+
 def main() -> int:
     """Run the seeds of the command line. Return the exit code: 1 if a seed failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="one run")
     parser.add_argument("--seeds", default="0..200", help="runs from the first to before the second")
+    parser.add_argument("--takeovers", action="store_true", help="runs in which other nodes take the controller over")
     given = parser.parse_args()
     first, _, last = given.seeds.partition("..")
     seeds = range(int(first), int(last)) if given.seed is None else range(given.seed, given.seed + 1)
     torch.set_num_threads(1)
+    logging.getLogger("transfer_queue.node").setLevel(logging.CRITICAL)  # controllers report the end of their term
     happened: Counter[str] = Counter()
     for seed in seeds:
         try:
-            happened += run(seed).history.happened
+            happened += run(seed, takeovers=given.takeovers).history.happened
         except Exception:
-            print(f"to replay it:\n    python -m tests.simulation.lock_run --seed {seed}", flush=True)
+            print(f"to replay it:\n    {replay(seed, given.takeovers)}", flush=True)
             raise
     print(f"{len(seeds)} seeds passed; {dict(sorted(happened.items()))}")
     return 0

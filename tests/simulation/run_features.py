@@ -45,6 +45,7 @@ class Features:
     disk: There are units on disk, too.
     mirror: A mirror has a copy of every block: "async" or "sync", or "" if there is none.
     dedup: Values are hashed, and some clients put equal ones.
+    wide: Some puts have many fields.
     store: An external store has the fields "y" ("some") or all fields ("all"); "" if there is none.
     """
 
@@ -63,6 +64,7 @@ class Features:
     mirror: str = ""
     dedup: bool = False
     store: str = ""
+    wide: bool = False
 
     @property
     def has_queue(self) -> bool:
@@ -113,6 +115,16 @@ def drawn(draw: random.Random) -> Features:
         mirror=draw.choice(["", "async", "sync"]) if replicas == 1 else "",
         dedup=draw.random() < 0.3,
     )
+
+
+def drawn_with_takeovers(draw: random.Random) -> Features:
+    """Return the features of a run in which other nodes take the controller over, which have no values on disk."""
+    features = drawn(draw)
+    replicas = draw.choice([features.replicas, 2]) if features.units == 2 else 1
+    return replace(
+        features, mirror="", replicas=replicas, drains=features.drains and features.units > replicas,
+        wide=draw.random() < 0.15,
+    )  # fmt: skip
 
 
 def drawn_with_store(draw: random.Random) -> Features:

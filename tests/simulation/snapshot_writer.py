@@ -1,13 +1,16 @@
-"""Writes snapshots of the journal in the simulation; in production a forked child does this."""
+"""What writes files beside the records of the simulated journal: snapshots, and states that are loaded."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transfer_queue.journal import state_file
+from transfer_queue.journal.loaded_states import LoadedStates
 
 MOST_SECONDS = 0.5  # of virtual time that a snapshot takes
 
@@ -32,9 +35,13 @@ class SnapshotWriter:
         self._later(self._draw.uniform(0, MOST_SECONDS), lambda: None if self.ended else self._put(done))
 
     def _put(self, done: Callable[[str | None], Any]) -> None:
-        self._name()
+        trouble = None
+        try:
+            self._name()
+        except OSError as error:  # the controller of a later term has removed the folder
+            trouble = str(error)
         self.busy = False
-        done(None)
+        done(trouble)
 
     def _name(self) -> None:
         assert self._under_way is not None
@@ -46,4 +53,19 @@ class SnapshotWriter:
         """Kill the controller with its child: before the file has its name, or just after."""
         self.ended = True
         if self._under_way is not None and self._draw.random() < 0.5:
-            self._name()
+            with contextlib.suppress(OSError):
+                self._name()
+
+
+class RememberedStates(LoadedStates):
+    """The loaded states of the journal, which removes them later; `all` keeps them for replays of all records."""
+
+    def __init__(self, folder: Path, all: LoadedStates) -> None:
+        super().__init__(folder, sync=False)
+        self._all = all
+
+    def add(self, source: Path) -> str:
+        """See `LoadedStates.add`."""
+        name = super().add(source)
+        os.link(self.path(name), self._all.path(name))
+        return name

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from tensordict import TensorDict
 
-from tests.simulation import maintenance_actors, queue_actors, rank_actors
+from tests.simulation import maintenance_actors, queue_actors, rank_actors, wide_actors
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import Ledger, LedgerError, content, read
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
@@ -49,6 +49,7 @@ class Workload:
     closing: The clients must end.
     saved: The folders of complete checkpoints.
     drained: Units that may be drained at the moment.
+    wide: The number of puts with many fields that succeeded.
     moved: How often samples of a partition were saved, and added to the running system again.
     """
 
@@ -62,7 +63,7 @@ class Workload:
         self.closing = False
         self.saved: list[Path] = []
         self.drained: set[int] = set()
-        self.moved = 0
+        self.moved = self.wide = 0
         self._cluster: FaultyCluster | ManyCluster | None = None
         self._running: dict[str, tuple[Script, Task[None]]] = {}
         self._born = 0
@@ -101,6 +102,8 @@ class Workload:
         if self.features.dedup:
             self.role("equal0", self._put_equal)
             self.role("equal1", self._put_equal)
+        if features.wide:
+            self.role("wide", wide_actors.putter(self))
         if features.has_queue:
             queue_actors.begin(self)
         if features.loses:

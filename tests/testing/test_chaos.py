@@ -38,7 +38,7 @@ def test_a_seed_replays() -> None:
 def test_a_failing_seed_says_how_to_replay_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(seed: int) -> None:
+    def fail(seed: int, variant: str) -> None:
         raise AssertionError("broken on purpose")
 
     monkeypatch.setattr(chaos, "run", fail)

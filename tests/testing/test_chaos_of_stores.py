@@ -20,9 +20,9 @@ def test_seeds(first: int) -> None:
     reads = 0
     for seed in range(first, first + PART):
         try:
-            one = chaos.run(seed, stores=True)
+            one = chaos.run(seed, variant="stores")
         except Exception as error:
-            raise AssertionError(f"to replay it: {chaos.replay(seed, stores=True)}") from error
+            raise AssertionError(f"to replay it: {chaos.replay(seed, 'stores')}") from error
         reads += one.ledger.reads
         happened += one.happened
     assert reads > 10 * PART
@@ -31,4 +31,4 @@ def test_seeds(first: int) -> None:
 
 
 def test_a_failing_seed_says_how_to_replay_it() -> None:
-    assert chaos.replay(3, stores=True) == "python -m tests.simulation.chaos --stores --seed 3"
+    assert chaos.replay(3, "stores") == "python -m tests.simulation.chaos --stores --seed 3"

@@ -17,6 +17,7 @@ from transfer_queue.core.tables.lock_table import LockTable
 from transfer_queue.messages.puts import Publish
 
 SEEDS, PART = 60, 30
+TAKEOVER_SEEDS = 8
 PLANTED_SEEDS = 60
 
 
@@ -27,11 +28,22 @@ def test_seeds(first: int) -> None:
         try:
             happened += lock_run.run(seed).history.happened
         except Exception as error:
-            raise AssertionError(f"to replay it: python -m tests.simulation.lock_run --seed {seed}") from error
+            raise AssertionError(f"to replay it: {lock_run.replay(seed)}") from error
     for each in ("controller", "kill_one", "freeze", "break"):
         assert happened[each] > PART // 5, happened
     assert happened["fenced"] > 0, happened
     assert happened["increments"] > 50 * PART, happened
+
+
+def test_locks_hold_while_other_nodes_take_the_controller_over() -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(TAKEOVER_SEEDS):
+        try:
+            happened += lock_run.run(seed, takeovers=True).history.happened
+        except Exception as error:
+            raise AssertionError(f"to replay it: {lock_run.replay(seed, takeovers=True)}") from error
+    assert happened["terms"] > TAKEOVER_SEEDS, happened
+    assert happened["increments"] > 50 * TAKEOVER_SEEDS, happened
 
 
 def test_a_seed_replays() -> None:

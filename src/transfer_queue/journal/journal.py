@@ -16,11 +16,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from transfer_queue.core.events.records import AgesRecorded, AnyRecord, RequestParked, StateLoaded, Unparked
+from transfer_queue.core.events.records import AnyRecord, Record, RequestParked, StateLoaded, Unparked
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.state import State
 from transfer_queue.core.transitions.apply import apply_record
@@ -29,6 +29,8 @@ from transfer_queue.errors import CheckpointError, JournalError
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import ClockIdentity, Reading, SegmentHeader, SegmentWriter, sync_folder
+
+RecordT = TypeVar("RecordT", bound=Record)
 
 _NAME = re.compile(r"(segment|state)-(\d{12})")
 _DRAFT = re.compile(r"\.state-\d{12}\.draft")
@@ -137,6 +139,13 @@ def _snapshot(folder: Path, number: int, clock: ClockIdentity, capacity: int | N
     return state
 
 
+def shift_time(record: RecordT, shift: float) -> RecordT:
+    """Return a record with its time, if it has one, by another clock, which shows `shift` seconds more."""
+    if not shift or not record.by_clock:
+        return record
+    return msgspec.structs.replace(record, **{record.by_clock: getattr(record, record.by_clock) + shift})
+
+
 def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> tuple[int, int, int, list[str]]:
     """Replay a segment. Returns its number of records, its valid bytes, its size, and the loaded states it names."""
     with open(path, "rb") as file:
@@ -150,8 +159,7 @@ def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> tuple
     shift = 0.0 if reading.head is None else clock.shift_from(reading.head.clock)
     for records in reading.frames():
         for record in records:
-            if shift and isinstance(record, (AgesRecorded, StateLoaded)):
-                record = msgspec.structs.replace(record, time=record.time + shift)
+            record = shift_time(record, shift)
             if isinstance(record, StateLoaded) and record.file:
                 _read_loaded(states, state, record, path)
                 files.append(record.file)

@@ -381,7 +381,8 @@ class Cluster:
 
     def _next_deadline(self) -> float | None:
         """Return the time of the next deadline, not before now; None if there is none."""
-        deadlines = [each.next_deadline() for each in (*self._servers(), *self._clients)]
+        deadlines = [self._deadline_of(server) for server in self._servers()]
+        deadlines += [client.next_deadline() for client in self._clients]
         times = [when for when in deadlines if when is not None]
         times += [when for when, _, _ in self._agenda[:1]]
         return max(self.clock.now, min(times)) if times else None
@@ -390,16 +391,29 @@ class Cluster:
         """Return the servers that are running."""
         return [self.controller, *self.units]
 
+    def _deadline_of(self, server: Controller | StorageUnit) -> float | None:
+        """Return the virtual time of a server's next deadline."""
+        return server.next_deadline()
+
+    def _tick(self, server: Controller | StorageUnit) -> None:
+        """Let a server do what is due."""
+        if isinstance(server, Controller):
+            self._run_core_effects(server.tick(self._controller_now))
+        else:
+            self._run_unit_effects(server, server.tick(self.clock.now))
+
+    @property
+    def _controller_now(self) -> float:
+        """The time on the clock of the controller's machine."""
+        return self.clock.now
+
     def _step(self, due: float, until: Callable[[], bool] | None = None) -> None:
         self.clock.move_to(due)
         while self._agenda and self._agenda[0][0] <= due:
             heapq.heappop(self._agenda)[2]()
         # an action may have let time pass by itself
         for server in self._servers():
-            if isinstance(server, Controller):
-                self._run_core_effects(server.tick(self.clock.now))
-            else:
-                self._run_unit_effects(server, server.tick(self.clock.now))
+            self._tick(server)
         for client in self._clients:
             client.tick()
         self.run(until)
@@ -479,7 +493,7 @@ class Cluster:
         """Notify a server that a connection has ended."""
         self._readers.pop(connection, None)
         if target == CONTROLLER:
-            self._run_core_effects(self.controller.on_disconnect(name, connection, self.clock.now))
+            self._run_core_effects(self.controller.on_disconnect(name, connection, self._controller_now))
         else:
             unit = self.units[target[1]]
             self._run_unit_effects(unit, unit.on_disconnect(connection, self.clock.now))
@@ -493,7 +507,7 @@ class Cluster:
             self._run_unit_effects(unit, unit.handle(name, connection, envelope.sequence, envelope.body, now))
 
     def _deliver_to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
-        self._run_core_effects(self.controller.handle(name, connection, envelope, self.clock.now))
+        self._run_core_effects(self.controller.handle(name, connection, envelope, self._controller_now))
 
     # ------------------------------------------------------------ effects
 
@@ -567,7 +581,7 @@ class Cluster:
                 outcome = work.run()
             except Exception as error:
                 outcome = error
-            self._run_core_effects(self.controller.on_deal_computed(work.number, outcome, self.clock.now))
+            self._run_core_effects(self.controller.on_deal_computed(work.number, outcome, self._controller_now))
 
         self._run_later(done)
 
@@ -579,7 +593,7 @@ class Cluster:
         except Exception as error:  # as in `node.controller.state_writer`
             trouble = f"{type(error).__name__}: {error}"
         self._run_later(
-            lambda: self._run_core_effects(self.controller.on_state_written(write.name, trouble, self.clock.now))
+            lambda: self._run_core_effects(self.controller.on_state_written(write.name, trouble, self._controller_now))
         )
 
     def _read_state(self, read: core_effects.ReadState) -> None:
@@ -589,7 +603,7 @@ class Cluster:
             found = self.states.read(read.name, read.watched)
             self._run_later(
                 lambda: self._run_core_effects(
-                    self.controller.on_state_read(read.client, read.sequence, found, self.clock.now)
+                    self.controller.on_state_read(read.client, read.sequence, found, self._controller_now)
                 )
             )
 

@@ -194,11 +194,16 @@ FIELDS = {"": st.just({}), "x": st.fixed_dictionaries({"x": X}), "xy": st.fixed_
 
 
 def puts(names: str) -> Any:
-    """Puts with equal fields. With different ones, the order of concurrent puts decides which one is refused."""
+    """Puts with equal fields and distinct groups. Else the order of concurrent puts decides which one is refused."""
     put = st.tuples(
         st.integers(0, 5), FIELDS[names], TAG if not names else st.none() | TAG, st.none() | st.integers(0, 1)
     )
-    return st.lists(put, min_size=1, max_size=6, unique_by=lambda put: put[0])
+    return st.lists(put, min_size=1, max_size=6, unique_by=(lambda put: put[0], group_of))
+
+
+def group_of(put: Any) -> Any:
+    """The group of a put; of one without, something that no other put has."""
+    return object() if put[3] is None else put[3]
 
 
 STEP = st.one_of(st.sampled_from(sorted(FIELDS)).flatmap(puts), st.just("seal"), st.just("clear"))

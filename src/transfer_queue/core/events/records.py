@@ -43,6 +43,8 @@ class Record(msgspec.Struct, array_like=True, frozen=True, tag=True):
     """Base of all records."""
 
     wakes: ClassVar[Wakes] = Wakes.ALL
+    by_clock: ClassVar[str] = ""
+    """The attribute that is a time by the controller's clock, which a controller on another machine converts."""
 
 
 class PartitionMade(Record, frozen=True):
@@ -406,6 +408,7 @@ class AgesRecorded(Record, frozen=True, tag="Aged"):
     """All rows that are reserved so far existed at this time."""
 
     wakes: ClassVar[Wakes] = Wakes.NONE
+    by_clock: ClassVar[str] = "time"
 
     partition: str
     time: float
@@ -510,6 +513,7 @@ class LockGranted(Record, frozen=True):
     """A client gets a lock of keys. See `lock_table.KeyLock`."""
 
     wakes: ClassVar[Wakes] = Wakes.NONE
+    by_clock: ClassVar[str] = "since"
 
     partition: str
     token: int
@@ -582,6 +586,8 @@ class WriterFenced(Record, frozen=True):
 
 class StateLoaded(Record, frozen=True):
     """The state of a checkpoint replaced the state; see `core.transitions.restore`."""
+
+    by_clock: ClassVar[str] = "time"
 
     state: bytes
     """The saved state (`core.columns.tree_codec`) in records of older releases, and if there is no journal."""

@@ -132,6 +132,7 @@ class ServerLoop:
         self._served = served
         self._commit = commit
         self._longest = Longest() if longest is None else longest
+        self._ready = 0  # connections and others with something to serve in this turn
         self._held = False  # whether the last commit failed, so that no output is sent
         self._stopping = False
         self._soon: deque[Callable[[], Iterable[Outgoing] | None]] = deque()
@@ -209,6 +210,10 @@ class ServerLoop:
         """The number of open connections, including those in their handshake."""
         return len(self._peers)
 
+    def serves_one(self) -> bool:
+        """Whether at most one connection has something to serve in this turn. Only for the loop's thread."""
+        return self._ready < 2
+
     # ------------------------------------------------------------ the loop
 
     def run(self) -> None:
@@ -231,6 +236,7 @@ class ServerLoop:
         due = self._service.next_deadline()  # once per turn: a deadline that this turn sets is checked in the next one
         waits = self._unserved or self._may_idle
         ready = self._selector.select(0 if waits else self._seconds_to_deadline(due))
+        self._ready = len(ready) + len(self._unserved)
         if self._idle is not None:
             self._may_idle = bool(ready or self._unserved) or (
                 self._may_idle and self._succeeds(self._idle, "idle work")

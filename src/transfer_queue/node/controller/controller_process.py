@@ -120,7 +120,7 @@ def build_controller(
         longest=service.load.longest,
     )  # fmt: skip
     service.attach(server.call_soon)
-    service.end = server.stop
+    service.end, service.serves_one = server.stop, server.serves_one
     service.use_host(host, server)
     controller.context.measures.server_counters = server.counters
     secret = server_context(settings.tls)

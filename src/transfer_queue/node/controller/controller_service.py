@@ -111,6 +111,8 @@ class ControllerService(EnvelopeService):
         """When the term is checked although nothing happens."""
         self.end: Callable[[], object] = lambda: None
         """Ends the server, without sending anything, after `commit` has found that a later term has begun."""
+        self.serves_one: Callable[[], bool] = lambda: False
+        """Returns whether at most one connection has sent something in this turn."""
         self.told: Callable[[int, unit_reports.Measured], None] = lambda peer, measured: None
         """Gets what a unit at this connection has measured."""
         self.measure_servers: Callable[[], ServersReply] | None = None
@@ -198,7 +200,7 @@ class ControllerService(EnvelopeService):
         self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
     ) -> Iterable[Outgoing] | None:
         """See `EnvelopeService.handle`. Puts of different clients are served together; all else in order of arrival."""
-        if type(envelope.body) is Publish and not self._waits_for_space:
+        if type(envelope.body) is Publish and not (self.serves_one() or self._waits_for_space):
             served = self.serve_puts() if hello.client_id in self._puts else None
             self._puts[hello.client_id] = hello, peer, envelope, now
             return served
