@@ -196,8 +196,12 @@ class TestSettings:
         settings = Settings.from_config(conf)
         assert (settings.durability_values, settings.durability_folder) == ("processes", "/kept")
         settings.check_runtime(under_ray=False)
-        with pytest.raises(StartError, match="needs runtime: local"):
+        with pytest.raises(StartError, match=r"needs runtime: local; set durability\.values to machine"):
             settings.check_runtime(under_ray=True)
+        on_disk = Settings.from_config({"durability": {"values": "machine", "folder": "/shared"}})
+        on_disk.check_runtime(under_ray=True)
+        on_disk.check_runtime(under_ray=False)
+        assert on_disk.controller_moves
         for wrong, words in (
             (
                 {"durability": {"values": "processes"}},

@@ -24,6 +24,7 @@ from transfer_queue.core.events.effects import (
     FreeExtents,
     RefuseLeases,
     Release,
+    RemoveMirror,
     Send,
     SendToUnit,
 )
@@ -145,6 +146,7 @@ class Harness:
         self.works: list[ComputeDeal] = []  # given away and not done, oldest first
         self.orders: list[tuple[int, Move | DrainFinished]] = []  # to units, oldest first
         self.refused: list[tuple[int, str]] = []
+        self.removed: list[int] = []  # connections of retired mirrors that are to remove their arenas
         self.records: list[Any] = []
         self.clients: dict[str, Client] = {}
         self.peers = 0
@@ -176,6 +178,8 @@ class Harness:
             elif isinstance(effect, SendToUnit):
                 encode(RequestEnvelope(0, 0, effect.request))
                 self.orders.append((effect.unit, effect.request))
+            elif isinstance(effect, RemoveMirror):
+                self.removed.append(effect.peer)
             elif not isinstance(effect, Release):
                 assert isinstance(effect, FreeExtents)
                 for extent in effect.extents:

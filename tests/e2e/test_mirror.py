@@ -27,7 +27,8 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.progress import MirrorProgress
 from transfer_queue.metrics.families import FAMILIES
-from transfer_queue.node.system.durable_folder import DurableFolder, mirror_bytes
+from transfer_queue.node.system.durable_folder import DurableFolder
+from transfer_queue.node.unit.mirror_folders import mirror_bytes
 
 SECONDS = 60
 MIB = 1 << 20

@@ -20,9 +20,11 @@ import torch
 
 import transfer_queue as tq
 from transfer_queue.attachment import CURRENT
-from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.errors import StartError, WaitTimeoutError
 from transfer_queue.journal.terms import Terms
+from transfer_queue.node.system.durable_folder import DurableFolder, Identity, known_folders
 from transfer_queue.node.system.paths import SystemFolder, runtime_dir
+from transfer_queue.node.unit.mirror_folders import list_mirrors
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.cluster_utils")
@@ -30,10 +32,11 @@ pytest.importorskip("ray.cluster_utils")
 from test_ray_nodes import SECONDS, Cluster, units, until  # noqa: E402
 
 BATCH = 8
+EARLY = 20  # rows that the first node puts
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         path = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
@@ -44,23 +47,42 @@ def cluster() -> Iterator[Cluster]:
         tq.close()
         ray.shutdown()
         made.cluster.shutdown()
+    ours = [known for known in known_folders() if Path(known.folder).parent == tmp_path]
+    until(lambda: all(map(is_discarded, ours)), "a durable folder is still in use")
     until(lambda: not list(runtime_dir().iterdir()), f"files of a system were left in {runtime_dir()}")
+
+
+def is_discarded(identity: Identity) -> bool:
+    """Remove what a durable folder keeps. Returns False if a process of its system has not ended yet."""
+    try:
+        DurableFolder(Path(identity.folder)).discard()
+    except StartError as error:
+        print(error)
+        return False
+    return True
 
 
 @ray.remote(num_cpus=0)
 class Starter:
     """The process that starts the system, on its first node."""
 
-    def start(self, folder: str) -> str:
-        storage = {"arena_bytes": 64 << 20, "replicas": 2}
+    def start(self, folder: str, on_disk: bool) -> str:
+        """Start the system, with a second copy of each value on another node or on disk."""
+        storage = {"arena_bytes": 64 << 20, "replicas": 1 if on_disk else 2}
+        values = {"values": "machine", "mode": "sync"} if on_disk else {}
         conf = {
             "backend": {"SimpleStorage": storage},
-            "durability": {"folder": folder},
+            "durability": {"folder": folder, **values},
             "ray": {"detached": True, "restart_seconds": 30},
             "timeouts": {"start": SECONDS, "call": SECONDS},
         }
         tq.init(conf)
         return str(tq.get_client().storage_manager.system.folder)
+
+    def put(self, count: int) -> None:
+        """Put values, which are in the memory of this node."""
+        rows = torch.arange(count * 1000).reshape(count, 1000)
+        tq.kv_batch_put([f"k{number}" for number in range(count)], "of the first", {"x": rows})
 
 
 @ray.remote(num_cpus=0, max_concurrency=2)
@@ -120,16 +142,17 @@ def on(node: str) -> Any:
     return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
 
-def start_on(node: str, folder: Path) -> Path:
+def start_on(node: str, folder: Path, on_disk: bool) -> Path:
     """Start the system from a process of this node, with the controller there. Returns its folder there."""
 
     def started() -> Path | None:
         starter = Starter.options(scheduling_strategy=on(node)).remote()
-        place = Path(ray.get(starter.start.remote(str(folder)), timeout=SECONDS))
+        place = Path(ray.get(starter.start.remote(str(folder), on_disk), timeout=SECONDS))
         description = SystemFolder(place).read_description()
         assert description is not None
         tq.init()
         if not description.is_outpost:
+            ray.get(starter.put.remote(EARLY), timeout=SECONDS)
             return place
         assert CURRENT.system is not None
         CURRENT.system.stop()  # not every node of Ray knew the new node, so Ray chose another one
@@ -160,18 +183,22 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.parametrize("on_disk", [False, True], ids=["replicas", "disk"])
 @pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
-def test_a_run_goes_on_when_the_first_node_is_gone(cluster: Cluster, tmp_path: Path, frozen: bool) -> None:
+def test_a_run_goes_on_when_the_first_node_is_gone(
+    cluster: Cluster, tmp_path: Path, frozen: bool, on_disk: bool
+) -> None:
     """No acknowledged sample is lost, and none is dealt twice. A frozen controller that wakes up has no effect."""
     doomed = cluster.add()
     others = [node for node in cluster.nodes() if node != doomed]
-    first = start_on(doomed, tmp_path)
+    folder = tmp_path / "kept"
+    first = start_on(doomed, folder, on_disk)
     producers = [Producer.options(scheduling_strategy=on(node)).remote(at) for at, node in enumerate(others[1:])]
     consumers = [Consumer.options(scheduling_strategy=on(node)).remote() for node in others[1:]]
     producing = [each.run.remote() for each in producers]
     consuming = [each.run.remote() for each in consumers]
     until(lambda: all(n > 100 for n in ray.get([each.count.remote() for each in producers])), "nothing is put")
-    terms = [term.number for term in Terms(tmp_path).list()]
+    terms = [term.number for term in Terms(folder).list()]
     stopped = processes_of(first)
     if not frozen:
         for process in stopped:
@@ -190,7 +217,7 @@ def test_a_run_goes_on_when_the_first_node_is_gone(cluster: Cluster, tmp_path: P
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
         until(lambda: all(map(has_ended, stopped)), "the first controller still runs")
-    assert [term.number for term in Terms(tmp_path).list()][-1] > terms[-1], "no other node has taken over"
+    assert [term.number for term in Terms(folder).list()][-1] > terms[-1], "no other node has taken over"
     ray.get([each.stop.remote() for each in producers], timeout=SECONDS)
     ray.get(producing, timeout=SECONDS)
     told = ray.get([each.result.remote() for each in producers], timeout=SECONDS)
@@ -200,6 +227,10 @@ def test_a_run_goes_on_when_the_first_node_is_gone(cluster: Cluster, tmp_path: P
     until(lambda: doomed not in units(), "the units of the first node are still there")
     found = tq.kv_batch_get([f"k{number}" for number in acknowledged], "p")["x"]
     assert [int(row[0]) for row in found.unbind()] == acknowledged
+    early = tq.kv_batch_get([f"k{number}" for number in range(EARLY)], "of the first")["x"]
+    assert torch.equal(torch.stack(list(early.unbind())), torch.arange(EARLY * 1000).reshape(EARLY, 1000))
+    if on_disk:
+        until(lambda: len(list_mirrors(folder)) == 1, "the mirrors of before were not removed")
     ray.get([each.end.remote() for each in consumers], timeout=SECONDS)
     taken = [number for numbers in ray.get(consuming, timeout=SECONDS) for number in numbers]
     assert len(taken) == len(set(taken))

@@ -39,12 +39,12 @@ def until(condition: Callable[[], object], what: str) -> None:
 class Systems:
     """A controller with a unit on node-0, a unit each on node-1 and node-2, and the nodes that take over."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, replicas: int = 2, **durability: object) -> None:
         self.folder = folder
         self.id = uuid.uuid4().hex
         self.name = f"take-{self.id[:8]}"
-        storage = {"arena_bytes": 64 << 20, "num_data_storage_units": 3, "replicas": 2}
-        conf = {"backend": {"SimpleStorage": storage}, "durability": {"folder": str(folder)}}
+        storage = {"arena_bytes": 64 << 20, "num_data_storage_units": 3, "replicas": replicas}
+        conf = {"backend": {"SimpleStorage": storage}, "durability": {"folder": str(folder), **durability}}
         self.config = {"settings": Settings.from_config(conf).to_json()}
         self.all: list[RunningSystem] = []
         self.controller = self.first = self.start("", 1)

@@ -49,9 +49,12 @@ def _content(folder: Path, identity: Identity) -> dict[str, Any]:
     """Return what a durable folder that is not in use keeps. Reads its journal like a start."""
     from transfer_queue.journal.journal import recover
     from transfer_queue.journal.segment import ClockIdentity
-    from transfer_queue.node.system.durable_folder import arena_bytes, journal_bytes, mirror_bytes, used_at
+    from transfer_queue.journal.terms import Terms
+    from transfer_queue.node.system.durable_folder import arena_bytes, journal_bytes, used_at
+    from transfer_queue.node.unit.mirror_folders import mirror_bytes
 
-    partitions = recover(folder, ClockIdentity.now()).state.partitions
+    term = Terms(folder).newest()
+    partitions = recover(folder if term is None else term.folder, ClockIdentity.now()).state.partitions
     return {
         "name": identity.name, "folder": identity.folder, "arenas": identity.arenas, "disk": identity.disk,
         "units": identity.units, "created_at": identity.created_at, "used_at": used_at(identity),
@@ -67,11 +70,12 @@ def _lines(identity: Identity, content: dict[str, Any]) -> list[str]:
     now = time.time()
     fate = "are read from the copies on disk" if content["mirror"] else "are lost"
     there = "" if Path(identity.arenas).is_dir() else f", which do not exist any more: their values {fate}"
+    memory = f"{size_text(content['memory'])} in the arenas {identity.arenas}{there}"
     lines = [
         f"adopted: {printable_name(identity.folder)}, of the system {printable_name(identity.name)}",
         f"  made {duration_text(now - identity.created_at, units=1)} ago, used last "
         f"{duration_text(now - content['used_at'], units=1)} ago",
-        f"  {size_text(content['memory'])} in the arenas {identity.arenas}{there}",
+        f"  {memory if identity.arenas else 'the memory of its nodes is not kept'}",
         f"  {size_text(content['journal'])} of journal"
         + (f", {size_text(content['mirror'])} of copies on disk" if content["mirror"] else ""),
         *(

@@ -140,7 +140,8 @@ def _mirror(mirror: MirrorProgress) -> str:
     full = "; THE DISK IS FULL: clear samples, or free some space there" if mirror.full else ""
     gone = "" if mirror.connected else "; ITS UNIT IS NOT CONNECTED"
     stored = f"{size_text(mirror.stored)} in {size_text(mirror.leased)}"
-    return f"copies on disk: {stored}; behind: {behind} ({most}){waits}{full}{gone}"
+    retired = f"; {size_text(mirror.retired)} are in mirrors of earlier controllers" if mirror.retired else ""
+    return f"copies on disk: {stored}; behind: {behind} ({most}){waits}{full}{gone}{retired}"
 
 
 def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:

@@ -106,7 +106,8 @@ def find_systems() -> list[ListedSystem]:
 
 def _kept(identity: Identity) -> ListedSystem:
     """Return a system that does not run, and whose durable folder keeps its values."""
-    from transfer_queue.node.system.durable_folder import arena_bytes, journal_bytes, mirror_bytes, used_at
+    from transfer_queue.node.system.durable_folder import arena_bytes, journal_bytes, used_at
+    from transfer_queue.node.unit.mirror_folders import mirror_bytes
 
     folder, remove = Path(identity.folder), f"`tq stop --discard --folder {identity.folder}`"
     if not (folder / "identity.json").exists():
@@ -114,6 +115,8 @@ def _kept(identity: Identity) -> ListedSystem:
             f"its durable folder does not exist any more: if it was moved, `tq adopt` its new path; otherwise {remove} "
             f"removes its values"
         )
+    elif mirror_bytes(folder):
+        words = f"start it with durability.folder to continue, or remove it with {remove}"
     elif not Path(identity.arenas).is_dir():
         words = f"its values are lost, because {identity.arenas} does not exist any more; its state continues"
     else:
@@ -127,8 +130,9 @@ def _kept(identity: Identity) -> ListedSystem:
 
 def _look_at(system: SystemFolder) -> ListedSystem | None:
     """Return what is known of a system; None if the folder is not that of a system."""
-    from transfer_queue.node.system.durable_folder import journal_bytes, mirror_bytes
+    from transfer_queue.node.system.durable_folder import journal_bytes
     from transfer_queue.node.system.locks import is_alive
+    from transfer_queue.node.unit.mirror_folders import mirror_bytes
 
     name, folder = system.name, str(system.folder)
     try:

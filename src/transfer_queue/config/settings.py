@@ -181,8 +181,9 @@ class Settings:
         "Which failures the values survive. none: the death of single servers; values in memory end with the system. "
         "processes: the death of all processes at once. The memory of the values belongs to `durability.folder`, and "
         "the next system with this folder continues with it; `tq stop --discard` removes it. machine: also the failure "
-        "of the machine, because every value is also written to `durability.folder`, which should be on an SSD. Needs "
-        "SimpleStorage and `runtime: local`.",
+        "of the machine, because every value is also written to `durability.folder`, which should be on an SSD. Under "
+        "Ray it is on storage that all nodes see, and also has the values of nodes that die. Both need SimpleStorage, "
+        "and `processes` needs `runtime: local`.",
     )
     durability_folder: str | None = setting(
         "durability.folder",
@@ -508,11 +509,11 @@ class Settings:
                 "the backend RayStore keeps values in Ray's object store and needs runtime: ray; call ray.init() "
                 "before tq.init(), or choose SimpleStorage"
             )
-        if self.durability_values != "none" and under_ray:
+        if self.durability_values == "processes" and under_ray:
             raise StartError(
-                f"{KEYS['durability_values']} is {self.durability_values}, which keeps the memory of one machine and "
-                f"needs runtime: local; set runtime: local, or set {KEYS['durability_values']} to none and use "
-                f"{KEYS['replicas']}: 2"
+                f"{KEYS['durability_values']} is processes, which keeps the memory of one machine and needs runtime: "
+                f"local; set {KEYS['durability_values']} to machine, which keeps every value in "
+                f"{KEYS['durability_folder']} on storage that all nodes see, or to none and use {KEYS['replicas']}: 2"
             )
 
     @property

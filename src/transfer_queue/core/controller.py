@@ -163,6 +163,7 @@ class Controller:
             boot=boot,
             max_deliveries=max_deliveries,
         )
+        migrations.mirror_is_due = self.context.mirror.is_due
         self.clears = IncrementalClears()
         self.wide_puts = WidePuts()
         self.wide_lookups = WideLookups()

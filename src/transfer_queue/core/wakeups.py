@@ -25,6 +25,7 @@ from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
+from transfer_queue.core.units import unit_handlers
 from transfer_queue.errors import CapacityError, TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Claim
@@ -65,6 +66,8 @@ class Wakeups:
                 effects.append(FreeExtents(unit, extents))
         if context.unit_drains:
             effects += context.unit_drains.settle(context.now)
+        if state.mirrors and state.draining:
+            effects += unit_handlers.end_retired_mirrors(context)
         if self._is_deadlocked():
             effects += deadlock_detector.end_deadlock(context)
         return effects

@@ -157,22 +157,27 @@ class Supervisor:
             places += [(folder, DISK, SIMPLE) for folder in self._folders.offloads(seconds)] if count else []
             mirror = self._folders.mirror()
             places += [] if mirror is None else [(mirror, MIRROR, SIMPLE)]
+            retired = self._folders.retired()
+            places += [(arena, MIRROR, SIMPLE) for arena in retired]
         except StartError as error:
             raise _ShutdownReason(f"{error} (StartError)") from error
         places += [(arenas, MEMORY, backend) for backend in stores]
         for number, (folder, tier, backend) in enumerate(places):
             listeners, remote = self._listen_twice(str(system.unit(number)))
-            place = UnitPlace(self._controller, folder, listeners, seat.node, remote, tier, count, backend)
+            only_read = folder in retired
+            place = UnitPlace(self._controller, folder, listeners, seat.node, remote, tier, count, backend, only_read)
             build = partial(build_unit, system, number, start.config, start.key, place)
-            self._start_child(self._child(f"unit-{number}", build))
+            child = self._child(f"unit-{number}", build)
+            if only_read:
+                child.needed, child.listeners = partial(os.path.exists, folder / "header"), listeners
+            self._start_child(child)
         if settings.live_enabled and not seat.controller:
             self._bring_page()
         self._is_up = True
-        if self._folders.durable is not None:
-            try:
-                self._folders.durable.begin(system.folder)
-            except StartError as error:
-                raise _ShutdownReason(f"{error} (StartError)") from error
+        try:
+            self._folders.begin()
+        except StartError as error:
+            raise _ShutdownReason(f"{error} (StartError)") from error
         system.describe(self._description())
         launcher_protocol.send(self._channel, launcher_protocol.StartReply(self._folders.warnings), RECEIVE_SECONDS)
         self._channel.close()
@@ -301,7 +306,7 @@ class Supervisor:
         """Fork a server and wait until it is up. Raises _ShutdownReason with its traceback if it does not start."""
         self._children.append(child)
         self._fork(child, self._deadline)
-        self._watch(lambda: child.up)
+        self._watch(lambda: child.up or child not in self._children)
 
     def _fork(self, child: ChildServer, deadline: float) -> None:
         ready, say = os.pipe()
@@ -408,6 +413,11 @@ class Supervisor:
             while child.ready is not None:  # a message that it sent before its end says more than its exit code
                 self._read_report(child)
             how, again = _describe_exit(code), child.record_end(code)
+            if not child.needed():
+                logger.info("the %s, process %d, %s, because it has nothing to do any more", child.name, pid, how)
+                self._children.remove(child)
+                child.refuse_connections()
+                continue
             with contextlib.suppress(OSError), open(self._system.log(child.name), "a", opener=no_link) as log:
                 log.write(f"the {child.name}, process {pid}, {how}\n")
             logger.error("the %s, process %d, %s; its log: %s", child.name, pid, how, self._system.log(child.name))
@@ -472,8 +482,8 @@ class Supervisor:
     def _end(self, crashed: bool) -> None:
         """Stop every process and remove every file; after a crash, keep the logs."""
         self._system.description.unlink(missing_ok=True)  # from now on no process finds the system
-        if self._asked and self._is_up and self._folders.durable is not None:
-            self._folders.durable.mark_stopped()
+        if self._asked and self._is_up:
+            self._folders.mark_stopped()
         for listener in self._listeners:
             listener.close()
         for number, seconds in ((signal.SIGTERM, TERM_SECONDS), (signal.SIGKILL, TERM_SECONDS)):

@@ -23,6 +23,7 @@ from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, StartError, TransferQueueError
 from transfer_queue.messages.base import Done
+from transfer_queue.messages.descriptors import MIRROR
 from transfer_queue.messages.partitions import ClearPartition, CreatePartition, ListPartitions
 from transfer_queue.messages.queries import SnapshotReply, TakeSnapshot
 from transfer_queue.messages.system import Drain, NodeGone, Topology, TopologyReply, UseSampler
@@ -148,7 +149,7 @@ class ControllerActor:
                     self._options(settings),
                     self._report_lost_node,
                     self._begin_drain,
-                    self._nodes_of_units() if self._again else (),
+                    self._nodes_of_units(),
                 )
                 try:
                     nodes.begin(max(0.0, limit - time.monotonic()), strict=not self._again)
@@ -213,7 +214,7 @@ class ControllerActor:
 
     def _nodes_of_units(self) -> set[str]:
         """Return the nodes that have units in the state of the controller, also those that are gone."""
-        return {unit.node for unit in self._client().request(Topology(), TopologyReply).units}
+        return {unit.node for unit in self._client().request(Topology(), TopologyReply).units if unit.node}
 
     def drain_node(self, node: str, timeout: float | None = None) -> None:
         """Move everything on a node to other nodes. Returns when it has no block.
@@ -235,7 +236,8 @@ class ControllerActor:
 
     def _units_on(self, node: str) -> list[int]:
         units = self._client().request(Topology(), TopologyReply).units
-        return [unit.unit for unit in units if unit.node == node]
+        # the mirror is not on the node, but in durability.folder
+        return [unit.unit for unit in units if unit.node == node and unit.tier != MIRROR]
 
     def _running_now(self) -> RunningSystem:
         assert self._system is not None

@@ -22,6 +22,7 @@ from transfer_queue.messages.reports.unit_reports import (
     Move,
     RefuseWriters,
     ReleaseExtents,
+    RemoveArena,
 )
 from transfer_queue.messages.storage import (
     CacheBlocks,
@@ -37,6 +38,7 @@ from transfer_queue.messages.system import UseSampler
 TO_UNITS = {
     DrainFinished,
     ReleaseExtents,
+    RemoveArena,
     CacheBlocks,
     CheckExtents,
     CheckStore,

@@ -14,12 +14,13 @@ from unit_standin import BYTES, Units
 
 from transfer_queue.core.units import migration_planner, mirror_writer
 from transfer_queue.core.units.mirror_writer import MaxLag
+from transfer_queue.core.units.unit_handlers import lose_missing_mirrors
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import MIRROR, NewBlock
 from transfer_queue.messages.puts import ClearRows, Publish
 from transfer_queue.messages.queries import Lookup, LookupReply
-from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move, RegisterUnit
-from transfer_queue.messages.system import Drain
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, ExtentsFreedReport, Move, RegisterUnit
+from transfer_queue.messages.system import Drain, NodeGone
 
 LENGTH = 1 << 20  # of every extent that clients write
 SYNC = MaxLag(-1, 0.0)
@@ -46,6 +47,8 @@ class Mirrored:
         self.units = Units()
         self.number: dict[str, int] = {}
         self.arenas: dict[str, int] = dict.fromkeys(PLACES, 0)
+        self.term = 1
+        self.boots: dict[str, str] = {}  # of retired mirrors, by name
         self.open: dict[str, int] = {}
         self.values: dict[int, dict[str, int]] = {}
         self.lost: set[tuple[int, str]] = set()
@@ -67,11 +70,65 @@ class Mirrored:
         known = self.number.get(name)
         extents = [extent for unit, extent in self.units.held if unit == known] if arena >= 0 else []
         request = RegisterUnit(
-            name, f"/{name}.{arena}", f"boot-{name}-{arena}", name, "now", column(extents), 1 << 30, tier=tier
-        )
+            name, f"/{name}.{arena}", f"boot-{name}-{arena}", self.unit_name(name), "now", column(extents), 1 << 30,
+            tier=tier,
+        )  # fmt: skip
         self.h.freed.clear()  # it is told again what it has not confirmed
         self.freed = 0
         self.number[name] = self.h.ask(request, name).value
+
+    def unit_name(self, name: str) -> str:
+        """The name of a unit; that of the mirror has the number of the term."""
+        return f"mirror-{self.term}" if name == "mirror" else name
+
+    def take_over(self) -> None:
+        """A further term begins, with an empty mirror. The one of before is retired."""
+        self.note_removed()
+        self.forget()
+        number, arena = self.number.pop("mirror"), self.arenas["mirror"]
+        retired = f"mirror-{self.term}"
+        self.h.disconnect("mirror")
+        self.boots[retired] = f"boot-mirror-{arena}"
+        self.number[retired] = number
+        self.term += 1
+        self.arenas["mirror"] += 1
+        self.register_retired(retired)
+        self.h.connect("mirror")
+        self.register("mirror")
+
+    def register_retired(self, name: str) -> None:
+        """The unit of a retired mirror registers, in any place."""
+        known = self.number[name]
+        extents = [extent for unit, extent in self.units.held if unit == known]
+        request = RegisterUnit(
+            name, f"/elsewhere/{name}", self.boots[name], name, "now", column(extents), 1 << 30, tier=MIRROR,
+            retired=True,
+        )  # fmt: skip
+        self.h.freed.clear()
+        self.freed = 0
+        self.number[name] = self.h.ask(request, name).value
+        self.note_removed()
+
+    def note_removed(self) -> None:
+        """Retired mirrors that the controller ordered to remove their arenas do not exist any more."""
+        for peer in self.h.removed:
+            (name,) = (name for name in self.boots if self.h.clients[name].peer == peer)
+            number = self.number.pop(name)
+            assert number not in self.h.state.units
+            self.units.held = {place: held for place, held in self.units.held.items() if place[0] != number}
+            del self.boots[name]
+            self.h.disconnect(name)
+        self.h.removed.clear()
+
+    def confirm(self) -> None:
+        """The units of retired mirrors confirm what they were to free."""
+        self.note_removed()
+        self.forget()
+        for name in list(self.boots):
+            number = self.number[name]
+            extents = sorted({extent for unit, extent in self.h.told if unit == number})
+            self.h.ask(ExtentsFreedReport(number, column(extents)), name)
+            self.note_removed()
 
     def lose(self, name: str) -> None:
         """The arena of a unit is gone, and the unit begins with a new one."""
@@ -184,6 +241,7 @@ class Mirrored:
         """With time and units that carry out orders everything settles."""
         for _ in range(600):
             if not self.carry_out():
+                self.confirm()
                 context = self.h.controller.context
                 if context.migrations.next_deadline() is None and context.mirror.next_deadline() is None:
                     return
@@ -260,6 +318,26 @@ class Life(RuleBasedStateMachine):
         assert not self.m.note_lost() - self.m.lost
 
     @rule()
+    def another_node_takes_over(self) -> None:
+        self.m.take_over()
+        assert not self.m.note_lost() - self.m.lost
+
+    @precondition(lambda self: self.m.boots)
+    @rule(data=st.data())
+    def a_retired_mirror_comes_back(self, data: st.DataObject) -> None:
+        self.m.note_removed()
+        if not self.m.boots:
+            return
+        name = data.draw(st.sampled_from(sorted(self.m.boots)))
+        self.m.h.disconnect(name)
+        self.m.h.connect(name)
+        self.m.register_retired(name)
+
+    @rule()
+    def retired_mirrors_confirm(self) -> None:
+        self.m.confirm()
+
+    @rule()
     def the_mirror_comes_back(self) -> None:
         self.m.h.disconnect("mirror")
         self.m.h.connect("mirror")
@@ -286,6 +364,7 @@ class Life(RuleBasedStateMachine):
         m.read()
         assert not m.waiting
         assert m.writer.behind_bytes == 0
+        assert not m.boots, "retired mirrors are empty and removed"
         for _, _, places, _ in m.h.state.blocks.live_blocks():
             assert any(place.unit == m.number["mirror"] for place in places)
             assert len(places) == 2, "everything is in memory again"
@@ -293,3 +372,121 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+# ---------------------------------------------------------------- retired mirrors
+
+
+def taken_over(count: int = 3) -> Mirrored:
+    """What was put before a takeover is in the retired mirror only, because the memory of its node is lost."""
+    m = Mirrored(SYNC)
+    for _ in range(count):
+        m.put(1, ["x"], "memory-0", True)
+    m.settle()
+    m.take_over()
+    m.lose("memory-0")
+    assert not m.note_lost()
+    return m
+
+
+def test_values_of_a_retired_mirror_are_on_disk_so_that_no_put_waits_for_their_copies() -> None:
+    m = taken_over()
+    m.read()
+    assert m.writer.behind_bytes == 0
+    progress = m.writer.progress(m.h.now)
+    assert progress is not None
+    assert progress.retired == progress.stored == 3 * BYTES
+    m.put(1, ["x"], "memory-1", True)
+    m.h.tick(m.h.now)
+    orders = [order for unit, order in m.h.orders if unit == m.number["mirror"] and isinstance(order, Move)]
+    assert len(np.frombuffer(orders[0].blocks.unit, "<i4")) == 1, "the put is copied first"
+    m.carry_out()
+    assert not m.waiting
+
+
+def test_a_put_does_not_wait_until_a_retired_mirror_is_empty() -> None:
+    """The plan that empties it and the orders for new puts take turns."""
+    planned, migration_planner.ORDER_BLOCKS = migration_planner.ORDER_BLOCKS, 1
+    try:
+        m = taken_over(8)
+        mirror = m.number["mirror"]
+        m.h.tick(m.h.now + 10)
+        m.put(1, ["x"], "memory-1", True)
+        for _ in range(3):
+            m.h.tick(m.h.now)
+            assert m.carry_out()
+        assert not m.waiting
+        assert m.writer.progress(m.h.now).retired > 0  # type: ignore[union-attr]
+        m.settle()
+        assert not m.boots
+        for _, _, places, _ in m.h.state.blocks.live_blocks():
+            assert mirror in [place.unit for place in places]
+    finally:
+        migration_planner.ORDER_BLOCKS = planned
+
+
+def test_a_retired_mirror_stays_while_the_disk_has_no_space_for_another_copy() -> None:
+    m = taken_over()
+    for _ in range(4):
+        m.h.tick(m.h.now + 10)
+        m.carry_out("full")
+    m.read()
+    assert len(m.boots) == 1
+    m.h.ask(ClearRows("p", column(sorted(m.values))))
+    m.values.clear()
+    m.settle()
+    assert not m.boots, "what was cleared needs no copy"
+
+
+def test_an_empty_mirror_is_removed_when_it_registers_as_retired() -> None:
+    m = Mirrored(SYNC)
+    m.take_over()
+    assert not m.boots
+    assert list(m.h.state.mirrors) == [m.number["mirror"]]
+
+
+def test_a_mirror_that_the_state_does_not_know_any_more_is_removed_again() -> None:
+    """The order to remove it was lost with its controller."""
+    m = taken_over(1)
+    name, boot = next(iter(m.boots.items()))
+    m.settle()
+    assert not m.boots
+    m.h.connect(name)
+    m.boots[name], m.number[name] = boot, -1
+    m.register_retired(name)
+    assert not m.boots
+    assert list(m.h.state.mirrors) == [m.number["mirror"]]
+
+
+def test_the_mirror_is_not_lost_with_the_node_of_its_controller() -> None:
+    m = Mirrored(SYNC)
+    h = m.h
+    m.put(1, ["x"], "memory-0", True)
+    m.settle()
+    for name in PLACES:
+        known = h.state.units[m.number[name]]
+        h.ask(RegisterUnit("s", known.arena, known.boot_id, known.name, "now", None, node="a", tier=known.tier), name)
+    assert h.ask(NodeGone("a", "now")) == Done(2)
+    assert not m.note_lost()
+    assert [name for name in PLACES if m.number[name] in h.state.units] == ["mirror"]
+
+
+def test_a_mirror_whose_arena_is_gone_is_lost_when_the_controller_starts() -> None:
+    m = Mirrored(SYNC)
+    m.put(1, ["x"], "memory-0", True)
+    m.settle()
+    context = m.h.controller.context
+    lose_missing_mirrors(context, {"boot-mirror-0"}, "now")
+    assert m.h.state.mirrors
+    lose_missing_mirrors(context, {"boot-other"}, "now")
+    assert not m.h.state.mirrors
+    assert m.writer.behind_bytes == BYTES
+    assert not m.note_lost()
+
+
+def test_a_mirror_is_known_by_its_boot_id_wherever_its_folder_is() -> None:
+    m = Mirrored(SYNC)
+    number = m.number["mirror"]
+    moved = RegisterUnit("s", "/moved", "boot-mirror-0", "mirror-1", "now", None, tier=MIRROR)
+    assert m.h.ask(moved, "mirror") == Done(number)
+    assert m.h.state.units[number].arena == "/moved"

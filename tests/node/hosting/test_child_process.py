@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 
 import pytest
 
@@ -90,3 +91,16 @@ def test_a_server_that_is_killed_while_it_serves_is_restarted_at_once(clock: Clo
         forked(each, up=True)
         assert each.record_end(-signal.SIGKILL)
         assert each.due == clock.now
+
+
+def test_nobody_waits_for_a_server_that_is_not_needed_any_more() -> None:
+    """Although another process has its socket, too."""
+    each, listener = child(), socket.create_server(("127.0.0.1", 0))
+    assert each.needed()
+    inherited = socket.socket(fileno=os.dup(listener.fileno()))
+    each.listeners = [listener]
+    each.refuse_connections()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(inherited.getsockname(), timeout=10)
+    inherited.close()
+    listener.close()

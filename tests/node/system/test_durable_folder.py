@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from transfer_queue.errors import StartError
+from transfer_queue.journal.terms import Terms
 from transfer_queue.messages.descriptors import MIRROR
 from transfer_queue.node.system.durable_folder import (
     DurableFolder,
@@ -217,17 +218,48 @@ def test_what_belongs_to_a_folder_is_on_the_disk_before_a_start_goes_on(
 
 def test_a_folder_with_copies_on_disk_is_refused_by_a_system_that_would_not_keep_them(durable: DurableFolder) -> None:
     ended(durable, mirrored=True)
-    durable.mirror.mkdir()
-    assert f"keeps copies of its values on disk, in {durable.mirror}, but durability.values is processes" in (
-        refused(durable)
-    )
+    mirror = durable.folder / "mirror-1-ab"
+    mirror.mkdir()
+    assert f"keeps copies of its values on disk, in {mirror}, but durability.values is processes" in (refused(durable))
     ended(durable, mirrored=True)
+
+
+def test_a_system_of_several_nodes_keeps_no_memory_and_no_key(durable: DurableFolder) -> None:
+    """A system of one machine that continues makes arenas, with the same id, which the next one of several refuses."""
+    nodes = {"arenas": None, "units": 0}
+    first = ended(durable, mirrored=True, **nodes)
+    assert (first.arenas, first.disk, first.places, durable.key()) == ("", "", [], None)
+    assert [known.folder for known in known_folders()] == [str(durable.folder)]
+    assert ended(durable, mirrored=True, name="t", **nodes) == msgspec.structs.replace(first, name="t")
+    alone = ended(durable, mirrored=True, units=3)
+    assert (alone.id, alone.created_at, alone.units) == (first.id, first.created_at, 3)
+    assert (Path(alone.arenas) / "clients").is_dir()
+    assert durable.key() == KEY
+    assert f"keeps values in {alone.arenas} on this machine" in refused(durable, mirrored=True, **nodes)
+    shutil.rmtree(alone.arenas)
+    assert ended(durable, mirrored=True, **nodes).places == []
+
+
+def test_a_folder_that_another_node_has_taken_over_is_in_use(
+    durable: DurableFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that takes over locks its term only, because the first may still have the lock of the folder."""
+    monkeypatch.setattr("transfer_queue.node.system.locks.LIVENESS_SECONDS", 0.0)
+    identity = ended(durable, mirrored=True, arenas=None, units=0)
+    before = _descriptors()
+    Terms(durable.folder).claim("s", lambda folder: hold_liveness(folder / "lock"))
+    assert identity.is_in_use()
+    with pytest.raises(StartError, match="is used by"):
+        durable.discard()
+    for descriptor in _descriptors() - before:
+        os.close(descriptor)
+    assert not identity.is_in_use()
 
 
 def test_a_mirror_that_lacks_a_file_is_named_and_kept(durable: DurableFolder) -> None:
     """Its unit would begin with an empty arena, and what only the disk has would be gone."""
     ended(durable, mirrored=True)
-    unit = durable.mirror / "unit-1"
+    unit = durable.folder / "mirror-2-ab" / "unit-1"
     Arena.create(unit, GRANULE, MIRROR).close()
     (unit / "header").write_bytes(b"")
     assert str(unit) in refused(durable, mirrored=True)

@@ -476,6 +476,9 @@ class ClientContext:
             except UnitLostError:
                 return False
             except AttachError:
+                yield from self.learn_again()
+                if unit not in self._units:  # the mirror of an earlier controller, which was removed when it was empty
+                    return False
                 yield Call(("unit", unit), UnitStatus())  # the unit may be restarting with another arena
                 yield from self.learn_again()
                 if unit in self._units:

@@ -28,6 +28,12 @@ class FreeExtents(msgspec.Struct, frozen=True):
     extents: list[int]
 
 
+class RemoveMirror(msgspec.Struct, frozen=True):
+    """Order the retired mirror at this connection, which is not a unit of the system any more, to remove its arena."""
+
+    peer: int
+
+
 class RefuseLeases(msgspec.Struct, frozen=True):
     """Order this unit to refuse the leases of extents that wait for space."""
 
@@ -114,6 +120,7 @@ Effect = Union[
     Send,
     FreeExtents,
     SendToUnit,
+    RemoveMirror,
     WriteState,
     ReadState,
     RemoveState,

@@ -2,7 +2,7 @@
 
 Blocks are moved out of extents that are mostly dead, off units that are drained, to units where replicas are missing,
 and out of memory that is nearly full (`core.units.tiering_policy`). Blocks that only a mirror has are copied back into
-memory while there is space.
+memory while there is space. The mirror of an earlier term is drained into the present one.
 
 A plan reads all blocks, a few chunks of the table at a time, chooses some, and then sends units one order after the
 other, each with at most one extent of blocks. A unit copies the blocks and reports the locations of the copies
@@ -18,7 +18,7 @@ Nothing here is part of the state. A plan ends with its process, and its units t
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -74,10 +74,13 @@ class MigrationPlanner:
         """The units whose writers wait for space."""
         self.reserved: set[int] = set()
         """The units that carry out an order of `core.units.mirror_writer`, so that they can take no other one."""
+        self.mirror_is_due: Callable[[float], bool] = lambda now: False
+        """Whether `core.units.mirror_writer` has an order for the mirror at this time."""
         self.restores = True
         """Whether some blocks may be in a mirror only, so that they are copied back into memory."""
         self._in_mirror_only = False  # the plan has found such a block
         self._wanted: int | None = None  # the unit for the next order of the plan
+        self._last: int | None = None  # the unit of the last order, unless it had one of the mirror's writer since
         self._plan: Iterator[bool] | None = None
         self._records: list[r.AnyRecord] = []
         self._orders: list[tuple[int, Move | DrainFinished]] = []
@@ -292,7 +295,9 @@ class MigrationPlanner:
     def _victims(self, live: Extents) -> set[tuple[int, int]]:
         """Return the extents to be emptied."""
         blocks, draining = self.state.blocks, self.state.draining
-        chosen = {place for place in live if place[0] in draining and place in blocks.extents and self._healthy_units()}
+        leavable = draining & self.state.mirrors if self.present_mirrors() else set[int]()
+        leavable |= draining - self.state.mirrors if self._healthy_units() else set()
+        chosen = {place for place in live if place[0] in leavable and place in blocks.extents}
         alive = sum(live.values())
         leased = blocks.leased - sum(blocks.leased_in.get(unit, 0) for unit in self.state.stores)
         over = leased - 1.25 * alive - SPARE / 2
@@ -329,6 +334,10 @@ class MigrationPlanner:
         leased, first = self.state.blocks.leased_in, self.state.units_of(tier)
         units = self.units - self.state.draining - self.state.mirrors
         return sorted(units, key=lambda unit: (unit not in first, leased.get(unit, 0), unit))
+
+    def present_mirrors(self) -> set[int]:
+        """Return the connected mirrors to which blocks are copied. Those of earlier terms are drained."""
+        return self.state.mirrors & self.units - self.state.draining
 
     def _roomiest(self) -> int | None:
         """Return the unit in memory into which blocks of mirrors are copied back; None if there is no space."""
@@ -370,8 +379,10 @@ class MigrationPlanner:
                 alone = single & ~np.isin(first >> _UNIT, list(self.state.stores))
             moves.append((alone, np.full(len(at), -1), first))
         elif self.state.mirrors:
-            alone = single & np.isin(first >> _UNIT, list(self.state.mirrors))
-            self._in_mirror_only |= bool(alone.any())
+            in_mirror = (second < 0) & np.isin(first >> _UNIT, list(self.state.mirrors))
+            self._in_mirror_only |= bool(in_mirror.any())
+            # a mirror of an earlier term may still be registered where no unit serves it
+            alone = single & np.isin(first >> _UNIT, list(self.state.mirrors & self.units))
             moves.append((alone, np.full(len(at), -1), first))
         for chosen, leaving, other in moves:
             if not chosen.any():
@@ -449,8 +460,11 @@ class MigrationPlanner:
             )
             if to is None or not len(there):
                 continue
-            if (yield from self._bring(leaving, to, there)) is None:
+            brought = yield from self._bring(leaving, to, there)
+            if brought is None:
                 return
+            if brought and leaving in self.state.mirrors & self.state.draining:
+                self._nudges += 1  # they may be in the present mirror only now, so that the next plan restores them
 
     def _bring(self, leaving: int, to: int, numbers: np.ndarray) -> Generator[bool, None, int | None]:
         """Send one order and add its record. Returns the number of moved blocks; None if the unit could not do it."""
@@ -548,8 +562,8 @@ class MigrationPlanner:
         """
         if unit in self.units and unit not in self.state.draining:
             return unit
-        if unit in self.state.mirrors:  # copies of a mirror stay in it
-            return None
+        if unit in self.state.mirrors:  # copies on disk stay there
+            return min(self.present_mirrors() - taken, default=None)
         tier = DISK if any(self._tier(other) == DISK for other in {unit, *taken}) else MEMORY
         free = [other for other in self._healthy_units(tier) if other not in taken]
         over = self._excess()
@@ -564,10 +578,11 @@ class MigrationPlanner:
 
     def _ask(self, unit: int, blocks: Blocks, repacks: list[Repack]) -> Generator[bool, None, BlocksMovedReport | None]:
         """Order a unit to copy blocks, and return its report; None if it has no space or is gone."""
-        self._wanted = unit
-        while unit in self.reserved:
+        while unit in self.reserved or (unit == self._last and self.mirror_is_due(self._now)):
+            if unit in self.reserved:
+                self._wanted, self._last = unit, None
             yield False
-        self._wanted = None
+        self._wanted, self._last = None, unit
         if unit not in self.units:
             return None
         number = self.take_number(self._now)

@@ -10,12 +10,16 @@ The reply to a put is held while its blocks are behind and `MaxLag` is exceeded.
 further behind than that, and a mirror that is slow or full makes puts wait. With `MaxLag(-1, 0)` every put waits for
 its own blocks; those of all puts that wait are copied and written through by the same order.
 
+Under Ray each term of the controller (`journal.terms`) has a mirror of its own. Those of earlier terms are *retired*:
+what is in them is on disk, and thus not behind, but nothing is written there any more. They are drained
+(`core.units.migration_planner`) into the mirror of this term, and then removed.
+
 Nothing here is part of the state. What is behind follows from the locations of the blocks.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,6 +132,10 @@ class MirrorWriter:
         """Return for how long the oldest block that no mirror has is published; 0.0 if there is none."""
         return max(0.0, now - next(iter(self._behind.values()))[1]) if self._behind else 0.0
 
+    def _bytes_of(self, numbers: list[int]) -> int:
+        """Return the bytes of those of these blocks that are behind. The others may not exist any more."""
+        return sum(self._behind.get(number, (0, 0.0))[0] for number in numbers)
+
     def _forget(self, numbers: list[int]) -> None:
         for number in numbers:
             nbytes, _ = self._behind.pop(number, (0, 0.0))
@@ -200,8 +208,11 @@ class MirrorWriter:
         if self.lag is None:
             return None
         mirrors, blocks = self.state.mirrors, self.state.blocks
+        in_unit = Counter[int]()
+        for stored in blocks.stored.values():
+            in_unit.update(stored)
         return MirrorProgress(
-            stored=sum(count for stored in blocks.stored.values() for unit, count in stored.items() if unit in mirrors),
+            stored=sum(in_unit[unit] for unit in mirrors),
             leased=sum(blocks.leased_in.get(unit, 0) for unit in mirrors),
             behind_bytes=self.behind_bytes,
             behind_seconds=self.lag_seconds(now),
@@ -209,7 +220,8 @@ class MirrorWriter:
             most_seconds=self.lag.seconds,
             waiting=len(self._held),
             full=self.full,
-            connected=bool(self._planner.units & mirrors),
+            connected=bool(self._planner.present_mirrors()),
+            retired=sum(in_unit[unit] for unit in mirrors & self.state.draining),
         )
 
     # ------------------------------------------------------------ orders
@@ -248,7 +260,7 @@ class MirrorWriter:
             self.full = not reply.failed
             self._planner.set_waiting_writers(mirror, self.full)  # its mostly dead extents are compacted meanwhile
             if self.full and len(numbers) > 1:
-                self._limit, self._retry = int(self.state.blocks.column("nbytes", numbers).sum()) // 2, now
+                self._limit, self._retry = self._bytes_of(numbers.tolist()) // 2, now
             return []
         check_moved(self.state, order, reply)
         offsets = np.frombuffer(reply.offsets, "<i8")
@@ -258,7 +270,7 @@ class MirrorWriter:
             return close_reported_extents(self.state, reply.unit, [reply.extent])
         self._planner.set_waiting_writers(mirror, False)
         self.full, self._limit, self._retry = False, ORDER_BYTES, now
-        self.copied_bytes += sum(self._behind.get(number, (0, 0.0))[0] for number in done.tolist())
+        self.copied_bytes += self._bytes_of(done.tolist())
         self._forget(done.tolist())
         return [
             r.BlocksMoved(
@@ -278,10 +290,13 @@ class MirrorWriter:
     def _mirror(self) -> int | None:
         """Return the mirror that can take an order; None if there is none, or the plan waits for it."""
         planner = self._planner
-        for unit in self.state.mirrors:
-            if unit in planner.units and unit not in planner.reserved and not planner.needs(unit):
-                return unit
-        return None
+        free = (unit for unit in planner.present_mirrors() - planner.reserved if not planner.needs(unit))
+        return min(free, default=None)
+
+    def is_due(self, now: float) -> bool:
+        """Whether `step` has an order at this time, if the plan does not need the mirror."""
+        due = self.next_deadline()
+        return due is not None and due <= now
 
     def step(self, now: float) -> list[tuple[int, Move]]:
         """Begin an order if one is due."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, Send
+from transfer_queue.core.events.effects import Effect, RemoveMirror, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
+from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.core.units import location_checks, unit_drains, unit_registration
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
+from transfer_queue.messages.descriptors import MIRROR, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.reports import store_reports, unit_reports
@@ -24,16 +28,51 @@ def forget_unit(context: ControllerContext, unit: int) -> None:
     context.mirror.on_disconnect(unit)
 
 
-def lose_units_of_nodes(context: ControllerContext, when: str) -> None:
-    """Note that the units of all named nodes are lost, because this system has one node, which has no name.
+def lose_units_of_nodes(context: ControllerContext, when: str, named: bool = True) -> None:
+    """Note that the units of all nodes that have a name, or of the node that has none, are lost.
 
-    Otherwise each client would wait for them, after a system of several nodes is continued on one machine.
+    The nodes of a system of several nodes have names, that of a system of one machine has none. If the state of one is
+    continued by the other, each client would wait for the former units otherwise. Mirrors belong to no node.
 
     Args:
         context: The context.
         when: The time, as text.
+        named: Whether the nodes with a name are gone.
     """
-    for unit in [unit for unit in context.state.units.values() if unit.node]:
+    _lose_units(context, [unit for unit in _units_of_nodes(context.state) if bool(unit.node) == named], when)
+
+
+def lose_missing_mirrors(context: ControllerContext, boot_ids: Collection[str], when: str) -> None:
+    """Note that the mirrors are lost whose arenas do not exist any more.
+
+    Args:
+        context: The context.
+        boot_ids: The boot ids of the arenas that exist.
+        when: The time, as text.
+    """
+    units, mirrors = context.state.units, context.state.mirrors
+    _lose_units(context, [units[number] for number in mirrors if units[number].boot_id not in boot_ids], when)
+
+
+def end_retired_mirrors(context: ControllerContext) -> list[Effect]:
+    """Forget each retired mirror that has no extents any more, and order it to remove its arena."""
+    state, effects = context.state, list[Effect]()
+    for unit in sorted(state.mirrors & state.draining):
+        peer = context.connections.units.get(unit)
+        if peer is not None and not state.blocks.leased_in.get(unit):
+            forget_unit(context, unit)
+            context.log.apply(r.UnitLost(unit, "it was a mirror of an earlier controller, and is empty"))
+            effects.append(RemoveMirror(peer))
+    return effects
+
+
+def _units_of_nodes(state: State) -> list[UnitInfo]:
+    """Return the units that are lost together with their nodes. A mirror is in the folder that the next node takes."""
+    return [unit for unit in state.units.values() if unit.tier != MIRROR]
+
+
+def _lose_units(context: ControllerContext, units: list[UnitInfo], when: str) -> None:
+    for unit in units:
         forget_unit(context, unit.unit)
         context.log.apply(r.UnitLost(unit.unit, when))
 
@@ -66,7 +105,7 @@ def handle_register_unit(context: ControllerContext, caller: Caller, request: un
 @handles(NodeGone)
 def handle_node_gone(context: ControllerContext, caller: Caller, request: NodeGone) -> Decision:
     """Note that a node is gone. The reply has the number of storage units that were lost with it."""
-    lost = [unit for unit in context.state.units.values() if unit.node and unit.node == request.node]
+    lost = [unit for unit in _units_of_nodes(context.state) if unit.node and unit.node == request.node]
     for unit in lost:
         forget_unit(context, unit.unit)
     context.stores.forget_node(request.node, context.now)

@@ -134,6 +134,8 @@ class MirrorProgress(Message, frozen=True):
     """Whether the disk had no space for the last values."""
     connected: bool
     """Whether the mirror is connected to the controller."""
+    retired: int = 0
+    """Bytes of the copies that are still in the mirrors of controllers before this one. They are moved out of them."""
 
 
 class SamplerCost(Message, frozen=True):

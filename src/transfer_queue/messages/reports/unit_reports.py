@@ -42,6 +42,8 @@ class RegisterUnit(Request, frozen=True):
     """The bytes that the unit may use; 0 if this is not known."""
     store: str = ""
     """The address of the external store that has the blocks (JSON, `stores.base.StoreAddress`); "" for an arena."""
+    retired: bool = False
+    """Whether this is the mirror of an earlier term (`core.units.mirror_writer`), which is only read."""
 
 
 class ExtentsGone(Request, frozen=True):
@@ -160,6 +162,10 @@ class DrainFinished(Request, frozen=True, tag="Drained"):
     """Controller to unit: a drain has begun or ended. A unit that is drained leases nothing to writers."""
 
     draining: bool
+
+
+class RemoveArena(Request, frozen=True):
+    """Controller to a retired mirror: nothing in the arena is needed any more; remove it and end."""
 
 
 class RefuseWriters(Request, frozen=True, tag="Refuse"):

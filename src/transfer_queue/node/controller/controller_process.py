@@ -19,7 +19,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
 from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.core.units.tiering_policy import Watermarks
-from transfer_queue.core.units.unit_handlers import lose_units_of_nodes
+from transfer_queue.core.units.unit_handlers import lose_missing_mirrors, lose_units_of_nodes
 from transfer_queue.errors import StartError
 from transfer_queue.journal.journal import Journal, Recovered, recover
 from transfer_queue.journal.loaded_states import LoadedStates
@@ -39,6 +39,7 @@ from transfer_queue.node.samplers.sampler_loading import SamplerLoading
 from transfer_queue.node.system.client_liveness import DepartedClients, is_client_alive
 from transfer_queue.node.system.paths import SystemFolder, is_network_storage
 from transfer_queue.node.system.sampler_transfer import PickledSampler
+from transfer_queue.node.unit.mirror_folders import boot_ids
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
@@ -103,8 +104,7 @@ def build_controller(
         max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
         values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
     )  # fmt: skip
-    if all(listener.family == socket.AF_UNIX for listener in sockets.controller):
-        lose_units_of_nodes(controller.context, time.strftime("%Y-%m-%d %H:%M:%S"))
+    _lose_former_units(controller, settings, sockets, term)
     journaling = loaded = None
     if journal is not None and recovered is not None:
         # other nodes see a commit on network storage only when the storage has it
@@ -150,6 +150,16 @@ def _recover(folder: Path, clock: ClockIdentity, settings: Settings, sampler: An
             time.perf_counter() - begun,
         )
     return recovered
+
+
+def _lose_former_units(controller: Controller, settings: Settings, sockets: Sockets, term: Term | None) -> None:
+    """Note which units of systems before this one cannot come back."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    alone = all(listener.family == socket.AF_UNIX for listener in sockets.controller)
+    if alone or term is not None:
+        lose_units_of_nodes(controller.context, when, named=alone)
+    if term is not None and settings.durability_values == "machine" and settings.durability_folder is not None:
+        lose_missing_mirrors(controller.context, boot_ids(Path(settings.durability_folder)), when)
 
 
 def _serve_metrics(

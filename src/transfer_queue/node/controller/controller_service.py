@@ -20,6 +20,7 @@ from transfer_queue.core.events.effects import (
     ReadState,
     RefuseLeases,
     Release,
+    RemoveMirror,
     RemoveState,
     Send,
     SendToUnit,
@@ -414,6 +415,13 @@ class ControllerService(EnvelopeService):
 
         self._worker.begin(lambda: samplers.load_sampler(name), lambda outcome: call_soon(lambda: taken(outcome)))
 
+    def _send_when_on_disk(self, order: Outgoing) -> Iterable[Outgoing]:
+        """Send an order to a mirror, now or when the disk has the records because of which it is given."""
+        if self._late is None:
+            return (order,)
+        self._late.send_later(order)
+        return ()
+
     def _carry_out(self, effects: list[Effect]) -> list[Outgoing]:
         return list(self._outgoing(effects))
 
@@ -440,14 +448,14 @@ class ControllerService(EnvelopeService):
                 unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
                     order = self.demand(unit, unit_reports.ReleaseExtents(effect.extents))
-                    if self._late is not None and effect.unit in self._controller.state.mirrors:
-                        self._late.send_later(order)
-                    else:
-                        yield order
+                    is_mirror = effect.unit in self._controller.state.mirrors
+                    yield from self._send_when_on_disk(order) if is_mirror else (order,)
             elif isinstance(effect, SendToUnit):
                 unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, effect.request)
+            elif isinstance(effect, RemoveMirror):
+                yield from self._send_when_on_disk(self.demand(effect.peer, unit_reports.RemoveArena()))
             elif isinstance(effect, RefuseLeases):
                 unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:

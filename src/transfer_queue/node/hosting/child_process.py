@@ -7,10 +7,12 @@ often it was restarted in that time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from transfer_queue.node.hosting.server_process import READY, Serves
@@ -34,6 +36,10 @@ class ChildServer:
     """Seconds for which it may fail to come up, or to stay up; then the supervisor gives it up."""
     essential: bool = True
     """Whether the system stops if the server is given up."""
+    needed: Callable[[], bool] = lambda: True
+    """Whether the server has something to do. If not, no further process is forked when one has ended."""
+    listeners: Sequence[socket.socket] = ()
+    """The sockets of the server, if they are to be closed when it is not needed any more."""
     pid: int | None = None
     """The process that runs the server; None if there is none."""
     ready: int | None = None
@@ -76,6 +82,12 @@ class ChildServer:
         if self.ready is not None:
             os.close(self.ready)
             self.ready = None
+
+    def refuse_connections(self) -> None:
+        """Let nobody wait for the server. Closing is not enough, because other processes have inherited the sockets."""
+        for listener in self.listeners:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
 
     def record_end(self, code: int) -> bool:
         """Record that the process ended with this exit code. Returns whether another one is forked, at `due`."""

@@ -15,6 +15,7 @@ from transfer_queue.node.system.durable_folder import DurableFolder, Identity, W
 from transfer_queue.node.system.launcher_protocol import HERE, NodeRole
 from transfer_queue.node.system.paths import SystemFolder, mount_of
 from transfer_queue.node.unit.disk_tier import IN_MEMORY, check_path, make_folder
+from transfer_queue.node.unit.mirror_folders import mirror_folder, retire_arenas
 from transfer_queue.storage.arena.arena import choose_folder
 
 logger = logging.getLogger(__name__)
@@ -52,21 +53,26 @@ class DataFolders:
 
     def _take(self, durable: DurableFolder) -> Path:
         """Lock the folder of the settings, and prepare it if it keeps values. Returns the folder of the journal."""
+        keeps_values = self._settings.durability_values != "none"
+        self.durable = durable if keeps_values else None
         if self._role.succeeds:
             self.term = durable.succeed(self._role.system)
             return self.term.folder
-        keeps_values = self._settings.durability_values != "none"
         durable.take(keeps_values)
         if not keeps_values:
             durable.refuse_values()
             return self._begin_term(durable)
-        known = durable.identity()
-        self._identity, warning = durable.prepare(self._wanted(known), self._settings.durability_values == "machine")
-        disk = Path(self._identity.disk) if self._identity.disk else None
-        self._system.link_arenas(Path(self._identity.arenas), disk, self._units + self._disk_units)
-        self.durable = durable
+        identity, warning = durable.prepare(self._wanted(durable.identity()), self._has_mirror)
         self._note(warning)
+        if identity.arenas:
+            self._identity = identity
+            disk = Path(identity.disk) if identity.disk else None
+            self._system.link_arenas(Path(identity.arenas), disk, self._units + self._disk_units)
         return self._begin_term(durable)
+
+    @property
+    def _has_mirror(self) -> bool:
+        return self._settings.durability_values == "machine"
 
     def _begin_term(self, durable: DurableFolder) -> Path:
         if not self._role.system and not durable.has_terms():
@@ -80,13 +86,15 @@ class DataFolders:
         return 0 if self._settings.offload_path is None else self._settings.replicas
 
     def _wanted(self, known: Identity | None) -> Wanted:
+        if self._role.system:  # each node has memory of its own, which ends with it
+            return Wanted(self._system.name, self._key, None, None, 0, 0)
         disk = None if self._settings.offload_path is None else Path(self._settings.offload_path)
         if disk is not None:
             self._note(check_path(disk))
         if self._settings.arena_folder is not None:
             arenas = Path(self._settings.arena_folder)
         else:
-            arenas = self._chosen() if known is None else Path(known.arenas).parent
+            arenas = Path(known.arenas).parent if known is not None and known.arenas else self._chosen()
         return Wanted(self._system.name, self._key, arenas, disk, self._units, self._disk_units)
 
     def arenas(self) -> Path:
@@ -117,9 +125,9 @@ class DataFolders:
 
     def mirror(self) -> Path | None:
         """Return the folder of the mirror; None if the system has no mirror."""
-        if self.durable is None or self._settings.durability_values != "machine":
+        if self.durable is None or not self._has_mirror:
             return None
-        folder = self.durable.mirror
+        folder = mirror_folder(self.durable.folder, self.term)
         folder.mkdir(mode=0o700, exist_ok=True)
         kind, _ = mount_of(folder)
         if kind in IN_MEMORY:
@@ -128,6 +136,22 @@ class DataFolders:
                 f"of the machine; choose a folder on a disk"
             )
         return folder
+
+    def retired(self) -> list[Path]:
+        """Return the arenas of the mirrors of earlier terms."""
+        if self.durable is None or self.term is None or not self._has_mirror:
+            return []
+        return retire_arenas(self.durable.folder, self.term)
+
+    def begin(self) -> None:
+        """Note that the system is up, if clients of before can connect again. Raises StartError if the disk is full."""
+        if self._identity is not None and self.durable is not None:
+            self.durable.begin(self._system.folder)
+
+    def mark_stopped(self) -> None:
+        """Note that the system was stopped: no client waits for it any longer."""
+        if self._identity is not None and self.durable is not None:
+            self.durable.mark_stopped()
 
     def _chosen(self) -> Path:
         choice = choose_folder()

@@ -7,7 +7,7 @@
         running                                  the runtime folder of the system; missing after an orderly stop
         segment-*, state-*, load-*               the journal (`journal.journal`)
         term-*/                                  instead, the journal of a system of several nodes (`journal.terms`)
-        mirror/                                  0700, the arena of the mirror (`core.units.mirror_writer`), if any
+        mirror/, mirror-*/                       0700, the arenas of mirrors (`node.unit.mirror_folders`), if any
     <arenas>/transfer_queue-durable-<id>/        0700, in memory; and once more below the path of a disk tier
         alive                                    locked like `lock`, in case that the durable folder was copied
         system                                   link to the durable folder that owns these arenas
@@ -17,7 +17,8 @@
 
 The identity is written before the arenas are created, so that no arena is without a name and an owner. Nothing of this
 is removed when the system ends, for whatever reason, but only by `discard`. The runtime folder of the system
-(`node.system.paths`) links to the arenas.
+(`node.system.paths`) links to the arenas. The nodes of a system of several nodes have arenas in memory that end with
+them: the folder then keeps the values in mirrors only, and no key, and `running` is not written.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from transfer_queue.journal.terms import Term, Terms
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.system.locks import hold_liveness, is_alive
 from transfer_queue.node.system.paths import DURABLE_PREFIX, OWNER, allocated_bytes, no_link, read_private, runtime_dir
+from transfer_queue.node.unit.mirror_folders import list_mirrors, mirror_bytes, remove_mirrors
 from transfer_queue.storage.arena.arena import check_files
 
 FORMAT = 1
@@ -64,7 +66,7 @@ class Identity(msgspec.Struct, frozen=True):
     record: str
     """The path of the copy of this in the runtime folder."""
     arenas: str
-    """The folder of the arenas in memory."""
+    """The folder of the arenas in memory; "" if none outlives the system."""
     disk: str
     """The folder of the arenas on disk; "" if there is no disk tier."""
     units: int
@@ -81,7 +83,8 @@ class Identity(msgspec.Struct, frozen=True):
 
     def is_in_use(self) -> bool:
         """Whether a process of a system that uses the folder lives."""
-        return any(is_alive(lock) for lock in (Path(self.folder) / "lock", *(place / "alive" for place in self.places)))
+        locks = [Path(self.folder) / "lock", *(place / "alive" for place in self.places)]
+        return any(map(is_alive, [*locks, *_locks_of_terms(Path(self.folder))]))
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -91,8 +94,8 @@ class Wanted(msgspec.Struct, frozen=True):
     """The name of the system."""
     key: bytes
     """The key of the system, which is that of the folder if the folder has one."""
-    arenas: Path
-    """The folder in which the arenas in memory are created."""
+    arenas: Path | None
+    """The folder in which the arenas in memory are created; None if none is to outlive the system."""
     disk: Path | None
     """The same for arenas on disk; None if there is no disk tier."""
     units: int
@@ -107,7 +110,6 @@ class DurableFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lock = folder / "lock"
-        self.mirror = folder / "mirror"
         self._identity = folder / "identity.json"
         self._key = folder / "key"
         self._running = folder / "running"
@@ -206,10 +208,13 @@ class DurableFolder:
 
     def begin_term(self, system: str) -> Term:
         """Begin a term in the folder, which this process has locked. Raises StartError if another node uses it."""
-        for term in Terms(self.folder).list():
-            if is_alive(term.lock):
-                raise StartError(self._in_use())
+        self._check_terms()
         return self._claim(system)
+
+    def _check_terms(self) -> None:
+        """Raise StartError if a controller that has taken the folder over runs."""
+        if any(map(is_alive, _locks_of_terms(self.folder))):
+            raise StartError(self._in_use())
 
     def _claim(self, system: str) -> Term:
         try:
@@ -251,10 +256,11 @@ class DurableFolder:
         """Raise StartError if the folder keeps values, for a system that would not keep them."""
         identity = self.identity()
         if identity is not None:
+            where, level = identity.arenas or self.folder, "machine" if list_mirrors(self.folder) else "processes"
             raise StartError(
                 f"the durable folder {self.folder} ({_KEY}) keeps the values of the system {identity.name!r} in "
-                f"{identity.arenas}, but durability.values is none: set durability.values to processes, or remove the "
-                f"values with `tq stop --discard --folder {self.folder}`"
+                f"{where}, but durability.values is none: set durability.values to {level}, or remove the values with "
+                f"`tq stop --discard --folder {self.folder}`"
             )
 
     def prepare(self, wanted: Wanted, mirrored: bool = False) -> tuple[Identity, str | None]:
@@ -268,7 +274,9 @@ class DurableFolder:
             self._check_fits(known, wanted)
             self._check_mirror(mirrored)
         key = self.key()
-        if key is None:
+        if wanted.arenas is None:
+            pass  # no client of before can connect again
+        elif key is None:
             _write(self._key, wanted.key)
         elif key != wanted.key:
             raise StartError(
@@ -284,19 +292,22 @@ class DurableFolder:
         _write(Path(identity.record), msgspec.json.encode(identity))
         for place in identity.places:
             self._open_arenas(place)
-        (Path(identity.arenas) / "clients").mkdir(mode=0o700, exist_ok=True)
+        if identity.arenas:
+            (Path(identity.arenas) / "clients").mkdir(mode=0o700, exist_ok=True)
         return identity, warning
 
     def _made(self, known: Identity | None, wanted: Wanted) -> Identity:
         """Return the identity of the folder from now on."""
         folder = os.path.realpath(self.folder)
-        if known is not None:
-            return msgspec.structs.replace(known, name=wanted.name, folder=folder, record=str(_record(known.id)))
-        number = secrets.token_hex(8)
-        disk = "" if wanted.disk is None else str(wanted.disk / f"{DURABLE_PREFIX}{number}")
+        number = secrets.token_hex(8) if known is None else known.id
+        if known is not None and known.arenas and wanted.arenas is not None:
+            return msgspec.structs.replace(known, name=wanted.name, folder=folder, record=str(_record(number)))
+        arenas, disk = (
+            "" if place is None else str(place / f"{DURABLE_PREFIX}{number}") for place in (wanted.arenas, wanted.disk)
+        )
         return Identity(
-            FORMAT, number, wanted.name, os.geteuid(), folder, str(_record(number)),
-            str(wanted.arenas / f"{DURABLE_PREFIX}{number}"), disk, wanted.units, wanted.disk_units, time.time(),
+            FORMAT, number, wanted.name, os.geteuid(), folder, str(_record(number)), arenas, disk, wanted.units,
+            wanted.disk_units, time.time() if known is None else known.created_at,
         )  # fmt: skip
 
     def _check_fits(self, known: Identity, wanted: Wanted) -> None:
@@ -307,13 +318,20 @@ class DurableFolder:
                 f"this process runs as {user_name(os.geteuid())}: run `tq adopt {self.folder}` to make them this "
                 f"user's, or choose another folder"
             )
+        there = next((place for place in known.places if place.is_dir()), None)
+        if wanted.arenas is None and there is not None:
+            raise StartError(
+                f"the durable folder {self.folder} ({_KEY}) keeps values in {there} on this machine, which a system "
+                f"under Ray does not use: continue with runtime: local. If the copies on disk are enough, remove "
+                f"{there}; the values that only it has are then reported as lost"
+            )
         for key, has, asks in (
             ("backend.SimpleStorage.num_data_storage_units", known.units, wanted.units),
             ("units on disk (backend.SimpleStorage.offload, replicas)", known.disk_units, wanted.disk_units),
             ("backend.SimpleStorage.arena_folder", _parent(known.arenas), str(wanted.arenas)),
             ("backend.SimpleStorage.offload.path", _parent(known.disk), str(wanted.disk or "")),
         ):
-            if has != asks:
+            if has != asks and known.arenas and wanted.arenas is not None:
                 raise StartError(
                     f"the durable folder {self.folder} ({_KEY}) was made with {key} = {has or 'none'}, but the "
                     f"settings say {asks or 'none'}: start with the former value, or remove its values with `tq stop "
@@ -327,15 +345,16 @@ class DurableFolder:
                     f"the arenas of the durable folder {self.folder} ({_KEY}), in {place}, belong to the folder that "
                     f"was {owner}: if it was moved here, run `tq adopt {self.folder}`"
                 )
-        for place in (*known.places, self.mirror):
+        for place in (*known.places, *list_mirrors(self.folder)):
             for unit in sorted(place.glob("unit-*")):
                 check_files(unit)
 
     def _check_mirror(self, mirrored: bool) -> None:
         """Raise StartError if the folder has a mirror, which a system would neither keep up to date nor free."""
-        if not mirrored and self.mirror.is_dir():
+        mirrors = list_mirrors(self.folder)
+        if not mirrored and mirrors:
             raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) keeps copies of its values on disk, in {self.mirror}, but "
+                f"the durable folder {self.folder} ({_KEY}) keeps copies of its values on disk, in {mirrors[-1]}, but "
                 f"durability.values is processes: set durability.values to machine, or remove the values with `tq stop "
                 f"--discard --folder {self.folder}`"
             )
@@ -360,10 +379,11 @@ class DurableFolder:
         gone = [str(place) for place in identity.places if not place.is_dir()]
         if not gone:
             return None
-        if self.mirror.is_dir():
+        mirrors = list_mirrors(self.folder)
+        if mirrors:
             return (
                 f"the values that the durable folder {self.folder} kept in {' and '.join(gone)} are read from "
-                f"{self.mirror}, because that folder does not exist any more; the machine was probably restarted. tq "
+                f"{mirrors[-1]}, because that folder does not exist any more; the machine was probably restarted. tq "
                 f"status shows the values that were lost"
             )
         return (
@@ -446,6 +466,7 @@ class DurableFolder:
         with contextlib.ExitStack() as stack:
             for lock in (self.lock, *(place / "alive" for place in places)):
                 stack.callback(os.close, self._hold(lock))
+            self._check_terms()
             yield
 
     def discard(self) -> int:
@@ -465,7 +486,7 @@ class DurableFolder:
             for path in list(self.folder.iterdir()):
                 if path.name in _OWN_FILES or path.name.startswith(_JOURNAL_FILES):
                     path.unlink(missing_ok=True)
-            shutil.rmtree(self.mirror, ignore_errors=True)
+            remove_mirrors(self.folder)
             Terms(self.folder).discard()
             with contextlib.suppress(OSError):  # it has other files
                 self.folder.rmdir()
@@ -549,12 +570,6 @@ def arena_bytes(identity: Identity) -> int:
     return sum(allocated_bytes(place) for place in identity.places)
 
 
-def mirror_bytes(folder: Path) -> int:
-    """Return the bytes that the mirror in a durable folder takes on disk; 0 if there is none."""
-    mirror = folder / "mirror"
-    return allocated_bytes(mirror) if mirror.is_dir() else 0
-
-
 def journal_bytes(folder: Path) -> int:
     """Return the bytes of the journal in a durable folder."""
     nbytes = 0
@@ -562,6 +577,10 @@ def journal_bytes(folder: Path) -> int:
         with contextlib.suppress(OSError):  # removed in the meantime
             nbytes += path.lstat().st_size if path.name.startswith(_JOURNAL_FILES) else 0
     return nbytes
+
+
+def _locks_of_terms(folder: Path) -> list[Path]:
+    return [term.lock for term in Terms(folder).list()] if folder.is_dir() else []
 
 
 def _record(number: str) -> Path:

@@ -33,6 +33,7 @@ from transfer_queue.node.system.controller_moves import controller_address, watc
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.store_process import read_status, store_lifetime
 from transfer_queue.node.unit.arena_recovery import recover_arena, recover_object_names
+from transfer_queue.node.unit.mirror_folders import PLAIN
 from transfer_queue.node.unit.remote_fetch import fetch_blocks
 from transfer_queue.node.unit.unit_service import UnitService
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
@@ -42,6 +43,7 @@ from transfer_queue.storage.unit.disk_pool import DiskPool
 from transfer_queue.storage.unit.extent_pool import ArenaPool, ExtentPool
 from transfer_queue.storage.unit.mirror_pool import MirrorPool
 from transfer_queue.storage.unit.object_pool import UNLIMITED, ObjectPool
+from transfer_queue.storage.unit.retired_pool import RetiredPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Begin, Effect, Fetch
 
@@ -74,9 +76,15 @@ class UnitPlace:
     """The number of units in memory that share the memory of the node."""
     backend: str = SIMPLE
     """The backend of the unit's blocks."""
+    retired: bool = False
+    """See `RegisterUnit`. `arenas` is then the folder of the arena itself."""
 
     def name(self, number: int) -> str:
         """Return the name of a unit, which is unique in the whole system and the same for all its arenas."""
+        if self.retired:
+            return f"{self.arenas.parent.name}/{self.arenas.name}"
+        if self.tier == MIRROR and self.arenas.name != PLAIN:  # of a term: other nodes have had mirrors, too
+            return self.arenas.name
         return f"unit-{number}" + (f"@{self.node}" if self.node else "")
 
 
@@ -99,7 +107,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         when, newer = time.strftime("%Y-%m-%d %H:%M:%S"), pool.next_extent
         return RegisterUnit(
             str(system.unit(number)), str(pool.folder), pool.boot_id, name, when, extents, newer, place.node,
-            place.remote, place.tier, share, store,
+            place.remote, place.tier, share, store, place.retired,
         )  # fmt: skip
 
     leased = pool.table.leased_extents()
@@ -153,7 +161,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
 
         threading.Thread(target=run, name="fetch blocks", daemon=True).start()
 
-    service = UnitService(unit, session, registration, lost, failed=lambda: server.stop(), fetch=fetch)
+    service = UnitService(unit, session, registration, lost, end=lambda: server.stop(), fetch=fetch)
     server = ServerLoop(service, key, max_payload=MOST_WRITTEN, idle=service.work_ahead, longest=service.load.longest)
     service.meter = ProcessMetrics(server, service.load)
     secret = server_context(settings.tls)
@@ -199,6 +207,9 @@ def _open_pool(
         known = address.capacity or store.capacity
         pool = ObjectPool(names, store, begin, known or UNLIMITED, lambda: f"{store_lifetime(path)} {store.life()}")
         return pool, slots, known, msgspec.json.encode(address).decode()
+    if place.retired:
+        retired = RetiredPool.open(place.arenas)
+        return retired, SlotFolder(system.slots(number) / retired.boot_id), retired.capacity, ""
     most, sharers = settings.arena_bytes, place.sharers
     if place.tier != MEMORY:
         most, sharers = (settings.offload_bytes, settings.replicas) if place.tier == DISK else (None, 1)

@@ -24,6 +24,7 @@ from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.net.session import Session
 from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 from transfer_queue.node.hosting.service_base import EnvelopeService
+from transfer_queue.storage.unit.retired_pool import RetiredPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, Fetch, Report, SendReply
 
@@ -43,7 +44,7 @@ class UnitService(EnvelopeService):
         session: Session,
         registration: Callable[[bytes], unit_reports.RegisterUnit],
         lost: Callable[[], None],
-        failed: Callable[[], None],
+        end: Callable[[], None],
         fetch: Callable[[Fetch, Callable[[set[int]], Iterable[Outgoing]]], None],
     ) -> None:
         """Make the service of a unit.
@@ -53,7 +54,7 @@ class UnitService(EnvelopeService):
             session: Numbers the unit's messages to its controller.
             registration: Makes the registration from the numbers of the leased extents.
             lost: Called when the controller is gone. A call of `on_reconnect` must follow.
-            failed: Called when the unit cannot continue.
+            end: Called when the unit cannot continue, or is not needed any more.
             fetch: Fetches blocks from other nodes, then calls the function in the loop with the numbers of those that
                 were fetched.
         """
@@ -68,7 +69,7 @@ class UnitService(EnvelopeService):
         self._session = session
         self._registration = registration
         self._lost = lost
-        self._failed = failed
+        self._end = end
         self._fetch = fetch
         self._fetching = 0
         """The number of the move whose blocks are being fetched."""
@@ -154,7 +155,7 @@ class UnitService(EnvelopeService):
                     self._unit.number,
                     answer.body,
                 )
-                self._failed()
+                self._end()
                 return ()
             logger.info("storage unit %d registered again", self._unit.number)
             return self._outgoing([*self._unit.repeat_reports()])
@@ -203,6 +204,11 @@ class UnitService(EnvelopeService):
             return self.carry_out(self._unit.check_extents(request))
         if isinstance(request, unit_reports.Measure):
             return list(self._send_measures(request.number, now))
+        if isinstance(request, unit_reports.RemoveArena) and isinstance(self._unit.pool, RetiredPool):
+            logger.info("storage unit %d has nothing that is needed any more, and removes its arena", self._unit.number)
+            self._unit.pool.remove()
+            self._end()
+            return ()
         if not isinstance(request, unit_reports.ReleaseExtents):
             raise ProtocolError(f"a storage unit does not accept {type(request).__name__} from its controller")
         return self.carry_out(self._unit.free(request.extents))
