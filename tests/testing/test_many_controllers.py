@@ -54,8 +54,10 @@ def test_seeds(controllers: int) -> None:
 
 def test_checkpoints_of_all_controllers_are_saved_and_loaded() -> None:
     happened = Counter[str]()
-    for seed in range(3):
+    for seed in range(7, 27):
         happened += many.run(seed, 3, {"kill_one": 1, "controller": 1}, SAVED).happened
+        if happened["loads"]:
+            break  # one of about ten runs loads a checkpoint
     assert happened["saves"] > 0
     assert happened["loads"] > 0
 
