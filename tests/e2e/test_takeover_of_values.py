@@ -61,6 +61,11 @@ def mirror(client: TransferQueueClient) -> MirrorProgress:
     return found
 
 
+def in_memory(client: TransferQueueClient) -> int:
+    """The bytes that the units in memory have leased."""
+    return sum(unit.leased for unit in client.status().units if unit.tier == "memory")
+
+
 def has_one_mirror(systems: Systems) -> bool:
     """Whether the mirrors of earlier terms were emptied and removed."""
     return len(list_mirrors(systems.folder)) == 1
@@ -186,6 +191,7 @@ def test_a_system_of_one_node_continues_with_the_folder(systems: Systems) -> Non
         with TransferQueueClient(alone) as client:
             check(client, list(range(8)))
             until(lambda: has_one_mirror(systems), "the mirror of before was not removed")
+            until(lambda: in_memory(client) == mirror(client).stored, "the values were not copied back into memory")
         alone.stop()
     (arena,) = list_arenas(systems.folder)
     (arena / "generations").unlink()

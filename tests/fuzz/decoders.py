@@ -195,6 +195,7 @@ def controller(data: bytes) -> None:
     """Requests to a controller. data: the number of a sampler, then frames (see `_feed`)."""
     core = Controller(SAMPLERS[(data[0] if data else 0) % len(SAMPLERS)](), capacity=200)
     service = ControllerService(core, StateFiles(NOWHERE))
+    service.serves_one = lambda: False
     later: list[Callable[[], Any]] = []
     service.attach(later.append)
     for peer, hello in enumerate((Hello("unit", "unit-0"), Hello("client", "writer"), Hello("client", "other")), 1):

@@ -88,6 +88,7 @@ def _run(cluster: FaultyCluster) -> dict[str, Any]:
     _very_many_fields(a)
     _equal_values(a)
     _tag_columns(a)
+    _together(cluster, a, b)
     since = _feed(a)
     _limits(cluster, a, b)
     _groups(a, b)
@@ -274,6 +275,14 @@ def _locks(a: Any, b: Any) -> None:
         a.kv_put("k0", "kinds", None, tag={"locked": True}, fence=lock)
     b.kv_lock(["k1", "k2"], "kinds", lease=1e6).__enter__()
     b.kv_lock("later", "not made yet", lease=1e6).__enter__()
+
+
+def _together(cluster: FaultyCluster, a: Any, b: Any) -> None:
+    """Let two clients put at the same moment, so that the controller decides their puts together."""
+    for client in (a, b):
+        client.put(numbers(1), partition_id="together")  # in an extent that the controller knows afterwards
+    tasks = [client.start(client.operations.put(numbers(2), partition_id="together")) for client in (a, b)]
+    cluster.wait(lambda: all(task.done for task in tasks))
 
 
 def _waiting(cluster: FaultyCluster, a: Any, b: Any) -> None:

@@ -101,7 +101,6 @@ class System:
         forward = self._from_controller if service is self.controller else self._from_unit
         try:
             forward(service.on_message(peer, body, None, self.now))
-            self._from_controller(self.controller.serve_puts())
         except ProtocolError:
             return
         for _ in range(8):

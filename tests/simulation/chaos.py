@@ -145,9 +145,13 @@ def replay(seed: int, variant: str = "") -> str:
     return f"python -m tests.simulation.chaos{f' --{variant}' if variant else ''} --seed {seed}"
 
 
+def hide_ends() -> None:
+    """Hide the log lines in which controllers report the end of their term, in this process."""
+    logging.getLogger("transfer_queue.node").setLevel(logging.CRITICAL)
+
+
 def run_all(seeds: Iterable[int], variant: str = "") -> tuple[int, int, Counter[str]] | int:
     """Run these seeds; return (runs, values read, faults), or the first seed that failed, whose error was printed."""
-    logging.getLogger("transfer_queue.node").setLevel(logging.CRITICAL)  # controllers report the end of their term
     happened: Counter[str] = Counter()
     runs = reads = 0
     for seed in seeds:
@@ -179,7 +183,8 @@ def main() -> int:
     torch.set_num_threads(1)
     parts = [seeds[at : at + PART] for at in range(0, len(seeds), PART)]
     runs, reads, happened = 0, 0, Counter[str]()
-    with multiprocessing.get_context("spawn").Pool(given.processes) if given.processes > 1 else nullcontext() as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(given.processes, hide_ends) if given.processes > 1 else nullcontext() as pool:
         each = partial(run_all, variant=given.variant)
         for outcome in map(each, parts) if pool is None else pool.imap_unordered(each, parts):
             if isinstance(outcome, int):
@@ -191,4 +196,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    hide_ends()
     sys.exit(main())

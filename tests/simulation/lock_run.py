@@ -288,7 +288,6 @@ def main() -> int:
     first, _, last = given.seeds.partition("..")
     seeds = range(int(first), int(last)) if given.seed is None else range(given.seed, given.seed + 1)
     torch.set_num_threads(1)
-    logging.getLogger("transfer_queue.node").setLevel(logging.CRITICAL)  # controllers report the end of their term
     happened: Counter[str] = Counter()
     for seed in seeds:
         try:
@@ -301,4 +300,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    logging.getLogger("transfer_queue.node").setLevel(logging.CRITICAL)  # controllers report the end of their term
     sys.exit(main())

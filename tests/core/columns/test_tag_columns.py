@@ -16,7 +16,7 @@ from differential import differential
 from transfer_queue.core.columns import tag_columns
 from transfer_queue.core.columns.tag_columns import SPARE, ChunkTags, EntryValues, pack_tags
 from transfer_queue.messages.base import DELETE_CODE
-from transfer_queue.messages.tag_table import ABSENT, StoredTags, TagTable, tag_rows
+from transfer_queue.messages.tag_table import ABSENT, INT, EntryColumn, StoredTags, TagTable, tag_rows
 from transfer_queue.sampler.numeric_tags import number
 from transfer_queue.wire.objects.tag_rows import table_of_tags
 
@@ -164,3 +164,12 @@ def test_a_row_needs_nine_bytes_for_each_entry(name: str) -> None:
     column = tags.columns[name]
     assert column.kinds.nbytes + column.payload.nbytes == 9 * 4096
     assert len(column.pool) == (name == "text")
+
+
+def test_a_pool_that_no_value_is_in_changes_nothing() -> None:
+    """Only a wrong client sends one."""
+    table = TagTable(2, [EntryColumn("n", bytes([INT]), np.array([0, 7], "<i8").tobytes(), ["unused"])])
+    table.check()
+    tags = ChunkTags(CAPACITY)
+    tags.put(slice(0, 2), table)
+    assert [tags.row(place) for place in range(2)] == [{"n": 0}, {"n": 7}]

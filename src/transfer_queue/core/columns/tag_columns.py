@@ -99,8 +99,9 @@ class EntryValues:
         kinds: the kind of each of these rows, or that of all.
         payload: i8 or u1, for each of these rows.
         """
-        if pool and isinstance(kinds, int):
-            payload = self._codes_of(pool, payload)[payload]
+        if isinstance(kinds, int):
+            if kinds == POOLED:
+                payload = self._codes_of(pool, payload)[payload]
         elif pool:
             pooled = kinds == POOLED
             payload = payload.astype("i8")

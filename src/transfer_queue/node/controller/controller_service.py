@@ -111,8 +111,8 @@ class ControllerService(EnvelopeService):
         """When the term is checked although nothing happens."""
         self.end: Callable[[], object] = lambda: None
         """Ends the server, without sending anything, after `commit` has found that a later term has begun."""
-        self.serves_one: Callable[[], bool] = lambda: False
-        """Returns whether at most one connection has sent something in this turn."""
+        self.serves_one: Callable[[], bool] = lambda: True
+        """Returns whether at most one connection has sent something in this turn. If not, `serve_puts` is called."""
         self.told: Callable[[int, unit_reports.Measured], None] = lambda peer, measured: None
         """Gets what a unit at this connection has measured."""
         self.measure_servers: Callable[[], ServersReply] | None = None
