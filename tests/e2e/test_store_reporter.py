@@ -31,17 +31,29 @@ def until(condition: Callable[[], bool]) -> None:
 def system() -> Iterator[RunningSystem]:
     settings = {"settings": Settings.from_config({}).to_json()}
     started = start_local(f"first-{uuid.uuid4().hex[:8]}", settings, timeout=SECONDS)
+    threads = set(threading.enumerate())
     yield started
+    for each in made:
+        each.stop()
+    made.clear()
     started.stop()
+    until(lambda: not any(thread.is_alive() for thread in set(threading.enumerate()) - threads))
+
+
+made: list[ControllerFirstServer | StoreReporter] = []  # by the running test
 
 
 def first_server(system: RunningSystem, backend: str = "Yuanrong") -> ControllerFirstServer:
-    return ControllerFirstServer(system.description.controller, system.key, None, backend)
+    first = ControllerFirstServer(system.description.controller, system.key, None, backend)
+    made.append(first)
+    return first
 
 
 def reporter(system: RunningSystem, life: str) -> StoreReporter:
     report = ReportStoreServer("Yuanrong", "node-0", "", life, 71, first=True)
-    return StoreReporter(system.description.controller, system.key, None, report)
+    reports = StoreReporter(system.description.controller, system.key, None, report)
+    made.append(reports)
+    return reports
 
 
 def test_a_replacement_is_noticed_also_over_the_death_of_the_controller(system: RunningSystem) -> None:

@@ -108,6 +108,7 @@ class ControllerFirstServer:
         self._line = _ControllerLine(controller, key, tls, backend)
         self._backend = backend
         self._replaced = threading.Event()
+        self._stopped = threading.Event()
 
     def wait(self, seconds: float) -> None:
         """See `store_server.FirstServer.wait`."""
@@ -123,6 +124,10 @@ class ControllerFirstServer:
         """See `store_server.FirstServer.replaced`."""
         return self._replaced.is_set()
 
+    def stop(self) -> None:
+        """See `store_server.FirstServer.stop`."""
+        self._stopped.set()
+
     def _watch(self, life: str) -> None:
         if self._next_life(life, math.inf):
             self._replaced.set()
@@ -130,7 +135,7 @@ class ControllerFirstServer:
     def _next_life(self, life: str, deadline: float) -> str:
         """Return the life of the first node's server when it is not this one any more; "" after the deadline."""
         request = AwaitFirstStoreServer(self._backend, life)
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._stopped.is_set():
             connection = self._line.open()
             try:
                 return str(self._line.ask(connection, request, deadline))
@@ -138,5 +143,5 @@ class ControllerFirstServer:
                 logger.info("the controller is asked again for the store server of the first node: %s", error)
             finally:
                 connection.close()
-            time.sleep(RETRY_SECONDS)
+            self._stopped.wait(RETRY_SECONDS)
         return ""

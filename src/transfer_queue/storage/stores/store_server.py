@@ -55,6 +55,9 @@ class FirstServer(Protocol):
     def replaced(self) -> bool:
         """Whether another one has replaced the one that `wait` has found."""
 
+    def stop(self) -> None:
+        """Watch it no longer, from the end of the present connection to the controller on."""
+
 
 @dataclass(frozen=True)
 class StoreServerRole:

@@ -120,6 +120,8 @@ class YuanrongKeeper(StoreServer):
 
     def close(self) -> None:
         """See `StoreServer.close`."""
+        if self._first is not None:
+            self._first.stop()
         if self._worker is not None:
             self._worker.close()
 
