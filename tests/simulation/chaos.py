@@ -145,6 +145,20 @@ def replay(seed: int, variant: str = "") -> str:
     return f"python -m tests.simulation.chaos{f' --{variant}' if variant else ''} --seed {seed}"
 
 
+def run_part(first: int, count: int, variant: str = "") -> tuple[int, Counter[str]]:
+    """Run seeds for a test; return the values read and the faults. An error says how to run its seed again."""
+    happened: Counter[str] = Counter()
+    reads = 0
+    for seed in range(first, first + count):
+        try:
+            one = run(seed, variant=variant)
+        except Exception as error:
+            raise AssertionError(f"to replay it: {replay(seed, variant)}") from error
+        reads += one.ledger.reads
+        happened += one.happened
+    return reads, happened
+
+
 def hide_ends() -> None:
     """Hide the log lines in which controllers report the end of their term, in this process."""
     logging.getLogger("transfer_queue.node").setLevel(logging.CRITICAL)

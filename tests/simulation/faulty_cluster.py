@@ -412,15 +412,21 @@ class FaultyCluster(Cluster):
             super()._run_core_effects(effects)
             return
         records = list(self.controller.context.log.records)
-        if records and self.fuse is not None and self.fuse <= len(records):
-            self._burn(records, effects)
+        if self._has_burnt(records, effects):
             return
-        if self.fuse is not None:
-            self.fuse -= len(records)
         self._journaling.commit()
         self._snapshot_if_due(len(records))
         self._happened(records)
         self._carry_out(effects)
+
+    def _has_burnt(self, records: list[AnyRecord], effects: list[core_effects.Effect]) -> bool:
+        """Count the records of a turn for the fuse. Returns whether it has killed the controller at one of them."""
+        if records and self.fuse is not None and self.fuse <= len(records):
+            self._burn(records, effects)
+            return True
+        if self.fuse is not None:
+            self.fuse -= len(records)
+        return False
 
     def _snapshot_if_due(self, written: int) -> None:
         """Take a snapshot if there are enough records. written: The number of records of this turn."""

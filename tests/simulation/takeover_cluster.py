@@ -272,11 +272,8 @@ class TakeoverCluster(FaultyCluster):
             host.turn.effects += effects
             return
         records = list(self.controller.context.log.records)
-        if records and self.fuse is not None and self.fuse <= len(records):
-            self._burn(records, effects)
+        if self._has_burnt(records, effects):
             return
-        if self.fuse is not None:
-            self.fuse -= len(records)
         host.turn = Turn(effects, len(records))
         self._continue_turn(host.turn)
 

@@ -1,4 +1,4 @@
-"""A client whose puts have so many fields that the controller prepares them in steps.
+"""A client that puts samples with very many fields, which the controller prepares in steps.
 
 The ledger does not have its samples: the client checks them by itself.
 """

@@ -1,6 +1,6 @@
 """Puts of new samples by several clients that arrive at the same time are decided, recorded and applied together.
 
-The limits and columns of the partition, the ready sets and the requests that wait are then looked at once for all of
+The limits and columns of the partition, the ready sets and the requests that wait are then read once for all of
 them. This is only for puts that are usual and alike. Every other put is handled by itself (`put_handlers`), and so is
 each of these puts if any of them would be refused or would wait, so that each gets its own result.
 """
@@ -33,14 +33,19 @@ def alike_puts(callers: Iterable[Caller]) -> list[list[Caller]]:
     alone: list[list[Caller]] = []
     alike: dict[tuple[str, bool, int], list[Caller]] = {}
     for caller in callers:
-        request = caller.envelope.body
-        assert isinstance(request, Publish)
+        request = _put_of(caller)
         if request.block is not None and _is_usual(request, request.block):
             key = request.partition, request.keys is None, len(request.block.schema)
             alike.setdefault(key, []).append(caller)
         else:
             alone.append([caller])
     return [*alone, *alike.values()]
+
+
+def _put_of(caller: Caller) -> Publish:
+    request = caller.envelope.body
+    assert isinstance(request, Publish)
+    return request
 
 
 def _is_usual(request: Publish, block: NewBlock) -> bool:
@@ -60,7 +65,7 @@ def _is_usual(request: Publish, block: NewBlock) -> bool:
 
 def decide(state: State, callers: Sequence[Caller]) -> r.RowsPutTogether | None:
     """Return the record of the puts of one list of `alike_puts`; None if each must be handled by itself."""
-    first: Publish = callers[0].envelope.body  # type: ignore[assignment]
+    first = _put_of(callers[0])
     partition = state.partitions.get(first.partition)
     if partition is None or partition.waiting or first.block is None or not partition.fields:
         return None
@@ -71,11 +76,12 @@ def decide(state: State, callers: Sequence[Caller]) -> r.RowsPutTogether | None:
     try:
         put_decisions.check_types(partition.fields, [first.block], [], matched=False)
         for caller in callers:
-            request: Publish = caller.envelope.body  # type: ignore[assignment]
+            request = _put_of(caller)
             block = request.block
             if block is None or block.schema != first.block.schema or not _is_first(state, caller):
                 return None
-            _check(state, partition, caller, request, block)
+            if not _fits(state, partition, caller, request, block):
+                return None
             puts.append(r.PutOfClient(caller.client, block))
             keys += request.keys or ()
             if request.tags is None:
@@ -103,15 +109,14 @@ def _is_first(state: State, caller: Caller) -> bool:
     return kept is None or not (sequence in kept.replies or kept.is_finished(sequence))
 
 
-def _check(state: State, partition: Partition, caller: Caller, request: Publish, block: NewBlock) -> None:
-    """Raise an error if a put cannot be carried out, or not together with others."""
+def _fits(state: State, partition: Partition, caller: Caller, request: Publish, block: NewBlock) -> bool:
+    """Whether the block of a put certainly does not overlap those of the others. Raises an error if it is refused."""
     check_epoch(state, request)
     put_decisions.check_shape(request)
     check_block(block, request.count, partition.learnt == shape_of(block))
     check_places(state, caller.client, block)
-    # blocks of different writers in extents that are known cannot overlap each other
-    if caller.client in state.fenced or not is_next_in_extent(state, caller.client, block, block.nbytes):
-        raise TransferQueueError("this put is handled by itself")
+    # extents of different writers that are known do not overlap each other
+    return caller.client not in state.fenced and is_next_in_extent(state, caller.client, block, block.nbytes)
 
 
 def carry_out(context: ControllerContext, callers: Sequence[Caller], record: r.RowsPutTogether) -> list[Effect]:
@@ -125,7 +130,7 @@ def carry_out(context: ControllerContext, callers: Sequence[Caller], record: r.R
     effects: list[Effect] = []
     first = record.first_index
     for caller in callers:
-        request: Publish = caller.envelope.body  # type: ignore[assignment]
+        request = _put_of(caller)
         indexes = np.arange(first, first + request.count, dtype="<i8")
         first += request.count
         dtypes = partition.mixed_dtypes(request)
