@@ -95,11 +95,13 @@ class Ticking(EchoService):
 
 
 class Driven:
-    """A server whose loop turns when the test says so."""
+    """A server whose loop turns when the test says so, and whose clock stands still unless the test has its own."""
 
-    def __init__(self, folder: Path, service: Any = None, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, service: Any = None, clock: Callable[[], float] = lambda: 0.0, **options: Any
+    ) -> None:
         self.service = Ticking() if service is None else service
-        self.server = ServerLoop(self.service, KEY, **options)
+        self.server = ServerLoop(self.service, KEY, clock, **options)
         self.address = self.server.listen(str(folder / "s.sock"))
         self.clients: list[Client] = []
 
