@@ -54,7 +54,7 @@ FRAMES_A_TURN = 16
 """Messages of one connection that a turn serves."""
 TURN_SECONDS = 0.001
 """After this time, no further message of the connection is served in the turn."""
-CONNECTIONS_A_TURN = 128
+CONNECTIONS_A_TURN = 64
 """Connections that a turn serves."""
 ALL_SECONDS = 0.004
 """After this time, no further connection is served in the turn."""
