@@ -435,15 +435,15 @@ class ServerLoop:
         Each gets one turn: its messages that were read before, otherwise one read. The others stay in the queue, so
         that each is served once before any connection is served twice.
         """
-        queue, peers, clock = self._unserved, self._peers, self._clock
+        queue = self._unserved
         self._ready = len(queue)
-        until = clock() + ALL_SECONDS
-        for _ in range(min(len(queue), CONNECTIONS_A_TURN)):
+        until = self._clock() + ALL_SECONDS if self._ready > 1 else 0.0
+        for _ in range(min(self._ready, CONNECTIONS_A_TURN)):
             peer = queue.popleft()
             peer.queued = False
-            if peer.number in peers:  # otherwise it was dropped while it waited
+            if peer.number in self._peers:  # otherwise it was dropped while it waited
                 self._serve(peer)
-                if queue and clock() > until:
+                if queue and self._clock() > until:
                     break
 
     def _serve(self, peer: ServerConnection) -> None:
