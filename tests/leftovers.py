@@ -1,9 +1,11 @@
-"""What a test run leaves behind: processes and files, counted from /proc and the file system."""
+"""What a test run leaves behind: processes, threads, descriptors and files, mostly counted from /proc."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +101,43 @@ def abandoned(folders: set[Path]) -> list[str]:
     return sorted(
         str(folder) for folder in folders if folder.exists() and not any(f"{folder}/" in text for text in maps)
     )
+
+
+_KEPT_THREADS = ("worker",)  # a `BackgroundThread`: it only waits for work, and ends with its process
+
+
+def threads_for(before: set[threading.Thread], seconds: float) -> list[str]:
+    """The threads that were started since, and that run for so long; a pool ends its threads when it is collected."""
+    limit = time.monotonic() + seconds
+    fresh = [thread for thread in threading.enumerate() if thread not in before and thread.name not in _KEPT_THREADS]
+    if fresh:
+        gc.collect()
+    for thread in fresh:
+        thread.join(max(0.0, limit - time.monotonic()))
+    return [thread.name for thread in fresh if thread.is_alive()]
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """The descriptors of this process: the number and the file or socket of each."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile, as that of the folder was
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
+
+
+def opened_for(before: set[tuple[str, str]], seconds: float = 10.0) -> list[tuple[str, str]]:
+    """The descriptors that were opened since, and that stay open for so long.
+
+    What other tests have left does not change it: neither garbage that closes descriptors, nor a thread that opens one
+    and closes it again.
+    """
+    limit = time.monotonic() + seconds
+    left = descriptors() - before
+    while left and time.monotonic() < limit:
+        time.sleep(0.002)
+        left &= descriptors()
+    return sorted(left)
 
 
 def files_in(folder: Path) -> list[str]:
