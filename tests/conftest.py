@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 import differential
-from leftovers import abandoned_for, arenas, files_in, threads_for, wait_for_none
+from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
 # UNIX socket has space for about 100 characters.
@@ -101,14 +100,12 @@ def is_attached() -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def everything_is_closed() -> Iterator[None]:
-    """What a module has started or attached to is closed when its last test is over, and its threads end."""
-    threads = set(threading.enumerate())
+    """What a module has started or attached to is closed when its last test is over."""
     yield
     left = is_attached()
     if left:
         sys.modules["transfer_queue"].close()
     assert not left, "a test of this module left a system attached: call tq.close()"
-    assert threads_for(threads, SECONDS) == []
 
 
 @pytest.fixture

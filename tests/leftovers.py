@@ -1,11 +1,9 @@
-"""What a test run leaves behind: processes, threads, descriptors and files, mostly counted from /proc."""
+"""What a test run leaves behind: processes, descriptors and files, mostly counted from /proc."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -101,20 +99,6 @@ def abandoned(folders: set[Path]) -> list[str]:
     return sorted(
         str(folder) for folder in folders if folder.exists() and not any(f"{folder}/" in text for text in maps)
     )
-
-
-_KEPT_THREADS = ("worker",)  # a `BackgroundThread`: it only waits for work, and ends with its process
-
-
-def threads_for(before: set[threading.Thread], seconds: float) -> list[str]:
-    """The threads that were started since, and that run for so long; a pool ends its threads when it is collected."""
-    limit = time.monotonic() + seconds
-    fresh = [thread for thread in threading.enumerate() if thread not in before and thread.name not in _KEPT_THREADS]
-    if fresh:
-        gc.collect()
-    for thread in fresh:
-        thread.join(max(0.0, limit - time.monotonic()))
-    return [thread.name for thread in fresh if thread.is_alive()]
 
 
 def descriptors() -> set[tuple[str, str]]:
