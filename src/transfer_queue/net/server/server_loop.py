@@ -258,8 +258,8 @@ class ServerLoop:
             self._serve_queued()
         for function, events in others:  # new connections are accepted after the proofs of others were read
             function(events)
-        if self._served is not None:
-            self._queue(self._served())
+        if self._served is not None and (gathered := self._served()):
+            self._queue(gathered)
         self._run_soon()
         self._check_deadlines(due)
         self._end_turn()
