@@ -401,23 +401,20 @@ class Partition(Persisted):
         client: str,
     ) -> None:
         """Apply a `records.RowsReserved`."""
-        positions = self.waiting[:taken]
         start = self.rows.end
         if waiting:
             self.rows.append(first_index, count, waiting=True)
             self.waiting += range(start, start + count)
             return
+        positions = [*self.waiting[:taken], *range(start, start + count)]
         owner = self.owner_number(client)
         del self.waiting[:taken]
-        for p in positions:
+        for p in positions[:taken]:
             chunk = self.rows.chunks[p >> CHUNK_BITS]
             chunk.waiting[p & MASK] = 0
             chunk.owner[p & MASK] = owner
         self.rows.append(first_index, count, owner=owner)
         self.count_new_rows(client, taken + count)
-        if keys is None and groups is None:
-            return
-        positions += range(start, start + count)
         if keys is not None:
             self.keys.update(zip(keys, positions, strict=True))
             for p, name in zip(positions, keys, strict=True):
