@@ -182,6 +182,9 @@ def _find_keys(partition: Partition | None, keys: list[str]) -> np.ndarray | Non
     """Return the position of the row of each key, -1 if it is unknown; None if all are unknown."""
     if partition is None or partition.keys.keys().isdisjoint(keys):
         return None
+    found = partition.positions_of_keys(keys)
+    if len(found) == len(keys):
+        return found
     return np.fromiter(map(partition.keys.get, keys, repeat(-1)), "i8", len(keys))
 
 
