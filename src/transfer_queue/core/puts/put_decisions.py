@@ -214,13 +214,15 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     if not request.create:
         require_partition(state.partitions, request.partition, "Nothing was put. Create the partition first")
     _check_conditions(state, partition, request)
-    if request.block is not None:
-        _check_blocks(state, partition, writer, request)
-    equal_values.check_put(request, state.blocks.complete_schemas(request.block, request.further))
+    blocks = state.blocks.complete_schemas(request.block, request.further)
+    if blocks:
+        _check_blocks(state, partition, writer, request, blocks)
+    if request.equal or request.further or (blocks and blocks[0].slots is not None):
+        equal_values.check_put(request, blocks)
     positions = None if request.keys is None else _distinct_keys(partition, request.keys)
     new = request.rows is None and positions is None
-    shared = equal_values.find_shared(state, partition, request)
-    waiting = request.pre_allocate > request.count if partition is None else bool(partition.waiting)
+    shared = equal_values.find_shared(state, partition, request) if request.equal else []
+    waiting = request.pre_allocate > request.count if partition is None else partition.waiting
     if new and not waiting and not shared:
         records, indexes = _put_new(state, partition, writer, request)
     else:
@@ -236,9 +238,10 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     return records, indexes, new
 
 
-def _check_blocks(state: State, partition: Partition | None, writer: str, request: Publish) -> None:
+def _check_blocks(
+    state: State, partition: Partition | None, writer: str, request: Publish, blocks: list[NewBlock]
+) -> None:
     """Raise an error if the blocks of a put are not valid, or their values do not match those of the partition."""
-    blocks = state.blocks.complete_schemas(request.block, request.further)
     prepared, alone = state.blocks.prepared, len(blocks) == 1
     if prepared is not None and not all(map(prepared.has, blocks)):
         prepared = None  # it is another put's
@@ -283,6 +286,8 @@ def check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted
 def _distinct_keys(partition: Partition | None, keys: list[str]) -> np.ndarray | None:
     """Return the result of `_find_keys`. Raises DuplicateError if a key is repeated."""
     positions = _find_keys(partition, keys)
+    if len(keys) == 1:
+        return positions
     # the keys of ascending rows are distinct, which is faster to see than to hash them
     ascending = positions is not None and positions[0] >= 0 and (positions[1:] > positions[:-1]).all()
     if not ascending and len(set(keys)) != len(keys):

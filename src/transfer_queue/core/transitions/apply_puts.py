@@ -114,13 +114,17 @@ def _set_new_values(
     partition: Partition, chunk: Chunk, at: Any, number: int, block: NewBlock, first: int, last: int
 ) -> None:
     """Set the values of new rows of a chunk, which are the targets of the put from `first` to before `last`."""
-    slots: Any = slot_column(block, first, last) if last - first > 1 else block.slot_of(first)
+    slots: Any = first  # the usual put of one row
+    if last - first > 1:
+        slots = slot_column(block, first, last)
+    elif block.slots is not None:
+        slots = slot_column(block, first, last)[0]
     wide = wide_columns_of(partition, chunk, block) if len(block.schema) >= MANY_FIELDS else None
     if wide is not None:
         wide.put(at, number, slots)
         return
     for spec in block.schema:
-        column, slot = chunk.field_columns(spec.name)
+        column, slot = chunk.field.get(spec.name) or chunk.field_columns(spec.name)
         column[at] = number
         slot[at] = slots
 
