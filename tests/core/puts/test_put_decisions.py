@@ -75,7 +75,7 @@ def test_a_reply_does_not_repeat_tags_that_are_those_of_the_put(h: Harness) -> N
 
     assert not put(table(9, n=1)).tags_as_sent, "all keys were new"
     assert (put(table(9, n=2, m=None)).tags_as_sent, put(table(9, n=2, m=None)).tags) == (True, None)
-    assert tags(h) == dict.fromkeys(keys, {"n": 2, "m": None})
+    assert tags(h) == {key: {"n": 2, "m": None} for key in keys}
     merged = put(table(9, n=3))
     assert not merged.tags_as_sent
     assert tag_rows(merged.tags, 9) == [{"n": 3, "m": None}] * 9

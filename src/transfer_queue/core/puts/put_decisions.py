@@ -386,9 +386,8 @@ def check_shape(request: Publish) -> None:
     count = request.count
     if not 0 < count <= MAX_RESERVED:
         raise InvalidArgumentError(f"a put must have from 1 to {MAX_RESERVED} rows, got {count}")
-    if request.keys is not None:
-        if len(request.keys) != count:
-            raise InvalidArgumentError(f"a put must have a key per row, got {len(request.keys)} keys for {count} rows")
+    if request.keys is not None and len(request.keys) != count:
+        raise InvalidArgumentError(f"a put must have a key per row, got {len(request.keys)} keys for {count} rows")
     if request.rows is not None and request.keys is not None:
         raise InvalidArgumentError("a put must name its samples by global index or by key, got both")
     if request.rows is not None and len(request.rows) != 8 * count:

@@ -279,7 +279,8 @@ class Partition(Persisted):
         if any(MISSING in column.kinds or DELETED in column.kinds for column in put.columns):
             return False
         names = {column.name for column in put.columns}
-        return not any(chunk.tags and chunk.tags.has_others(names, at) for _, chunk, at, _ in self.rows.split(positions))
+        parts = self.rows.split(positions)
+        return not any(chunk.tags is not None and chunk.tags.has_others(names, at) for _, chunk, at, _ in parts)
 
     def keys_of(self, positions: np.ndarray) -> list[str | None]:
         """Return the keys of these rows (position -1: None)."""
