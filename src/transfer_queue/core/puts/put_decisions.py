@@ -167,8 +167,7 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
     if request.keys is None:
         new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups, client)
         return new.records + clear_decisions.drop_late_members(partition, request.groups, new.indexes), new.indexes
-    positions = _find_keys(partition, request.keys)
-    unknown = _unknown_keys(request.keys, positions)
+    positions, unknown = _find_keys(partition, request.keys)
     fresh = dict.fromkeys(unknown)
     new = NewRows(state, request.partition, len(fresh), request.pre_allocate, list(fresh), None, client)
     indexes = new.indexes
@@ -178,29 +177,23 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
     return new.records, _indexes_of_keys(partition, positions, indexes)
 
 
-def _find_keys(partition: Partition | None, keys: list[str]) -> np.ndarray | None:
-    """Return the position of the row of each key, -1 if it is unknown; None if all are unknown."""
+def _find_keys(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray | None, list[str]]:
+    """Return the position of the row of each key, -1 if it is unknown, or None for unknown keys; and the unknown keys."""
     if partition is None or partition.keys.keys().isdisjoint(keys):
-        return None
-    found = partition.positions_of_keys(keys)
+        return None, keys
+    found, known = partition.positions_of_keys(keys), partition.keys
     if len(found) == len(keys):
-        return found
-    return np.fromiter(map(partition.keys.get, keys, repeat(-1)), "i8", len(keys))
-
-
-def _unknown_keys(keys: list[str], positions: np.ndarray | None) -> list[str]:
-    """Return the keys that `_find_keys` has not found."""
-    return keys if positions is None else [keys[i] for i in np.flatnonzero(positions < 0).tolist()]
+        return found, []
+    return np.fromiter(map(known.get, keys, repeat(-1)), "i8", len(keys)), [key for key in keys if key not in known]
 
 
 def _indexes_of_keys(partition: Partition | None, positions: np.ndarray | None, fresh: np.ndarray) -> np.ndarray:
     """Return the global index of the row of each key. positions: see `_find_keys`; fresh: those of unknown keys."""
     if partition is None or positions is None:
         return fresh
-    known = positions >= 0
-    if known.all():
+    if not len(fresh):
         return partition.rows.indexes_of(positions)
-    out = np.empty(len(positions), "i8")
+    out, known = np.empty(len(positions), "i8"), positions >= 0
     out[known], out[~known] = partition.rows.indexes_of(positions[known]), fresh
     return out
 
@@ -219,14 +212,14 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         _check_blocks(state, partition, writer, request, blocks)
     if request.equal or request.further or (blocks and blocks[0].slots is not None):
         equal_values.check_put(request, blocks)
-    positions = None if request.keys is None else _distinct_keys(partition, request.keys)
+    positions, unknown = (None, []) if request.keys is None else _find_distinct(partition, request.keys)
     new = request.rows is None and positions is None
     shared = equal_values.find_shared(state, partition, request) if request.equal else []
     waiting = request.pre_allocate > request.count if partition is None else partition.waiting
     if new and not waiting and not shared:
         records, indexes = _put_new(state, partition, writer, request)
     else:
-        records, indexes = _put(state, partition, writer, request, positions, shared)
+        records, indexes = _put(state, partition, writer, request, positions, unknown, shared)
     if request.equal:
         records += equal_values.note_digests(state, partition, request)
     if request.groups is not None:
@@ -283,16 +276,15 @@ def check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted
         raise
 
 
-def _distinct_keys(partition: Partition | None, keys: list[str]) -> np.ndarray | None:
+def _find_distinct(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray | None, list[str]]:
     """Return the result of `_find_keys`. Raises DuplicateError if a key is repeated."""
-    positions = _find_keys(partition, keys)
-    if len(keys) == 1:
-        return positions
-    # the keys of ascending rows are distinct, which is faster to see than to hash them
-    ascending = positions is not None and positions[0] >= 0 and (positions[1:] > positions[:-1]).all()
-    if not ascending and len(set(keys)) != len(keys):
-        raise DuplicateError(f"Got duplicated keys in one put: {_repeated_names(keys)}; every key names one sample")
-    return positions
+    positions, unknown = _find_keys(partition, keys)
+    if len(keys) > 1:
+        # the keys of ascending rows are distinct, which is faster to see than to hash them
+        ascending = positions is not None and not unknown and (positions[1:] > positions[:-1]).all()
+        if not ascending and len(set(keys)) != len(keys):
+            raise DuplicateError(f"Got duplicated keys in one put: {_repeated_names(keys)}; every key names one sample")
+    return positions, unknown
 
 
 def _put_new(
@@ -337,15 +329,15 @@ def _put(
     writer: str,
     request: Publish,
     positions: np.ndarray | None,
+    unknown: list[str],
     shared: list[r.SharedField],
 ) -> tuple[list[r.AnyRecord], np.ndarray]:
-    """Decide any other put. positions: of the rows of its keys, see `_find_keys`."""
+    """Decide any other put. positions, unknown: the rows of its keys, see `_find_keys`."""
     groups_left = request.groups
     if request.rows is not None:
         made: list[r.AnyRecord] = []
         indexes = _existing_rows(partition, request)
     elif request.keys is not None:
-        unknown = _unknown_keys(request.keys, positions)
         fresh_groups = None
         if request.groups is not None:
             rows = [-1] * request.count if positions is None else positions.tolist()
