@@ -178,7 +178,7 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
 
 
 def _find_keys(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray | None, list[str]]:
-    """Return the position of the row of each key, -1 if it is unknown, or None for unknown keys; and the unknown keys."""
+    """Return the position of the row of each key, -1 for an unknown one, or None if all are; and the unknown keys."""
     if partition is None or partition.keys.keys().isdisjoint(keys):
         return None, keys
     found, known = partition.positions_of_keys(keys), partition.keys
