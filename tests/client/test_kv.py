@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -318,6 +319,25 @@ class TestTags:
     def test_merge(self, a: Client, b: Client) -> None:
         a.kv_put("k", "p", tag={"status": "new", "n": 1})
         assert b.kv_put("k", "p", tag={"status": "running"}).tags == [{"status": "running", "n": 1}]
+
+    @pytest.mark.parametrize("count", [5, 12])
+    def test_a_put_returns_the_merged_tags_of_all_its_rows(self, a: Client, count: int) -> None:
+        keys = [f"k{i}" for i in range(count)]
+
+        def put(of_row: Callable[[int], dict[str, Any]], order: list[str] = keys) -> list[dict[str, Any]]:
+            tags = a.kv_batch_put(order, "p", tags=[of_row(i) for i in range(count)]).tags
+            listed = a.kv_list("p")["p"]
+            assert same(tags, [listed[key] for key in order])
+            return tags
+
+        assert put(lambda i: {"n": i, "s": "new"}) == [{"n": i, "s": "new"} for i in range(count)]
+        put(lambda i: {"n": float(i), "s": None})  # nothing is left of the tags before
+        put(lambda i: {"n": True, "s": [i]}, keys[::-1])
+        put(lambda i: {"n": i})
+        put(lambda i: {"n": i, "s": DELETE})
+        put(lambda i: {"n": -i} if i % 2 else {})
+        put(lambda i: {"n": i, "more": i})
+        put(lambda i: {"n": 0, "more": "text"})
 
     def test_scalars_become_numbers(self, a: Client) -> None:
         a.kv_put("k", "p", tag={"a": np.int64(3), "b": torch.tensor(2.5), "c": np.bool_(True), "d": [np.float32(0.5)]})

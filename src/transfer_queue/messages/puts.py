@@ -128,7 +128,7 @@ class PublishReply(Reply, frozen=True):
     rows: bytes
     """The global indexes of the targets, i8."""
     tags: StoredTags | None = None
-    """The merged tag of each row; None if all are empty."""
+    """The merged tag of each row; None if all are empty, or if the tags are those of the put (`tags_as_sent`)."""
     fields: list[str] | None = None
     """The fields that all rows have, sorted; None if all rows are new, so that they have the fields of the put."""
     epoch: int = 0
@@ -138,3 +138,6 @@ class PublishReply(Reply, frozen=True):
     each: list[list[str]] = []
     """For each of `Publish.puts` the fields that all its rows have, sorted; empty if all rows are new, or without
     `puts`."""
+    tags_as_sent: bool = False
+    """Whether the rows have exactly the tags of the put. So do new rows, without the entries to remove, for which this
+    is False."""

@@ -26,6 +26,9 @@ from transfer_queue.messages.queries import (
 )
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Status
+from transfer_queue.messages.tag_table import TagTable, tag_rows
+from transfer_queue.wire.objects.object_values import DELETE as REMOVED
+from transfer_queue.wire.objects.tag_rows import table_of_tags
 
 
 def tags(h: Harness, partition: str = "p") -> dict[str, dict[str, object]]:
@@ -53,6 +56,35 @@ def test_the_reply_of_a_put_by_keys(h: Harness) -> None:
     assert (reply.tags, reply.fields) == (None, None), "who puts new keys knows what they have"
     reply = h.ask(h.publish(1, None, keys=["c"], tags=[{"m": 4}]))
     assert (reply.tags, reply.fields) == ([{"n": 3, "m": 4}], [])
+
+
+def table(rows: int, **tags: object) -> TagTable:
+    """The same tag for each of these rows, as columns."""
+    made = table_of_tags([tags] * rows, True)
+    assert made is not None
+    return made
+
+
+def test_a_reply_does_not_repeat_tags_that_are_those_of_the_put(h: Harness) -> None:
+    keys = [f"k{i}" for i in range(9)]
+
+    def put(sent: object, **more: object) -> PublishReply:
+        reply = h.ask(h.publish(9, None, keys=keys, tags=sent, **more))
+        assert isinstance(reply, PublishReply)
+        return reply
+
+    assert not put(table(9, n=1)).tags_as_sent, "all keys were new"
+    assert (put(table(9, n=2, m=None)).tags_as_sent, put(table(9, n=2, m=None)).tags) == (True, None)
+    assert tags(h) == {key: {"n": 2, "m": None} for key in keys}
+    merged = put(table(9, n=3))
+    assert not merged.tags_as_sent
+    assert tag_rows(merged.tags, 9) == [{"n": 3, "m": None}] * 9
+    removed = put(table(9, n=REMOVED, m=4))
+    assert (removed.tags_as_sent, tag_rows(removed.tags, 9)) == (False, [{"m": 4}] * 9)
+    assert put(table(9, k="v"), replace_tags=True).tags_as_sent
+    assert put(table(9)).tags_as_sent is False
+    some = put([{"k": "w"}] * 9)
+    assert (some.tags_as_sent, tag_rows(some.tags, 9)) == (False, [{"k": "w"}] * 9), "few rows have a dict each"
 
 
 def test_tags_merge(h: Harness) -> None:
@@ -116,8 +148,13 @@ def test_refused_puts_leave_nothing(h: Harness, more: dict[str, object], error: 
 
 
 def test_duplicates_are_named(h: Harness) -> None:
-    with pytest.raises(DuplicateError, match=r"Got duplicated keys in one put: \['a'\]"):
-        h.put(3, keys=["a", "b", "a"])
+    for _ in range(2):  # of new keys, and then of known and new ones
+        with pytest.raises(DuplicateError, match=r"Got duplicated keys in one put: \['a'\]"):
+            h.put(3, keys=["a", "b", "a"])
+        h.put(1, keys=["a"])
+    h.put(1, keys=["b"])
+    with pytest.raises(DuplicateError, match=r"Got duplicated keys in one put: \['b'\]"):
+        h.put(3, ("y",), keys=["a", "b", "b"])
     h.put(8)
     with pytest.raises(DuplicateError, match=r"each sample once, but repeats \[1, 2, 3, 4, 5\] and 1 more"):
         h.put(14, rows=[*range(8), *range(1, 7)])

@@ -52,11 +52,27 @@ def test_a_put_of_new_rows_equals_a_reservation_and_a_put_into_it(count: int, na
     assert content_of(one) == content_of(two)
 
 
+@pytest.mark.parametrize("named", ["keys", "groups", None])
+@pytest.mark.parametrize("pre_allocate", [0, 1, 3])
+def test_the_first_put_of_a_partition_takes_the_rows_that_would_be_pre_allocated(
+    named: str | None, pre_allocate: int
+) -> None:
+    one, two = Harness(), Harness()
+    names = {named: ["a", "b", "c"]} if named else {}
+    two.ask(CreatePartition("p", pre_allocate))
+    for h in (one, two):
+        assert h.put(3, tags=[{"n": 1}, None, {"m": 2}], pre_allocate=pre_allocate, **names) == [0, 1, 2]
+        assert h.put(1, keys=["d"]) == [3]
+    assert RowsReserved not in kinds(one)
+    left, right = content_of(one), content_of(two)
+    assert left == right
+
+
 def test_a_new_row_has_no_tags_that_its_put_removes(h: Harness) -> None:
     h.put(1)
     rows = h.put(3, None, tags=[{"a": DELETE, "b": [1]}, {"a": DELETE}, None])
     partition = h.state.partitions["p"]
-    assert kinds(h).count(RowsPut) == 1
+    assert kinds(h).count(RowsPut) == 2
     assert partition.tags_of(partition.rows.positions_of(np.array(rows))) == [{"b": [1]}, {}, {}]
 
 

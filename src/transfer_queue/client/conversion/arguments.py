@@ -73,7 +73,7 @@ def _is_path(name: object) -> bool:
 def validated_keys(keys: Sequence[str] | str) -> list[str]:
     """Return keys as a list."""
     out = _as_list(keys, "keys")
-    if not {str}.issuperset(map(type, out)):
+    if list(map(type, out)).count(str) != len(out):
         for key in out:
             if not isinstance(key, str):
                 raise InvalidArgumentError(f"keys must be str, got {key!r} of type {type(key).__name__}")

@@ -11,6 +11,7 @@ from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import NESTED, FieldType
+from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.queries import StatusReply
 from transfer_queue.messages.tag_table import SentTags, StoredTags, TagTable
 from transfer_queue.metadata import BatchMeta
@@ -88,6 +89,13 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
         else:
             columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), spec.ndim, tuple(dims.tolist())))
     return columns
+
+
+def merged_tags(reply: PublishReply, sent: SentTags | None) -> StoredTags | None:
+    """Return the tags that the rows of a put have after it; None if all are empty. sent: those of the put."""
+    if sent is not None and (reply.fields is None or reply.tags_as_sent):
+        return tags_of_new(sent)
+    return reply.tags
 
 
 def tags_of_new(sent: SentTags) -> StoredTags:

@@ -138,11 +138,10 @@ class PutJoiner:
         self, encoded: EncodedBlock | None, sent: Any, reply: PublishReply, count: int
     ) -> list[tuple[list[str], dict[str, Any]]]:
         """Return the fields and the tag of the sample of each put."""
-        merged = reply.tags
+        merged = replies.merged_tags(reply, sent)
         if reply.fields is None:  # all keys are new, so their samples have the fields of the puts
             fields = [] if encoded is None else sorted(spec.name for spec in encoded.schema)
             each = [fields[:] for _ in range(count)]
-            merged = None if sent is None else replies.tags_of_new(sent)
         else:
             each = [fields[:] for fields in reply.each]
         return list(zip(each, replies.tag_list(merged, count, self._state.settings.allow_pickle), strict=True))

@@ -469,11 +469,10 @@ class KVOperations(DataPath):
             encoded, timeout, partition=partition_id, count=len(keys), keys=keys,
             tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(), fence=token,
         )  # fmt: skip
-        fields, merged = reply.fields, reply.tags
+        fields = reply.fields
         if fields is None:  # all keys are new, so their samples have the fields of this put
             fields = [] if encoded is None else sorted(spec.name for spec in encoded.schema)
-            merged = None if sent is None else replies.tags_of_new(sent)
-        found = replies.tags(merged, len(keys), self._state.settings.allow_pickle)
+        found = replies.tags(replies.merged_tags(reply, sent), len(keys), self._state.settings.allow_pickle)
         return KVBatchMeta._make(keys, empty_tags(len(keys)) if found is None else found, partition_id, fields)
 
 

@@ -8,7 +8,7 @@ column: the entries of such names are in a dict for each row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -321,6 +321,11 @@ class ChunkTags:
         found = [number(None if value is ABSENT else value) for value in self.values(name, at)]
         wrong = np.array([value is None for value in found], bool)
         return np.array([math.nan if value is None else value for value in found], "f8"), wrong
+
+    def has_others(self, names: Collection[str], at: Places) -> bool:
+        """Return whether one of these rows may have an entry that is not among these."""
+        others = (column for name, column in self.columns.items() if name not in names)
+        return bool(self.rest) or any(column.kinds[at].any() for column in others)
 
     def tagged(self, at: Places) -> np.ndarray:
         """Return which of these rows have entries, bool."""

@@ -29,7 +29,7 @@ def clear_keys(state: State, name: str, keys: list[str]) -> list[r.AnyRecord]:
     partition = state.partitions.get(name)
     if partition is None:
         return []
-    positions = np.array(sorted({partition.keys[key] for key in keys if key in partition.keys}), "i8")
+    positions = sort_unique(partition.positions_of_keys(keys))
     if not len(positions):
         return []
     return [r.RowsCleared(name, partition.rows.indexes_of(positions).tobytes())]

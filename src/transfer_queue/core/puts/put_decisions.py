@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 from msgspec.msgpack import Ext
@@ -167,26 +167,34 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
     if request.keys is None:
         new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups, client)
         return new.records + clear_decisions.drop_late_members(partition, request.groups, new.indexes), new.indexes
-    known = partition.keys if partition is not None else {}
-    unknown = list(dict.fromkeys(key for key in request.keys if key not in known))
-    new = NewRows(state, request.partition, len(unknown), request.pre_allocate, unknown, None, client)
-    return new.records, _indexes_of_keys(partition, request.keys, unknown, new.indexes)
+    positions, unknown = _find_keys(partition, request.keys)
+    fresh = dict.fromkeys(unknown)
+    new = NewRows(state, request.partition, len(fresh), request.pre_allocate, list(fresh), None, client)
+    indexes = new.indexes
+    if len(fresh) < len(unknown):  # an unknown key is repeated
+        numbers = dict(zip(fresh, indexes.tolist(), strict=True))
+        indexes = np.array([numbers[key] for key in unknown], "i8")
+    return new.records, _indexes_of_keys(partition, positions, indexes)
 
 
-def _indexes_of_keys(
-    partition: Partition | None, keys: list[str], unknown: list[str], indexes: np.ndarray
-) -> np.ndarray:
-    if len(unknown) == len(keys):
-        return indexes
-    fresh = dict(zip(unknown, indexes.tolist(), strict=True))
-    out = np.empty(len(keys), "i8")
-    places = [i for i, key in enumerate(keys) if key not in fresh]
-    if partition is not None:
-        positions = np.array([partition.keys[keys[i]] for i in places], "i8")
-        out[places] = partition.rows.indexes_of(positions)
-    for i, key in enumerate(keys):
-        if key in fresh:
-            out[i] = fresh[key]
+def _find_keys(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray | None, list[str]]:
+    """Return the position of the row of each key, -1 for an unknown one, or None if all are; and the unknown keys."""
+    if partition is None or partition.keys.keys().isdisjoint(keys):
+        return None, keys
+    found, known = partition.positions_of_keys(keys), partition.keys
+    if len(found) == len(keys):
+        return found, []
+    return np.fromiter(map(known.get, keys, repeat(-1)), "i8", len(keys)), [key for key in keys if key not in known]
+
+
+def _indexes_of_keys(partition: Partition | None, positions: np.ndarray | None, fresh: np.ndarray) -> np.ndarray:
+    """Return the global index of the row of each key. positions: see `_find_keys`; fresh: those of unknown keys."""
+    if partition is None or positions is None:
+        return fresh
+    if not len(fresh):
+        return partition.rows.indexes_of(positions)
+    out, known = np.empty(len(positions), "i8"), positions >= 0
+    out[known], out[~known] = partition.rows.indexes_of(positions[known]), fresh
     return out
 
 
@@ -204,14 +212,14 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
         _check_blocks(state, partition, writer, request, blocks)
     if request.equal or request.further or (blocks and blocks[0].slots is not None):
         equal_values.check_put(request, blocks)
-    new = request.rows is None and (
-        partition is None or request.keys is None or partition.keys.keys().isdisjoint(request.keys)
-    )
+    positions, unknown = (None, []) if request.keys is None else _find_distinct(partition, request.keys)
+    new = request.rows is None and positions is None
     shared = equal_values.find_shared(state, partition, request) if request.equal else []
-    if new and partition is not None and not partition.waiting and not shared:
+    waiting = request.pre_allocate > request.count if partition is None else partition.waiting
+    if new and not waiting and not shared:
         records, indexes = _put_new(state, partition, writer, request)
     else:
-        records, indexes = _put(state, partition, writer, request, shared)
+        records, indexes = _put(state, partition, writer, request, positions, unknown, shared)
     if request.equal:
         records += equal_values.note_digests(state, partition, request)
     if request.groups is not None:
@@ -268,12 +276,30 @@ def check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted
         raise
 
 
-def _put_new(state: State, partition: Partition, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray]:
+def _find_distinct(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray | None, list[str]]:
+    """Return the result of `_find_keys`. Raises DuplicateError if a key is repeated."""
+    positions, unknown = _find_keys(partition, keys)
+    if len(keys) > 1:
+        # the keys of ascending rows are distinct, which is faster to see than to hash them
+        ascending = positions is not None and not unknown and (positions[1:] > positions[:-1]).all()
+        if not ascending and len(set(keys)) != len(keys):
+            raise DuplicateError(f"Got duplicated keys in one put: {_repeated_names(keys)}; every key names one sample")
+    return positions, unknown
+
+
+def _put_new(
+    state: State, partition: Partition | None, writer: str, request: Publish
+) -> tuple[list[r.AnyRecord], np.ndarray]:
     """Decide a put of only new rows, none of them pre-allocated."""
     count, first, tags = request.count, state.next_index, request.tags
-    if request.groups is not None:
-        _check_groups(partition, request.groups, [-1] * count)
-    check_new(state, partition, count)
+    made: list[r.AnyRecord] = []
+    if partition is None:  # rows to pre-allocate would be taken at once
+        made = create_partition(state, CreatePartition(request.partition, 0))
+        check_capacity(state, count)
+    else:
+        if request.groups is not None:
+            _check_groups(partition, request.groups, [-1] * count)
+        check_new(state, partition, count)
     if tags is not None:
         tags = without_deletes(tags)
     number = 0 if request.block is None else state.next_block
@@ -281,7 +307,7 @@ def _put_new(state: State, partition: Partition, writer: str, request: Publish) 
         request.partition, writer, first, count, request.keys, request.groups, tags, number, request.block,
         request.further,
     )  # fmt: skip
-    return [record], np.arange(first, first + count)
+    return [*made, record], np.arange(first, first + count)
 
 
 def without_deletes(tags: SentTags) -> SentTags:
@@ -298,30 +324,32 @@ def without_deletes(tags: SentTags) -> SentTags:
 
 
 def _put(
-    state: State, partition: Partition | None, writer: str, request: Publish, shared: list[r.SharedField]
+    state: State,
+    partition: Partition | None,
+    writer: str,
+    request: Publish,
+    positions: np.ndarray | None,
+    unknown: list[str],
+    shared: list[r.SharedField],
 ) -> tuple[list[r.AnyRecord], np.ndarray]:
-    """Decide any other put."""
+    """Decide any other put. positions, unknown: the rows of its keys, see `_find_keys`."""
     groups_left = request.groups
     if request.rows is not None:
         made: list[r.AnyRecord] = []
         indexes = _existing_rows(partition, request)
     elif request.keys is not None:
-        known = partition.keys if partition is not None else {}
-        unknown = [key for key in request.keys if key not in known]
         fresh_groups = None
         if request.groups is not None:
+            rows = [-1] * request.count if positions is None else positions.tolist()
             if partition is not None:
-                _check_groups(partition, request.groups, [known.get(key, -1) for key in request.keys])
-            fresh_groups = [g for g, key in zip(request.groups, request.keys, strict=True) if key not in known]
-            groups_left = None if len(unknown) == len(request.keys) else request.groups
-        if partition is not None and not unknown:
-            positions = np.fromiter(map(known.__getitem__, request.keys), "i8", len(request.keys))
-            made, indexes = [], partition.rows.indexes_of(positions)
-        else:
-            new = NewRows(
-                state, request.partition, len(unknown), request.pre_allocate, unknown or None, fresh_groups, writer
-            )
-            made, indexes = new.records, _indexes_of_keys(partition, request.keys, unknown, new.indexes)
+                _check_groups(partition, request.groups, rows)
+            fresh_groups = [group for group, row in zip(request.groups, rows, strict=True) if row < 0]
+            groups_left = None if positions is None else request.groups
+        made, fresh = [], NOBODYS
+        if unknown:
+            new = NewRows(state, request.partition, len(unknown), request.pre_allocate, unknown, fresh_groups, writer)
+            made, fresh = new.records, new.indexes
+        indexes = _indexes_of_keys(partition, positions, fresh)
     else:
         if partition is not None and request.groups is not None:
             _check_groups(partition, request.groups, [-1] * request.count)
@@ -350,13 +378,8 @@ def check_shape(request: Publish) -> None:
     count = request.count
     if not 0 < count <= MAX_RESERVED:
         raise InvalidArgumentError(f"a put must have from 1 to {MAX_RESERVED} rows, got {count}")
-    if request.keys is not None:
-        if len(request.keys) != count:
-            raise InvalidArgumentError(f"a put must have a key per row, got {len(request.keys)} keys for {count} rows")
-        if len(set(request.keys)) != count:
-            raise DuplicateError(
-                f"Got duplicated keys in one put: {_repeated_names(request.keys)}; every key names one sample"
-            )
+    if request.keys is not None and len(request.keys) != count:
+        raise InvalidArgumentError(f"a put must have a key per row, got {len(request.keys)} keys for {count} rows")
     if request.rows is not None and request.keys is not None:
         raise InvalidArgumentError("a put must name its samples by global index or by key, got both")
     if request.rows is not None and len(request.rows) != 8 * count:

@@ -17,6 +17,7 @@ from transfer_queue.errors import CapacityError, InvalidArgumentError
 from transfer_queue.messages import partitions, puts
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.tag_table import TagTable
 
 
 @handles(partitions.CreatePartition)
@@ -70,9 +71,10 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
             return puts.PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
-        tags = partition.packed_tags_of(positions)
+        as_sent = isinstance(request.tags, TagTable) and partition.has_no_other_tags(positions, request.tags)
+        tags = None if as_sent else partition.packed_tags_of(positions)
         each = partition.common_fields_of_parts(positions, request.puts) if request.puts else []
-        return puts.PublishReply(indexes.tobytes(), tags, fields, context.state.epoch, dtypes, each)
+        return puts.PublishReply(indexes.tobytes(), tags, fields, context.state.epoch, dtypes, each, as_sent)
 
     return Decision(records, reply)
 

@@ -97,7 +97,7 @@ def handle_retrieve_meta(context: ControllerContext, caller: Caller, request: qu
     partition = context.state.partitions.get(request.partition)
     if partition is None:
         return ClaimReply(rows=b"")
-    positions = np.array([partition.keys[key] for key in request.keys if key in partition.keys], "i8")
+    positions = partition.positions_of_keys(request.keys)
     fields = partition.common_fields(positions)
     produced = np.full(len(positions), bool(fields))
     return meta_reply(partition, positions, partition.rows.indexes_of(positions), fields, produced)

@@ -35,9 +35,8 @@ def locate(state: State, request: Lookup) -> LookupReply:
     partition = state.partitions.get(request.partition)
     if request.rows is not None:
         return _locate_rows(state, partition, request, indexes_in(request.rows))
-    keys = {} if partition is None else partition.keys
     asked = request.keys or []
-    positions = np.array([p for key in asked if (p := keys.get(key)) is not None], "i8")
+    positions = np.zeros(0, "i8") if partition is None else partition.positions_of_keys(asked)
     reply = _locate_keys(state, partition, request, asked, positions)
     if not request.versions:
         return reply

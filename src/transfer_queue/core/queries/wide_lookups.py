@@ -112,8 +112,7 @@ def _positions(partition: Partition, request: Lookup) -> np.ndarray | None:
     if request.rows is not None:
         positions = partition.rows.positions_of(indexes_in(request.rows))
         return positions if len(positions) and int(positions.min()) >= 0 else None
-    known = partition.keys
-    positions = np.array([p for key in request.keys or [] if (p := known.get(key)) is not None], "i8")
+    positions = partition.positions_of_keys(request.keys or [])
     return positions if len(positions) else None
 
 

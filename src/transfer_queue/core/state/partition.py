@@ -45,9 +45,19 @@ from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, 
 from transfer_queue.core.tables.skipped_rows import SkippedRows
 from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
 from transfer_queue.messages.puts import Publish
-from transfer_queue.messages.tag_table import COLUMNS_FROM, SentTags, StoredTags, TagTable, has_entry
+from transfer_queue.messages.tag_table import (
+    COLUMNS_FROM,
+    DELETED,
+    MISSING,
+    SentTags,
+    StoredTags,
+    TagTable,
+    has_entry,
+)
 
 MAX_READY_SETS = 64
+FEW_KEYS = 16
+"""Keys that are looked up one by one."""
 
 ReadyKey = tuple[str, tuple[str, ...]]  # task, fields
 
@@ -264,6 +274,14 @@ class Partition(Persisted):
         found = pack_tags(parts, len(positions))
         return found if found.columns else None
 
+    def has_no_other_tags(self, positions: np.ndarray, put: TagTable) -> bool:
+        """Return whether these rows have exactly the tags that were merged into theirs last."""
+        if any(MISSING in column.kinds or DELETED in column.kinds for column in put.columns):
+            return False
+        names = {column.name for column in put.columns}
+        parts = self.rows.split(positions)
+        return not any(chunk.tags is not None and chunk.tags.has_others(names, at) for _, chunk, at, _ in parts)
+
     def keys_of(self, positions: np.ndarray) -> list[str | None]:
         """Return the keys of these rows (position -1: None)."""
         out: list[str | None] = []
@@ -271,6 +289,24 @@ class Partition(Persisted):
             chunk = self.rows.chunks.get(p >> CHUNK_BITS) if p >= 0 else None
             out.append(chunk.keys[p & MASK] if chunk is not None and chunk.keys is not None else None)
         return out
+
+    def positions_of_keys(self, keys: list[str]) -> np.ndarray:
+        """Return the positions of the rows with those of these keys that exist, in the order of the keys."""
+        known = self.keys
+        if len(keys) > FEW_KEYS and (start := known.get(keys[0], -1)) >= 0 and self._are_keys_from(start, keys):
+            return np.arange(start, start + len(keys))
+        return np.array([p for key in keys if (p := known.get(key)) is not None], "i8")
+
+    def _are_keys_from(self, start: int, keys: list[str]) -> bool:
+        """Return whether these are the keys of consecutive rows. To compare them is faster than to hash them."""
+        done = 0
+        while done < len(keys):
+            chunk, first = self.rows.chunks.get((start + done) >> CHUNK_BITS), (start + done) & MASK
+            there = [] if chunk is None or chunk.keys is None else chunk.keys[first : first + len(keys) - done]
+            if not there or there != keys[done : done + len(there)]:
+                return False
+            done += len(there)
+        return True
 
     def blocks_of(self, name: str, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the block number (0: no value) and the row in the block of one field of these rows."""
@@ -401,28 +437,28 @@ class Partition(Persisted):
         client: str,
     ) -> None:
         """Apply a `records.RowsReserved`."""
-        positions = self.waiting[:taken]
         start = self.rows.end
         if waiting:
             self.rows.append(first_index, count, waiting=True)
             self.waiting += range(start, start + count)
             return
+        positions = [*self.waiting[:taken], *range(start, start + count)]
         owner = self.owner_number(client)
         del self.waiting[:taken]
-        for p in positions:
+        for p in positions[:taken]:
             chunk = self.rows.chunks[p >> CHUNK_BITS]
             chunk.waiting[p & MASK] = 0
             chunk.owner[p & MASK] = owner
         self.rows.append(first_index, count, owner=owner)
         self.count_new_rows(client, taken + count)
-        if keys is None and groups is None:
-            return
-        positions += range(start, start + count)
         if keys is not None:
             self.keys.update(zip(keys, positions, strict=True))
-            for p, name in zip(positions, keys, strict=True):
-                self.rows.chunks[p >> CHUNK_BITS].key_list()[p & MASK] = name
-            self.changes.mark_changed(self.version, np.array(positions, "i8"))
+            places = np.array(positions, "i8")
+            for _, chunk, at, where in self.rows.split(places):
+                listed = chunk.key_list()
+                for place, name in zip(at.tolist(), keys[where], strict=True):
+                    listed[place] = name
+            self.changes.mark_changed(self.version, places)
         if groups is not None:
             self.join(groups, positions)
 

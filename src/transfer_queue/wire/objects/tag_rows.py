@@ -34,17 +34,23 @@ def table_of_tags(tags: Sequence[Mapping[str, Any] | None], allow_pickle: bool) 
 
     It also returns None if a value cannot be encoded, so that the caller finds it and raises the error.
     """
-    if not tags or set(map(type, tags)) != {dict}:
+    if not tags or not _are_all(tags, dict):
         return None
     dicts = cast("Sequence[dict[str, Any]]", tags)
     names = list(dicts[0])
-    if set(map(len, dicts)) != {len(names)} or not all(type(name) is str for name in names):
+    # if each dict has all names, this number of entries means that none has others
+    if sum(map(len, dicts)) != len(dicts) * len(names) or not all(type(name) is str for name in names):
         return None
     try:
         columns = [_column(name, [tag[name] for tag in dicts], allow_pickle) for name in names]
     except (KeyError, UncarriableValueError, UnicodeEncodeError):
         return None
     return TagTable(len(tags), columns)
+
+
+def _are_all(values: Sequence[Any], kind: type) -> bool:
+    """Return whether each value has this type."""
+    return list(map(type, values)).count(kind) == len(values)
 
 
 def _column(name: str, values: list[Any], allow_pickle: bool) -> EntryColumn:
@@ -58,10 +64,9 @@ def _column(name: str, values: list[Any], allow_pickle: bool) -> EntryColumn:
 
 def _column_of_one_type(name: str, values: list[Any]) -> EntryColumn | None:
     """Return the column of values that are all ints, floats, texts, bools or None; otherwise None."""
-    kinds = set(map(type, values))
-    if len(kinds) > 1:
+    kind = type(values[0])
+    if not _are_all(values, kind):
         return None
-    (kind,) = kinds
     try:
         if kind is int:
             return EntryColumn(name, _BYTE[INT], array("q", values).tobytes())
