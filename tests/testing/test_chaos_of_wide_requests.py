@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from tests.simulation import chaos
-from transfer_queue.core.columns import wide_columns
+from transfer_queue.core.tables import field_groups
 from transfer_queue.core.puts import wide_puts
 from transfer_queue.core.queries import wide_lookups
 from transfer_queue.core.state import partition

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness import OBJECT, Harness, column, encode, rows_of, tensor
 
-from transfer_queue.core.columns import wide_columns
+from transfer_queue.core.tables import field_groups
 from transfer_queue.core.puts import wide_puts
 from transfer_queue.core.tables.field_types import FieldStats
 from transfer_queue.core.tables.row_table import Chunk
@@ -378,7 +378,7 @@ def test_the_event_of_a_put_of_several_blocks_examines_no_single_field_of_the_wi
         monkeypatch.setattr(owner, name, method)
 
     names = [name for fields in BLOCKS[blocks] for name in fields]
-    single = sum(len(fields) for fields in BLOCKS[blocks] if len(fields) < wide_columns.MANY_FIELDS)
+    single = sum(len(fields) for fields in BLOCKS[blocks] if len(fields) < field_groups.MANY_FIELDS)
     assert h.dealt(1, fields=["f3"]) == []
     for owner, name in ((FieldStats, "add"), (FieldStats, "check"), (Chunk, "field_columns")):
         counted(owner, name)

@@ -221,9 +221,9 @@ class TimelineRecorder:
         chunk = partition.rows.chunks.get(position >> CHUNK_BITS) if position >= 0 else None
         if chunk is None:
             return None
-        fields, columns, at, block = claim.fields, chunk.field, position & MASK, 0
+        fields, at, block = claim.fields, position & MASK, 0
         for name in fields if len(fields) <= LOOKED_AT else fields[:LOOKED_AT]:
-            found = columns.get(name)
+            found = chunk.columns_of(name)
             if found is not None:
                 number = found[0].item(at)
                 if number > block:
@@ -231,7 +231,7 @@ class TimelineRecorder:
         if not partition.policy_version:
             return block, None
         oldest = _oldest_version(partition, positions)
-        return block, (_oldest_block(columns, fields, at), oldest, partition.policy_version)
+        return block, (_oldest_block(chunk, fields, at), oldest, partition.policy_version)
 
     def note_end(self, client: str, claim: Claim, since: float) -> None:
         """Note that a claim was answered with the end of its partition."""
@@ -485,7 +485,7 @@ def _oldest_version(partition: Partition, positions: np.ndarray) -> float | None
     return min(found, default=None)
 
 
-def _oldest_block(columns: Mapping[str, Any], fields: Sequence[str], at: int) -> int:
+def _oldest_block(chunk: Chunk, fields: Sequence[str], at: int) -> int:
     """Return the lowest block number of these fields of a row; 0 if it has no such field."""
-    found = (columns[name][0].item(at) for name in fields[:LOOKED_AT] if name in columns)
-    return min(filter(None, found), default=0)
+    found = map(chunk.columns_of, fields[:LOOKED_AT])
+    return min(filter(None, [columns[0].item(at) for columns in found if columns is not None]), default=0)
