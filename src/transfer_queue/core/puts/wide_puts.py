@@ -131,8 +131,10 @@ class WidePut:
             self.made = True
         elif self.unchecked[0].schema and self.unchecked[0].is_checked:
             checked = self.unchecked.popleft()
-            self.prepared.add(checked.whole_block(state))
-            state.blocks.discarded.append(checked.schema)
+            whole = checked.whole_block(state)
+            self.prepared.add(whole)
+            if whole.schema is not checked.schema:
+                state.blocks.discarded.append(checked.schema)
         else:
             self._check(self.unchecked[0], partition)
         return False
