@@ -14,6 +14,7 @@ import numpy as np
 
 from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.core.columns.intervals import IntervalSet
+from transfer_queue.core.columns.wide_schema import WideSchema
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.tables.block_table import BlockChunk, BlockTable
@@ -125,7 +126,7 @@ def _compare(one: Any, other: Any, where: str, found: list[str], pairs: dict[int
             return
         for at, (value, again) in enumerate(zip(one, other, strict=True)):
             _compare(value, again, f"{where}[{at}]", found, pairs)
-    elif isinstance(one, (str, int, float, bytes, set, type(None), msgspec.Struct, msgspec.msgpack.Ext)):
+    elif isinstance(one, (str, int, float, bytes, set, type(None), WideSchema, msgspec.Struct, msgspec.msgpack.Ext)):
         if one != other and not (one != one and other != other):
             found.append(f"{where}: {one!r} became {other!r}")
     else:

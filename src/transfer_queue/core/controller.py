@@ -66,7 +66,7 @@ from transfer_queue.sampler.calls.call_messages import Question, ViewReply
 MAX_DELIVERIES = 16
 """Deliveries of a row without an acknowledgement, if neither its partition nor the system sets another limit."""
 
-FREED = 2048
+FREED = 1024
 """Objects that a step frees, which takes about half a millisecond."""
 
 HANDLERS = (
@@ -294,9 +294,8 @@ class Controller:
         ]
         if state.aging:
             times += [retention.next_expiry(partition) for partition in state.aging.values()]
-        if self.clears.jobs or context.index_builder or self.wide_puts.jobs or self.wide_lookups.jobs:
-            times.append(context.now)
-        elif state.blocks.discarded:
+        jobs = self.clears.jobs or self.wide_puts.jobs or self.wide_lookups.jobs
+        if jobs or context.index_builder or state.blocks.discarded:
             times.append(context.now)
         return min([time for time in times if time is not None], default=None)
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from harness import OBJECT, Harness, column, encode, rows_of, tensor
 
-from transfer_queue.core.tables import field_groups
 from transfer_queue.core.puts import wide_puts
+from transfer_queue.core.tables import field_groups
 from transfer_queue.core.tables.field_types import FieldStats
 from transfer_queue.core.tables.row_table import Chunk
 from transfer_queue.errors import CapacityError, FieldTypeError, InvalidArgumentError
@@ -481,7 +481,7 @@ def test_several_wide_blocks_with_a_wrong_description_are_refused(h: Harness, wr
     assert h.ask(ListPartitions()).value == []
 
 
-@pytest.mark.parametrize("steps", range(0, 7))
+@pytest.mark.parametrize("steps", range(7))
 @pytest.mark.parametrize("change", ["field", "dtype", "shape", "grow", "dropped", "gone", "wide"])
 def test_a_put_is_prepared_again_if_others_change_its_partition(h: Harness, steps: int, change: str) -> None:
     first = rows_of(ended(h, h.send(h.publish(2, NAMES))))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.differential import differential
 from transfer_queue.core.columns import wide_schema
 from transfer_queue.core.puts import wide_puts
-from transfer_queue.core.tables import block_table, field_groups
+from transfer_queue.core.tables import field_groups
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.queries import ShowRows
@@ -39,8 +39,7 @@ def carry_out(program: list[Any], many: int, wide: int) -> list[Any]:
         patched.setattr(field_groups, "MANY_FIELDS", many)
         patched.setattr(wide_puts, "WIDE", wide)
         patched.setattr(wide_puts, "STEP", 2)
-        for module in (wide_schema, block_table):  # in both runs, because the schemas are compared
-            patched.setattr(module, "WIDE", 3)
+        patched.setattr(wide_schema, "WIDE", 3)  # in both runs, because the schemas are compared
         h = Harness()
         rows: list[int] = []
         for kind, what, much in program:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.wide_schema import WIDE, SchemaDigest, WideSchema
+from transfer_queue.core.columns.wide_schema import WIDE, SchemaMaker, WideSchema
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller
@@ -51,8 +52,8 @@ class BlockSchema:
         """The fields that are decoded."""
         self.checked = 0
         """The number of fields that are checked."""
-        self._digest = SchemaDigest()
-        """The digest of the checked fields."""
+        self._maker = SchemaMaker()
+        """The checked fields."""
         self._parts = deque(block.parts)
         """The parts of the schema that are not decoded."""
         self._dims = np.frombuffer(block.dims, "<i8")
@@ -71,7 +72,7 @@ class BlockSchema:
                 break
             self.schema += fields_of(self._parts.popleft())
         some = self.schema[self.checked : self.checked + STEP]
-        self._digest.add(some)
+        self._maker.add(some)
         return some
 
     def take_dims(self, spec: FieldSpec) -> np.ndarray:
@@ -86,10 +87,9 @@ class BlockSchema:
     def whole_block(self, state: State) -> NewBlock:
         """Return the block with its whole schema, which is checked."""
         check_dims(self._dims, self._at, self.block.rows, len(self.schema))
-        schema = self.schema
-        if len(schema) >= WIDE:
-            schema = state.blocks.known_schema(WideSchema.of(schema, self._digest.value()))  # type: ignore[assignment]
-        return msgspec.structs.replace(self.block, schema=schema)
+        schema = state.blocks.known_schema(self._maker.make())
+        whole: Any = schema if isinstance(schema, WideSchema) else self.schema
+        return msgspec.structs.replace(self.block, schema=whole)
 
 
 class WidePut:
@@ -188,7 +188,7 @@ class WidePut:
 
     def unused(self) -> list[Discarded]:
         """Return the collections that are not needed after the put."""
-        return [*self.prepared.unused(), *(block.schema for block in self.unchecked)]
+        return [self.names, *self.prepared.unused(), *(block.schema for block in self.unchecked)]
 
     def is_current(self, partition: Partition | None) -> bool:
         """Return whether the partition and its chunk are still those for which the put was prepared."""

@@ -103,7 +103,7 @@ def _check_rows(partition: Partition, needed: Counter[int]) -> list[int]:
 def _check_field_groups(partition: Partition) -> None:
     name, groups = partition.name, partition.field_groups
     widths = Counter(field.group for field in partition.fields.values() if field.group is not None)
-    require(set(widths) == set(groups.by_number.values()), f"a group of fields of {name} is not listed, or has no field")
+    require(set(widths) == set(groups.by_number.values()), f"the groups of fields of {name} are not those listed")
     for number, group in groups.by_number.items():
         require(group.number == number, f"a group of fields of {name} has another number than listed")
         require(group.width == widths[group], f"7: group {number} of fields of {name} miscounts its fields")
@@ -124,7 +124,7 @@ def _lost(partition: Partition) -> dict[str, int]:
             at = np.flatnonzero(column)
             require(bool((chunk.alive[at] == 1).all()), f"1: a cleared row of {partition.name} has a lost {name}")
             columns = chunk.columns_of(name)
-            require(columns is None or not columns[0][at].any(), f"1: a value of {name} of {partition.name} counts as lost")
+            require(columns is None or not columns[0][at].any(), f"1: a {name} of {partition.name} counts as lost")
             known = set(column[at].tolist()) <= set(partition.losses.events)
             require(known, f"values of {name} of {partition.name} were lost by an unknown event")
             if len(at):

@@ -19,10 +19,10 @@ from transfer_queue.core.columns.intern_table import InternTable, interned
 from transfer_queue.core.columns.joined_columns import JoinedBytes, join_columns, split_columns
 from transfer_queue.core.columns.row_columns import columns_of
 from transfer_queue.core.columns.schema import Count, Persisted, counter, part, parts_of, scalar
-from transfer_queue.core.columns.wide_schema import WIDE, schema_key
+from transfer_queue.core.columns.wide_schema import Schema, WideSchema, to_schema
 from transfer_queue.core.tables.equal_values import EqualValues
 from transfer_queue.core.tables.extent_records import PublishedExtents
-from transfer_queue.core.tables.field_types import PreparedTypes, with_schema
+from transfer_queue.core.tables.field_types import FieldStats, PreparedTypes, with_schema
 from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock, all_blocks
 
 CHUNK_BITS = 12
@@ -162,7 +162,7 @@ def places_of(block: NewBlock) -> list[BlockLocation]:
     return [first, *block.copies]
 
 
-Discarded = Union[dict[Any, Any], list[Any]]
+Discarded = Union[dict[Any, Any], list[Any], set[Any]]
 """A collection that is not needed any more, and may have very many entries."""
 
 
@@ -202,18 +202,22 @@ class Prepared:
 
     def unused(self) -> list[Discarded]:
         """Return the collections that are not needed after the put."""
-        return [] if self.types is None else [self.types.replaced, self.types.unused, self.types.recounted]
+        types = self.types
+        if types is None:
+            return []
+        members = [some for parts in types.parts for some in parts.members.values()]
+        return [types.replaced, types.unused, types.recounted, *members]
 
 
 class BlockTable(PublishedExtents):
     """All blocks that live rows need, and the extents that contain them."""
 
     chunks: dict[int, BlockChunk] = parts_of(Count, BlockChunk)
-    schemas: InternTable[tuple[FieldSpec, ...]] = interned(
+    schemas: InternTable[Schema] = interned(
         "schema_values",
         list[list[FieldSpec] | None],
-        save=msgspec.to_builtins,
-        load=lambda values: [schema_key(value or ()) for value in values],
+        save=lambda values: msgspec.to_builtins([value and list(value) for value in values]),
+        load=lambda values: [to_schema(value or ()) for value in values],
     )
     dims: InternTable[bytes] = interned(
         "dims_values",
@@ -240,7 +244,7 @@ class BlockTable(PublishedExtents):
         """What was prepared for the wide put that is decided now. Not part of the state."""
         self.discarded: list[Discarded] = []
         """What the controller frees in steps, because to free 100,000 objects at once takes 20 ms."""
-        self.newest_schema: tuple[FieldSpec, ...] = ()
+        self.newest_schema: Schema = ()
         """The schema of the block that was added last, for what observes its record. Not part of the state."""
 
     def complete_schemas(self, block: NewBlock | None, further: list[NewBlock]) -> list[NewBlock]:
@@ -256,13 +260,13 @@ class BlockTable(PublishedExtents):
         """Free up to `count` entries of what is discarded."""
         while self.discarded and count > 0:
             some = self.discarded[-1]
-            for _ in range(min(count, len(some))):
-                some.popitem() if isinstance(some, dict) else some.pop()
-                count -= 1
+            while some and count > 0:
+                gone = some.popitem() if isinstance(some, dict) else some.pop()
+                count -= len(gone) if isinstance(gone, tuple) else 1
             if not some:
                 self.discarded.pop()
 
-    def known_schema(self, schema: tuple[FieldSpec, ...]) -> tuple[FieldSpec, ...]:
+    def known_schema(self, schema: Schema) -> Schema:
         """Return the equal schema of the table, or this one if there is none."""
         at = self.schemas.number.get(schema)
         return schema if at is None else self.schemas[at]
@@ -275,7 +279,7 @@ class BlockTable(PublishedExtents):
             chunk = self.chunks[key] = BlockChunk()
         if at >= chunk.capacity:
             chunk.grow(at)
-        schema = self.schemas.add(schema_key(block.schema))
+        schema = self.schemas.add(to_schema(block.schema))
         self.newest_schema = self.schemas[schema]
         row = (
             block.unit, block.extent, block.offset, block.generation, block.nbytes, block.rows,
@@ -360,8 +364,8 @@ class BlockTable(PublishedExtents):
         for table, name in tables:
             for value, uses in _count_distinct(column[name][at]):
                 gone = table.drop(value, uses)
-                if gone is not None and len(gone) >= WIDE and table is self.schemas:
-                    self.discarded.append(list(gone))
+                if isinstance(gone, WideSchema):
+                    self.discarded.append(list(gone.pieces))
         if self.equal.of_block:
             for number in at.tolist():
                 self.equal.forget_block((key << CHUNK_BITS) + number)
@@ -620,7 +624,7 @@ class BlockTable(PublishedExtents):
                 better[name][mine[wanted]] = second[name][at[wanted]]
         return msgspec.structs.replace(made, **{name: column.tobytes() for name, column in better.items()})
 
-    def shape_source(self, number: int) -> tuple[tuple[FieldSpec, ...], bytes, int]:
+    def shape_source(self, number: int) -> tuple[Schema, bytes, int]:
         """Return the schema, dims and row count of one block."""
         columns = self.chunks[number >> CHUNK_BITS].columns
         at = number & (CHUNK - 1)

@@ -30,9 +30,8 @@ class _Members(Column):
 
     def load(self, table: FieldGroups, loaded: Any) -> None:
         """See `Column`."""
-        table.restore_groups(
-            {number: [name for some in unpack_texts(packed) for name in some] for number, packed in loaded.members.items()}
-        )
+        for number, packed in loaded.members.items():
+            table.restore_group(number, [name for some in unpack_texts(packed) for name in some])
 
 
 Parts = tuple[Sequence[FieldStats], Sequence[FieldGroup]]
@@ -142,18 +141,17 @@ class FieldGroups(Persisted, bare=True):
         self._note_change()
         return made
 
-    def restore_groups(self, members: dict[int, list[str]]) -> None:
-        """Restore saved groups, after the fields."""
+    def restore_group(self, number: int, names: Sequence[str]) -> None:
+        """Restore a saved group, after the fields."""
+        require(names, f"the group {number} of fields has no fields")
         fields = self._rows.fields
-        for number, names in members.items():
-            group = self.by_number[number] = FieldGroup()
-            group.number, group.width = number, len(names)
-            for name in names:
-                field = fields[name]
-                require(field.group is None, f"field {name!r} is in two groups")
-                require(field is fields[names[0]] or field.own_live == group.live, f"group {number} miscounts {name!r}")
-                group.live = field.own_live
-                field.group, field.own_live = group, 0
+        group = self.by_number[number] = FieldGroup()
+        group.number, group.width, group.live = number, len(names), fields[names[0]].own_live
+        for name in names:
+            field = fields[name]
+            require(field.group is None, f"field {name!r} is in two groups")
+            require(field.own_live == group.live, f"field {name!r} has not as many values as others of its group")
+            field.group, field.own_live = group, 0
 
     def _begin_group(self, parts: FieldParts) -> None:
         """Make a group of those of the fields that no row has, if they are many."""

@@ -39,7 +39,7 @@ MASK = CHUNK - 1
 CONSUMED, CLAIMED = 1, 2  # the states of a row for a task; 0: neither
 
 ValueColumns = tuple[np.ndarray, np.ndarray]
-"""For each row of a chunk the block number of a field's value (0 if the row does not have it), and the row in the block."""
+"""For each row of a chunk the number of a value's block (0: the row has no value), and the row in the block."""
 Indexer = Any  # int | slice | np.ndarray: where in a chunk, or where in the caller's arrays
 
 
@@ -156,7 +156,7 @@ class _PackedTags(Column):
 
 
 class _FieldColumns(PerRow):
-    """The columns of the fields that are in no group. Which fields share columns has no meaning, so it is not compared."""
+    """The columns of the fields that are in no group. Which fields are in a group is not compared."""
 
     def __init__(self) -> None:
         super().__init__(("i8", "i4"), PerRow.BY_NAME, 0, None, None, True)
@@ -190,7 +190,9 @@ class Chunk(Persisted):
     """The number of the declared group; -1 if the row has none."""
     field: dict[str, ValueColumns] = custom_column(_FieldColumns())
     """The columns of the fields that are in no group."""
-    shared: dict[int, ValueColumns] = per_row("i8", "i4", cleared=True, by_name=True, by=Count, missing={}, compared=False)
+    shared: dict[int, ValueColumns] = per_row(
+        "i8", "i4", cleared=True, by_name=True, by=Count, missing={}, compared=False
+    )
     """The columns of groups of fields by the number of the group."""
     consumed: dict[str, np.ndarray] = per_row("u1", most=CLAIMED, cleared=True, by_name=True)
     """Task -> CONSUMED, CLAIMED or 0."""

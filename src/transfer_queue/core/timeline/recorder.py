@@ -8,16 +8,17 @@ takes a third of the time that each event would take alone, because its code and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Union
 
 import numpy as np
 
+from transfer_queue.core.columns.wide_schema import Schema
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.tables.row_table import CHUNK_BITS, MASK
+from transfer_queue.core.tables.row_table import CHUNK_BITS, MASK, Chunk
 from transfer_queue.core.timeline.event_ring import PACKING, SIZE, EventRing
 from transfer_queue.core.timeline.number_tables import (
     MAX_FIELDS,
@@ -31,7 +32,6 @@ from transfer_queue.core.timeline.publication_times import PolicyHistory, Public
 from transfer_queue.core.timeline.row_history import RowHistory
 from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.reports.timeline import ValueRead
@@ -54,7 +54,6 @@ _WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE, _CLEAR, _RETURN, _READ =
 _pack = PACKING.pack_into
 _U4, _I4 = (1 << 32) - 1, (1 << 31) - 1  # the largest numbers of these columns
 
-Schema = tuple[FieldSpec, ...]
 Names = Union[Schema, list[str]]
 Policy = tuple[int, Any, int]
 """The block of a row that was put first, the row's tag entry with its policy version, the version of the partition."""

@@ -319,7 +319,7 @@ def apply_repacked(partition: Partition, repacked: RowsRepacked, writer: str) ->
 
 
 def _alike(partition: Partition, names: Sequence[set[str]]) -> Iterator[list[str]]:
-    """Iterate over the fields that are in any of these sets. Fields with the same columns and the same sets are together.
+    """Iterate over the fields that are in any of these sets, with those together that have the same columns and sets.
 
     Fields of a group are always in the same blocks.
     """
@@ -347,9 +347,9 @@ def add_types(partition: Partition, block: NewBlock, alone: bool) -> Sequence[Fi
         return partition.learnt[-1]  # equal shapes change nothing; usual for a writer that puts in a loop
     prepared = partition.blocks.prepared
     types = None if prepared is None or not prepared.has(block) else prepared.types
-    if prepared is not None and types is not None and not types.installed:
-        if types.is_current(partition.fields, partition.typed):
-            partition.install_types(types, [each.schema for each in prepared.blocks])
+    current = types is not None and types.is_current(partition.fields, partition.typed)
+    if prepared is not None and types is not None and current and not types.installed:
+        partition.install_types(types, [each.schema for each in prepared.blocks])
     if types is not None and types.installed:
         partition.learnt = known if alone and not types.several else None
         return block.schema
