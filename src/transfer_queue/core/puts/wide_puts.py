@@ -48,10 +48,11 @@ class BlockSchema:
 
     def __init__(self, block: NewBlock) -> None:
         self.block = block
-        self.schema = list(block.schema)
-        """The fields that are decoded."""
         self.checked = 0
         """The number of fields that are checked."""
+        self._decoded = list(block.schema)
+        """The fields that are decoded and not checked, the next one last."""
+        self._decoded.reverse()
         self._maker = SchemaMaker()
         """The checked fields."""
         self._parts = deque(block.parts)
@@ -63,15 +64,16 @@ class BlockSchema:
     @property
     def is_checked(self) -> bool:
         """Whether all fields are checked."""
-        return not self._parts and self.checked == len(self.schema)
+        return not self._parts and not self._decoded
 
     def decode_some(self) -> list[FieldSpec]:
         """Return the next STEP fields, or fewer if there are many parts without fields."""
         for _ in range(STEP):  # a part may have no fields
-            if not self._parts or len(self.schema) >= self.checked + STEP:
+            if not self._parts or len(self._decoded) >= STEP:
                 break
-            self.schema += fields_of(self._parts.popleft())
-        some = self.schema[self.checked : self.checked + STEP]
+            self._decoded[:0] = reversed(fields_of(self._parts.popleft()))
+        some = self._decoded[-STEP:][::-1]
+        del self._decoded[-STEP:]
         self._maker.add(some)
         return some
 
@@ -86,9 +88,12 @@ class BlockSchema:
 
     def whole_block(self, state: State) -> NewBlock:
         """Return the block with its whole schema, which is checked."""
-        check_dims(self._dims, self._at, self.block.rows, len(self.schema))
-        schema = state.blocks.known_schema(self._maker.make())
-        whole: Any = schema if isinstance(schema, WideSchema) else self.schema
+        made = self._maker.make()
+        schema = state.blocks.known_schema(made)
+        if isinstance(made, WideSchema) and schema is not made:
+            state.blocks.discarded.append(list(made.pieces))
+        check_dims(self._dims, self._at, self.block.rows, len(schema))
+        whole: Any = schema if isinstance(schema, WideSchema) else list(schema)
         return msgspec.structs.replace(self.block, schema=whole)
 
 
@@ -129,12 +134,8 @@ class WidePut:
         elif not self.unchecked:
             self._make_names(partition)
             self.made = True
-        elif self.unchecked[0].schema and self.unchecked[0].is_checked:
-            checked = self.unchecked.popleft()
-            whole = checked.whole_block(state)
-            self.prepared.add(whole)
-            if whole.schema is not checked.schema:
-                state.blocks.discarded.append(checked.schema)
+        elif self.unchecked[0].checked and self.unchecked[0].is_checked:
+            self.prepared.add(self.unchecked.popleft().whole_block(state))
         else:
             self._check(self.unchecked[0], partition)
         return False
@@ -188,7 +189,7 @@ class WidePut:
 
     def unused(self) -> list[Discarded]:
         """Return the collections that are not needed after the put."""
-        return [self.names, *self.prepared.unused(), *(block.schema for block in self.unchecked)]
+        return [self.names, *self.prepared.unused()]
 
     def is_current(self, partition: Partition | None) -> bool:
         """Return whether the partition and its chunk are still those for which the put was prepared."""

@@ -369,7 +369,7 @@ class Partition(Persisted):
 
     def install_types(self, types: PreparedTypes, schemas: Sequence[Sequence[FieldSpec]]) -> None:
         """Use the prepared fields of a put with these blocks."""
-        self.fields = types.install()
+        self.fields = types.install(self.fields)
         self.rows.use_fields(self.fields)
         self.field_groups.install(types, schemas)
 

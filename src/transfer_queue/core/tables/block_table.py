@@ -205,8 +205,7 @@ class Prepared:
         types = self.types
         if types is None:
             return []
-        members = [some for parts in types.parts for some in parts.members.values()]
-        return [types.replaced, types.unused, types.recounted, *members]
+        return [types.replaced, types.unused, types.recounted]
 
 
 class BlockTable(PublishedExtents):

@@ -161,15 +161,20 @@ class FieldGroups(Persisted, bare=True):
         for field in new:
             if field.own_ever:
                 self._forget_columns(field.name)
-        parts.members[self.add_group(new)] = new
+        parts.counts[self.add_group(new)] = len(new)
         parts.singles = [field for field in parts.singles if field.own_live]
 
     def _complete(self, specs: Sequence[FieldSpec], parts: FieldParts) -> Parts:
         """Divide the groups that have other fields, too. Note the result if it is long, and return it."""
-        for group in parts.members:
+        groups = []
+        for group, count in parts.counts.items():
             if not group.number:
                 self._add(group)
-        found = parts.singles, [self.divide(group, some) for group, some in parts.members.items()]
+            if count < group.width:
+                fields = [self._rows.fields[spec.name] for spec in specs]
+                group = self.divide(group, [field for field in fields if field.group is group])
+            groups.append(group)
+        found = parts.singles, groups
         if len(specs) >= MANY_FIELDS:
             self._listed = specs, found
         return found

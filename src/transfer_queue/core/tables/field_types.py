@@ -248,31 +248,31 @@ def _words(kind: str, dtype: str) -> str:
 class FieldParts:
     """The fields of one block of a put: those that are in no group, and the groups that have the others."""
 
-    __slots__ = ("members", "singles")
+    __slots__ = ("counts", "singles")
 
     def __init__(self) -> None:
         self.singles: list[FieldStats] = []
-        self.members: dict[FieldGroup, list[FieldStats]] = {}
-        """The fields of the block that are in each group."""
+        self.counts: dict[FieldGroup, int] = {}
+        """The number of fields of the block that are in each group."""
 
     def add(self, field: FieldStats) -> None:
         """Add a field."""
         if field.group is None:
             self.singles.append(field)
         else:
-            self.members.setdefault(field.group, []).append(field)
+            self.counts[field.group] = self.counts.get(field.group, 0) + 1
 
 
 class PreparedTypes:
     """The fields of a partition as they are after a put, with the types of the put's blocks added."""
 
     def __init__(self, fields: dict[str, FieldStats], typed: int) -> None:
-        self.fields = dict(fields)
-        """All fields of the partition by name."""
+        self.changed: dict[str, FieldStats] = {}
+        """The new fields, and those whose types the blocks change, by name."""
         self.parts = [FieldParts()]
         """The fields of the blocks. The last block may be incomplete."""
         self.replaced: list[FieldStats] = []
-        """The fields that others replace. They are not needed after the put."""
+        """The fields of the partition that others replace. They are not needed after the put."""
         self.recounted: list[tuple[FieldStats, FieldStats]] = []
         """Those of them that are in no group, each with the field that replaces it."""
         self.left: Counter[FieldGroup] = Counter()
@@ -281,10 +281,10 @@ class PreparedTypes:
         """The fields of new groups that were in no group before, and had values once."""
         self.several: dict[str, list[str]] = {}
         """The dtypes of those fields of the blocks that have several."""
+        self.unused = self.changed
+        """The dict of fields that is not needed after the put: this one, or that of the partition."""
         self.installed = False
         """Whether the partition has these fields."""
-        self.unused = self.fields
-        """The dict of fields that is not needed after the put: this one, or the one that it replaces."""
         self._base = (fields, len(fields), typed)
         self._new = FieldGroup()
         """The group of those fields of the incomplete block that no row has."""
@@ -295,7 +295,7 @@ class PreparedTypes:
         Raises:
             FieldTypeError: The field does not match live values.
         """
-        field = self.fields.get(spec.name)
+        field = self._base[0].get(spec.name)
         if field is None:
             field = self._begin(spec, dims, 0)
         elif not field.live:
@@ -312,14 +312,14 @@ class PreparedTypes:
                 self.replaced.append(field)
                 if field.group is None:
                     self.recounted.append((field, changed))
-                field = self.fields[spec.name] = changed
+                field = self.changed[spec.name] = changed
         self.parts[-1].add(field)
         if field.others:
             self.several[field.name] = [field.dtype, *field.others]
 
     def _begin(self, spec: FieldSpec, dims: np.ndarray, ever: int) -> FieldStats:
         """Return a field that no row has, as a field of the new group."""
-        made = self.fields[spec.name] = FieldStats(spec.name)
+        made = self.changed[spec.name] = FieldStats(spec.name)
         made.own_ever, made.group = ever, self._new
         self._new.width += 1
         made.add(spec, dims)
@@ -335,13 +335,19 @@ class PreparedTypes:
         base, count, before = self._base  # fields are added to the dict and never removed
         return (fields is base or not count) and (len(fields), typed) == (count, before)
 
-    def install(self) -> dict[str, FieldStats]:
-        """Return the fields for the partition, with the numbers of values that the replaced fields have now."""
+    def install(self, fields: dict[str, FieldStats]) -> dict[str, FieldStats]:
+        """Return the fields of the partition with those that change: the same dict, unless all of them change.
+
+        New ones have the numbers of values that those before them have now.
+        """
         for field, changed in self.recounted:
             changed.own_live, changed.own_ever = field.own_live, field.own_ever
         self.installed = True
-        self.unused = self._base[0]
-        return self.fields
+        if len(self.replaced) == len(fields):
+            self.unused = fields
+            return self.changed
+        fields.update(self.changed)
+        return fields
 
 
 def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[np.ndarray]:
