@@ -174,6 +174,7 @@ def init(
         warn_of_other_installations()
         found = find_system(settings) or _start(settings, conf, sampler, attach)
         while not still_runs(found):
+            found.leave()
             found = find_system(settings) or _start(settings, conf, sampler, attach)
         if not found.new:
             _refuse_running(found, attach)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from omegaconf import OmegaConf
 
@@ -184,6 +185,35 @@ def test_a_worker_whose_trainer_has_crashed_starts_no_system(by: str) -> None:
     assert (f"under the name '{name}'" in worker.stdout) == (by == "TQ_SYSTEM")
     assert "attach is 'require'. Start a system first (tq.init() in the trainer, or `tq start`)" in worker.stdout
     assert launcher.find(folder) is None
+
+
+def test_init_starts_a_system_while_the_last_process_of_a_killed_one_ends(
+    systems: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is found as a running system, whose controller ends while `init` asks it."""
+    old = systems()
+    servers = psutil.Process(old.description.pid).children()
+    for server in servers:
+        server.suspend()
+    os.kill(old.description.pid, signal.SIGKILL)
+    find = launcher._find
+    found_before: list[RunningSystem | None] = []
+
+    def find_then_resume(folder: Any) -> RunningSystem | None:
+        found = find(folder)
+        if not found_before:
+            for server in servers:
+                server.resume()
+        found_before.append(found)
+        return found
+
+    monkeypatch.setattr(launcher, "_find", find_then_resume)
+    tq.init()
+    assert found_before[0] is not None
+    system = tq.interface._TQ_CONTROLLER
+    assert system is not None
+    assert system.new
+    tq.kv_put("k", "p", {"x": 1})
 
 
 def test_the_environment_decides_if_the_call_does_not(systems: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,12 +123,11 @@ class ControlClient:
 
 
 def still_runs(system: RunningSystem) -> bool:
-    """Whether a system that was found replies. Only a durable one is asked.
+    """Whether a system that was found replies. One that this process has just started is not asked.
 
-    The processes of a system may have been killed a moment before they end, and a client of a durable system would wait
-    until it is started again.
+    If all processes of a system are killed, the last of them may still end while the next start looks for the system.
     """
-    if system.new or not system.description.durable:
+    if system.new:
         return True
     try:
         with ControlClient(system) as client:

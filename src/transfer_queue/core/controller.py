@@ -289,9 +289,10 @@ class Controller:
             context.lock_deadlines.next_deadline(),
             context.lock_holders.next_deadline(),
             context.migrations.next_deadline(),
-            context.mirror.next_deadline(),
             context.unit_drains.next_deadline(),
         ]
+        if context.mirror.lag is not None:
+            times.append(context.mirror.next_deadline())
         if state.aging:
             times += [retention.next_expiry(partition) for partition in state.aging.values()]
         jobs = self.clears.jobs or self.wide_puts.jobs or self.wide_lookups.jobs
@@ -421,5 +422,10 @@ class Controller:
 
     def _settle_after(self, effects: list[Effect]) -> list[Effect]:
         """Return these effects of an event, and those of the requests that can be met after it."""
-        effects = [*effects, *self._wakeups.settle(), *self.context.mirror.release(self.context.now)]
-        return [*effects, *self.context.stores.take_orders()]
+        context = self.context
+        effects = effects + self._wakeups.settle()
+        if context.mirror.held:
+            effects += context.mirror.release(context.now)
+        if context.stores.orders:
+            effects += context.stores.take_orders()
+        return effects

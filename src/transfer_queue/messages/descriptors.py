@@ -89,10 +89,6 @@ class NewBlock(Message, frozen=True):
     block does not have the value of the target; `EqualField.known` says which values these are.
     """
 
-    def slot_of(self, target: int) -> int:
-        """Return the row of the block that has the value of a target."""
-        return target if self.slots is None else int.from_bytes(self.slots[4 * target : 4 * target + 4], "little")
-
 
 class EqualField(Message, frozen=True):
     """The digests of the values of a field in one put, for a field of `dedup.fields`."""

@@ -291,3 +291,32 @@ def test_rows_that_share_values_share_their_copies(h: Harness) -> None:
     settle(life.h, life.units)
     life.forget()
     assert not any(life.units.held.values())
+
+
+def test_a_forgotten_plan_leaves_no_extent_of_blocks_that_were_to_be_copied_once_more(h: Harness) -> None:
+    """A checkpoint is loaded after repacked blocks were reported, and before their second location is."""
+    life = Life()
+    life.start(2)
+    for _ in range(40):
+        life.put(16, ["x"], [0, 1], close=False)
+    life.close()
+    life.h.clear([row for row in sorted(life.values) if row % 16 >= 4])
+    repacked: tuple[int, int] | None = None
+    for _ in range(200):
+        life.h.tick(life.h.now + 1.0)
+        moves = [each for each in life.h.orders if isinstance(each[1], Move)]
+        life.h.orders.clear()
+        if repacked is not None and moves:
+            break
+        for unit, order in moves:
+            report = life.units.carry_out(unit, order, set())
+            repacked = (unit, report.extent) if order.repacks else None
+            life.h.ask(report, f"unit-{unit}")
+            if repacked is not None and life.h.orders:
+                break
+    assert repacked is not None
+    planner = life.h.controller.context.migrations
+    planner.forget()
+    assert planner.next_deadline() == 0.0
+    life.h.tick(life.h.now)
+    assert repacked in life.h.freed

@@ -59,7 +59,7 @@ from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call, pause
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_put
-from transfer_queue.wire.blocks.equal_rows import HashedPut, hash_put
+from transfer_queue.wire.blocks.equal_rows import hash_put
 from transfer_queue.wire.blocks.gather import Views, gather, gather_objects, nest_tables
 from transfer_queue.wire.blocks.gather_into import gather_into
 from transfer_queue.wire.blocks.row_addressing import Memory
@@ -179,18 +179,19 @@ class DataPath:
         Raises:
             UnitLostError: The storage unit was lost in each of PUT_ATTEMPTS attempts.
         """
+        publish = self._publish_new_values if self._state.settings.dedup_fields else self._publish_written
         for _ in range(PUT_ATTEMPTS - 1):
             try:
-                return (yield from self._publish_once(encoded, wait, within, **target))
+                return (yield from publish(encoded, wait, within, **target))
             except UnitLostError:
                 yield from self._state.learn_again()
-        return (yield from self._publish_once(encoded, wait, within, **target))
+        return (yield from publish(encoded, wait, within, **target))
 
-    def _publish_once(
+    def _publish_new_values(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
     ) -> Operation[PublishReply]:
         """Write a block and publish it. Of fields of `dedup.fields`, write only the values that are new."""
-        hashed = None if encoded is None else self._hash(encoded)
+        hashed = None if encoded is None else hash_put(encoded, self._state.settings.deduplicates)
         if hashed is None:
             return (yield from self._publish_written(encoded, wait, within, **target))
         asked = [(field.name, b"".join(field.digests)) for field in hashed.fields]
@@ -202,11 +203,6 @@ class DataPath:
         except EqualValueGoneError:  # such a value was freed meanwhile
             put, equal = hashed.without({}), hashed.describe({})
             return (yield from self._publish_written(put, wait, within, equal=equal, **target))
-
-    def _hash(self, encoded: EncodedBlock) -> HashedPut | None:
-        """Return the digests of the values of fields of `dedup.fields`; None if there are none."""
-        settings = self._state.settings
-        return hash_put(encoded, settings.deduplicates) if settings.dedup_fields else None
 
     def _publish_written(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.msgpack import Ext
 
 from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.tag_table import (
@@ -219,7 +220,7 @@ class ChunkTags:
                 column.kinds[at] = MISSING
             self.rest.pop(at, None)
         for name, value in tag.items():
-            if type(value) is msgspec.msgpack.Ext and value.code == DELETE_CODE:
+            if type(value) is Ext and value.code == DELETE_CODE:
                 self._remove(name, at)
                 continue
             values = self.columns.get(name) or self._new_column(name)

@@ -105,7 +105,8 @@ class ControllerContext:
         envelope = caller.envelope
         self.log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished))
         send, newest = Send(caller.peer, envelope.sequence, reply), self.state.next_block - 1
-        if isinstance(envelope.body, Publish) and not self.mirror.is_covered(newest, self.now):
+        may_lag = self.mirror.lag is not None and isinstance(envelope.body, Publish)
+        if may_lag and not self.mirror.is_covered(newest, self.now):
             self.mirror.hold(caller.client, send, newest)
             return []
         return [send]

@@ -37,8 +37,6 @@ def handle_find_equal(context: ControllerContext, caller: Caller, request: FindE
 
 def check_put(request: Publish, blocks: Sequence[NewBlock]) -> None:
     """Raise InvalidArgumentError if the digests of a put do not match its blocks."""
-    if not request.equal and all(block.slots is None for block in blocks):
-        return  # the usual put
     equal = {field.name: field for field in request.equal}
     if len(equal) != len(request.equal):
         raise InvalidArgumentError("a put must have the digests of each field once")

@@ -199,13 +199,15 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     if not request.create:
         require_partition(state.partitions, request.partition, "Nothing was put. Create the partition first")
     _check_conditions(state, partition, request)
-    if request.block is not None:
-        _check_blocks(state, partition, writer, request)
-    equal_values.check_put(request, state.blocks.complete_schemas(request.block, request.further))
+    blocks = state.blocks.complete_schemas(request.block, request.further)
+    if blocks:
+        _check_blocks(state, partition, writer, request, blocks)
+    if request.equal or request.further or (blocks and blocks[0].slots is not None):
+        equal_values.check_put(request, blocks)
     new = request.rows is None and (
         partition is None or request.keys is None or partition.keys.keys().isdisjoint(request.keys)
     )
-    shared = equal_values.find_shared(state, partition, request)
+    shared = equal_values.find_shared(state, partition, request) if request.equal else []
     if new and partition is not None and not partition.waiting and not shared:
         records, indexes = _put_new(state, partition, writer, request)
     else:
@@ -221,9 +223,10 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     return records, indexes, new
 
 
-def _check_blocks(state: State, partition: Partition | None, writer: str, request: Publish) -> None:
+def _check_blocks(
+    state: State, partition: Partition | None, writer: str, request: Publish, blocks: list[NewBlock]
+) -> None:
     """Raise an error if the blocks of a put are not valid, or their values do not match those of the partition."""
-    blocks = state.blocks.complete_schemas(request.block, request.further)
     prepared, alone = state.blocks.prepared, len(blocks) == 1
     if prepared is not None and not all(map(prepared.has, blocks)):
         prepared = None  # it is another put's

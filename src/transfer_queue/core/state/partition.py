@@ -500,7 +500,10 @@ class Partition(Persisted):
                 chunk.tag_columns().put_table(at, tags, where, replace)
         elif isinstance(where, slice):
             mine = tags[where]
-            if replace or any(mine):
+            if len(mine) == 1 and isinstance(at, slice):  # the usual put of one row
+                if mine[0] or (replace and mine[0] is not None):
+                    chunk.tag_columns().put_row(at.start, mine[0], replace)
+            elif replace or any(mine):
                 chunk.tag_columns().put(at, mine, replace)
         else:
             chunk.tag_columns().put(at, [tags[place] for place in where.tolist()], replace)

@@ -52,7 +52,11 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
         if put.tags is not None:
             partition.put_tags(key, slice(first, last), put.tags, slice(before, done))
         for number, block in enumerate(blocks, put.block_number):
-            slots: Any = slot_column(block, before, done) if done - before > 1 else block.slot_of(before)
+            slots: Any = before  # the usual put of one row
+            if done - before > 1:
+                slots = slot_column(block, before, done)
+            elif block.slots is not None:
+                slots = block.slot_of(before)
             _set_new_values(chunk, at, parts[number - put.block_number], number, slots)
         if told:
             chunk.changed[at] = partition.version
@@ -120,7 +124,7 @@ def _set_new_values(chunk: Chunk, at: Any, parts: Parts, number: Any, slots: Any
     """Set the values of new rows of a chunk: the numbers of their blocks, and their rows in the blocks."""
     singles, groups = parts
     for field in singles:
-        column, slot = chunk.field_columns(field.name)
+        column, slot = chunk.field.get(field.name) or chunk.field_columns(field.name)
         column[at] = number
         slot[at] = slots
     for group in groups:

@@ -87,6 +87,7 @@ class MigrationPlanner:
         self._job: tuple[int, int] | None = None  # number and unit of the order that a unit carries out
         self._asked: Move | None = None  # this order, or the last one
         self._reply: BlocksMovedReport | None = None
+        self._unrecorded: list[tuple[int, int]] = []  # the extents of reports that are in no record yet
         self._number = 0
         self._now = 0.0
         self._next = 0.0  # the earliest time of the next plan
@@ -113,11 +114,14 @@ class MigrationPlanner:
             self._job = None
 
     def forget(self) -> None:
-        """Forget the plan, because another state with other blocks was loaded."""
+        """Forget the plan, because another state with other blocks was loaded. The extents that it has filled close."""
         self._plan = self._job = self._reply = self._wanted = None
         self.restores = True
         self._orders = [order for order in self._orders if isinstance(order[1], DrainFinished)]
         self._records.clear()
+        for unit, extent in self._unrecorded:
+            if unit in self.state.units:
+                self._records += close_reported_extents(self.state, unit, [extent])
         self._nudges += 1
 
     def set_waiting_writers(self, unit: int, writers: bool) -> None:
@@ -142,6 +146,7 @@ class MigrationPlanner:
         self._job, self._reply, self._now = None, None, now
         if reply.extent:
             check_moved(self.state, self._asked, reply)
+            self._unrecorded.append((reply.unit, reply.extent))
         self._reply = reply
         self._run(now)
         return self._taken()
@@ -165,7 +170,11 @@ class MigrationPlanner:
 
     def next_deadline(self) -> float | None:
         """Return the time at which `step` has work to do; None if it has none."""
-        if self._orders or (self._plan is not None and self._job is None and self._wanted not in self.reserved):
+        if (
+            self._orders
+            or self._records
+            or (self._plan is not None and self._job is None and self._wanted not in self.reserved)
+        ):
             return 0.0
         if self._plan is not None or self._seen == self._stamp() or not self.units:
             return None
@@ -193,6 +202,8 @@ class MigrationPlanner:
 
     def _taken(self) -> list[r.AnyRecord]:
         records, self._records = self._records, []
+        if records:
+            self._unrecorded.clear()
         return records
 
     def _stamp(self) -> _Stamp:
@@ -534,9 +545,8 @@ class MigrationPlanner:
             made = [None] * len(made) if second is None else _with_copies(made, second)
             closed += [] if second is None else [(second.unit, second.extent)]
         pairs = [(block, new) for block, new in zip(some, made, strict=True) if new is not None]
-        if not are_apart(self.state, [new for _, new in pairs]):  # other blocks were put there since the first report
-            return
-        if not pairs:
+        # other blocks may have been put there since the first report
+        if not pairs or not are_apart(self.state, [new for _, new in pairs]):
             self._records.append(r.ExtentsClosed(closed))
             yield True
             return

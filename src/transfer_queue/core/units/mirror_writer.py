@@ -81,7 +81,8 @@ class MirrorWriter:
 
         Blocks that no row needs any more leave it when it is their turn, or with `_prune`.
         """
-        self._held: OrderedDict[RequestKey, _HeldReply] = OrderedDict()
+        self.held: OrderedDict[RequestKey, _HeldReply] = OrderedDict()
+        """Replies to puts that the mirror is too far behind to confirm."""
         self._job: tuple[Move, int, np.ndarray] | None = None
         """The order that the mirror carries out, the mirror, and the blocks."""
         self._limit = ORDER_BYTES
@@ -171,7 +172,7 @@ class MirrorWriter:
 
     def hold(self, client: str, send: Send, block: int) -> None:
         """Hold the reply to a put whose newest block is this one."""
-        self._held[client, send.sequence] = _HeldReply(block, send)
+        self.held[client, send.sequence] = _HeldReply(block, send)
 
     def hold_again(self, client: str, send: Send, now: float) -> bool:
         """Hold the reply to a put that is sent again, if it may not be sent yet. Returns whether it is held.
@@ -179,7 +180,7 @@ class MirrorWriter:
         After a restart of the controller it is not known to which put a reply belongs, so it waits for all puts before
         the restart.
         """
-        held = self._held.get((client, send.sequence))
+        held = self.held.get((client, send.sequence))
         if held is not None:
             held.send = send
             return True
@@ -190,17 +191,15 @@ class MirrorWriter:
 
     def drop_connection(self, peer: int) -> None:
         """Note that a connection has ended. Its replies stay held, for a client that asks again."""
-        for held in self._held.values():
+        for held in self.held.values():
             if held.send is not None and held.send.peer == peer:
                 held.send = None
 
     def release(self, now: float) -> list[Send]:
         """Return the held replies that may be sent now."""
-        if not self._held:
-            return []
         self._prune(now)
-        ready = [key for key, held in self._held.items() if self.is_covered(held.block, now)]
-        sent = [self._held.pop(key).send for key in ready]
+        ready = [key for key, held in self.held.items() if self.is_covered(held.block, now)]
+        sent = [self.held.pop(key).send for key in ready]
         return [send for send in sent if send is not None]
 
     def progress(self, now: float) -> MirrorProgress | None:
@@ -218,7 +217,7 @@ class MirrorWriter:
             behind_seconds=self.lag_seconds(now),
             most_bytes=self.lag.nbytes,
             most_seconds=self.lag.seconds,
-            waiting=len(self._held),
+            waiting=len(self.held),
             full=self.full,
             connected=bool(self._planner.present_mirrors()),
             retired=sum(in_unit[unit] for unit in mirrors & self.state.draining),
@@ -284,7 +283,7 @@ class MirrorWriter:
             return None
         oldest = next(iter(self._behind.values()))[1]
         gather = 0.0 if self.lag is None else min(GATHER_SECONDS, self.lag.seconds / 4)
-        wait = 0.0 if self._held or self.behind_bytes >= self._limit else oldest + gather
+        wait = 0.0 if self.held or self.behind_bytes >= self._limit else oldest + gather
         return max(self._retry, wait)
 
     def _mirror(self) -> int | None:

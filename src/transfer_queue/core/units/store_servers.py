@@ -76,8 +76,8 @@ class StoreServers:
         """The servers that have ended, and when, the last ones."""
         self._doubtful: dict[int, int] = {}
         """Unit -> the number from which on its extents are newer than the last check."""
-        self._orders: list[Effect] = []
-        """The orders and replies to send after this event."""
+        self.orders: list[Effect] = []
+        """The orders and replies to send after this event, see `take_orders`."""
         self._waiting: dict[tuple[int, int], AwaitFirstStoreServer] = {}
         """Peer and sequence -> the request that waits for a server of the first node."""
 
@@ -104,7 +104,7 @@ class StoreServers:
             its = known.report
             if its.first and known.peer is not None and its.backend == request.backend and its.life != request.life:
                 self._waiting.pop((peer, sequence), None)
-                self._orders.append(Send(peer, sequence, Done(its.life)))
+                self.orders.append(Send(peer, sequence, Done(its.life)))
                 return
         self._waiting[peer, sequence] = request
 
@@ -152,7 +152,7 @@ class StoreServers:
         """Let the units of a store check their blocks."""
         for unit in self._state.units.values():
             if unit.store and backend_of(unit.store) == backend:
-                self._orders.append(SendToUnit(unit.unit, CheckStore()))
+                self.orders.append(SendToUnit(unit.unit, CheckStore()))
 
     def on_changed(self, report: StoreChanged) -> None:
         """A unit asks which of its blocks to check."""
@@ -170,11 +170,9 @@ class StoreServers:
 
     def _order_check(self, unit: int, extents: list[int]) -> None:
         if extents:
-            self._orders.append(SendToUnit(unit, CheckExtents(np.array(extents, "<i8").tobytes())))
+            self.orders.append(SendToUnit(unit, CheckExtents(np.array(extents, "<i8").tobytes())))
 
     def take_orders(self) -> list[Effect]:
         """Return the orders and replies of this event."""
-        if not self._orders:
-            return self._orders
-        orders, self._orders = self._orders, []
+        orders, self.orders = self.orders, []
         return orders

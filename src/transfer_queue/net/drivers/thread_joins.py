@@ -71,14 +71,9 @@ class ThreadJoins:
                 queue = self._queues[key] = JoinQueue(key)
             if not queue.waiting and queue.flights < ALONE_AT_ONCE:
                 queue.flights += 1
-                call.ended = partial(self._leave, queue)
+                call.ended = partial(self._end_flight, queue)
                 return NOT_MADE
         return self._join(call, run)
-
-    def _leave(self, queue: JoinQueue[_WaitingThread]) -> None:
-        """End the flight of an operation that went alone."""
-        with self._lock:
-            self._end_flight(queue)
 
     def _join(self, call: Call, run: Callable[[Generator[Call, AnyReply, None]], None]) -> AnyReply:
         """Wait until a flight has carried out an operation. If none begins within LONGEST_WAIT, it goes alone."""
@@ -151,13 +146,14 @@ class ThreadJoins:
             for waiter in waiters:
                 waiter.outcome = error if waiter.call.outcome is None else waiter.call.outcome  # type: ignore[assignment]
                 waiter.answered.release()
-            with self._lock:
-                self._end_flight(queue)
+            self._end_flight(queue)
 
     def _end_flight(self, queue: JoinQueue[_WaitingThread]) -> None:
-        queue.flights -= 1
-        if queue.idle and self._queues.get(queue.key) is queue:
-            del self._queues[queue.key]
+        """End a flight, also that of an operation that went alone."""
+        with self._lock:
+            queue.flights -= 1
+            if queue.idle and self._queues.get(queue.key) is queue:
+                del self._queues[queue.key]
 
     def close(self) -> None:
         """Let the thread end. Operations that wait for a flight fail, those in a flight end with its error."""

@@ -200,13 +200,17 @@ class ControllerService(EnvelopeService):
         self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
     ) -> Iterable[Outgoing] | None:
         """See `EnvelopeService.handle`. Puts of different clients are served together; all else in order of arrival."""
-        if type(envelope.body) is Publish and not (self.serves_one() or self._waits_for_space):
+        body = envelope.body
+        if type(body) is Publish and not (self.serves_one() or self._waits_for_space):
             served = self.serve_puts() if hello.client_id in self._puts else None
             self._puts[hello.client_id] = hello, peer, envelope, now
             return served
-        if self._puts:
-            return [*self.serve_puts(), *self._serve_other(hello, peer, envelope, payload, now)]
-        return self._serve_other(hello, peer, envelope, payload, now)
+        before = self.serve_puts() if self._puts else []
+        if isinstance(body, (FetchState, SendState)):
+            return [*before, self._state_file(peer, envelope.sequence, body, payload)]
+        if self._waits_for_space and not isinstance(body, READS):
+            return [*before, *self._set_aside(hello, peer, envelope)]
+        return before + self._serve(hello, peer, envelope, now)
 
     def serve_puts(self) -> list[Outgoing]:
         """Serve the puts of this turn. The loop calls it when it has read from all connections."""
@@ -228,15 +232,6 @@ class ControllerService(EnvelopeService):
         for _, _, _, arrived in puts:
             self.load.record_request(Publish, arrived, ended)
         return outgoing
-
-    def _serve_other(
-        self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
-    ) -> Iterable[Outgoing]:
-        if isinstance(envelope.body, (FetchState, SendState)):
-            return [self._state_file(peer, envelope.sequence, envelope.body, payload)]
-        if self._waits_for_space and not isinstance(envelope.body, READS):
-            return self._set_aside(hello, peer, envelope)
-        return self._serve(hello, peer, envelope, now)
 
     def _state_file(
         self, peer: int, sequence: int, request: FetchState | SendState, payload: memoryview | None
@@ -277,13 +272,13 @@ class ControllerService(EnvelopeService):
             hello, peer, envelope = self._aside.popleft()
             yield from self._serve(hello, peer, envelope, time.monotonic())
 
-    def _serve(self, hello: Hello, peer: int, envelope: RequestEnvelope, now: float) -> Iterable[Outgoing]:
+    def _serve(self, hello: Hello, peer: int, envelope: RequestEnvelope, now: float) -> list[Outgoing]:
         found = self._serve_here(hello, peer, envelope) if type(envelope.body) in SERVED_HERE else None
         if found is not None:
             return found
         return self._carry_out(self._controller.handle(hello.client_id, peer, envelope, now))
 
-    def _serve_here(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> Iterable[Outgoing] | None:
+    def _serve_here(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> list[Outgoing] | None:
         """Serve a request about units, servers or samplers; None if the core serves it."""
         if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
             failure = Failure("ProtocolError", f"only a server of the system may send {type(envelope.body).__name__}")
@@ -302,13 +297,13 @@ class ControllerService(EnvelopeService):
             return [self.answer(peer, envelope.sequence, Done())]
         if isinstance(envelope.body, MeasureServers) and self.measure_servers is not None:
             self._measure(peer, envelope.sequence, self.measure_servers)
-            return ()
+            return []
         if isinstance(envelope.body, ShowViews) and self.show_views is not None:
             self._measure(peer, envelope.sequence, self.show_views)
-            return ()
+            return []
         if isinstance(envelope.body, UseSampler) and self._samplers is not None:
             self._use_sampler(peer, envelope.sequence, self._samplers, envelope.body.name)
-            return ()
+            return []
         return None
 
     def on_disconnect(self, peer: int, now: float) -> Iterable[Outgoing]:
@@ -423,6 +418,8 @@ class ControllerService(EnvelopeService):
         return ()
 
     def _carry_out(self, effects: list[Effect]) -> list[Outgoing]:
+        if len(effects) == 1 and type(effects[0]) is Send:  # the usual case
+            return [self.answer(effects[0].peer, effects[0].sequence, effects[0].reply)]
         return list(self._outgoing(effects))
 
     def _outgoing(self, effects: list[Effect]) -> Iterator[Outgoing]:

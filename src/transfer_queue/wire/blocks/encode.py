@@ -71,7 +71,7 @@ class EncodedBlock:
     `messages.descriptors.NewBlock` describes `schema`, `dims`, `rows`, `nbytes` and `slots` of a block.
     """
 
-    __slots__ = ("_given", "_sources", "columns", "converted", "dims", "nbytes", "rows", "schema", "slots")
+    __slots__ = ("_given", "_shares", "_sources", "columns", "converted", "dims", "nbytes", "rows", "schema", "slots")
 
     def __init__(self, rows: int, columns: list[Column], slots: bytes | None = None):
         self.rows = rows
@@ -112,7 +112,7 @@ class EncodedBlock:
 
     def split(self) -> list[EncodedBlock]:
         """Return the blocks to write: this one, or one for each set of columns whose rows share values alike."""
-        if not [column for column in self.columns if column[4] is not None]:
+        if not self._shares:
             return [self]
         alike: dict[bytes | None, list[Column]] = {}
         for each in self.columns:
@@ -134,10 +134,13 @@ class EncodedBlock:
         self.schema = [column[0] for column in columns]
         self.dims = b"".join([column[1] for column in columns])
         self._sources: list[tuple[int, ColumnSource]] = []
+        self._shares = False  # whether rows of a column share values
         end = 0
-        for _, _, nbytes, source, _ in columns:
+        for _, _, nbytes, source, slots in columns:
             self._sources.append((end, source))
             end = align(end + nbytes)
+            if slots is not None:
+                self._shares = True
         self.nbytes = end
 
     def write_into(self, memory: memoryview | U8) -> None:

@@ -6,10 +6,10 @@ descriptors against the length of the arena, so that no copy reads outside it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -257,8 +257,15 @@ _STUMBLES = (
 )  # fmt: skip
 
 
-class DecodeGuard(contextlib.ContextDecorator):
-    """Converts errors that data which is not valid causes to `ProtocolError`. `what` names the data in its message."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class DecodeGuard:
+    """Converts errors that data which is not valid causes to `ProtocolError`. `what` names the data in its message.
+
+    It guards the body of a `with` statement, or as a decorator a function.
+    """
 
     # a class, because a generator with contextlib.contextmanager takes ten times as long
 
@@ -271,6 +278,19 @@ class DecodeGuard(contextlib.ContextDecorator):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, _STUMBLES) and not isinstance(error, TransferQueueError):
             raise ProtocolError(f"{self._what} is not valid: {type(error).__name__}: {error}") from error
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Return the guarded function. A call costs less than with `contextlib.ContextDecorator`."""
+
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except _STUMBLES as error:
+                self.__exit__(type(error), error, None)
+                raise
+
+        return guarded
 
 
 LOOKUP_REPLY = DecodeGuard("the reply of a lookup")
