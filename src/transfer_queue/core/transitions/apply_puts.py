@@ -56,7 +56,7 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
             if done - before > 1:
                 slots = slot_column(block, before, done)
             elif block.slots is not None:
-                slots = block.slot_of(before)
+                slots = slot_column(block, before, done)[0]
             _set_new_values(chunk, at, parts[number - put.block_number], number, slots)
         if told:
             chunk.changed[at] = partition.version
