@@ -74,10 +74,10 @@ class SchemaMaker:
 
 def to_schema(fields: Schema) -> Schema:
     """Return a schema in the form in which it is hashed and compared."""
-    if isinstance(fields, WideSchema):
-        return fields
     if len(fields) < WIDE:
         return tuple(fields)
+    if isinstance(fields, WideSchema):
+        return fields
     maker = SchemaMaker()
     for at in range(0, len(fields), PIECE):
         maker.add(fields[at : at + PIECE])

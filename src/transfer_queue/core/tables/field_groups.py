@@ -78,11 +78,11 @@ class FieldGroups(Persisted, bare=True):
 
         Groups that have other fields, too, are divided. Many fields that no row has begin a group.
         """
-        if self._listed is not None and self._listed[0] is specs:
-            return self._listed[1]
         fields = self._rows.fields
         if not self.by_number and len(specs) < MANY_FIELDS:
             return [fields[spec.name] for spec in specs], ()
+        if self._listed is not None and self._listed[0] is specs:
+            return self._listed[1]
         parts = FieldParts()
         for spec in specs:
             parts.add(fields[spec.name])

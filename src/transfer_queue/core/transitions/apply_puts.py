@@ -23,7 +23,7 @@ from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.block_table import Released
 from transfer_queue.core.tables.field_groups import Parts
-from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
+from transfer_queue.core.tables.field_types import FieldGroup, FieldStats, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, LossEvent
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
@@ -57,7 +57,7 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
                 slots = slot_column(block, before, done)
             elif block.slots is not None:
                 slots = slot_column(block, before, done)[0]
-            _set_new_values(chunk, at, parts[number - put.block_number], number, slots)
+            _set_new_values(chunk, at, *parts[number - put.block_number], number, slots)
         if told:
             chunk.changed[at] = partition.version
             partition.changes.mark_chunk_changed(partition.version, key)
@@ -97,7 +97,7 @@ def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
         if put.tags is not None:
             partition.put_tags(key, slice(first, last), put.tags, mine)
         _set_new_values(
-            chunk, slice(first, last), parts, numbers[mine], slots if isinstance(slots, int) else slots[mine]
+            chunk, slice(first, last), *parts, numbers[mine], slots if isinstance(slots, int) else slots[mine]
         )
         chunk.changed[at] = partition.version
         partition.changes.mark_chunk_changed(partition.version, key)
@@ -120,9 +120,10 @@ def _count_new(partition: Partition, schema: Sequence[FieldSpec], count: int) ->
     return parts
 
 
-def _set_new_values(chunk: Chunk, at: Any, parts: Parts, number: Any, slots: Any) -> None:
+def _set_new_values(
+    chunk: Chunk, at: Any, singles: Sequence[FieldStats], groups: Sequence[FieldGroup], number: Any, slots: Any
+) -> None:
     """Set the values of new rows of a chunk: the numbers of their blocks, and their rows in the blocks."""
-    singles, groups = parts
     for field in singles:
         column, slot = chunk.field.get(field.name) or chunk.field_columns(field.name)
         column[at] = number
