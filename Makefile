@@ -29,7 +29,7 @@ help:
 	@echo "make fuzz      new invalid input for every decoder, and changed requests; then the differential tests of the data path"
 	@echo "               with 100 times as many examples (half an hour on two cores; EXAMPLES_FACTOR=10 takes a tenth of that)"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails if a process grows"
-	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"
+	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (17 minutes)"
 	@echo "make durable   a durable system of which all processes are killed at once, 200 times (15 minutes; ARGS='--kills 20')"
 	@echo "make torn      10,000,000 row reads by processes against clear, replace, compact and drain; then random puts and"
 	@echo "               gets of ragged rows with checksums, for a minute on each backend (ARGS='--mode rows' runs only these)"
@@ -123,6 +123,7 @@ chaos: venv
 	.venv/bin/python -W ignore -m tests.simulation.chaos --stores --seeds 0..3000 --processes 2
 	.venv/bin/python -W ignore -m tests.simulation.chaos --takeovers --seeds 0..3000 --processes 2
 	.venv/bin/python -W ignore -m tests.simulation.lock_run --takeovers --seeds 0..500
+	.venv/bin/python -W ignore -m tests.simulation.many_controllers --seeds 0..10 --controllers 1..4
 	.venv/bin/python -W ignore tests/long/chaos.py $(ARGS)
 	.venv/bin/python -m pytest tests/testing/test_ends_by_schedule.py --schedules 1000
 

@@ -57,8 +57,10 @@ LONGEST = [
     "test_disk_tier.py", "test_object_codec.py", "test_user_samplers.py", "test_timeline.py", "test_cli.py",
     "test_killed_consumers.py", "test_lease_delivery.py", "test_docstring_examples.py", "test_samplers.py",
     "test_chaos_of_processes.py", "test_checkpoints_of_processes.py", "test_cli_watch.py", "test_sampler_host.py",
-    "test_codec.py", "test_equal_ends.py", "test_subscriptions.py", "test_followers.py", "test_planted.py",
-    "test_differencing.py",
+    "test_codec.py", "test_equal_ends.py", "test_followers.py", "test_planted.py", "test_differencing.py",
+    "test_locks_by_schedule.py", "test_chaos_of_stores.py", "test_chaos_of_wide_requests.py",
+    "test_chaos_of_takeovers.py", "test_takeover.py", "test_takeover_of_values.py", "test_attaching.py",
+    "test_random_programs.py", "test_first_request.py", "test_staleness.py", "test_token_budget.py",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a test run leaves behind: processes and files, counted from /proc and the file system."""
+"""What a test run leaves behind: processes, descriptors and files, mostly counted from /proc."""
 
 from __future__ import annotations
 
@@ -99,6 +99,29 @@ def abandoned(folders: set[Path]) -> list[str]:
     return sorted(
         str(folder) for folder in folders if folder.exists() and not any(f"{folder}/" in text for text in maps)
     )
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """The descriptors of this process: the number and the file or socket of each."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was closed meanwhile, as that of the folder was
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return found
+
+
+def opened_for(before: set[tuple[str, str]], seconds: float = 10.0) -> list[tuple[str, str]]:
+    """The descriptors that were opened since, and that stay open for so long.
+
+    What other tests have left does not change it: neither garbage that closes descriptors, nor a thread that opens one
+    and closes it again.
+    """
+    limit = time.monotonic() + seconds
+    left = descriptors() - before
+    while left and time.monotonic() < limit:
+        time.sleep(0.002)
+        left &= descriptors()
+    return sorted(left)
 
 
 def files_in(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,11 +109,18 @@ def test_an_unknown_benchmark_is_a_usage_error(capsys: pytest.CaptureFixture[str
     assert all(name in error for name in NAMES)
 
 
-def test_two_builds_are_compared_by_each_measure(capfd: pytest.CaptureFixture[str]) -> None:
-    assert two_builds.main(["src", sys.executable, "--rounds", "1", "--quick"]) == 0
-    rows = [line.strip("| ").split(" | ") for line in capfd.readouterr().out.splitlines()[2:]]
+def test_two_builds_are_compared_by_each_measure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The second one is a program that takes the place of an interpreter: its name is what it was started with."""
+    other = tmp_path / "python"
+    figures = json.dumps(dict.fromkeys(two_builds.GOALS, 2.0))
+    other.write_text(f'#!/bin/sh\necho "\\"$PYTHONPATH $*\\""\nwhile read -r line; do echo \'{figures}\'; done\n')
+    other.chmod(0o700)
+    assert two_builds.main(["src", str(other), "--rounds", "1", "--quick"]) == 0
+    head, _, *rows = [line.strip("| ").split(" | ") for line in capfd.readouterr().out.splitlines()]
+    assert head[1:3] == [str(Path("src").resolve()), f"{os.getcwd()} -W ignore -m benchmarks.two_builds_rounds --quick"]
     assert [row[0] for row in rows] == list(two_builds.GOALS)
-    assert all(float(figure.replace(",", "")) > 0 for row in rows for figure in row[1:3])
+    assert all(float(row[1].replace(",", "")) > 0 for row in rows)
+    assert {row[2] for row in rows} == {"2.0"}
 
 
 def test_a_build_that_does_not_start_is_an_error() -> None:

@@ -24,7 +24,7 @@ import msgspec
 import psutil
 import pytest
 
-from leftovers import processes_of
+from leftovers import descriptors, opened_for, processes_of
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -94,8 +94,8 @@ class Place:
         return start_local(name, self.config(), timeout=SECONDS, **options)
 
     def processes(self) -> list[psutil.Process]:
-        """Those of systems: the servers all have this environment."""
-        return [process for process in processes_of(self.runtime) if _serves(process)]
+        """Those of systems in this folder."""
+        return [process for process in processes_of(self.runtime) if _serves(process, self.runtime)]
 
     def is_empty(self) -> bool:
         return not files_in(self.runtime) and not files_in(self.arenas) and not self.processes()
@@ -104,27 +104,36 @@ class Place:
         return f"left: {files_in(self.root)}, {self.processes()}"
 
 
-def _serves(process: psutil.Process) -> bool:
+def _serves(process: psutil.Process, runtime: Path) -> bool:
     try:
-        return "transfer_queue.node.supervisor" in process.cmdline()
+        there = process.environ().get("TQ_RUNTIME_DIR") == str(runtime)
+        return there and "transfer_queue.node.supervisor" in process.cmdline()
     except psutil.Error:  # it ended since it was found
         return False
 
 
-@pytest.fixture
-def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+@contextlib.contextmanager
+def made_place() -> Iterator[Place]:
+    """A place that is the runtime folder of this process. All systems in it must have ended at its end."""
     place = Place()
-    monkeypatch.setenv("TQ_RUNTIME_DIR", str(place.runtime))
-    for name in ("TQ_ADDRESS", "TQ_SYSTEM"):
-        monkeypatch.delenv(name, raising=False)
-    try:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TQ_RUNTIME_DIR", str(place.runtime))
+        for name in ("TQ_ADDRESS", "TQ_SYSTEM"):
+            environment.delenv(name, raising=False)
+        try:
+            yield place
+            until(place.is_empty, place.story)
+        finally:
+            for process in place.processes():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            shutil.rmtree(place.root)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with made_place() as place:
         yield place
-        until(place.is_empty, place.story)
-    finally:
-        for process in place.processes():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        shutil.rmtree(place.root)
 
 
 @pytest.fixture
@@ -132,6 +141,15 @@ def system(place: Place) -> Iterator[RunningSystem]:
     system = place.start()
     yield system
     system.stop()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RunningSystem]:
+    """A system for tests that only look at it and send it requests."""
+    with made_place() as place:
+        system = place.start()
+        yield system
+        system.stop()
 
 
 def session_of(system: RunningSystem, client_id: str | None = None, key: bytes | None = None) -> Session:
@@ -155,10 +173,6 @@ def ask(system: RunningSystem, request: AnyRequest, target: tuple[str, int] = CO
         return run_blocking(session, operation())
     finally:
         session.close()
-
-
-def descriptors() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))
 
 
 def servers_of(system: RunningSystem) -> dict[str, psutil.Process]:
@@ -222,17 +236,17 @@ def test_a_system_comes_and_goes_without_a_trace(place: Place) -> None:
         assert place.is_empty(), place.story()
         assert not system.is_alive()
         system.stop()
-    assert descriptors() == before
+    assert opened_for(before) == []
 
 
-def test_controller_and_unit_serve(system: RunningSystem) -> None:
-    topology = ask(system, Topology())
+def test_controller_and_unit_serve(shared: RunningSystem) -> None:
+    topology = ask(shared, Topology())
     assert isinstance(topology, TopologyReply)
     assert [unit.unit for unit in topology.units] == [0]
-    assert topology.units[0].address == str(system.folder / "unit-0.sock")
+    assert topology.units[0].address == str(shared.folder / "unit-0.sock")
     assert Path(topology.units[0].arena).is_dir()
     assert json.loads(topology.config)["settings"]["sampler"] == "SequentialSampler"
-    status = ask(system, UnitStatus(), ("unit", 0))
+    status = ask(shared, UnitStatus(), ("unit", 0))
     assert isinstance(status, UnitStatusReply)
     assert status.capacity == 64 << 20
 
@@ -245,33 +259,33 @@ def test_several_units(place: Place) -> None:
     system.stop()
 
 
-def test_what_describes_a_system(place: Place, system: RunningSystem) -> None:
-    assert f"started by pid {os.getpid()} ({' '.join(psutil.Process().cmdline())[:40]}" in system.describe()
-    assert system.log_of(("controller", 0)) == str(place.runtime / "s" / "logs" / "controller.log")
-    assert system.log_of(("unit", 0)).endswith("unit-0.log")
-    assert system.key.hex() not in repr(system)
-    assert repr(system.key) not in repr(system) + str(system.description)
+def test_what_describes_a_system(shared: RunningSystem) -> None:
+    assert f"started by pid {os.getpid()} ({' '.join(psutil.Process().cmdline())[:40]}" in shared.describe()
+    assert shared.log_of(("controller", 0)) == str(shared.folder / "logs" / "controller.log")
+    assert shared.log_of(("unit", 0)).endswith("unit-0.log")
+    assert shared.key.hex() not in repr(shared)
+    assert repr(shared.key) not in repr(shared) + str(shared.description)
 
 
-def test_nobody_else_can_look_in(place: Place, system: RunningSystem) -> None:
-    for path in [system.folder, *system.folder.rglob("*")]:
+def test_nobody_else_can_look_in(shared: RunningSystem) -> None:
+    for path in [shared.folder, *shared.folder.rglob("*")]:
         if not path.is_symlink():
             assert path.lstat().st_mode & 0o077 == 0, path
-    assert (system.folder / "arena").resolve().stat().st_mode & 0o077 == 0
+    assert (shared.folder / "arena").resolve().stat().st_mode & 0o077 == 0
 
 
-def test_the_key_is_in_no_log_and_no_argument(place: Place, system: RunningSystem) -> None:
-    ask(system, Topology())
-    texts = [path.read_bytes() for path in system.logs.iterdir()]
-    for process in place.processes():
+def test_the_key_is_in_no_log_and_no_argument(shared: RunningSystem) -> None:
+    ask(shared, Topology())
+    texts = [path.read_bytes() for path in shared.logs.iterdir()]
+    for process in servers_of(shared).values():
         texts += [Path(f"/proc/{process.pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
     for text in texts:
-        assert system.key not in text
-        assert system.key.hex().encode() not in text
+        assert shared.key not in text
+        assert shared.key.hex().encode() not in text
 
 
-def test_servers_know_neither_torch_nor_ray(place: Place, system: RunningSystem) -> None:
-    for process in servers_of(system).values():
+def test_servers_know_neither_torch_nor_ray(shared: RunningSystem) -> None:
+    for process in servers_of(shared).values():
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         assert "numpy" in maps
         assert "torch" not in maps
@@ -382,10 +396,10 @@ def test_threads_that_start_at_once_share_one_system(place: Place) -> None:
 # ---------------------------------------------------------------- strangers
 
 
-def test_a_wrong_key_is_refused_on_both_servers(system: RunningSystem) -> None:
+def test_a_wrong_key_is_refused_on_both_servers(shared: RunningSystem) -> None:
     for target in (CONTROLLER, ("unit", 0)):
         with pytest.raises(AuthenticationError, match="attach again"):
-            ask(system, Topology(), target, key=b"x" * 32)
+            ask(shared, Topology(), target, key=b"x" * 32)
 
 
 def connected(path: str) -> Connection:
@@ -395,17 +409,17 @@ def connected(path: str) -> Connection:
     return connection
 
 
-def test_a_wrong_version_is_named(system: RunningSystem) -> None:
-    connection = connected(system.controller)
-    handshake = ClientHandshake("client", "c", system.key, version=999)
+def test_a_wrong_version_is_named(shared: RunningSystem) -> None:
+    connection = connected(shared.controller)
+    handshake = ClientHandshake("client", "c", shared.key, version=999)
     connection.sock.sendall(handshake.start())
     with pytest.raises(ProtocolError, match=f"version 999, its peer version {PROTOCOL_VERSION}"):
         handshake.receive(connection.sock.recv(4096))
     connection.close()
 
 
-def test_foreign_bytes_harm_nobody(system: RunningSystem) -> None:
-    for path in (system.controller, str(system.folder / "unit-0.sock")):
+def test_foreign_bytes_harm_nobody(shared: RunningSystem) -> None:
+    for path in (shared.controller, str(shared.folder / "unit-0.sock")):
         for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(1000), os.urandom(5000)):
             connection = connected(path)
             with contextlib.suppress(BrokenPipeError):
@@ -413,7 +427,7 @@ def test_foreign_bytes_harm_nobody(system: RunningSystem) -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert connection.sock.recv(4096) == b""
             connection.close()
-    assert ask(system, CreatePartition("p")) == Done(True)
+    assert ask(shared, CreatePartition("after foreign bytes")) == Done(True)
 
 
 def shaken(system: RunningSystem, path: str) -> Connection:
@@ -423,10 +437,10 @@ def shaken(system: RunningSystem, path: str) -> Connection:
 
 
 @pytest.mark.parametrize("server", ["controller.sock", "unit-0.sock"])
-def test_bodies_that_cannot_be_read(system: RunningSystem, server: str) -> None:
-    path = str(system.folder / server)
+def test_bodies_that_cannot_be_read(shared: RunningSystem, server: str) -> None:
+    path = str(shared.folder / server)
     encode = msgspec.msgpack.encode
-    connection = shaken(system, path)
+    connection = shaken(shared, path)
     for body in ([7, 0, ["NoSuchRequest", 1]], [8, 0, None], [9, 0, ["Claim", 5]]):
         answer = msgspec.msgpack.decode(
             connection.exchange(pack_frame(encode(body)), time.monotonic() + SECONDS), type=ReplyEnvelope
@@ -437,14 +451,14 @@ def test_bodies_that_cannot_be_read(system: RunningSystem, server: str) -> None:
     with pytest.raises(ConnectionResetError):
         connection.exchange(pack_frame(encode({"not": "an envelope"})), time.monotonic() + SECONDS)
     connection.close()
-    assert ask(system, CreatePartition("p")) == Done(True)
+    assert ask(shared, CreatePartition(f"after bodies for {server}")) == Done(True)
 
 
-def test_what_only_units_may_say(system: RunningSystem) -> None:
+def test_what_only_units_may_say(shared: RunningSystem) -> None:
     with pytest.raises(ProtocolError, match="only a server of the system may send"):
-        ask(system, RegisterUnit("/x", "/y"))
+        ask(shared, RegisterUnit("/x", "/y"))
     with pytest.raises(ProtocolError, match="does not answer ListPartitions"):
-        ask(system, ListPartitions(), ("unit", 0))
+        ask(shared, ListPartitions(), ("unit", 0))
 
 
 @pytest.mark.parametrize("how", ["mode", "link"])
@@ -515,7 +529,7 @@ def test_a_starter_that_is_killed_takes_its_system_along(place: Place, number: s
 
 
 def test_a_starter_killed_in_the_middle_of_a_start(place: Place) -> None:
-    for delay in (0.0, 0.02, 0.05, 0.1, 0.15, 0.2):
+    for delay in (0.0, 0.05, 0.1, 0.2):
         starter = Starter(place)
         until(lambda: files_in(place.runtime))
         starter.process.poll()
@@ -681,10 +695,10 @@ def test_a_detached_system_outlives_its_starter(place: Place) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_child_does_not_own_its_parents_system(system: RunningSystem) -> None:
+def test_a_forked_child_does_not_own_its_parents_system(shared: RunningSystem) -> None:
     child = os.fork()
     if not child:
-        os._exit(1 if system.owned else 0)
+        os._exit(1 if shared.owned else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -706,7 +720,7 @@ def test_an_error_of_a_server_reaches_the_caller_with_its_traceback(place: Place
     assert "Traceback" in str(raised.value)
     assert "no.such:Sampler" in str(raised.value)
     assert place.is_empty(), place.story()
-    assert descriptors() == before
+    assert opened_for(before) == []
 
 
 def test_an_error_of_the_unit_reaches_the_caller(place: Place) -> None:
@@ -893,10 +907,10 @@ def test_the_space_of_a_killed_writer_comes_back(place: Place, system: RunningSy
     assert "writer writer is gone" in Path(system.log_of(("unit", 0))).read_text()
 
 
-def test_a_writer_in_this_process(system: RunningSystem) -> None:
-    slot = ask(system, OpenSlot("w"), ("unit", 0), client_id="w")
+def test_a_writer_in_this_process(shared: RunningSystem) -> None:
+    slot = ask(shared, OpenSlot("w"), ("unit", 0), client_id="w")
     assert isinstance(slot, SlotReply)
-    assert Path(slot.lock_path).parent.parent == system.folder / "slots-0"
+    assert Path(slot.lock_path).parent.parent == shared.folder / "slots-0"
     with pytest.raises(ProtocolError, match="slot"):
         # without the lock, and with the slot withdrawn when its connection ended
-        assert isinstance(ask(system, LeaseExtent(slot.slot, 1, 1), ("unit", 0), client_id="w"), ExtentLeaseReply)
+        assert isinstance(ask(shared, LeaseExtent(slot.slot, 1, 1), ("unit", 0), client_id="w"), ExtentLeaseReply)

@@ -129,16 +129,25 @@ def test_a_stream_goes_on_over_kills_of_the_controller(durability: str) -> None:
         assert client.check_consumption_status("t", "p")
 
 
+SAVED = [f"k{n}" for n in range(5000)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that has these keys in partition p."""
+    folder = tmp_path_factory.mktemp("saved") / "ck"
+    with started("saving"):
+        tq.kv_batch_put(SAVED, "p", values(len(SAVED)))
+        tq.save_checkpoint(folder)
+    return folder
+
+
 @pytest.mark.parametrize("moment", ["the request", "the copy", "the record"])
 @pytest.mark.parametrize("durability", ["async", "sync"])
 def test_a_controller_that_is_killed_while_it_loads_a_checkpoint_loads_it_once(
-    tmp_path: Path, moment: str, durability: str
+    saved: Path, tmp_path: Path, moment: str, durability: str
 ) -> None:
     """Whenever it dies, its client is answered by the next one; what was not loaded leaves nothing."""
-    names = [f"k{n}" for n in range(5000)]
-    with started("loading"):
-        tq.kv_batch_put(names, "p", values(len(names)))
-        tq.save_checkpoint(tmp_path / "ck")
     journal = tmp_path / "journal"
     journal.mkdir(mode=0o700)
     with started("loading", controller={"journal": {"folder": str(journal), "durability": durability}}):
@@ -152,13 +161,13 @@ def test_a_controller_that_is_killed_while_it_loads_a_checkpoint_loads_it_once(
             "the copy": lambda: any(journal.glob("load-*")),
             "the record": lambda: recorded(journal) > before and any(journal.glob("load-*")),
         }[moment]
-        thread, found = in_thread(lambda: tq.load_checkpoint(tmp_path / "ck"))
+        thread, found = in_thread(lambda: tq.load_checkpoint(saved))
         while not reached() and thread.is_alive():
             pass
         process.kill()
         thread.join(SECONDS)
         assert not any(isinstance(outcome, BaseException) for outcome in found), found
-        assert sorted(tq.kv_list("p")["p"]) == sorted(names)
+        assert sorted(tq.kv_list("p")["p"]) == sorted(SAVED)
     kept = list(journal.glob("load-*"))
     recovered = recover(journal, ClockIdentity.now())
     assert recovered.state.epoch == 1, "it was loaded once"

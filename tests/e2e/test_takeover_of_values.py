@@ -139,9 +139,7 @@ def test_a_frozen_first_node_that_wakes_up_changes_no_value(systems: Systems) ->
     with TransferQueueClient(systems.remotes[0]) as client:
         producer = Producer(client, 100)
         until(lambda: len(producer.acknowledged) > 5, "nothing was put")
-        frozen = systems.processes(systems.first)
-        for process in frozen:
-            process.suspend()
+        frozen = systems.freeze(systems.first)
         systems.take_over()
         before = len(producer.acknowledged)
         systems.tell_gone()

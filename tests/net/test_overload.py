@@ -6,131 +6,27 @@ import os
 import resource
 import socket
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from driven import Driven, Ticking, frame
 from echo import KEY, EchoService, Running, one, until
 
 from transfer_queue.errors import AttachError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.envelopes import ReplyEnvelope
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import new_socket
 from transfer_queue.net.fd_limits import SPOKEN_LINES, SPOKEN_SECONDS, RateLimitedLog
-from transfer_queue.net.framing import HEADER, FrameReader, pack_frame
+from transfer_queue.net.framing import HEADER
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.server.server_connection import OUTPUT_MARK
 from transfer_queue.net.server.server_loop import FRAMES_A_TURN, READ_SIZE, TURN_SECONDS, Outgoing, ServerLoop
 from transfer_queue.net.session import Session
-
-ENCODE = msgspec.msgpack.Encoder().encode
-
-
-def frame(sequence: int, words: str = "p") -> bytes:
-    return pack_frame(ENCODE(RequestEnvelope(sequence, 0, CreatePartition(words))))
-
-
-class Client:
-    """A socket that never blocks, of a server whose turns the test takes."""
-
-    def __init__(self, driven: "Driven", shake: bool = True) -> None:
-        self.sock = new_socket(driven.address)
-        self.sock.connect(driven.address)
-        self.reader = FrameReader()
-        self.unsent = b""
-        if shake:
-            handshake = ClientHandshake("client", "raw", KEY)
-            self.sock.send(handshake.start())
-            while not handshake.done:
-                driven.turn()
-                with contextlib.suppress(BlockingIOError):
-                    self.sock.send(handshake.receive(self.sock.recv(4096)))
-            driven.turn()
-
-    def push(self, data: bytes = b"") -> int:
-        """Sends as much as the socket takes now; gives the bytes that it took."""
-        self.unsent += data
-        sent = 0
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            while self.unsent:
-                count = self.sock.send(self.unsent)
-                sent += count
-                self.unsent = self.unsent[count:]
-        return sent
-
-    def pull(self) -> list[ReplyEnvelope]:
-        """The answers that are there now."""
-        answers = []
-        with contextlib.suppress(BlockingIOError):
-            while data := self.sock.recv(1 << 20):
-                answers += [msgspec.msgpack.decode(body, type=ReplyEnvelope) for body, _ in self.reader.feed(data)]
-        return answers
-
-    @property
-    def ended(self) -> bool:
-        """Whether the server has closed the connection; reads what is there."""
-        try:
-            while self.sock.recv(1 << 20):
-                pass
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            pass
-        return True
-
-
-class Ticking(EchoService):
-    """Wants to be ticked at once, so that a turn of the loop never sleeps."""
-
-    def next_deadline(self) -> float | None:
-        return 0.0
-
-    def on_deadline(self, now: float) -> Iterable[Outgoing]:
-        return ()
-
-
-class Driven:
-    """A server whose loop turns when the test says so."""
-
-    def __init__(self, folder: Path, service: Any = None, **options: Any) -> None:
-        self.service = Ticking() if service is None else service
-        self.server = ServerLoop(self.service, KEY, **options)
-        self.address = self.server.listen(str(folder / "s.sock"))
-        self.clients: list[Client] = []
-
-    def client(self, shake: bool = True) -> Client:
-        client = Client(self, shake)
-        self.clients.append(client)
-        return client
-
-    def turn(self, turns: int = 1) -> None:
-        for _ in range(turns):
-            self.server._turn()
-
-    @property
-    def peers(self) -> list[Any]:
-        return list(self.server._peers.values())
-
-
-@pytest.fixture
-def driven(tmp_path: Path) -> Iterator[Callable[..., Driven]]:
-    made: list[Driven] = []
-
-    def make(**options: Any) -> Driven:
-        made.append(Driven(tmp_path, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.server.close()
-        for client in each.clients:
-            client.sock.close()
-
 
 # ---------------------------------------------------------------- reading fairly
 

@@ -13,7 +13,7 @@ from tests.simulation.many_controllers.gate import Gate, home_of, names_in
 from tests.simulation.run_features import MIB, Features
 from transfer_queue.messages.queries import ListKeys
 
-SEEDS = 3  # for each number of controllers
+SEEDS = 10  # within which what must happen happens, for each number of controllers; `make chaos` runs more
 MOST = 60  # seeds within which a planted mistake is found
 PLAIN = Features(
     scenario="rows", group=2, leased=True, acks=1, units=1, replicas=1, arena_bytes=8 * MIB, loses=False,
@@ -25,9 +25,9 @@ SAVED = Features(
 )  # fmt: skip
 
 
-def found(kinds: dict[str, int], features: Features) -> LedgerError:
-    """What the first seed says that finds something."""
-    for seed in range(MOST):
+def found(kinds: dict[str, int], features: Features, first: int = 0) -> LedgerError:
+    """What the first seed says that finds something. first: The seed to begin with, to save time."""
+    for seed in range(first, first + MOST):
         try:
             many.run(seed, 3, kinds, features)
         except LedgerError as error:
@@ -38,16 +38,16 @@ def found(kinds: dict[str, int], features: Features) -> LedgerError:
 @pytest.mark.parametrize("controllers", [1, 2, 3, 4])
 def test_seeds(controllers: int) -> None:
     happened = Counter[str]()
-    reads = 0
     for seed in range(SEEDS):
         try:
             one = many.run(seed, controllers)
         except Exception as error:
             words = f"python -m tests.simulation.many_controllers --seeds {seed} --controllers {controllers}"
             raise AssertionError(f"to replay it: {words}") from error
-        reads += one.ledger.reads
+        assert one.ledger.reads > 50
         happened += one.happened
-    assert reads > 50 * SEEDS
+        if happened["controller"] and (happened["relocated"] or controllers == 1):
+            break
     assert happened["controller"] > 0, happened
     assert (happened["relocated"] > 0) == (controllers > 1), happened
 
@@ -100,7 +100,7 @@ def test_a_cut_that_holds_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> No
         return must_wait(self, name) and self.hold is not None and self.hold.until is None
 
     monkeypatch.setattr(Gate, "must_wait", lenient)
-    assert found({"slow": 1}, SAVED)
+    assert found({"slow": 1}, SAVED, first=7)
 
 
 def test_a_name_moves_only_to_a_controller_that_is_added() -> None:

@@ -224,9 +224,9 @@ class TagColumn:
     def first(self, most: int) -> list[dict[str, Any]]:
         """Return the tags of the first rows, which must not be changed. Does not check what the user edited."""
         tags = self._saved if self._current is None else self._current
-        if isinstance(tags, UnreadTags):
-            return tags.take(slice(0, most)).to_list()
-        return [] if tags is None else tags[:most]
+        if tags is None:
+            return []
+        return tags[:most] if isinstance(tags, list) else tags.take(slice(0, most)).to_list()
 
     def take(self, selection: Selection) -> TagColumn:
         """Return the column of the selected rows. Later changes of one column do not affect the other."""
@@ -312,9 +312,11 @@ class TagColumn:
         return self._saved_list() if self._current is None else self._current
 
     def _saved_list(self) -> list[dict[str, Any]]:
-        if isinstance(self._saved, UnreadTags):
+        if self._saved is None:
+            return [{}] * self._rows
+        if not isinstance(self._saved, list):
             self._saved = self._saved.to_list()
-        return [{}] * self._rows if self._saved is None else self._saved
+        return self._saved
 
     def _checked(self) -> list[dict[str, Any]]:
         tags = self._read()
@@ -348,7 +350,7 @@ class TagColumn:
 
 
 def _taken(tags: list[dict[str, Any]] | UnreadTags, selection: Selection) -> list[dict[str, Any]] | UnreadTags:
-    return tags.take(selection) if isinstance(tags, UnreadTags) else take_items(tags, selection)
+    return take_items(tags, selection) if isinstance(tags, list) else tags.take(selection)
 
 
 def _copied_tags(tags: Iterable[Mapping[str, Any]], rows: int) -> list[dict[str, Any]]:

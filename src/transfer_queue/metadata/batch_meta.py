@@ -121,7 +121,9 @@ class BatchMeta(BatchContents):
         """
         status = np.ones(rows.size, dtype=np.int8) if produced is None else np.array(produced, dtype=np.int8)
         by_name = {field.name: field for field in sorted(fields, key=lambda field: field.name)}
-        tag_column = TagColumn(int(rows.size), tags if isinstance(tags, UnreadTags) or (tags and any(tags)) else None)
+        if isinstance(tags, list) and not any(tags):
+            tags = None
+        tag_column = TagColumn(int(rows.size), tags)
         partitions = PartitionColumn([partition_id])
         return cls._make(rows, partitions, by_name, status, tag_column, {} if extra_info is None else extra_info)
 

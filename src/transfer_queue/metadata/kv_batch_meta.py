@@ -85,7 +85,7 @@ class KVBatchMeta:
             >>> meta.tags
             [{'step': 2}]
         """
-        if isinstance(self._tags, UnreadTags):
+        if not isinstance(self._tags, list):
             self._tags = self._tags.to_list()
         return self._tags
 
@@ -219,7 +219,7 @@ class KVBatchMeta:
         rows, tags = list(positions), self._tags
         return type(self)._make(
             [self.keys[row] for row in rows],
-            tags.take(np.array(rows, "i8")) if isinstance(tags, UnreadTags) else [deep_copy(tags[row]) for row in rows],
+            [deep_copy(tags[row]) for row in rows] if isinstance(tags, list) else tags.take(np.array(rows, "i8")),
             self.partition_id,
             None if self._fields is None else self._fields.copy(),
             deep_copy(self._extra_info),
@@ -247,7 +247,7 @@ class KVBatchMeta:
         order = validated_order(indexes, self.size).tolist()
         self.keys = [self.keys[row] for row in order]
         tags = self._tags
-        self._tags = tags.take(np.array(order, "i8")) if isinstance(tags, UnreadTags) else [tags[row] for row in order]
+        self._tags = [tags[row] for row in order] if isinstance(tags, list) else tags.take(np.array(order, "i8"))
         self._positions = None
 
     def chunk(self, chunks: int) -> list[KVBatchMeta]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,9 +22,11 @@ _IDENTITY: Any = object.__eq__
 _ABSENT = object()
 
 
-@runtime_checkable
 class UnreadTags(Protocol):
-    """The tags of rows, as a reply has them, until somebody reads them (`wire.objects.tag_rows.TagRows`)."""
+    """The tags of rows, as a reply has them, until somebody reads them (`wire.objects.tag_rows.TagRows`).
+
+    Tags that are not a list are of this type. `isinstance` with a protocol takes as long as all else of a reply.
+    """
 
     def __len__(self) -> int:
         """Return the number of rows."""

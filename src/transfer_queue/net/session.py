@@ -208,6 +208,11 @@ class Session:
                 self._run_ends[first], self._run_starts[last] = last, first
                 self._news[first] = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits for its reply."""
+        return bool(self._unfinished)
+
     def note_read(self, began: float, partition: str, fields: list[str], rows: int, nbytes: int) -> None:
         """Note a get that has just ended, so that the next request reports it.
 

@@ -42,6 +42,17 @@ def test_one_deal_meets_all_waiting_ranks_in_order() -> None:
     assert h.dealt(2, name="late", dp_rank=7, batch_index=0) == rows[14:16]
 
 
+def test_each_of_them_is_counted_as_a_request_that_has_waited() -> None:
+    h = Harness(RankAwareSampler())
+    for n in range(20):
+        h.claim(2, name=f"r{n}", wait=9.0, dp_rank=n, batch_index=0)
+    h.put(40)
+    (waited,) = h.controller.context.measures.waits.timings()
+    assert (waited.name, waited.task, sum(waited.counts)) == ("Claim", "t", 20)
+    assert not h.state.waiting.by_waiter
+    assert not h.controller.context.parked.peers
+
+
 def test_the_first_claim_is_met_first_whatever_it_asks_for() -> None:
     h = Harness()
     first = h.claim(2, name="a", wait=9.0)

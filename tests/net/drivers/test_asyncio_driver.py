@@ -9,8 +9,9 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from echo import CONTROLLER, Running, descriptors, one, parked_claim, until
+from echo import CONTROLLER, Running, one, parked_claim, until
 
+from leftovers import descriptors, opened_for
 from transfer_queue.errors import (
     AuthenticationError,
     ConnectionLostError,
@@ -26,7 +27,7 @@ from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import NOT_MADE, Call
 from transfer_queue.net.drivers.asyncio_driver import _Link, run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
-from transfer_queue.net.session import Session
+from transfer_queue.net.session import CLOCK_SLACK, Session
 
 
 @pytest.fixture
@@ -44,18 +45,25 @@ def session(running: Running) -> Iterator[Session]:
     session.close()
     until(lambda: not running.service.peers)
     gc.collect()
-    assert descriptors() == before
+    assert opened_for(before) == []
 
 
 def ask(name: str) -> CreatePartition:
     return CreatePartition(name)
 
 
+async def parked(running: Running, claims: int) -> None:
+    """Waits until so many claims wait at the server."""
+    while len(running.service.parked) < claims:
+        await asyncio.sleep(0.001)
+
+
 def test_one_connection_carries_many_calls_at_once(running: Running, session: Session) -> None:
     async def main() -> list[object]:
-        waiting = asyncio.ensure_future(run_async(session, one(parked_claim(0.2))))
+        waiting = asyncio.ensure_future(run_async(session, one(parked_claim())))
         replies = await asyncio.gather(*(run_async(session, one(ask(f"p{i}"))) for i in range(500)))
         assert not waiting.done()
+        running.answer_parked()
         assert await waiting == ClaimReply(rows=b"")
         return list(replies)
 
@@ -106,8 +114,7 @@ def test_cancelling_a_task_cancels_its_claim_at_the_server(running: Running, ses
     async def main() -> None:
         await run_async(session, one(ask("p")))
         task = asyncio.ensure_future(run_async(session, one(parked_claim(100))))
-        while not running.service.parked:
-            await asyncio.sleep(0.001)
+        await parked(running, 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -149,8 +156,10 @@ def test_a_task_cancelled_in_the_turn_in_which_its_reply_comes(
 
 def test_wait_for_cancels_too(running: Running, session: Session) -> None:
     async def main() -> None:
+        claim = asyncio.ensure_future(run_async(session, one(parked_claim(100))))
+        await parked(running, 1)
         with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(run_async(session, one(parked_claim(100))), 0.05)
+            await asyncio.wait_for(claim, 0.05)
 
     asyncio.run(main())
     until(lambda: running.service.cancelled == [("c", 1)])
@@ -174,23 +183,25 @@ def test_a_server_that_does_not_answer_is_a_timeout(running: Running) -> None:
     session = running.session(grace=0.1)
 
     async def main() -> None:
+        await run_async(session, one(ask("p")))  # the time to connect is not a part of the timeout
         with pytest.raises(WaitTimeoutError, match=r"Timeout.*no reply to Claim within 0\.2 s"):
             await run_async(session, one(parked_claim(), timeout=0.1))
-        assert await run_async(session, one(ask("p"))) == Done("p")
+        assert await run_async(session, one(ask("q"))) == Done("q")
 
     asyncio.run(main())
-    assert running.service.cancelled == [("c", 1)]
+    assert running.service.cancelled == [("c", 2)]
     session.close()
 
 
 def test_broken_connections_are_made_anew_for_everyone(running: Running, session: Session) -> None:
     async def main() -> None:
         await run_async(session, one(ask("p")))
-        claims = [asyncio.ensure_future(run_async(session, one(parked_claim(0.3)))) for _ in range(5)]
-        while len(running.service.parked) < 5:
-            await asyncio.sleep(0.001)
+        claims = [asyncio.ensure_future(run_async(session, one(parked_claim()))) for _ in range(5)]
+        await parked(running, 5)
         running.service.drops = 2
         assert await run_async(session, one(ListPartitions())) == Done(3)
+        await parked(running, 5)
+        running.answer_parked()
         assert await asyncio.gather(*claims) == [ClaimReply(rows=b"")] * 5
 
     asyncio.run(main())
@@ -267,8 +278,7 @@ def test_closing_with_a_loop_that_rests(running: Running, session: Session) -> N
 def test_closing_inside_the_loop(running: Running, session: Session) -> None:
     async def main() -> None:
         claim = asyncio.ensure_future(run_async(session, one(parked_claim(100), timeout=100)))
-        while not running.service.parked:
-            await asyncio.sleep(0.001)
+        await parked(running, 1)
         session.close()
         with pytest.raises(NotInitializedError):
             await claim
@@ -279,9 +289,8 @@ def test_closing_inside_the_loop(running: Running, session: Session) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_fork_inside_a_loop_leaves_the_parents_link_alone(running: Running, session: Session) -> None:
     async def main() -> None:
-        claim = asyncio.ensure_future(run_async(session, one(parked_claim(1))))
-        while not running.service.parked:
-            await asyncio.sleep(0.001)
+        claim = asyncio.ensure_future(run_async(session, one(parked_claim())))
+        await parked(running, 1)
         child = os.fork()
         if not child:
             try:
@@ -292,6 +301,7 @@ def test_a_fork_inside_a_loop_leaves_the_parents_link_alone(running: Running, se
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert await run_async(session, one(ask("parent"))) == Done("parent")
+        running.answer_parked()
         assert await claim == ClaimReply(rows=b"")
 
     asyncio.run(main())
@@ -363,19 +373,21 @@ def test_after_a_call_that_failed_the_others_of_its_turn_are_made(running: Runni
 
 
 def test_every_call_ends_at_its_own_deadline(running: Running) -> None:
-    """One timer serves all calls of a connection, whatever the order of their deadlines is."""
+    """One timer serves all calls of a connection: it is set to an earlier deadline, and then to the next one."""
     session = running.session(grace=0.0)
-    ended: list[int] = []
 
-    async def wait(number: int, seconds: float) -> None:
+    async def wait(seconds: float) -> None:
+        start = time.monotonic()
         with pytest.raises(WaitTimeoutError):
-            await run_async(session, one(parked_claim(1000.0), seconds))
-        ended.append(number)
+            await run_async(session, one(parked_claim(), seconds))
+        assert time.monotonic() - start >= seconds - CLOCK_SLACK
 
     async def main() -> None:
         await run_async(session, one(ask("p")))
-        await asyncio.gather(wait(2, 0.3), wait(1, 0.2), wait(3, 0.4), wait(0, 0.1))
+        late = asyncio.ensure_future(wait(1000.0))
+        await asyncio.gather(wait(0.2), wait(0.1), wait(0.3))
+        assert not late.done()
+        late.cancel()
 
     asyncio.run(main())
     session.close()
-    assert ended == [0, 1, 2, 3]

@@ -10,8 +10,9 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from echo import CONTROLLER, Running, descriptors, one, parked_claim, until
+from echo import CONTROLLER, Running, one, parked_claim, until
 
+from leftovers import descriptors, opened_for
 from transfer_queue.errors import (
     ConnectionLostError,
     FieldTypeError,
@@ -43,7 +44,7 @@ def session(running: Running) -> Iterator[Session]:
     yield session
     session.close()
     until(lambda: not running.service.peers)
-    assert descriptors() == before
+    assert opened_for(before) == []
 
 
 def ask(name: str) -> CreatePartition:
@@ -89,7 +90,7 @@ def test_one_connection_serves_call_after_call(running: Running, session: Sessio
 
 
 def test_threads_do_not_wait_for_each_other(running: Running, session: Session) -> None:
-    waiting = [threading.Thread(target=run_blocking, args=(session, one(parked_claim(5)))) for _ in range(4)]
+    waiting = [threading.Thread(target=run_blocking, args=(session, one(parked_claim()))) for _ in range(4)]
     for thread in waiting:
         thread.start()
     until(lambda: len(running.service.parked) == 4)
@@ -106,7 +107,7 @@ def test_threads_do_not_wait_for_each_other(running: Running, session: Session) 
     for thread in threads:
         thread.join()
     assert results == [True] * 400
-    running.server.call_soon(lambda: list(running.service.on_deadline(1e18)))
+    running.answer_parked()
     for thread in waiting:
         thread.join()
 
@@ -162,17 +163,22 @@ def test_a_broken_connection_is_made_anew_and_the_request_sent_again(running: Ru
     assert [e.sequence for _, e in running.service.envelopes] == [1, 2, 2, 2, 2]
 
 
-def test_calls_survive_a_restart_of_the_server(running: Running, session: Session) -> None:
-    held = [threading.Thread(target=run_blocking, args=(session, one(parked_claim(0.05)))) for _ in range(5)]
-    for thread in held:
-        thread.start()
-    for thread in held:
-        thread.join()
-    running.stop()
-    restart = threading.Timer(0.1, running.start)
-    restart.start()
-    assert run_blocking(session, one(ask("p"))) == Done("p")
-    restart.join()
+def test_calls_survive_a_restart_of_the_server(tmp_path: Path) -> None:
+    before = descriptors()
+    with Running(tmp_path) as running:
+        session = running.session()
+        held = [threading.Thread(target=run_blocking, args=(session, one(parked_claim(0.05)))) for _ in range(5)]
+        for thread in held:
+            thread.start()
+        for thread in held:
+            thread.join()
+        running.stop()
+        restart = threading.Timer(0.1, running.start)
+        restart.start()
+        assert run_blocking(session, one(ask("p"))) == Done("p")
+        restart.join()
+        session.close()
+    assert opened_for(before) == []
 
 
 def test_a_server_that_is_gone_for_good_is_lost(tmp_path: Path) -> None:
@@ -216,13 +222,13 @@ def test_a_dropped_session_closes_its_sockets(running: Running) -> None:
     run_blocking(session, one(ask("p")))
     del session
     until(lambda: not running.service.peers)
-    assert descriptors() == before
+    assert opened_for(before) == []
 
 
 def forked_child(session: Session, running: Running, results: "multiprocessing.Queue[object]") -> None:
     inherited = descriptors()
     session.after_fork()
-    closed = inherited - descriptors()
+    closed = len(inherited - descriptors())
     own = running.session("child")
     results.put((closed, run_blocking(own, one(ask("child"))), own.begin_request(ask("x"))[0]))
     own.close()
@@ -230,7 +236,7 @@ def forked_child(session: Session, running: Running, results: "multiprocessing.Q
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_leaves_its_parents_connections_alone(running: Running, session: Session) -> None:
-    claim = threading.Thread(target=run_blocking, args=(session, one(parked_claim(5))))
+    claim = threading.Thread(target=run_blocking, args=(session, one(parked_claim())))
     claim.start()
     until(lambda: running.service.parked)
     run_blocking(session, one(ask("parent")))
@@ -245,7 +251,7 @@ def test_a_forked_child_leaves_its_parents_connections_alone(running: Running, s
     accepted = running.server.counters["accepted"]
     assert run_blocking(session, one(ask("parent"))) == Done("parent")
     assert running.server.counters["accepted"] == accepted
-    running.server.call_soon(lambda: list(running.service.on_deadline(1e18)))
+    running.answer_parked()
     claim.join(10)
     assert not claim.is_alive()
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from echo import CONTROLLER, KEY, EchoService, Running, descriptors, one, parked_claim, until
+from echo import CONTROLLER, KEY, EchoService, Running, one, parked_claim, until
 
+from leftovers import descriptors, opened_for
 from transfer_queue.errors import AttachError, AuthenticationError, ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
@@ -32,7 +33,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
     before = descriptors()
     with Running(tmp_path) as running:
         yield running
-    assert descriptors() == before
+    assert opened_for(before) == []
     assert not list(tmp_path.glob("*.sock"))
 
 

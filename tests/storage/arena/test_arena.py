@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leftovers import descriptors, opened_for
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
 from transfer_queue.messages.descriptors import MIRROR
 from transfer_queue.storage.arena import arena as arena_module
@@ -300,16 +301,16 @@ def test_missing_and_odd_files_are_refused(tmp_path: Path) -> None:
 
 def test_opening_leaves_no_descriptor_but_the_mappings(tmp_path: Path) -> None:
     Arena.create(tmp_path / "a", MIB).close()
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     (tmp_path / "a" / "header").rename(tmp_path / "a" / "other")
     with pytest.raises(AttachError):
         Arena.open(tmp_path / "a")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened_for(before) == []
     (tmp_path / "a" / "other").rename(tmp_path / "a" / "header")
     client = Arena.open(tmp_path / "a")
-    assert len(os.listdir("/proc/self/fd")) == before + 2
+    assert len(descriptors() - before) == 2
     client.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened_for(before) == []
 
 
 def test_shared_memory_is_chosen_if_it_has_enough_free_space(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from leftovers import descriptors, opened_for
 from transfer_queue.errors import AttachError, ProtocolError
 from transfer_queue.storage.arena.writer_locks import SlotFolder, hold_slot, is_dead
 
@@ -148,10 +149,10 @@ def test_a_slot_withdrawn_between_opening_and_locking_is_noticed(
         real(descriptor, operation, length, start)
 
     monkeypatch.setattr(fcntl, "lockf", late)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     with pytest.raises(ProtocolError, match="withdrawn"):
         hold_slot(path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert opened_for(before) == []
 
 
 def test_a_lock_that_cannot_be_checked_proves_nothing(folder: SlotFolder, monkeypatch: pytest.MonkeyPatch) -> None:

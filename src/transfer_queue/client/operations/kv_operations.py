@@ -138,7 +138,8 @@ class KVOperations(DataPath):
         key = arguments.validated_text(key, "key")
         group = None if group_id is None else str(group_id)
         together = None
-        if data_parser is None and fence is None and (fields is not None or tag is not None):
+        joins = data_parser is None and fence is None and (fields is not None or tag is not None)
+        if joins and self._state.session.is_busy:  # otherwise there is nothing to travel with
             together = self._puts.key_of(partition_id, fields, group)
         if together is None:
             return (yield from self._put_one(key, partition_id, fields, tag, data_parser, group, fence, timeout))

@@ -169,36 +169,42 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
     positions = partition.rows.positions_of(rows)
     if not batches or (positions < 0).any():
         return [effect for waiting in waits for effect in claim_handler.retry_claim(context, waiting)]
+    held = _hold(context, partition, waits, batches)
+    whole = meta_reply(partition, positions, rows, claim.fields)
+    warning = claim_handler.warning_of(context, partition, claim, rows)
+    replies = list(_split_reply(whole, batches, held))
+    if warning is not None:
+        replies[0] = msgspec.structs.replace(replies[0], warning=warning)
+    peers = context.parked.unpark_claims(waits)
+    context.log.apply(
+        r.RepliesSent([(each.client, each.sequence, reply) for each, reply in zip(waits, replies, strict=True)])
+    )
+    note_claim, begin_work = context.timeline.note_claim, context.activity.begin_work
+    effects: list[Effect] = []
+    end = 0
+    for waiting, peer, mine, reply in zip(waits, peers, batches, replies, strict=True):
+        start, end = end, end + len(mine)
+        note_claim(waiting.client, waiting.claim, waiting.since, partition, reply.rows, positions[start:end])
+        begin_work(waiting.client, consumer_state.consumer_of(waiting.claim))
+        effects.append(Send(peer, waiting.sequence, reply))
+        if waiting.claim.places and len(waits) <= PLACED:
+            effects[-1] = claim_handler.add_locations(context, partition, claim, mine, effects[-1])
+    return effects
+
+
+def _hold(
+    context: ControllerContext, partition: Partition, waits: list[ParkedRequest], batches: list[np.ndarray]
+) -> list[bool]:
+    """Record that the clients reference their batches, if the partition frees finished rows; return who does."""
+    if waits[0].claim.task not in partition.holds.tasks:
+        return [False] * len(waits)
     handed = [
         consumer_state.hold_records(partition, each.client, each.claim, mine)
         for each, mine in zip(waits, batches, strict=True)
     ]
     for record in chain.from_iterable(handed):
         context.log.apply(record)
-    whole = meta_reply(partition, positions, rows, claim.fields)
-    warning = claim_handler.warning_of(context, partition, claim, rows)
-    replies = [
-        msgspec.structs.replace(reply, held=bool(held), warning=None if at else warning)
-        for at, (reply, held) in enumerate(zip(_split_reply(whole, batches), handed, strict=True))
-    ]
-    peers = [context.parked.peers[waiting.waiter] for waiting in waits]
-    for waiting in waits:
-        context.parked.unpark(waiting.waiter)
-    context.log.apply(
-        r.RepliesSent([(each.client, each.sequence, reply) for each, reply in zip(waits, replies, strict=True)])
-    )
-    effects: list[Effect] = []
-    end = 0
-    for waiting, peer, mine, reply in zip(waits, peers, batches, replies, strict=True):
-        start, end = end, end + len(mine)
-        context.timeline.note_claim(
-            waiting.client, waiting.claim, waiting.since, partition, reply.rows, positions[start:end]
-        )
-        context.activity.begin_work(waiting.client, consumer_state.consumer_of(waiting.claim))
-        effects.append(Send(peer, waiting.sequence, reply))
-        if waiting.claim.places and len(waits) <= PLACED:
-            effects[-1] = claim_handler.add_locations(context, partition, claim, mine, effects[-1])
-    return effects
+    return [bool(records) for records in handed]
 
 
 def _known_batches(partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest]) -> list[np.ndarray] | None:
@@ -253,13 +259,15 @@ def _record(sampler: BaseSampler, waits: list[ParkedRequest], batches: list[np.n
     return r.Dealt(claim.partition, claim.task, batch_index, claim.count, shares, b"".join(columns))
 
 
-def _split_reply(whole: ClaimReply, batches: list[np.ndarray]) -> Iterator[ClaimReply]:
-    """Cut the reply for all rows into one reply for each batch."""
+def _split_reply(whole: ClaimReply, batches: list[np.ndarray], held: list[bool]) -> Iterator[ClaimReply]:
+    """Cut the reply for all rows into one reply for each batch. held: whether the client references the batch."""
     ends = [0, *accumulate(map(len, batches))]
+    rows, fields, tags, epoch = whole.rows, whole.fields, whole.tags, whole.epoch
     steps = {name: len(column) // ends[-1] for name, column in whole.shapes.items()}
-    for start, end in pairwise(ends):
+    for (start, end), mine in zip(pairwise(ends), held, strict=True):
         yield ClaimReply(
-            rows=whole.rows[8 * start : 8 * end], fields=whole.fields, tags=slice_tags(whole.tags, start, end),
+            rows=rows[8 * start : 8 * end], fields=fields, epoch=epoch, held=mine,
+            tags=None if tags is None else slice_tags(tags, start, end),
             shapes={name: whole.shapes[name][start * step : end * step] for name, step in steps.items()},
-            epoch=whole.epoch, dtypes={name: codes[start:end] for name, codes in whole.dtypes.items()},
+            dtypes={name: codes[start:end] for name, codes in whole.dtypes.items()},
         )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transfer_queue.core.control.change_log import ChangeLog
 from transfer_queue.core.control.measures import ControllerMeasures
 from transfer_queue.core.control.record_log import RecordLog
@@ -10,6 +12,7 @@ from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.state.wait_queues import Parkable, ParkedRequest, RequestKey
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.base import name_of
+from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.locks import TakeLock
 
 
@@ -56,6 +59,17 @@ class ParkedRequests:
         self.peers.pop(waiter, None)
         if isinstance(waiting.request, TakeLock):  # the requests after it do not wait for it any more
             self._changes.changes_of(waiting.request.partition).locks = True
+
+    def unpark_claims(self, waits: Sequence[ParkedRequest]) -> list[int]:
+        """End the waits of claims of one task that are met together. Returns the connection of each."""
+        now, note, apply = self._log.now, self._timeline.note_wait, self._log.apply
+        self._measures.waits.record_all(name_of(Claim), waits[0].claim.task, [now - each.since for each in waits])
+        peers = []
+        for waiting in waits:
+            note(waiting, True)
+            apply(r.Unparked(waiting.client, waiting.sequence))
+            peers.append(self.peers.pop(waiting.waiter))
+        return peers
 
     def cancel(self, client: str, peer: int) -> None:
         """End the waits of the requests that a connection would have answered."""

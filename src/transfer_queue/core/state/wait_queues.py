@@ -232,6 +232,15 @@ class WaitQueues:
             # most requests are answered long before their deadline; the entries that they leave must not accumulate
             self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
             heapq.heapify(self._deadlines)
+        if isinstance(request, Claim):
+            tasks = self.claims[request.partition]
+            queue = tasks[request.task]
+            queue.remove(waiter)
+            if not queue.claims:
+                del tasks[request.task]
+                if not tasks:
+                    del self.claims[request.partition]
+            return
         if isinstance(request, (TakeGroupDemand, AwaitDone)):
             del self.work[request.partition][waiter]
             if not self.work[request.partition]:
@@ -248,15 +257,7 @@ class WaitQueues:
             if not watches.groups:
                 del self.watches[request.partition]
             return
-        if not isinstance(request, Claim):
-            del self.space[waiter]
-            return
-        tasks = self.claims[request.partition]
-        tasks[request.task].remove(waiter)
-        if not tasks[request.task].claims:
-            del tasks[request.task]
-            if not tasks:
-                del self.claims[request.partition]
+        del self.space[waiter]
 
     def check_limits(self, client: str, request: Parkable) -> None:
         """Raise CapacityError if a client has as many waiting requests, or bytes of them, as it may have."""

@@ -18,7 +18,8 @@ The loop never blocks: it writes as much as a socket takes, and the rest when th
 turn is sent at its end, after `commit`, in which a journal records the changes first. A connection cannot delay the
 others for long: a turn serves FRAMES_A_TURN messages of each connection, or fewer if these take TURN_SECONDS, and the
 loop does not read from a connection that leaves more than OUTPUT_MARK bytes of its replies unread, so that its further
-messages wait in its own socket.
+messages wait in its own socket. Many connections cannot delay the replies for long, either: a turn serves
+CONNECTIONS_A_TURN connections, or fewer if these take ALL_SECONDS. The others are first in the next turn.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ FRAMES_A_TURN = 16
 """Messages of one connection that a turn serves."""
 TURN_SECONDS = 0.001
 """After this time, no further message of the connection is served in the turn."""
+CONNECTIONS_A_TURN = 64
+"""Connections that a turn serves."""
+ALL_SECONDS = 0.004
+"""After this time, no further connection is served in the turn."""
 ACCEPTS_AT_ONCE = 64
 ACCEPT_PAUSE = 0.5
 """Seconds without accepting after the system had no descriptor left."""
@@ -122,7 +127,7 @@ class ServerLoop:
         self._listeners: dict[socket.socket, Listener] = {}
         self._peers: dict[int, ServerConnection] = {}  # all connections, also those in their handshake
         self._dirty: list[ServerConnection] = []  # connections with output queued since the last flush
-        self._unserved: deque[ServerConnection] = deque()  # connections whose inbox waits for the next turn, in order
+        self._unserved: deque[ServerConnection] = deque()  # connections with something to serve or to read, in order
         self._unfinished = 0  # bytes of unfinished frames
         self._spared = ReservedDescriptor()
         self._warn = RateLimitedLog(logger, clock)
@@ -135,7 +140,7 @@ class ServerLoop:
         self._served = served
         self._commit = commit
         self._longest = Longest() if longest is None else longest
-        self._ready = 0  # connections and others with something to serve in this turn
+        self._ready = 0  # connections with something to serve at the beginning of this turn
         self._held = False  # whether the last commit failed, so that no output is sent
         self._stopping = False
         self._soon: deque[Callable[[], Iterable[Outgoing] | None]] = deque()
@@ -239,21 +244,20 @@ class ServerLoop:
         due = self._service.next_deadline()  # once per turn: a deadline that this turn sets is checked in the next one
         waits = self._unserved or self._may_idle
         ready = self._selector.select(0 if waits else self._seconds_to_deadline(due))
-        self._ready = len(ready) + len(self._unserved)
         if self._idle is not None:
             self._may_idle = bool(ready or self._unserved) or (
                 self._may_idle and self._succeeds(self._idle, "idle work")
             )
+        others = []
         for key, events in ready:
             if isinstance(key.data, ServerConnection):
-                self._serve(key.data, events)
+                self._note_events(key.data, events)
             else:
-                key.data(events)
-        for _ in range(len(self._unserved)):
-            peer = self._unserved.popleft()
-            peer.queued = False
-            if peer.number in self._peers:
-                self._serve_inbox(peer)
+                others.append((key.data, events))
+        if self._unserved:
+            self._serve_queued()
+        for function, events in others:  # new connections are accepted after the proofs of others were read
+            function(events)
         if self._served is not None:
             self._queue(self._served())
         self._run_soon()
@@ -418,16 +422,37 @@ class ServerLoop:
 
     # ------------------------------------------------------------ input
 
-    def _serve(self, peer: ServerConnection, events: int) -> None:
-        if peer.number not in self._peers:
-            return  # another event of this turn has dropped it
+    def _note_events(self, peer: ServerConnection, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._dirty.append(peer)
-        if events & selectors.EVENT_READ and not peer.ending:
-            if peer.clogged:
-                self._watch(peer)
-            elif not peer.inbox:
-                self._read(peer)
+        if events & selectors.EVENT_READ and not peer.queued:
+            peer.queued = True
+            self._unserved.append(peer)
+
+    def _serve_queued(self) -> None:
+        """Serve the connections that wait, in order, at most CONNECTIONS_A_TURN, or those of ALL_SECONDS.
+
+        Each gets one turn: its messages that were read before, otherwise one read. The others stay in the queue, so
+        that each is served once before any connection is served twice.
+        """
+        queue = self._unserved
+        self._ready = len(queue)
+        until = self._clock() + ALL_SECONDS if self._ready > 1 else 0.0
+        for _ in range(min(self._ready, CONNECTIONS_A_TURN)):
+            peer = queue.popleft()
+            peer.queued = False
+            if peer.number in self._peers:  # otherwise it was dropped while it waited
+                self._serve(peer)
+                if queue and self._clock() > until:
+                    break
+
+    def _serve(self, peer: ServerConnection) -> None:
+        if peer.clogged:
+            self._watch(peer)
+        elif peer.inbox:
+            self._serve_inbox(peer)
+        elif not peer.ending:
+            self._read(peer)
 
     def _read(self, peer: ServerConnection) -> None:
         try:
@@ -502,7 +527,8 @@ class ServerLoop:
         self._hold(peer, peer.reader.held)
         if self._unfinished > self._max_input:
             self._drop_largest_input()
-        self._serve_inbox(peer)
+        if peer.inbox:
+            self._serve_inbox(peer)
 
     def _hold(self, peer: ServerConnection, held: int) -> None:
         self._unfinished += held - peer.held
@@ -521,8 +547,6 @@ class ServerLoop:
     def _serve_inbox(self, peer: ServerConnection) -> None:
         """Serve the messages of a connection that have arrived, at most FRAMES_A_TURN, or those of TURN_SECONDS."""
         inbox = peer.inbox
-        if not inbox:
-            return
         now = self._clock()
         try:
             for _ in range(min(FRAMES_A_TURN, len(inbox))):
