@@ -32,6 +32,7 @@ from transfer_queue.core.events.records import AnyRecord, Unparked
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler, copy_containers
 from transfer_queue.core.state import invariants, serialization, validation
 from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.row_table import Chunk
 from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.errors import TransferQueueError, by_name
@@ -506,6 +507,12 @@ def places(reply: AnyReply | None) -> list[dict[str, Any]]:
     return out
 
 
+def _slots(chunk: Chunk, name: str) -> list[int]:
+    columns = chunk.columns_of(name)
+    assert columns is not None
+    return columns[1].tolist()
+
+
 def content_of(h: Harness) -> dict[str, Any]:
     """Return everything about the partition and its ready rows, except when it changed."""
     partition = h.state.partitions["p"]
@@ -516,7 +523,7 @@ def content_of(h: Harness) -> dict[str, Any]:
         del chunk["changed"], chunk["field"]
     chunks = partition.rows.chunks.values()
     return state | {
-        "slots": {name: [chunk.field[name][1].tolist() for chunk in chunks] for name in partition.fields},
+        "slots": {name: [_slots(chunk, name) for chunk in chunks] for name in partition.fields},
         "ready": {key: ready.positions().tolist() for key, ready in partition.ready.items()},
         "whole": {
             key: {n: w.first_groups(len(w)) for n, w in ready.whole.items()} for key, ready in partition.ready.items()

@@ -14,6 +14,7 @@ import numpy as np
 
 from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.core.columns.intervals import IntervalSet
+from transfer_queue.core.columns.wide_schema import WideSchema
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.tables.block_table import BlockChunk, BlockTable
@@ -21,7 +22,8 @@ from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
 from transfer_queue.core.tables.equal_values import EqualValues
 from transfer_queue.core.tables.extent_records import ExtentRecord
-from transfer_queue.core.tables.field_types import FieldStats
+from transfer_queue.core.tables.field_groups import FieldGroups
+from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
 from transfer_queue.core.tables.group_table import Group, GroupQuotas, GroupTable
 from transfer_queue.core.tables.lease_table import Counts, LeaseTable, RowLease
 from transfer_queue.core.tables.lock_table import KeyLock, LockTable
@@ -34,7 +36,7 @@ from transfer_queue.core.tables.skipped_rows import SkippedRows
 PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
-    EqualValues,
+    EqualValues, FieldGroups, FieldGroup,
     IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
@@ -43,6 +45,7 @@ LEFT_OUT: dict[type, set[str]] = {
     BlockTable: {
         "changes",
         "newest_schema",  # of the last put, for the timeline
+        "discarded",
         "untold",
         "leased_in",
         "stored",
@@ -57,13 +60,15 @@ LEFT_OUT: dict[type, set[str]] = {
         "unseen",
         "gained",  # the controller processes it after every event
         "learnt",  # caches
-        "typed",
-        "_listed",
         "_named",
     },
-    RowTable: {"watched", "_firsts", "_keys"},  # set by samplers; the others are caches
-    # `numbers`, `wrong` and `wide` are derived; tags and keys are compared by `_shown`
-    Chunk: {"numbers", "wrong", "_tags", "_packed", "keys", "wide"},
+    FieldGroups: {"_rows", "changes", "_listed"},  # refers to the rows of the partition; caches
+    FieldStats: {"own_live", "own_ever"},  # a group counts what is saved with its fields
+    FieldGroup: {"ever"},
+    # `watched` is set by samplers, `fields` are those of the partition, and the others are caches
+    RowTable: {"watched", "fields", "_firsts", "_keys"},
+    # `numbers` and `wrong` are derived; tags and keys are compared by `_shown`
+    Chunk: {"numbers", "wrong", "_tags", "_packed", "keys", "fields"},
 }
 
 
@@ -77,11 +82,15 @@ def differences(one: Any, other: Any) -> list[str]:
 def _shown(part: Any) -> dict[str, Any]:
     """Return the attributes of a part of the state that must be restored."""
     names = [*getattr(part, "__dict__", ()), *getattr(type(part), "__slots__", ())]
+    if isinstance(part, FieldStats):
+        part.forget_if_gone()
     shown = {name: getattr(part, name) for name in names if name not in LEFT_OUT.get(type(part), ())}
     if isinstance(part, Chunk):
         keys = part.keys or [None] * part.capacity
         tags = [{}] * part.size if part.tags is None else part.tags.rows(slice(0, part.size))
         shown |= {"tags": tags, "keys": keys}
+    elif isinstance(part, FieldStats):
+        shown |= {"live": part.live, "ever": part.ever}
     elif isinstance(part, InternTable):  # the order of this dict has no meaning
         shown["number"] = dict(sorted(part.number.items(), key=lambda item: item[1]))
     elif isinstance(part, LeaseTable):  # the same is true here, but not of the entries
@@ -117,7 +126,7 @@ def _compare(one: Any, other: Any, where: str, found: list[str], pairs: dict[int
             return
         for at, (value, again) in enumerate(zip(one, other, strict=True)):
             _compare(value, again, f"{where}[{at}]", found, pairs)
-    elif isinstance(one, (str, int, float, bytes, set, type(None), msgspec.Struct, msgspec.msgpack.Ext)):
+    elif isinstance(one, (str, int, float, bytes, set, type(None), WideSchema, msgspec.Struct, msgspec.msgpack.Ext)):
         if one != other and not (one != one and other != other):
             found.append(f"{where}: {one!r} became {other!r}")
     else:

@@ -15,7 +15,7 @@ from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient, Script
 from tests.simulation.run_features import MOVED
 from transfer_queue.client.data.data_path import Operation
-from transfer_queue.core.puts.wide_puts import WIDE
+from transfer_queue.core.columns.wide_schema import WIDE
 from transfer_queue.errors import (
     InvalidArgumentError,
     StorageKeyNotFoundError,

@@ -10,11 +10,10 @@ from collections import Counter
 import pytest
 
 from tests.simulation import chaos
-from transfer_queue.core.columns import wide_columns
 from transfer_queue.core.puts import wide_puts
 from transfer_queue.core.queries import wide_lookups
 from transfer_queue.core.state import partition
-from transfer_queue.core.transitions import apply_puts
+from transfer_queue.core.tables import field_groups
 
 SEEDS, PART = 40, 10
 
@@ -24,7 +23,7 @@ def two_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (wide_puts, wide_lookups):
         monkeypatch.setattr(module, "WIDE", 2)
         monkeypatch.setattr(module, "STEP", 1)
-    for module in (wide_columns, wide_puts, apply_puts, partition):
+    for module in (field_groups, partition):
         monkeypatch.setattr(module, "MANY_FIELDS", 2)
 
 

@@ -66,6 +66,9 @@ from transfer_queue.sampler.calls.call_messages import Question, ViewReply
 MAX_DELIVERIES = 16
 """Deliveries of a row without an acknowledgement, if neither its partition nor the system sets another limit."""
 
+FREED = 1024
+"""Objects that a step frees, which takes about half a millisecond."""
+
 HANDLERS = (
     batch_metadata,
     change_answers,
@@ -167,7 +170,7 @@ class Controller:
         self.clears = IncrementalClears()
         self.wide_puts = WidePuts()
         self.wide_lookups = WideLookups()
-        self._wakeups = Wakeups(self.context, self.clears)
+        self._wakeups = Wakeups(self.context, self.clears, self.wide_puts)
         self.context.activity.restore(self.context.connections.grace.clients, state.partitions)
         self._observe_records()
 
@@ -292,7 +295,8 @@ class Controller:
             times.append(context.mirror.next_deadline())
         if state.aging:
             times += [retention.next_expiry(partition) for partition in state.aging.values()]
-        if self.clears.jobs or context.index_builder or self.wide_puts.jobs or self.wide_lookups.jobs:
+        jobs = self.clears.jobs or self.wide_puts.jobs or self.wide_lookups.jobs
+        if jobs or context.index_builder or state.blocks.discarded:
             times.append(context.now)
         return min([time for time in times if time is not None], default=None)
 
@@ -314,8 +318,9 @@ class Controller:
             retention.retain(context.log, partition)
         effects = self._wakeups.expire(now)
         effects += self.clears.step(context)
-        effects += self.wide_puts.step(context, self.change)
+        effects += self.wide_puts.step(context, self.change, self._wakeups.retry)
         effects += self.wide_lookups.step(context)
+        context.state.blocks.free_some(FREED)
         built = context.index_builder.step(context.state)
         if built is not None:
             context.changes.changes_of(built[0]).tasks.add(built[1])

@@ -18,6 +18,7 @@ from transfer_queue.core.events.registry import Caller, Decision, handler
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import flow_control, put_decisions, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
+from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports import deadlock_detector
 from transfer_queue.core.reports.explain import timeout_words
@@ -39,9 +40,10 @@ from transfer_queue.messages.queries import Watch
 class Wakeups:
     """Meets and ends the requests that wait."""
 
-    def __init__(self, context: ControllerContext, clears: IncrementalClears) -> None:
+    def __init__(self, context: ControllerContext, clears: IncrementalClears, wide_puts: WidePuts) -> None:
         self._context = context
         self._clears = clears
+        self._wide_puts = wide_puts
 
     def settle(self) -> list[Effect]:
         """Meet what can be met after an event, until nothing more can be met. Then give free extents back."""
@@ -83,6 +85,7 @@ class Wakeups:
             or context.checkpoints.saves
             or context.migrations.active
             or self._clears.jobs
+            or self._wide_puts.jobs
             or context.index_builder
         )
         return not working and context.activity.is_deadlocked(context.state, context.connections.peers)
@@ -181,19 +184,20 @@ class Wakeups:
         if peer is None:
             return []
         caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
+        if self._wide_puts.must_prepare(context.state, waiting, caller):
+            return []
         try:
             check_epoch(context.state, waiting.request)
             decision = handler(type(waiting.request))(context, caller, waiting.request)
+            if not isinstance(decision, Decision):
+                return []  # the request still cannot be met
+            context.parked.unpark(waiting.waiter)
+            context.timeline.arrived = waiting.since
+            return context.commit(caller, decision)
         except TransferQueueError as error:
             return context.refuse(waiting, error)
-        if not isinstance(decision, Decision):
-            return []  # the request still cannot be met
-        context.parked.unpark(waiting.waiter)
-        context.timeline.arrived = waiting.since
-        try:
-            return context.commit(caller, decision)
         finally:
-            context.timeline.arrived = None
+            context.timeline.arrived = context.state.blocks.prepared = None
 
     def _expiry_reply(self, waiting: ParkedRequest, now: float) -> AnyReply:
         """Return the reply to a request whose deadline has come."""

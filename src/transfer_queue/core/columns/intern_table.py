@@ -45,13 +45,16 @@ class InternTable(Persisted, Generic[T]):
         self.uses[at] += uses - 1
         return at
 
-    def drop(self, at: int, uses: int = 1) -> None:
-        """Count fewer uses of a value. It is removed with its last use."""
+    def drop(self, at: int, uses: int = 1) -> T | None:
+        """Count fewer uses of a value. It is removed with its last use, and returned."""
         self.uses[at] -= uses
-        if self.uses[at] == 0:
-            del self.number[self[at]]
-            self.values[at] = None
-            self.spare.append(at)
+        if self.uses[at]:
+            return None
+        value = self[at]
+        del self.number[value]
+        self.values[at] = None
+        self.spare.append(at)
+        return value
 
     def __getitem__(self, at: int) -> T:
         value = self.values[at]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -68,12 +68,21 @@ class PerRow(Column):
     ONE, OPTIONAL, BY_NAME = range(3)  # an array; an array or None; a dict of arrays, or of pairs of arrays, by name
 
     def __init__(
-        self, dtypes: tuple[str, ...], shape: int, fill: int, least: int | None, most: int | None, cleared: bool
+        self,
+        dtypes: tuple[str, ...],
+        shape: int,
+        fill: int,
+        least: int | None,
+        most: int | None,
+        cleared: bool,
+        by: Any = str,
+        missing: Any = msgspec.NODEFAULT,
+        compared: bool = True,
     ) -> None:
         forms = [_array_form(dtype) for dtype in dtypes]
         form = forms[0] if len(forms) == 1 else tuple_form(forms)
         if shape == self.BY_NAME:
-            super().__init__(dict_form(str, form), dict)
+            super().__init__(dict_form(by, form), dict, missing=missing, compared=compared)
         elif shape == self.OPTIONAL:
             super().__init__(form | None, lambda: None)
         else:
@@ -101,10 +110,14 @@ class PerRow(Column):
         value = getattr(table, self.name)
         if self._shape != self.BY_NAME:
             return None if value is None else value[: table.size].tolist()
-        shown: dict[str, Any] = {}
-        for name, each in sorted(value.items()):
+        return self.comparable_columns(value, table.size)
+
+    def comparable_columns(self, columns: Mapping[Any, Any], size: int) -> dict[Any, Any]:
+        """Return the entries of the first `size` rows that have a value, by name."""
+        shown: dict[Any, Any] = {}
+        for name, each in sorted(columns.items()):
             first, *others = each if isinstance(each, tuple) else (each,)
-            there = np.flatnonzero(first[: table.size] != self._fill)
+            there = np.flatnonzero(first[:size] != self._fill)
             if len(there):
                 shown[name] = [there.tolist(), *(array[there].tolist() for array in (first, *others))]
         return shown
@@ -118,7 +131,7 @@ class PerRow(Column):
             _check_length(table.alive, table.capacity, f"alive of {where}")
             dead = np.flatnonzero(table.alive == 0)
         for name, each in named:
-            what = f"{self.key} of {name!r}" if name else self.key
+            what = self.key if name == "" else f"{self.key} of {name!r}"
             first, *others = each if isinstance(each, tuple) else (each,)
             for array in (first, *others):
                 _check_length(array, table.capacity, f"{what} of {where}")
@@ -147,6 +160,9 @@ def per_row(
     cleared: bool = False,
     optional: bool = False,
     by_name: bool = False,
+    by: Any = str,
+    missing: Any = msgspec.NODEFAULT,
+    compared: bool = True,
 ) -> Any:
     """Declare an array with an entry for each row of a chunk, as long as the chunk's `capacity`.
 
@@ -158,6 +174,9 @@ def per_row(
         cleared: Whether the entry of a cleared row must be `fill`.
         optional: Whether the attribute is None if no row has a value.
         by_name: Whether the attribute is a dict of such arrays, or of pairs of arrays.
+        by: The form of the keys of the dict.
+        missing: {} if trees of older releases did not have the dict.
+        compared: See `Column`.
     """
     shape = PerRow.BY_NAME if by_name else PerRow.OPTIONAL if optional else PerRow.ONE
-    return PerRow(dtypes, shape, fill, least, most, cleared)
+    return PerRow(dtypes, shape, fill, least, most, cleared, by, missing, compared)

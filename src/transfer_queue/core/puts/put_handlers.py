@@ -8,7 +8,6 @@ from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.puts import clear_decisions, flow_control, put_decisions
-from transfer_queue.core.puts.wide_puts import with_whole_schema
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.unknown_partitions import require_partition, unknown_partition_warning
@@ -60,7 +59,7 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
     except CapacityError:
         if request.wait is None or request.wait <= 0:
             raise
-        return ParkDecision(with_whole_schema(context.state, request), request.wait)
+        return ParkDecision(request, request.wait)
     if request.block is not None or request.equal:
         context.measures.counters["published_rows"] += request.count
 

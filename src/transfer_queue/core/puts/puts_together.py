@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from transfer_queue.core.columns.wide_schema import WIDE
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.puts import put_decisions
-from transfer_queue.core.puts.wide_puts import WIDE
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import check_block, shape_of

@@ -143,18 +143,18 @@ def places_of_fields(partition: Partition, positions: np.ndarray, names: Iterabl
     """Return the locations of the values of these fields; block 0 for a row without a value."""
     parts = list(partition.rows.split(positions))
     if len(parts) == 1 and isinstance(parts[0][3], slice):  # all rows are in one chunk
-        columns, at = parts[0][1].field, parts[0][2]
+        columns_of, at = parts[0][1].columns_of, parts[0][2]
         return {
-            name: (columns[name][0][at], columns[name][1][at])
-            if name in columns
-            else (np.zeros(len(positions), "i8"), np.zeros(len(positions), "i4"))
+            name: (np.zeros(len(positions), "i8"), np.zeros(len(positions), "i4"))
+            if (columns := columns_of(name)) is None
+            else (columns[0][at], columns[1][at])
             for name in names
         }
     places = {}
     for name in names:
         numbers, slots = np.zeros(len(positions), "i8"), np.zeros(len(positions), "i4")
         for _, chunk, at, where in parts:
-            column = chunk.field.get(name)
+            column = chunk.columns_of(name)
             if column is not None:
                 numbers[where], slots[where] = column[0][at], column[1][at]
         places[name] = numbers, slots

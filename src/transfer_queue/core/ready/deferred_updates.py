@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from transfer_queue.core.columns.wide_columns import MANY_FIELDS
 from transfer_queue.core.ready.ready_sets import ReadySet
+from transfer_queue.core.tables.field_groups import MANY_FIELDS
 from transfer_queue.core.tables.group_table import GroupTable
 from transfer_queue.core.tables.row_table import Chunk, RowTable
 

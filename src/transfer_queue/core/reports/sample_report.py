@@ -187,7 +187,7 @@ def _fields(context: ControllerContext, partition: Partition, position: int, sta
 
 def _place(chunk: Chunk, name: str, at: int) -> tuple[int, int]:
     """Return the block of a value (0 if there is none), and its row in the block."""
-    columns = chunk.field.get(name)
+    columns = chunk.columns_of(name)
     return (0, 0) if columns is None else (columns[0].item(at), columns[1].item(at))
 
 

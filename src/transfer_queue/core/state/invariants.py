@@ -79,17 +79,17 @@ def _check_rows(partition: Partition, needed: Counter[int]) -> list[int]:
         living = int(chunk.alive[: chunk.size].sum())
         require(chunk.living == living, f"7: chunk {key} of {name} counts {chunk.living} live rows, not {living}")
         dead = np.flatnonzero(chunk.alive[: chunk.size] == 0)
-        for field_name, (column, _) in chunk.field.items():
-            require(not column[dead].any(), f"1: a cleared row of {name} still has a value of {field_name}")
-        together = [(at, columns) for wide in chunk.wide for at, columns in wide.columns()]
-        require(len({at for at, _ in together}) == len(together), f"a field of {name} was made together twice")
-        for at, columns in together:
-            same = all(map(np.may_share_memory, columns, chunk.field[at]))
-            require(same, f"the columns of {at} of {name} are not rows of the matrix that has them")
+        for column, _ in chunk.all_columns():
+            require(not column[dead].any(), f"1: a cleared row of {name} still has a value")
+        require(chunk.fields is partition.fields, f"chunk {key} of {name} uses other fields than the partition")
+        groups = partition.field_groups.by_number.keys()
+        require(chunk.shared.keys() <= groups, f"chunk {key} of {name} has columns of an unknown group of fields")
+    _check_field_groups(partition)
     for field_name, field in partition.fields.items():
         numbers, _ = partition.blocks_of(field_name, positions)
         live = int(np.count_nonzero(numbers))
         require(field.live == live, f"7: field {field_name} of {name} counts {field.live} values, not {live}")
+        field.forget_if_gone()
         require((not field.kind) == (live == 0), f"field {field_name} of {name} has no type, or a type without values")
         needed.update(numbers[numbers > 0].tolist())
     waiting = [p for p in positions.tolist() if partition.rows.chunks[p >> 12].waiting[p & 4095]]
@@ -100,6 +100,22 @@ def _check_rows(partition: Partition, needed: Counter[int]) -> list[int]:
     return indexes.tolist()  # type: ignore[no-any-return]
 
 
+def _check_field_groups(partition: Partition) -> None:
+    name, groups = partition.name, partition.field_groups
+    widths = Counter(field.group for field in partition.fields.values() if field.group is not None)
+    require(set(widths) == set(groups.by_number.values()), f"the groups of fields of {name} are not those listed")
+    for number, group in groups.by_number.items():
+        require(group.number == number, f"a group of fields of {name} has another number than listed")
+        require(group.width == widths[group], f"7: group {number} of fields of {name} miscounts its fields")
+    for field_name, field in partition.fields.items():
+        alone = field.group is None or (not field.own_live and _has_no_columns(partition, field_name))
+        require(alone, f"field {field_name} of {name} is in a group, and has columns of its own")
+
+
+def _has_no_columns(partition: Partition, name: str) -> bool:
+    return not any(name in chunk.field for chunk in partition.rows.chunks.values())
+
+
 def _lost(partition: Partition) -> dict[str, int]:
     """Return the number of lost values of each field, recounted."""
     counts: dict[str, int] = {}
@@ -107,7 +123,8 @@ def _lost(partition: Partition) -> dict[str, int]:
         for name, column in chunk.lost.items():
             at = np.flatnonzero(column)
             require(bool((chunk.alive[at] == 1).all()), f"1: a cleared row of {partition.name} has a lost {name}")
-            require(not chunk.field[name][0][at].any(), f"1: a value of {name} of {partition.name} counts as lost")
+            columns = chunk.columns_of(name)
+            require(columns is None or not columns[0][at].any(), f"1: a {name} of {partition.name} counts as lost")
             known = set(column[at].tolist()) <= set(partition.losses.events)
             require(known, f"values of {name} of {partition.name} were lost by an unknown event")
             if len(at):

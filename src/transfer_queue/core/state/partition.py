@@ -27,7 +27,6 @@ from transfer_queue.core.columns.schema import (
     value_of,
 )
 from transfer_queue.core.columns.tag_columns import Places, pack_tags
-from transfer_queue.core.columns.wide_columns import MANY_FIELDS
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies_to_partition
 from transfer_queue.core.ready.deferred_updates import DeferredUpdates, Fields
@@ -35,7 +34,8 @@ from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
 from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatches
-from transfer_queue.core.tables.field_types import BlockShape, FieldStats
+from transfer_queue.core.tables.field_groups import MANY_FIELDS, FieldGroups
+from transfer_queue.core.tables.field_types import BlockShape, FieldGroup, FieldStats, PreparedTypes
 from transfer_queue.core.tables.group_table import GroupQuotas, GroupTable
 from transfer_queue.core.tables.lease_table import BatchKey, LeaseTable
 from transfer_queue.core.tables.lost_values import LostValues
@@ -75,16 +75,17 @@ class _FurtherDtypes(Column):
 
     def save(self, table: Partition, tree: dict[str, Any]) -> None:
         """See `Column`."""
-        tree[self.key] = {name: list(field.others) for name, field in table.fields.items() if field.others}
+        tree[self.key] = self.to_comparable(table)
 
     def load(self, table: Partition, loaded: Any) -> None:
         """See `Column`."""
         for name, others in loaded.dtypes.items():
             table.fields[name].others = tuple(others)
+        table.rows.use_fields(table.fields)  # they are loaded before the dtypes, and the groups after them
 
     def to_comparable(self, table: Partition) -> Any:
         """See `Column`."""
-        return {name: list(field.others) for name, field in table.fields.items() if field.others}
+        return {name: list(field.others) for name, field in table.fields.items() if field.others and field.live}
 
 
 class Partition(Persisted):
@@ -123,6 +124,8 @@ class Partition(Persisted):
     """The number of rows that `free_when` has cleared."""
     fields: dict[str, FieldStats] = parts_of(str, FieldStats, FieldStats)
     dtypes: Any = custom_column(_FurtherDtypes(dict[str, list[str]], None, missing={}))
+    field_groups: FieldGroups = part(FieldGroups, missing={})
+    """The groups of fields that are put together."""
     keys: dict[str, int] = numbers_of_texts("keys", "keyed", _give_keys)
     """Key -> position, in order of creation."""
     waiting: list[int] = numbers()
@@ -163,6 +166,8 @@ class Partition(Persisted):
         """The table of all blocks."""
         self.options = options
         self.rows = RowTable()
+        self.rows.use_fields(self.fields)
+        self.field_groups = FieldGroups(self.rows)
         self.changes = ChangeFeed(self.rows)
         self.losses = LostValues(self.rows)
         self.groups = GroupTable(self.rows, options.group_size)
@@ -183,14 +188,14 @@ class Partition(Persisted):
 
         None after a put of several blocks.
         """
-        self.typed = 0
-        """How often the type of a field has changed since this process has the state."""
-        self._listed: tuple[Sequence[FieldSpec], list[FieldStats]] | None = (
-            None  # the last result of `fields_of`, if it is long
-        )
         self._named: tuple[Sequence[FieldSpec], Fields] | None = None  # the last result of `names_of`, if it is long
 
     # ------------------------------------------------------------ reading
+
+    @property
+    def typed(self) -> int:
+        """How often the type or the group of a field has changed since this process has the state."""
+        return self.field_groups.changes
 
     @property
     def sealed(self) -> bool:
@@ -313,7 +318,7 @@ class Partition(Persisted):
         blocks = np.zeros(len(positions), "i8")
         slots = np.zeros(len(positions), "i4")
         for _, chunk, at, where in self.rows.split(positions):
-            columns = chunk.field.get(name)
+            columns = chunk.columns_of(name)
             if columns is not None:
                 blocks[where] = columns[0][at]
                 slots[where] = columns[1][at]
@@ -354,11 +359,20 @@ class Partition(Persisted):
         parts = [(chunk, at) for _, chunk, at, _ in self.rows.split(positions)]
         if sum(len(at) for _, at in parts) < max(1, len(positions)):
             return []
-        common = [name for name, field in self.fields.items() if field.live]
+        common = [field for field in self.fields.values() if field.live]
         for chunk, at in parts:
+            full = {number for number, pair in chunk.shared.items() if np.count_nonzero(pair[0][at]) == len(at)}
             columns = chunk.field
-            common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == len(at)]
-        return sorted(common)
+            common = [
+                field
+                for field in common
+                if (
+                    field.group.number in full
+                    if field.group is not None
+                    else field.name in columns and np.count_nonzero(columns[field.name][0][at]) == len(at)
+                )
+            ]
+        return sorted(field.name for field in common)
 
     def common_fields_of_parts(self, positions: np.ndarray, lengths: Sequence[int]) -> list[list[str]]:
         """Return the same for each part of these rows. lengths: the numbers of rows of the parts, at least 1 each."""
@@ -385,37 +399,28 @@ class Partition(Persisted):
             if prepared is not None and prepared.has(block) and types is not None and types.installed:
                 found.update(types.several)
                 continue
-            found.update(
-                (field.name, [field.dtype, *field.others]) for field in self.fields_of(block.schema) if field.others
-            )
+            fields = (self.fields[spec.name] for spec in block.schema)
+            found.update((field.name, [field.dtype, *field.others]) for field in fields if field.others)
         return found
 
-    def replace_types(self, fields: dict[str, FieldStats]) -> None:
-        """Replace all fields."""
-        self.fields = fields
-        self.typed += 1
-
-    def list_fields(self, specs: Sequence[FieldSpec], fields: list[FieldStats]) -> None:
-        """Note the fields with the names of `specs`, in their order, which `fields_of` is asked for next."""
-        self._listed = specs, fields
-
-    def fields_of(self, specs: Sequence[FieldSpec]) -> list[FieldStats]:
-        """Return the fields with these names, which must exist."""
-        if self._listed is not None and self._listed[0] is specs:
-            return self._listed[1]
-        fields = [self.fields[spec.name] for spec in specs]
-        if len(specs) >= MANY_FIELDS:
-            self._listed = specs, fields
-        return fields
+    def install_types(self, types: PreparedTypes, schemas: Sequence[Sequence[FieldSpec]]) -> None:
+        """Use the prepared fields of a put with these blocks."""
+        self.fields = types.install(self.fields)
+        self.rows.use_fields(self.fields)
+        self.field_groups.install(types, schemas)
 
     def names_of(self, specs: Sequence[FieldSpec]) -> Fields:
         """Return the names of these fields; the same object if they are requested again."""
         if self._named is not None and self._named[0] is specs:
             return self._named[1]
-        names = frozenset(spec.name for spec in specs)
+        names = frozenset([spec.name for spec in specs])
         if len(specs) >= MANY_FIELDS:
             self._named = specs, names
         return names
+
+    def note_names(self, specs: Sequence[FieldSpec], names: Fields) -> None:
+        """Note the result of `names_of`."""
+        self._named = specs, names
 
     def is_wholly_consumed(self, task: str) -> bool:
         """Return whether the task has consumed every live row, reserved ones included, and at least one row so far.
@@ -497,14 +502,26 @@ class Partition(Persisted):
         self.unseen.trim(self.ready.values())
 
     def remove_values(self, name: str, count: int) -> None:
-        """Record that this number of values of a field was removed."""
+        """Record that this number of values of a field that is in no group was removed."""
         field = self.fields[name]
-        field.live -= count
-        if not field.live:
+        field.own_live -= count
+        if not field.own_live:
             field.forget()
             self.blocks.equal.forget_field(self.number, name)
             self.learnt = None
-            self.typed += 1
+            self.field_groups.changes += 1
+
+    def remove_group_values(self, group: FieldGroup, count: int) -> None:
+        """Record that this number of values of each field of a group was removed."""
+        group.live -= count
+        if group.live:
+            return
+        if self.blocks.equal.of_block:
+            for owner, name in list(self.blocks.equal.fields):
+                if owner == self.number and self.fields[name].group is group:
+                    self.blocks.equal.forget_field(owner, name)
+        self.learnt = None
+        self.field_groups.changes += 1
 
     def set_tags(self, positions: np.ndarray, tags: SentTags, replace: bool) -> None:
         """Merge tags into rows, or replace their tags."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Union
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from transfer_queue.core.columns.intern_table import InternTable, interned
 from transfer_queue.core.columns.joined_columns import JoinedBytes, join_columns, split_columns
 from transfer_queue.core.columns.row_columns import columns_of
 from transfer_queue.core.columns.schema import Count, Persisted, counter, part, parts_of, scalar
-from transfer_queue.core.columns.wide_columns import PreparedColumns
+from transfer_queue.core.columns.wide_schema import Schema, WideSchema, to_schema
 from transfer_queue.core.tables.equal_values import EqualValues
 from transfer_queue.core.tables.extent_records import PublishedExtents
 from transfer_queue.core.tables.field_types import FieldStats, PreparedTypes, with_schema
@@ -38,6 +38,8 @@ PLACE = ("unit", "extent", "offset", "generation")
 
 LiveBlock = tuple[int, int, list[BlockLocation], int]
 """(number, values needed, locations, nbytes) of a needed block."""
+Released = tuple[np.ndarray, int]
+"""The blocks of rows (0: no block), and the number of fields whose values the rows had there."""
 
 
 def _count_distinct(values: np.ndarray) -> list[tuple[int, int]]:
@@ -160,6 +162,10 @@ def places_of(block: NewBlock) -> list[BlockLocation]:
     return [first, *block.copies]
 
 
+Discarded = Union[dict[Any, Any], list[Any], set[Any]]
+"""A collection that is not needed any more, and may have very many entries."""
+
+
 class Prepared:
     """The blocks of a put of very many fields, and what was prepared for them."""
 
@@ -172,21 +178,15 @@ class Prepared:
         """The names of the fields of all blocks; None if there is one block, or no ready set needs them."""
         self.types: PreparedTypes | None = None
         """None if the types of the fields are not prepared."""
-        self.columns: PreparedColumns | None = None
-        """None if the columns of the fields are not prepared."""
         self._whole: dict[int, NewBlock] = {}
         """The `id` of a block that was sent -> it with its whole schema."""
-        self._fields: dict[int, slice] = {}
-        """The `id` of a block with its whole schema -> its fields among those of all blocks."""
-        self._count = 0
-        """The number of fields of `blocks`."""
 
     def add(self, whole: NewBlock) -> None:
         """Add the next block, with its whole schema."""
         self._whole[id(self.sent[len(self.blocks)])] = whole
-        self._fields[id(whole)] = slice(self._count, self._count + len(whole.schema))
-        self._count += len(whole.schema)
         self.blocks.append(whole)
+        if self.types is not None:
+            self.types.end_block()
 
     def whole(self, sent: NewBlock) -> NewBlock | None:
         """Return a block of the put with its whole schema; None for other blocks."""
@@ -194,42 +194,29 @@ class Prepared:
 
     def has(self, whole: NewBlock) -> bool:
         """Return whether this is a block of the put with its whole schema, which is then checked."""
-        return id(whole) in self._fields
-
-    def fields_of(self, whole: NewBlock) -> list[FieldStats]:
-        """Return the prepared types of the fields of a block."""
-        assert self.types is not None
-        return self.types.of_blocks[self._fields[id(whole)]]
+        return any(block is whole for block in self.blocks)
 
     def matches(self, fields: dict[str, FieldStats], typed: int) -> bool:
         """Return whether the types are prepared and its values match these fields of the partition."""
         return self.types is not None and self.types.is_current(fields, typed)
 
-    def free_some(self, count: int) -> bool:
-        """Free up to `count` entries of each collection that is not needed after the put. Return whether all are freed.
-
-        To free 100,000 entries at once takes 20 ms.
-        """
-        unused: list[dict[str, Any] | list[Any]] = []
-        if self.types is not None:
-            unused += [self.types.replaced, self.types.unused]
-        if self.columns is not None:
-            unused.append(self.columns.unused)
-        for some in unused:
-            for _ in range(min(count, len(some))):
-                some.popitem() if isinstance(some, dict) else some.pop()
-        return not any(unused)
+    def unused(self) -> list[Discarded]:
+        """Return the collections that are not needed after the put."""
+        types = self.types
+        if types is None:
+            return []
+        return [types.replaced, types.unused, types.recounted]
 
 
 class BlockTable(PublishedExtents):
     """All blocks that live rows need, and the extents that contain them."""
 
     chunks: dict[int, BlockChunk] = parts_of(Count, BlockChunk)
-    schemas: InternTable[tuple[FieldSpec, ...]] = interned(
+    schemas: InternTable[Schema] = interned(
         "schema_values",
         list[list[FieldSpec] | None],
-        save=msgspec.to_builtins,
-        load=lambda values: [tuple(value or ()) for value in values],
+        save=lambda values: msgspec.to_builtins([value and list(value) for value in values]),
+        load=lambda values: [to_schema(value or ()) for value in values],
     )
     dims: InternTable[bytes] = interned(
         "dims_values",
@@ -254,7 +241,9 @@ class BlockTable(PublishedExtents):
         """
         self.prepared: Prepared | None = None
         """What was prepared for the wide put that is decided now. Not part of the state."""
-        self.newest_schema: tuple[FieldSpec, ...] = ()
+        self.discarded: list[Discarded] = []
+        """What the controller frees in steps, because to free 100,000 objects at once takes 20 ms."""
+        self.newest_schema: Schema = ()
         """The schema of the block that was added last, for what observes its record. Not part of the state."""
 
     def complete_schemas(self, block: NewBlock | None, further: list[NewBlock]) -> list[NewBlock]:
@@ -266,10 +255,20 @@ class BlockTable(PublishedExtents):
             return [] if block is None else [with_schema(block) if block.parts else block]
         return [with_schema(each) for each in all_blocks(block, further)]
 
-    def schema_of(self, schema: list[FieldSpec]) -> list[FieldSpec]:
-        """Return an equal schema. If the table has it, it consists of the table's objects, which compare quickly."""
-        at = self.schemas.number.get(tuple(schema))
-        return schema if at is None else list(self.schemas[at])
+    def free_some(self, count: int) -> None:
+        """Free up to `count` entries of what is discarded."""
+        while self.discarded and count > 0:
+            some = self.discarded[-1]
+            while some and count > 0:
+                gone = some.popitem() if isinstance(some, dict) else some.pop()
+                count -= len(gone) if isinstance(gone, tuple) else 1
+            if not some:
+                self.discarded.pop()
+
+    def known_schema(self, schema: Schema) -> Schema:
+        """Return the equal schema of the table, or this one if there is none."""
+        at = self.schemas.number.get(schema)
+        return schema if at is None else self.schemas[at]
 
     def add(self, number: int, writer: str, block: NewBlock, values: int, owner: int) -> None:
         """Add block `number`, which is needed for `values` values. `owner` is the number of the partition."""
@@ -279,7 +278,7 @@ class BlockTable(PublishedExtents):
             chunk = self.chunks[key] = BlockChunk()
         if at >= chunk.capacity:
             chunk.grow(at)
-        schema = self.schemas.add(tuple(block.schema))
+        schema = self.schemas.add(to_schema(block.schema))
         self.newest_schema = self.schemas[schema]
         row = (
             block.unit, block.extent, block.offset, block.generation, block.nbytes, block.rows,
@@ -322,12 +321,28 @@ class BlockTable(PublishedExtents):
         for owner, nbytes in zip(columns["owner"][at].tolist(), saved.tolist(), strict=True):
             self.saved[owner] += sign * nbytes
 
-    def release(self, numbers: np.ndarray) -> int:
-        """Count one needed value fewer for each entry other than 0. Return the bytes of the blocks that are removed."""
-        numbers = numbers[numbers > 0]
+    def release_values(self, released: Sequence[Released]) -> int:
+        """Count the values of these rows and fields fewer. Return the bytes of the blocks that are removed."""
+        numbers = released[0][0] if len(released) == 1 else np.concatenate([blocks for blocks, _ in released])
+        if all(fields == 1 for _, fields in released):
+            return self.release(numbers)
+        return self.release(numbers, np.repeat([fields for _, fields in released], [len(each) for each, _ in released]))
+
+    def release(self, numbers: np.ndarray, fields: np.ndarray | None = None) -> int:
+        """Count one needed value fewer for each entry other than 0. Return the bytes of the blocks that are removed.
+
+        fields: The number of values of each entry, if it is not 1.
+        """
+        there = numbers > 0
+        numbers = numbers[there]
         if len(numbers) == 1:
-            return self._release(int(numbers[0]) >> CHUNK_BITS, numbers & (CHUNK - 1), 1)
-        unique, counts = np.unique(numbers, return_counts=True)
+            count = 1 if fields is None else int(fields[there][0])
+            return self._release(int(numbers[0]) >> CHUNK_BITS, numbers & (CHUNK - 1), count)
+        if fields is None:
+            unique, counts = np.unique(numbers, return_counts=True)
+        else:
+            unique, at = np.unique(numbers, return_inverse=True)
+            counts = np.bincount(at, fields[there], minlength=len(unique)).astype("i8")
         keys, at = unique >> CHUNK_BITS, unique & (CHUNK - 1)
         return sum(self._release(int(keys[a]), at[a:b], counts[a:b]) for a, b in _runs(keys))
 
@@ -347,7 +362,9 @@ class BlockTable(PublishedExtents):
         tables: tuple[tuple[InternTable[Any], str], ...] = ((self.schemas, "schema"), (self.dims, "dims"))
         for table, name in tables:
             for value, uses in _count_distinct(column[name][at]):
-                table.drop(value, uses)
+                gone = table.drop(value, uses)
+                if type(gone) is WideSchema:  # an abstract base class makes `isinstance` slow
+                    self.discarded.append(list(gone.pieces))
         if self.equal.of_block:
             for number in at.tolist():
                 self.equal.forget_block((key << CHUNK_BITS) + number)
@@ -606,7 +623,7 @@ class BlockTable(PublishedExtents):
                 better[name][mine[wanted]] = second[name][at[wanted]]
         return msgspec.structs.replace(made, **{name: column.tobytes() for name, column in better.items()})
 
-    def shape_source(self, number: int) -> tuple[tuple[FieldSpec, ...], bytes, int]:
+    def shape_source(self, number: int) -> tuple[Schema, bytes, int]:
         """Return the schema, dims and row count of one block."""
         columns = self.chunks[number >> CHUNK_BITS].columns
         at = number & (CHUNK - 1)

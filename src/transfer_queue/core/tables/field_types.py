@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.schema import Count, Persisted, counter, scalar
+from transfer_queue.core.columns.schema import Column, Count, Persisted, custom_column, scalar
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.messages.descriptors import NESTED, FieldSpec, FieldType, NewBlock, fields_of_part
@@ -29,13 +30,45 @@ def can_promote(one: str, other: str) -> bool:
     return (one in _WIDE_UNSIGNED and other in _FLOATING) or (one in _FLOATING and other in _WIDE_UNSIGNED)
 
 
+class FieldGroup:
+    """Fields that got all their values together, so that they share their columns and the number of values.
+
+    A field is in a group from its first value, if it is put together with many others, until some of the fields are put
+    without the others, or until no row has a value.
+    """
+
+    __slots__ = ("ever", "live", "number", "width")
+
+    def __init__(self) -> None:
+        self.number = 0
+        """The number of the group in its partition, from 1."""
+        self.width = 0
+        """The number of its fields."""
+        self.live = 0
+        """The number of rows that have a value of each field."""
+        self.ever = 0
+        """The number of values that rows have got since the group was made."""
+
+
+class _Total(Column):
+    """A number of values, which is saved with those that the group of the field counts."""
+
+    def __init__(self, total: str) -> None:
+        super().__init__(Count, int)
+        self._total = total
+
+    def save(self, table: Any, tree: dict[str, Any]) -> None:
+        """See `Column`."""
+        tree[self.key] = getattr(table, self._total)
+
+
 class FieldStats(Persisted, array_like=True):
     """The type and the number of values of one field. The type is forgotten when no row has a value."""
 
-    live: int = counter()
-    """The number of rows that have a value."""
-    ever: int = counter()
-    """The number of values that rows have got so far."""
+    own_live: int = custom_column(_Total("live"))
+    """The number of rows that have a value, for a field that is in no group."""
+    own_ever: int = custom_column(_Total("ever"))
+    """The number of values that rows have got so far, without those that the group counts."""
     kind: str = scalar(str, "")
     dtype: str = scalar(str, "")
     """The dtype of the first value."""
@@ -46,11 +79,26 @@ class FieldStats(Persisted, array_like=True):
     """Bit d is set once rows differ in dimension d."""
     mixed_rank: bool = scalar(bool, False)
 
-    def __init__(self, name: str) -> None:
-        super().__init__()
+    def __init__(self, name: str) -> None:  # super().__init__() would take four times as long
+        self.own_live = self.own_ever = self.ndim = self.differs = 0
+        self.kind = self.dtype = ""
+        self.shape: tuple[int, ...] = ()
+        self.mixed_rank = False
         self.name = name
         self.others: tuple[str, ...] = ()
         """The other dtypes of values, in order of appearance. The partition saves them."""
+        self.group: FieldGroup | None = None
+        """The group that has the columns of the field. None: the field has columns of its own."""
+
+    @property
+    def live(self) -> int:
+        """The number of rows that have a value."""
+        return self.own_live if self.group is None else self.group.live
+
+    @property
+    def ever(self) -> int:
+        """The number of values that rows have got so far."""
+        return self.own_ever if self.group is None else self.own_ever + self.group.ever
 
     def forget(self) -> None:
         """Forget the type, because no live row has the field."""
@@ -58,6 +106,32 @@ class FieldStats(Persisted, array_like=True):
         self.others = self.shape = ()
         self.ndim = self.differs = 0
         self.mixed_rank = False
+
+    def forget_if_gone(self) -> None:
+        """Forget the type if the group of the field has no values any more.
+
+        That is not done when its last row is cleared, because it may have very many fields.
+        """
+        if self.group is not None and not self.group.live and self.kind:
+            self.forget()
+
+    def leave_group(self) -> None:
+        """Count the values that the group has counted, which no longer has the field."""
+        group = self.group
+        assert group is not None
+        self.forget_if_gone()
+        self.own_live, self.own_ever, self.group = group.live, self.own_ever + group.ever, None
+        group.width -= 1
+
+    def to_tree(self) -> Any:
+        """See `Persisted`."""
+        self.forget_if_gone()
+        return super().to_tree()
+
+    def to_comparable(self) -> Any:
+        """See `Persisted`."""
+        self.forget_if_gone()
+        return super().to_comparable()
 
     def check(self, spec: FieldSpec) -> None:
         """Raise FieldTypeError if a value of this spec does not match the live values."""
@@ -79,8 +153,9 @@ class FieldStats(Persisted, array_like=True):
                 )
 
     def copy(self) -> FieldStats:
-        """Return a field of the same name and type, which no row has."""
+        """Return an equal field."""
         made = FieldStats(self.name)
+        made.own_live, made.own_ever, made.group = self.own_live, self.own_ever, self.group
         made.kind, made.dtype, made.others, made.ndim = self.kind, self.dtype, self.others, self.ndim
         made.shape, made.differs, made.mixed_rank = self.shape, self.differs, self.mixed_rank
         return made
@@ -118,7 +193,7 @@ class FieldStats(Persisted, array_like=True):
         return news or self.differs != before
 
     def absorb(self, other: FieldStats) -> None:
-        """Add the values and the type of a field of another partition, which `check` allows."""
+        """Add the values and the type of a field of another partition, which `check` allows. Both are in no group."""
         live, ever = self.live + other.live, self.ever + other.ever
         if not self.live:
             self.kind, self.dtype, self.others, self.ndim = other.kind, other.dtype, other.others, other.ndim
@@ -131,10 +206,11 @@ class FieldStats(Persisted, array_like=True):
             self.differs |= other.differs
             for d, (one, two) in enumerate(zip(self.shape, other.shape)):
                 self.differs |= (one != two) << d
-        self.live, self.ever = live, ever
+        self.own_live, self.own_ever = live, ever
 
     def to_field_type(self) -> FieldType:
         """Return the type as replies contain it."""
+        self.forget_if_gone()
         known = not self.differs and not self.mixed_rank and self.kind == "tensor"
         return FieldType(
             name=self.name, kind=self.kind, dtype=self.dtype, ndim=self.ndim,
@@ -144,6 +220,7 @@ class FieldStats(Persisted, array_like=True):
 
     def describe(self) -> str:
         """Return the type as text."""
+        self.forget_if_gone()
         if not self.kind:
             return "no values"
         if self.kind == "object":
@@ -168,23 +245,49 @@ def _words(kind: str, dtype: str) -> str:
     return "Python objects" if kind == "object" else f"tensors of {dtype}"
 
 
+class FieldParts:
+    """The fields of one block of a put: those that are in no group, and the groups that have the others."""
+
+    __slots__ = ("counts", "singles")
+
+    def __init__(self) -> None:
+        self.singles: list[FieldStats] = []
+        self.counts: dict[FieldGroup, int] = {}
+        """The number of fields of the block that are in each group."""
+
+    def add(self, field: FieldStats) -> None:
+        """Add a field."""
+        if field.group is None:
+            self.singles.append(field)
+        else:
+            self.counts[field.group] = self.counts.get(field.group, 0) + 1
+
+
 class PreparedTypes:
     """The fields of a partition as they are after a put, with the types of the put's blocks added."""
 
     def __init__(self, fields: dict[str, FieldStats], typed: int) -> None:
-        self.fields = dict(fields)
-        """All fields of the partition by name."""
-        self.of_blocks: list[FieldStats] = []
-        """The fields of the blocks, in their order."""
-        self.replaced: list[tuple[FieldStats, FieldStats]] = []
-        """Fields whose types the blocks change, each with the field that replaces it."""
+        self.changed: dict[str, FieldStats] = {}
+        """The new fields, and those whose types the blocks change, by name."""
+        self.parts = [FieldParts()]
+        """The fields of the blocks. The last block may be incomplete."""
+        self.replaced: list[FieldStats] = []
+        """The fields of the partition that others replace. They are not needed after the put."""
+        self.recounted: list[tuple[FieldStats, FieldStats]] = []
+        """Those of them that are in no group, each with the field that replaces it."""
+        self.left: Counter[FieldGroup] = Counter()
+        """Groups without values -> the number of their fields that are in a new group after the put."""
+        self.emptied: list[str] = []
+        """The fields of new groups that were in no group before, and had values once."""
         self.several: dict[str, list[str]] = {}
         """The dtypes of those fields of the blocks that have several."""
+        self.unused = self.changed
+        """The dict of fields that is not needed after the put: this one, or that of the partition."""
         self.installed = False
         """Whether the partition has these fields."""
-        self.unused = self.fields
-        """The dict of fields that is not needed after the put: this one, or the one that it replaces."""
         self._base = (fields, len(fields), typed)
+        self._new = FieldGroup()
+        """The group of those fields of the incomplete block that no row has."""
 
     def add(self, spec: FieldSpec, dims: np.ndarray) -> None:
         """Add the next field of the blocks.
@@ -192,32 +295,59 @@ class PreparedTypes:
         Raises:
             FieldTypeError: The field does not match live values.
         """
-        field = self.fields.get(spec.name)
+        field = self._base[0].get(spec.name)
         if field is None:
-            field = self.fields[spec.name] = FieldStats(spec.name)
-            field.add(spec, dims)
+            field = self._begin(spec, dims, 0)
+        elif not field.live:
+            self.replaced.append(field)
+            if field.group is not None:
+                self.left[field.group] += 1
+            elif field.own_ever:
+                self.emptied.append(spec.name)
+            field = self._begin(spec, dims, field.ever)
         else:
             field.check(spec)
             changed = field.copy()
             if changed.add(spec, dims):
-                self.replaced.append((field, changed))
-                field = self.fields[spec.name] = changed
-        self.of_blocks.append(field)
+                self.replaced.append(field)
+                if field.group is None:
+                    self.recounted.append((field, changed))
+                field = self.changed[spec.name] = changed
+        self.parts[-1].add(field)
         if field.others:
             self.several[field.name] = [field.dtype, *field.others]
+
+    def _begin(self, spec: FieldSpec, dims: np.ndarray, ever: int) -> FieldStats:
+        """Return a field that no row has, as a field of the new group."""
+        made = self.changed[spec.name] = FieldStats(spec.name)
+        made.own_ever, made.group = ever, self._new
+        self._new.width += 1
+        made.add(spec, dims)
+        return made
+
+    def end_block(self) -> None:
+        """The next field is in another block."""
+        self.parts.append(FieldParts())
+        self._new = FieldGroup()
 
     def is_current(self, fields: dict[str, FieldStats], typed: int) -> bool:
         """Return whether the partition has the fields and types that it had when this was prepared."""
         base, count, before = self._base  # fields are added to the dict and never removed
         return (fields is base or not count) and (len(fields), typed) == (count, before)
 
-    def install(self) -> dict[str, FieldStats]:
-        """Return the fields for the partition, with the numbers of values that the replaced fields have now."""
-        for field, changed in self.replaced:
-            changed.live, changed.ever = field.live, field.ever
+    def install(self, fields: dict[str, FieldStats]) -> dict[str, FieldStats]:
+        """Return the fields of the partition with those that change: the same dict, unless all of them change.
+
+        New ones have the numbers of values that those before them have now.
+        """
+        for field, changed in self.recounted:
+            changed.own_live, changed.own_ever = field.own_live, field.own_ever
         self.installed = True
-        self.unused = self._base[0]
-        return self.fields
+        if len(self.replaced) == len(fields):
+            self.unused = fields
+            return self.changed
+        fields.update(self.changed)
+        return fields
 
 
 def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[np.ndarray]:

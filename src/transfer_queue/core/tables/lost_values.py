@@ -7,15 +7,17 @@ removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, map_of, map_of_values
-from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, RowTable
+from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, RowTable, ValueColumns
 
-Found = tuple[int, Chunk, str, np.ndarray]  # chunk number, chunk, field, rows in the chunk
+Found = tuple[int, Chunk, list[str], ValueColumns, np.ndarray]
+"""The number of a chunk, the chunk, the fields with these columns, their columns, and rows in the chunk."""
 
 
 class LossEvent(NamedTuple):
@@ -100,10 +102,12 @@ class LostValues(Persisted):
         return ""
 
 
-def values_in_blocks(rows: RowTable, blocks: np.ndarray) -> Iterator[Found]:
-    """Iterate over the values of live rows that are in these blocks."""
+def values_in_blocks(rows: RowTable, groups: Mapping[int, list[str]], blocks: np.ndarray) -> Iterator[Found]:
+    """Iterate over the values of live rows that are in these blocks. groups: the fields of each group."""
     for key, chunk in rows.chunks.items():
-        for name, (column, _) in chunk.field.items():
-            at = np.flatnonzero(np.isin(column[: chunk.size], blocks))
+        alone = (([name], columns) for name, columns in chunk.field.items())
+        together = ((groups[number], columns) for number, columns in chunk.shared.items())
+        for names, columns in chain(alone, together):
+            at = np.flatnonzero(np.isin(columns[0][: chunk.size], blocks))
             if len(at):
-                yield key, chunk, name, at
+                yield key, chunk, names, columns, at

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -29,9 +29,8 @@ from transfer_queue.core.columns.schema import (
     scalar,
 )
 from transfer_queue.core.columns.tag_columns import ChunkTags
-from transfer_queue.core.columns.wide_columns import PreparedColumns, WideColumns
+from transfer_queue.core.tables.field_types import FieldStats
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.tag_table import SentTags, TagTable
 
 CHUNK_BITS = 12
@@ -39,6 +38,8 @@ CHUNK = 1 << CHUNK_BITS
 MASK = CHUNK - 1
 CONSUMED, CLAIMED = 1, 2  # the states of a row for a task; 0: neither
 
+ValueColumns = tuple[np.ndarray, np.ndarray]
+"""For each row of a chunk the number of a value's block (0: the row has no value), and the row in the block."""
 Indexer = Any  # int | slice | np.ndarray: where in a chunk, or where in the caller's arrays
 
 
@@ -154,6 +155,19 @@ class _PackedTags(Column):
         require(len(tags) <= table.capacity, f"{where} has more tags than rows")
 
 
+class _FieldColumns(PerRow):
+    """The columns of the fields that are in no group. Which fields are in a group is not compared."""
+
+    def __init__(self) -> None:
+        super().__init__(("i8", "i4"), PerRow.BY_NAME, 0, None, None, True)
+
+    def to_comparable(self, table: Chunk) -> Any:
+        """See `Column`. Includes the fields that are in groups."""
+        columns = {name: table.columns_of(name) for name in {**table.fields, **table.field}}
+        there = {name: pair for name, pair in columns.items() if pair is not None}
+        return self.comparable_columns(there, table.size)
+
+
 class Chunk(Persisted):
     """Up to CHUNK consecutive rows.
 
@@ -174,8 +188,12 @@ class Chunk(Persisted):
     """The version of the partition at the last change of tags or fields; 0 if there was none, and for cleared rows."""
     group: np.ndarray | None = per_row("i8", fill=-1, cleared=True, optional=True)
     """The number of the declared group; -1 if the row has none."""
-    field: dict[str, tuple[np.ndarray, np.ndarray]] = per_row("i8", "i4", cleared=True, by_name=True)
-    """Field -> (block number, row in the block); 0 if the row does not have the field."""
+    field: dict[str, ValueColumns] = custom_column(_FieldColumns())
+    """The columns of the fields that are in no group."""
+    shared: dict[int, ValueColumns] = per_row(
+        "i8", "i4", cleared=True, by_name=True, by=Count, missing={}, compared=False
+    )
+    """The columns of groups of fields by the number of the group."""
     consumed: dict[str, np.ndarray] = per_row("u1", most=CLAIMED, cleared=True, by_name=True)
     """Task -> CONSUMED, CLAIMED or 0."""
     dealt: dict[str, np.ndarray] = per_row("i8", cleared=True, by_name=True)
@@ -192,10 +210,8 @@ class Chunk(Persisted):
 
     def __init__(self) -> None:
         super().__init__()
-        self.wide: list[WideColumns] = []
-        """Columns of `field` that were made together, as rows of one matrix. Derived."""
-        self.longer: PreparedColumns | None = None
-        """Columns for the next capacity, in which those of `field` are already. Derived."""
+        self.fields: Mapping[str, FieldStats] = {}
+        """The fields of the partition, which know their groups."""
         self.keys: list[str | None] | None = None
         """The key of each row, None if it has none. The partition saves them, in the order of their creation."""
         self._tags: ChunkTags | None = None
@@ -210,11 +226,7 @@ class Chunk(Persisted):
         if size <= self.capacity:
             return
         capacity = capacity_for(self.capacity, size)
-        if self.longer is not None:
-            self.longer.install(self, capacity)
-            self.longer = None
         self.capacity = capacity
-        self._grow_fields()
         for column in _PER_ROW.values():
             column.grow(self)
         self.numbers = {tag: self._grow_column(n) for tag, n in self.numbers.items()}
@@ -222,15 +234,6 @@ class Chunk(Persisted):
             self.keys += [None] * (self.capacity - len(self.keys))
         if self._tags is not None:
             self._tags.grow(self.capacity)
-
-    def _grow_fields(self) -> None:
-        """Make the columns of the fields as long as the capacity, except for those that are prepared."""
-        for place, wide in enumerate(self.wide):
-            if wide.capacity != self.capacity:
-                self.wide[place] = grown = wide.with_capacity(self.capacity)
-                self.field.update(grown.columns())
-        for name in self.single_fields():
-            self.field[name] = _FIELD.grow_array(self.field[name], self.capacity)
 
     def _grow_column(self, column: np.ndarray) -> np.ndarray:
         out = np.full(self.capacity, math.nan)
@@ -278,32 +281,33 @@ class Chunk(Persisted):
             found = self._tags = ChunkTags(self.capacity)
         return found
 
-    def field_columns(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the (block, slot) columns of a field. Makes them if they are missing."""
+    def columns_of(self, name: str) -> ValueColumns | None:
+        """Return the columns of a field, which are only read; None if no row of the chunk has the field."""
+        found = self.field.get(name)
+        if found is None and self.shared:
+            field = self.fields.get(name)
+            if field is not None and field.group is not None:
+                return self.shared.get(field.group.number)
+        return found
+
+    def field_columns(self, name: str) -> ValueColumns:
+        """Return the columns of a field that is in no group. Makes them if they are missing."""
         found = self.field.get(name)
         if found is None:
             found = self.field[name] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
         return found
 
-    def wide_columns(self, specs: Sequence[FieldSpec]) -> WideColumns | None:
-        """Return the columns of exactly these fields in this order if they were made together, otherwise None."""
-        for wide in self.wide:
-            if wide.schema is specs:
-                return wide
-        names = [spec.name for spec in specs] if self.wide else []
-        for wide in self.wide:
-            if wide.names == names:
-                wide.schema = specs
-                return wide
-        return None
+    def group_columns(self, number: int) -> ValueColumns:
+        """Return the columns of a group of fields. Makes them if they are missing."""
+        found = self.shared.get(number)
+        if found is None:
+            found = self.shared[number] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
+        return found
 
-    def single_fields(self) -> Collection[str]:
-        """Return the fields whose columns were not made together with others."""
-        if not self.wide:
-            return self.field
-        if sum(len(wide.names) for wide in self.wide) == len(self.field):
-            return ()
-        return set(self.field).difference(*(wide.names for wide in self.wide))
+    def all_columns(self) -> Iterator[ValueColumns]:
+        """Iterate over the columns of all fields. Fields of a group have one pair."""
+        yield from self.field.values()
+        yield from self.shared.values()
 
     def consumed_column(self, task: str) -> np.ndarray:
         """Return the consumption column of a task. Makes it if it is missing."""
@@ -351,7 +355,6 @@ class Chunk(Persisted):
 
 
 _PER_ROW = {column.name: column for column in Chunk.declared_columns() if isinstance(column, PerRow)}
-_FIELD = _PER_ROW.pop("field")
 
 
 # consecutive rows of one chunk: its number, the chunk, their places in it, which are from `first` to before
@@ -371,6 +374,8 @@ class RowTable(Persisted):
 
     def __init__(self) -> None:
         super().__init__()
+        self.fields: Mapping[str, FieldStats] = {}
+        """The fields of the partition."""
         self.watched: list[str] = []
         """The tags that are also kept as columns of numbers. Derived from the tags, and not part of the state."""
         self._firsts: list[int] | None = None  # first global index of each chunk, cached with
@@ -385,6 +390,7 @@ class RowTable(Persisted):
             chunk = self.chunks.get(key)
             if chunk is None:
                 chunk = self.chunks[key] = Chunk()
+                chunk.fields = self.fields
                 for tag in self.watched:
                     chunk.watch(tag)
                 self._firsts = None
@@ -408,10 +414,11 @@ class RowTable(Persisted):
             runs.append((key, chunk, at, first, last))
         return runs
 
-    def capacity_after(self, count: int) -> int:
-        """Return the capacity of the chunk of the next row after `count` rows have been added."""
-        chunk, first = self.chunks.get(self.end >> CHUNK_BITS), self.end & MASK
-        return capacity_for(0 if chunk is None else chunk.capacity, min(first + count, CHUNK))
+    def use_fields(self, fields: Mapping[str, FieldStats]) -> None:
+        """Use this dict of the partition's fields from now on."""
+        self.fields = fields
+        for chunk in self.chunks.values():
+            chunk.fields = fields
 
     def watch(self, tag: str) -> None:
         """Keep a tag as a column of numbers. This reads all existing tags once."""

@@ -8,16 +8,17 @@ takes a third of the time that each event would take alone, because its code and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, Union
 
 import numpy as np
 
+from transfer_queue.core.columns.wide_schema import Schema
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.tables.row_table import CHUNK_BITS, MASK
+from transfer_queue.core.tables.row_table import CHUNK_BITS, MASK, Chunk
 from transfer_queue.core.timeline.event_ring import PACKING, SIZE, EventRing
 from transfer_queue.core.timeline.number_tables import (
     MAX_FIELDS,
@@ -31,7 +32,6 @@ from transfer_queue.core.timeline.publication_times import PolicyHistory, Public
 from transfer_queue.core.timeline.row_history import RowHistory
 from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.reports.timeline import ValueRead
@@ -54,7 +54,6 @@ _WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE, _CLEAR, _RETURN, _READ =
 _pack = PACKING.pack_into
 _U4, _I4 = (1 << 32) - 1, (1 << 31) - 1  # the largest numbers of these columns
 
-Schema = tuple[FieldSpec, ...]
 Names = Union[Schema, list[str]]
 Policy = tuple[int, Any, int]
 """The block of a row that was put first, the row's tag entry with its policy version, the version of the partition."""
@@ -221,9 +220,9 @@ class TimelineRecorder:
         chunk = partition.rows.chunks.get(position >> CHUNK_BITS) if position >= 0 else None
         if chunk is None:
             return None
-        fields, columns, at, block = claim.fields, chunk.field, position & MASK, 0
+        fields, at, block = claim.fields, position & MASK, 0
         for name in fields if len(fields) <= LOOKED_AT else fields[:LOOKED_AT]:
-            found = columns.get(name)
+            found = chunk.columns_of(name)
             if found is not None:
                 number = found[0].item(at)
                 if number > block:
@@ -231,7 +230,7 @@ class TimelineRecorder:
         if not partition.policy_version:
             return block, None
         oldest = _oldest_version(partition, positions)
-        return block, (_oldest_block(columns, fields, at), oldest, partition.policy_version)
+        return block, (_oldest_block(chunk, fields, at), oldest, partition.policy_version)
 
     def note_end(self, client: str, claim: Claim, since: float) -> None:
         """Note that a claim was answered with the end of its partition."""
@@ -485,7 +484,7 @@ def _oldest_version(partition: Partition, positions: np.ndarray) -> float | None
     return min(found, default=None)
 
 
-def _oldest_block(columns: Mapping[str, Any], fields: Sequence[str], at: int) -> int:
+def _oldest_block(chunk: Chunk, fields: Sequence[str], at: int) -> int:
     """Return the lowest block number of these fields of a row; 0 if it has no such field."""
-    found = (columns[name][0].item(at) for name in fields[:LOOKED_AT] if name in columns)
-    return min(filter(None, found), default=0)
+    found = map(chunk.columns_of, fields[:LOOKED_AT])
+    return min(filter(None, [columns[0].item(at) for columns in found if columns is not None]), default=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.tables.block_table import Released
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED, Chunk
 
 
@@ -69,29 +70,26 @@ def clear_rows(partition: Partition, positions: np.ndarray) -> None:
 
 
 def _clear_values(partition: Partition, chunk: Chunk, at: np.ndarray) -> None:
-    released = []
+    released: list[Released] = []
     for name in chunk.lost:
         partition.losses.forget(chunk, name, at)
-    for wide in chunk.wide:
-        together = wide.blocks[:, at]
-        counts = np.count_nonzero(together, axis=1)
-        if counts.any():
-            wide.blocks[:, at] = 0
-            released.append(together.ravel())
-            for name, count in zip(wide.names, counts.tolist()):
-                if count:
-                    partition.remove_values(name, count)
-    for name in chunk.single_fields():
-        column = chunk.field[name][0]
+    for number, (column, _) in chunk.shared.items():
         old = column[at]
         count = int(np.count_nonzero(old))
-        if not count:
-            continue
-        column[at] = 0
-        released.append(old)
-        partition.remove_values(name, count)
+        if count:
+            column[at] = 0
+            group = partition.field_groups.by_number[number]
+            released.append((old, group.width))
+            partition.remove_group_values(group, count)
+    for name, (column, _) in chunk.field.items():
+        old = column[at]
+        count = int(np.count_nonzero(old))
+        if count:
+            column[at] = 0
+            released.append((old, 1))
+            partition.remove_values(name, count)
     if released:
-        partition.nbytes -= partition.blocks.release(np.concatenate(released))
+        partition.nbytes -= partition.blocks.release_values(released)
     chunk.clear_tags(at)
     for key in chunk.take_keys(at):
         del partition.keys[key]

@@ -6,12 +6,11 @@ merge or to release. `partition.Partition.reserve` and `publish` are the general
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.columns.wide_columns import MANY_FIELDS, WideColumns
 from transfer_queue.core.events.records import (
     Published,
     RowsPut,
@@ -22,10 +21,12 @@ from transfer_queue.core.events.records import (
 )
 from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
+from transfer_queue.core.tables.block_table import Released
+from transfer_queue.core.tables.field_groups import Parts
+from transfer_queue.core.tables.field_types import FieldGroup, FieldStats, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, LossEvent
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk
-from transfer_queue.messages.descriptors import NewBlock
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 
 
 def apply_rows_put(partition: Partition, put: RowsPut) -> None:
@@ -37,14 +38,11 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
     partition.count_new_rows(put.client, count)
     if put.keys is not None:
         partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
+    parts = []
     for number, block in enumerate(blocks, put.block_number):
         partition.blocks.add(number, put.client, block, count * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
-        add_types(partition, block, len(blocks) == 1)
-        for field in partition.fields_of(block.schema):
-            field.live += count
-            field.ever += count
-    prepared = partition.blocks.prepared
+        parts.append(_count_new(partition, add_types(partition, block, len(blocks) == 1), count))
     told = bool(blocks) or put.keys is not None or put.tags is not None
     done = 0
     for key, chunk, at, first, last in runs:
@@ -53,10 +51,13 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
             chunk.key_list()[first:last] = put.keys[before:done]
         if put.tags is not None:
             partition.put_tags(key, slice(first, last), put.tags, slice(before, done))
-        if prepared is not None and prepared.columns is not None:
-            prepared.columns.install(chunk, chunk.capacity)
         for number, block in enumerate(blocks, put.block_number):
-            _set_new_values(partition, chunk, at, number, block, before, done)
+            slots: Any = before  # the usual put of one row
+            if done - before > 1:
+                slots = slot_column(block, before, done)
+            elif block.slots is not None:
+                slots = slot_column(block, before, done)[0]
+            _set_new_values(chunk, at, *parts[number - put.block_number], number, slots)
         if told:
             chunk.changed[at] = partition.version
             partition.changes.mark_chunk_changed(partition.version, key)
@@ -78,10 +79,8 @@ def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
         partition.count_new_rows(each.client, block.rows)
         partition.blocks.add(number, each.client, block, block.rows * len(schema), partition.number)
         partition.nbytes += block.nbytes
-        add_types(partition, block, True)
-    for field in partition.fields_of(schema):
-        field.live += count
-        field.ever += count
+        known = add_types(partition, block, True)
+    parts = _count_new(partition, known, count)
     if put.keys is not None:
         partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
     numbers = np.repeat(np.arange(put.block_number, put.block_number + len(counts)), counts)
@@ -97,10 +96,9 @@ def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
             chunk.key_list()[first:last] = put.keys[mine]
         if put.tags is not None:
             partition.put_tags(key, slice(first, last), put.tags, mine)
-        for spec in schema:
-            column, slot = chunk.field_columns(spec.name)
-            column[first:last] = numbers[mine]
-            slot[first:last] = slots if isinstance(slots, int) else slots[mine]
+        _set_new_values(
+            chunk, slice(first, last), *parts, numbers[mine], slots if isinstance(slots, int) else slots[mine]
+        )
         chunk.changed[at] = partition.version
         partition.changes.mark_chunk_changed(partition.version, key)
     if partition.ready:
@@ -110,21 +108,28 @@ def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
         partition.update_awaited_sets(fields)
 
 
+def _count_new(partition: Partition, schema: Sequence[FieldSpec], count: int) -> Parts:
+    """Count the values of new rows. Return the fields."""
+    parts = singles, groups = partition.field_groups.parts_of(schema)
+    for field in singles:
+        field.own_live += count
+        field.own_ever += count
+    for group in groups:
+        group.live += count
+        group.ever += count
+    return parts
+
+
 def _set_new_values(
-    partition: Partition, chunk: Chunk, at: Any, number: int, block: NewBlock, first: int, last: int
+    chunk: Chunk, at: Any, singles: Sequence[FieldStats], groups: Sequence[FieldGroup], number: Any, slots: Any
 ) -> None:
-    """Set the values of new rows of a chunk, which are the targets of the put from `first` to before `last`."""
-    slots: Any = first  # the usual put of one row
-    if last - first > 1:
-        slots = slot_column(block, first, last)
-    elif block.slots is not None:
-        slots = slot_column(block, first, last)[0]
-    wide = wide_columns_of(partition, chunk, block) if len(block.schema) >= MANY_FIELDS else None
-    if wide is not None:
-        wide.put(at, number, slots)
-        return
-    for spec in block.schema:
-        column, slot = chunk.field.get(spec.name) or chunk.field_columns(spec.name)
+    """Set the values of new rows of a chunk: the numbers of their blocks, and their rows in the blocks."""
+    for field in singles:
+        column, slot = chunk.field.get(field.name) or chunk.field_columns(field.name)
+        column[at] = number
+        slot[at] = slots
+    for group in groups:
+        column, slot = chunk.group_columns(group.number)
         column[at] = number
         slot[at] = slots
 
@@ -148,57 +153,65 @@ def _names_of(partition: Partition, blocks: Sequence[NewBlock]) -> Fields:
 def publish(partition: Partition, positions: np.ndarray, put: Published) -> None:
     """Record that the values of these rows are in the blocks of a put, which has at least one."""
     blocks = partition.blocks.complete_schemas(put.block, put.further)
-    parts = list(partition.rows.split(positions))
-    released: list[np.ndarray] = []
-    prepared = partition.blocks.prepared
-    if prepared is not None and prepared.columns is not None:
-        for _, chunk, _, _ in parts:
-            prepared.columns.install(chunk, chunk.capacity)
+    rows = list(partition.rows.split(positions))
+    released: list[Released] = []
     for number, block in enumerate(blocks, put.block_number):
         values = len(positions) if block.slots is None else _count_slots(block.slots)
         partition.blocks.add(number, put.writer, block, values * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
-        add_types(partition, block, len(blocks) == 1)
-        released += _set_values(partition, parts, len(positions), number, block)
+        schema = add_types(partition, block, len(blocks) == 1)
+        released += _set_values(partition, rows, len(positions), number, block, schema)
     if released:
-        partition.nbytes -= partition.blocks.release(released[0] if len(released) == 1 else np.concatenate(released))
+        partition.nbytes -= partition.blocks.release_values(released)
     if partition.ready:
         fields = _names_of(partition, blocks)
-        for key, chunk, where, _ in parts:
+        for key, chunk, where, _ in rows:
             partition.unseen.add_rows(fields, key, chunk, where)
         partition.update_awaited_sets(fields)
 
 
 def _set_values(
-    partition: Partition, parts: Sequence[tuple[int, Chunk, Any, Any]], count: int, number: int, block: NewBlock
-) -> list[np.ndarray]:
+    partition: Partition,
+    rows: Sequence[tuple[int, Chunk, Any, Any]],
+    count: int,
+    number: int,
+    block: NewBlock,
+    schema: Sequence[FieldSpec],
+) -> list[Released]:
     """Set the values of the `count` rows of a put to a block. Return their former blocks.
 
-    parts: The rows as `RowTable.split` returns them.
+    rows: The rows as `RowTable.split` returns them.
     """
-    schema = block.schema
     slots = slot_column(block, 0, count)
-    released: list[np.ndarray] = []
+    released: list[Released] = []
+    singles, groups = partition.field_groups.parts_of(schema)
     losses = partition.losses if partition.losses.counts else None
-    for _, chunk, at, where in parts:
+    for _, chunk, at, where in rows:
         within = slots[where]
         if block.slots is not None and (within < 0).any():  # `share_values` has set the others
             at, within = at[within >= 0], within[within >= 0]
-        wide = wide_columns_of(partition, chunk, block) if len(schema) >= MANY_FIELDS else None
-        if wide is not None and losses is None:
-            released += set_wide_values(partition.fields_of(schema), wide, at, number, within)
-            continue
-        for spec in schema:
-            field = partition.fields[spec.name]
-            column, slot = chunk.field_columns(spec.name)
+        if losses is not None:
+            names = partition.names_of(schema)
+            for name in [name for name in losses.counts if name in names]:
+                losses.forget(chunk, name, at)
+        for field in singles:
+            column, slot = chunk.field_columns(field.name)
             old = column[at]
             held = int(np.count_nonzero(old))
             if held:
-                released.append(old)
-            if losses is not None:
-                losses.forget(chunk, spec.name, at)
-            field.live += len(at) - held
-            field.ever += len(at) - held
+                released.append((old, 1))
+            field.own_live += len(at) - held
+            field.own_ever += len(at) - held
+            column[at] = number
+            slot[at] = within
+        for group in groups:
+            column, slot = chunk.group_columns(group.number)
+            old = column[at]
+            held = int(np.count_nonzero(old))
+            if held:
+                released.append((old, group.width))
+            group.live += len(at) - held
+            group.ever += len(at) - held
             column[at] = number
             slot[at] = within
     return released
@@ -214,6 +227,7 @@ def share_values(partition: Partition, shared: ValuesShared) -> None:
     positions = partition.rows.positions_of(np.frombuffer(shared.rows, "<i8"))
     for field in shared.fields:
         partition.blocks.retain(np.frombuffer(field.blocks, "<i8"))
+    partition.field_groups.leave(field.name for field in shared.fields)
     released = [old for field in shared.fields for old in _set_shared(partition, positions, field)]
     partition.nbytes -= partition.blocks.release(np.concatenate(released))
     if partition.ready:
@@ -233,8 +247,8 @@ def _set_shared(partition: Partition, positions: np.ndarray, field: SharedField)
         column, slot = chunk.field_columns(field.name)
         old = column[at]
         added = len(old) - int(np.count_nonzero(old))
-        stats.live += added
-        stats.ever += added
+        stats.own_live += added
+        stats.own_ever += added
         if losses.counts:
             losses.forget(chunk, field.name, at)
         column[at], slot[at] = blocks[where], slots[where]
@@ -242,54 +256,23 @@ def _set_shared(partition: Partition, positions: np.ndarray, field: SharedField)
     return released
 
 
-def wide_columns_of(partition: Partition, chunk: Chunk, block: NewBlock) -> WideColumns | None:
-    """Return the columns of the many fields of a block if they were made together, otherwise None.
-
-    Makes the columns that the chunk does not have.
-    """
-    found = chunk.wide_columns(block.schema)
-    if found is not None:
-        return found
-    names = [spec.name for spec in block.schema if spec.name not in chunk.field]
-    if names:
-        made = WideColumns(names, chunk.capacity)
-        chunk.wide.append(made)
-        chunk.field.update(made.columns())
-    return chunk.wide_columns(block.schema) if len(names) == len(block.schema) else None
-
-
-def set_wide_values(
-    fields: Sequence[FieldStats], columns: WideColumns, at: np.ndarray, number: int, within: np.ndarray
-) -> list[np.ndarray]:
-    """Set the values of rows of one chunk to block `number`, for fields made together. Return their former blocks."""
-    old = columns.blocks[:, at]
-    columns.put(at, number, within)
-    if not old.any():
-        for field in fields:
-            field.live += len(at)
-            field.ever += len(at)
-        return []
-    held = np.count_nonzero(old, axis=1)
-    if not (held == len(at)).all():
-        for field, count in zip(fields, (len(at) - held).tolist()):
-            field.live += count
-            field.ever += count
-    return [old.ravel()]
-
-
 def lose_values(partition: Partition, found: list[Found], number: int, loss: LossEvent) -> None:
     """Record that these values are lost by event `number`, so that their rows do not have them any more."""
     partition.losses.events[number] = loss
-    released = []
+    released: list[Released] = []
     touched: dict[int, list[np.ndarray]] = {}
-    for key, chunk, name, at in found:
-        column = chunk.field[name][0]
-        released.append(column[at])
-        column[at] = 0
-        partition.losses.mark(chunk, name, at, number)
-        partition.remove_values(name, len(at))
+    for key, chunk, names, columns, at in found:
+        released.append((columns[0][at], len(names)))
+        columns[0][at] = 0
+        for name in names:
+            partition.losses.mark(chunk, name, at, number)
+        group = partition.fields[names[0]].group
+        if group is None:
+            partition.remove_values(names[0], len(at))
+        else:
+            partition.remove_group_values(group, len(at))
         touched.setdefault(key, []).append(at)
-    partition.nbytes -= partition.blocks.release(np.concatenate(released))
+    partition.nbytes -= partition.blocks.release_values(released)
     for key, parts in touched.items():
         at = np.unique(np.concatenate(parts))
         partition.changes.mark_changed(partition.version, at + (key << CHUNK_BITS))
@@ -309,53 +292,83 @@ def apply_repacked(partition: Partition, repacked: RowsRepacked, writer: str) ->
     numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
     positions = partition.rows.positions_of(rows)
     values = np.zeros(len(blocks), "i8")
-    found: list[tuple[str, tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]] = []
+    found: list[tuple[list[str], tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]] = []
     names = [{spec.name for spec in block.schema} for block in blocks]
-    for name in sorted(set().union(*names)):
-        having = np.repeat([name in some for some in names], counts)
+    for some in _alike(partition, names):
+        having = np.repeat([some[0] in each for each in names], counts)
         there = np.flatnonzero((positions >= 0) & having)
         for _, chunk, at, where in partition.rows.split(positions[there]):
-            columns = chunk.field.get(name)
+            columns = chunk.columns_of(some[0])
             if columns is None:
                 continue
             chosen = there[where]
             same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
-            found.append((name, columns, np.asarray(at)[same], chosen[same]))
-            values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
+            found.append((some, columns, np.asarray(at)[same], chosen[same]))
+            values += len(some) * np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
     for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
         if needed:
             partition.blocks.add(number, writer, block, needed, partition.number)
             partition.nbytes += block.nbytes
-    for name, columns, at, chosen in found:
+    released: list[Released] = []
+    for some, columns, at, chosen in found:
         columns[0][at], columns[1][at] = numbers[chosen], fresh[chosen]
         if partition.blocks.equal.of_block:
             old, new = (sources[chosen], slots[chosen]), (numbers[chosen], fresh[chosen])
             places = (zip(*(column.tolist() for column in pair), strict=True) for pair in (old, new))
-            partition.blocks.equal.move(partition.number, name, dict(zip(*places, strict=True)))
-        partition.nbytes -= partition.blocks.release(sources[chosen])
+            moved = dict(zip(*places, strict=True))
+            for name in some:
+                partition.blocks.equal.move(partition.number, name, moved)
+        released.append((sources[chosen], len(some)))
+    if released:
+        partition.nbytes -= partition.blocks.release_values(released)
 
 
-def add_types(partition: Partition, block: NewBlock, alone: bool) -> None:
-    """Add the row shapes of a block to the types of its fields. alone: whether its put has no other block."""
+def _alike(partition: Partition, names: Sequence[set[str]]) -> Iterator[list[str]]:
+    """Iterate over the fields that are in any of these sets, with those together that have the same columns and sets.
+
+    Fields of a group are always in the same blocks.
+    """
+    alike: dict[object, list[str]] = {}
+    for name in sorted(set().union(*names)):
+        field = partition.fields.get(name)
+        key = name if field is None or field.group is None else (field.group, *[name in some for some in names])
+        alike.setdefault(key, []).append(name)
+    for some in alike.values():
+        group = partition.fields[some[0]].group if len(some) > 1 else None
+        if group is not None:
+            partition.field_groups.divide(group, [partition.fields[name] for name in some])
+        elif len(some) == 1:
+            partition.field_groups.leave(some)
+        yield some
+
+
+def add_types(partition: Partition, block: NewBlock, alone: bool) -> Sequence[FieldSpec]:
+    """Add the row shapes of a block to the types of its fields. alone: whether its put has no other block.
+
+    Returns the schema, as the same object for equal blocks one after the other.
+    """
     known = shape_of(block)
     if known == partition.learnt:
-        return  # equal shapes change nothing; usual for a writer that puts in a loop
+        return partition.learnt[-1]  # equal shapes change nothing; usual for a writer that puts in a loop
     prepared = partition.blocks.prepared
     types = None if prepared is None or not prepared.has(block) else prepared.types
-    if types is not None and not types.installed and types.is_current(partition.fields, partition.typed):
-        partition.replace_types(types.install())
-    if prepared is not None and types is not None and types.installed:
-        partition.list_fields(block.schema, prepared.fields_of(block))
+    current = types is not None and types.is_current(partition.fields, partition.typed)
+    if prepared is not None and types is not None and current and not types.installed:
+        partition.install_types(types, [each.schema for each in prepared.blocks])
+    if types is not None and types.installed:
         partition.learnt = known if alone and not types.several else None
-        return
+        return block.schema
     dims = np.frombuffer(block.dims, "<i8")
     news = several = False
     for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows)):
         field = partition.fields.get(spec.name)
         if field is None:
             field = partition.fields[spec.name] = FieldStats(spec.name)
+        elif field.group is not None and not field.group.live:
+            partition.field_groups.leave([spec.name])
         news |= field.add(spec, part)
         several |= bool(field.others)
-    partition.typed += news
+    partition.field_groups.changes += news
     # every put into a field of several dtypes is checked, so that each client can warn once
     partition.learnt = known if alone and not several else None
+    return block.schema

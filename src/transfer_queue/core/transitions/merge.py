@@ -6,11 +6,14 @@ saved one. If the partition exists, the samples are added to it like those of a 
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
+from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
 from transfer_queue.core.tables.lost_values import LossEvent
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED
 from transfer_queue.core.transitions import apply_clears
@@ -205,24 +208,46 @@ class _Merge:
         """Copy the fields of the samples with their types, and show them to the ready sets."""
         source, target = self._source, self._target
         target.nbytes += source.nbytes
-        for name, field in source.fields.items():
+        live = {name: field for name, field in source.fields.items() if field.live}
+        known = target.fields.keys() & live.keys()
+        target.field_groups.leave(known)
+        together = source.field_groups.names_together()
+        target.fields.update({name: field for name, field in live.items() if name not in known})
+        for names in together:
+            field = source.fields[names[0]]
             if not field.live:
                 continue
-            if name in target.fields:
-                target.fields[name].absorb(field)
-            else:
-                target.fields[name] = field
-            blocks, slots = source.blocks_of(name, self._from)
+            blocks, slots = source.blocks_of(names[0], self._from)
             has = blocks != 0
+            group = self._add_fields([source.fields[name] for name in names], known)
             for _, chunk, at, where in target.rows.split(self._to[has]):
-                columns = chunk.field_columns(name)
-                columns[0][at], columns[1][at] = blocks[has][where] + self._shift, slots[has][where]
-        target.learnt, target.typed = None, target.typed + 1
+                for name in names if group is None else names[:1]:
+                    columns = chunk.field_columns(name) if group is None else chunk.group_columns(group.number)
+                    columns[0][at], columns[1][at] = blocks[has][where] + self._shift, slots[has][where]
+        target.learnt = None
+        target.field_groups.changes += 1
         if target.ready:
             fields = frozenset(source.fields)
             for key, chunk, at, _ in target.rows.split(self._to):
                 target.unseen.add_rows(fields, key, chunk, at)
             target.update_awaited_sets(fields)
+
+    def _add_fields(self, fields: list[FieldStats], known: Set[str]) -> FieldGroup | None:
+        """Add the counts and types of fields with the same columns. Return the group that they are in; None if none.
+
+        known: The fields that the target had before.
+        """
+        group = fields[0].group
+        if group is not None and known.isdisjoint(field.name for field in fields):
+            made = self._target.field_groups.add_group(fields)
+            made.live, made.ever = group.live, group.ever
+            return made
+        for field in fields:
+            if field.group is not None:
+                field.leave_group()
+            if field.name in known:
+                self._target.fields[field.name].absorb(field)
+        return None
 
     def _copy_losses(self) -> None:
         """Copy which values are lost."""
