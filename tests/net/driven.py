@@ -62,7 +62,7 @@ class Client:
 
     @property
     def ended(self) -> bool:
-        """Whether the server has closed the connection; reads what is there."""
+        """Return whether the server has closed the connection. Bytes that have arrived are read and dropped."""
         try:
             while self.sock.recv(1 << 20):
                 pass

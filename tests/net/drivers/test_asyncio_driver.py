@@ -53,7 +53,7 @@ def ask(name: str) -> CreatePartition:
 
 
 async def parked(running: Running, claims: int) -> None:
-    """Waits until so many claims wait at the server."""
+    """Wait until this number of claims waits at the server."""
     while len(running.service.parked) < claims:
         await asyncio.sleep(0.001)
 
