@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-
 DECODERS = """
 from transfer_queue.net.session import reply_decoder
 print(reply_decoder.cache_info().currsize)
