@@ -341,8 +341,8 @@ def _check_stored(state: State, blocks: list[LiveBlock]) -> None:
 def _check_extents(state: State, blocks: list[LiveBlock]) -> None:
     extents: Counter[tuple[int, int]] = Counter()
     for number, _, places, _ in blocks:
-        for place in places:
-            extents[place.unit, place.extent] += 1
+        for location in places:
+            extents[location.unit, location.extent] += 1
         require(len({place.unit for place in places}) == len(places), f"block {number} is in one unit twice")
     leased: Counter[int] = Counter()
     for (unit, _), extent in state.blocks.extents.items():
