@@ -34,9 +34,10 @@ from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.metrics.timing import Longest
-from transfer_queue.net.fd_limits import RateLimitedLog, ReservedDescriptor, advice_on_open_files
+from transfer_queue.net.fd_limits import RateLimitedLog
 from transfer_queue.net.framing import MAX_BODY, MAX_PAYLOAD, FrameReader
-from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake, refusal_message
+from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake
+from transfer_queue.net.server.acceptor import Acceptor
 from transfer_queue.net.server.poller import READ, WRITE, Poller
 from transfer_queue.net.server.server_connection import (
     OUTPUT_MARK,
@@ -46,7 +47,7 @@ from transfer_queue.net.server.server_connection import (
     Service,
     frame_pieces,
 )
-from transfer_queue.net.server.sockets import BACKLOG, BoundPath, Listener, Waker, bind_socket, set_tcp_options
+from transfer_queue.net.server.sockets import BACKLOG, Waker, set_tcp_options
 
 if TYPE_CHECKING:
     import ssl
@@ -65,9 +66,6 @@ CONNECTIONS_A_TURN = 64
 """Connections that a turn serves."""
 ALL_SECONDS = 0.004
 """After this time, no further connection is served in the turn."""
-ACCEPTS_AT_ONCE = 64
-ACCEPT_PAUSE = 0.5
-"""Seconds without accepting after the system had no descriptor left."""
 LONGEST_SLEEP = 3600.0
 """Seconds; selectors accept at most 31 bits of milliseconds."""
 FAREWELL_SECONDS = 1.0
@@ -132,16 +130,14 @@ class ServerLoop:
         self._handshake_seconds = handshake_seconds
         self._poller = Poller()
         self._watched: dict[socket.socket, int] = {}  # sockets of `watch` -> the events for which they wait
-        self._listeners: dict[socket.socket, Listener] = {}
+        self._acceptor = Acceptor(self._poller, clock, self._welcome, lambda: len(self._peers), self.counters)
         self._peers: dict[int, ServerConnection] = {}  # all connections, also those in their handshake
         self._dirty: list[ServerConnection] = []  # connections with output queued since the last flush
         self._unserved: deque[ServerConnection] = deque()  # connections with something to serve or to read, in order
         self._unfinished = 0  # bytes of unfinished frames
-        self._spared = ReservedDescriptor()
         self._warn = RateLimitedLog(logger, clock)
         self._shaking: deque[tuple[float, ServerConnection]] = deque()  # handshakes by deadline; done ones are skipped
         self._next_peer = 1
-        self._accept_again: float | None = None  # the end of a pause without accepting
         self._tick_again = 0.0  # after a failed tick: the time of the next one
         self._idle = idle
         self._may_idle = idle is not None  # whether there may be idle work
@@ -166,19 +162,11 @@ class ServerLoop:
             address: A path (created with mode 0600), or (host, port); port 0 for any free port.
             tls: The TLS context of connections to (host, port). Connections to a path never use TLS.
         """
-        sock = bind_socket(address)
-        self.inherit(sock, tls)
-        if isinstance(address, str):
-            self._listeners[sock] = Listener(BoundPath(address), None)
-            return address
-        bound = sock.getsockname()
-        return str(bound[0]), int(bound[1])
+        return self._acceptor.listen(address, tls)
 
     def inherit(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Listen on a socket of `bind_socket`. The process that made the socket removes its path."""
-        sock.setblocking(False)
-        self._listeners[sock] = Listener(None, None if sock.family == socket.AF_UNIX else tls)
-        self._poller.register(sock, READ, self._accept)
+        self._acceptor.inherit(sock, tls)
 
     def adopt(self, sock: socket.socket) -> int:
         """Serve a connection that this process has made and authenticated, and return its peer number.
@@ -312,14 +300,16 @@ class ServerLoop:
             due = self._tick_again
         if self._shaking and (due is None or self._shaking[0][0] < due):
             due = self._shaking[0][0]
-        if self._accept_again is not None and (due is None or self._accept_again < due):
-            due = self._accept_again
+        paused = self._acceptor.paused_until
+        if paused is not None and (due is None or paused < due):
+            due = paused
         if due is None:
             return None
         return min(max(0.0, due - self._clock()), LONGEST_SLEEP)
 
     def _check_deadlines(self, due: float | None) -> None:
-        if due is None and not self._shaking and self._accept_again is None:
+        paused = self._acceptor.paused_until
+        if due is None and not self._shaking and paused is None:
             return
         now = self._clock()
         if due is not None and due <= now and now >= self._tick_again:
@@ -331,10 +321,8 @@ class ServerLoop:
             peer = self._shaking.popleft()[1]
             if peer.handshake is not None and peer.number in self._peers:
                 self._reject(peer)
-        if self._accept_again is not None and self._accept_again <= now:
-            self._accept_again = None
-            for sock in self._listeners:
-                self._poller.register(sock, READ, self._accept)
+        if paused is not None and paused <= now:
+            self._acceptor.resume()
 
     def _guarded(self, function: Callable[[], Iterable[Outgoing] | None], event: str = "work") -> None:
         began = self._clock()
@@ -347,42 +335,6 @@ class ServerLoop:
         self._longest.record(event, now - began, now)
 
     # ------------------------------------------------------------ connections
-
-    def _accept(self, _: int) -> None:
-        for sock, listener in self._listeners.items():
-            for _ in range(ACCEPTS_AT_ONCE):
-                try:
-                    accepted, _ = sock.accept()
-                except BlockingIOError:
-                    break
-                except ConnectionError:  # the peer is gone before the connection was accepted
-                    continue
-                except OSError as error:
-                    if not self._refuse_one(sock, error):
-                        self._pause_accepting(error)
-                        return
-                    continue
-                self._welcome(accepted, listener.tls)
-
-    def _refuse_one(self, listener: socket.socket, error: OSError) -> bool:
-        """Accept one connection with the reserved descriptor to send it the reason of the refusal.
-
-        Returns whether this was possible.
-        """
-        words = advice_on_open_files(error)
-        if words is None or not self._spared.refuse_connection(listener, refusal_message(words)):
-            return False
-        self.counters["accept_errors"] += 1
-        self._warn("a connection was refused: %s; %d are open", words, len(self._peers))
-        return True
-
-    def _pause_accepting(self, error: OSError) -> None:
-        # The connection stays in the queue, so that the listener would stay readable.
-        self.counters["accept_errors"] += 1
-        self._warn("cannot accept connections: %s; %d are open", error, len(self._peers))
-        self._accept_again = self._clock() + ACCEPT_PAUSE
-        for sock in self._listeners:
-            self._poller.unregister(sock)
 
     def _welcome(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         sock.setblocking(False)
@@ -651,9 +603,7 @@ class ServerLoop:
 
     def _say_farewell(self) -> None:
         limit = time.monotonic() + FAREWELL_SECONDS
-        for sock in self._listeners:
-            if self._accept_again is None:
-                self._poller.unregister(sock)
+        self._acceptor.stop()
         for peer in list(self._peers.values()):
             if peer.out_bytes:
                 self._poller.modify(peer.sock, WRITE)
@@ -669,14 +619,9 @@ class ServerLoop:
 
     def close(self) -> None:
         """Close every socket and remove the paths that `listen` made. `run` calls this at its end."""
-        for sock, listener in self._listeners.items():
-            if listener.made is not None:
-                listener.made.unlink()
-            sock.close()
-        self._listeners.clear()
+        self._acceptor.close()
         for peer in self._peers.values():
             peer.sock.close()
         self._peers.clear()
         self._poller.close()
         self._waker.close()
-        self._spared.close()
