@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.invariants import check_invariants, check_loaded
+from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import CHUNK
 from transfer_queue.core.transitions.apply import apply_record
@@ -53,7 +54,7 @@ def contents(state: State) -> dict[str, Any]:
         "keys": {key: place[position] for key, position in partition.keys.items()},
         "key of rows": partition.keys_of(positions),
         "tags": partition.tags_of(positions),
-        "values": {name: [part.tolist() for part in partition.blocks_of(name, positions)] for name in partition.fields},
+        "values": {name: _values(partition, name, positions) for name in partition.fields},
         "fields": {name: field.to_tree() for name, field in partition.fields.items() if field.live},
         "groups": [names.get(number) for number in numbers],
         "members": {g.name: [place[member] for member in g.members] for g in partition.groups.declared.values()},
@@ -73,6 +74,12 @@ def contents(state: State) -> dict[str, Any]:
         },
         "blocks": [state.blocks.live_bytes, sorted(state.blocks.extents), len(state.blocks.schemas.number)],
     }  # fmt: skip
+
+
+def _values(partition: Partition, name: str, positions: np.ndarray) -> list[Any]:
+    """The block and the row in the block of each value; None for a row that has none."""
+    columns = (column.tolist() for column in partition.blocks_of(name, positions))
+    return [(block, slot) if block else None for block, slot in zip(*columns, strict=True)]
 
 
 def check_same(h: Harness, watched: list[str] | None = None) -> State:
@@ -138,6 +145,15 @@ def test_watched_tags_are_taken_over() -> None:
     h.clear(rows[:2])
     check_same(h, ["n"])
     check_same(h, ["n", "m"])
+
+
+def test_fields_of_a_group_whose_values_are_all_lost(h: Harness) -> None:
+    h.put(1)
+    h.put(1, WIDE)
+    h.controller.context.log.apply(r.ExtentsLost(h.unit, column([h.clients["w"].extent]), "now"))
+    made = check_same(h)
+    assert made.partitions["p"].losses.counts == dict.fromkeys(["x", *WIDE], 1)
+    assert made.partitions["p"].fields["f1"].group is None
 
 
 STEPS = st.one_of(

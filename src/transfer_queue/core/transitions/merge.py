@@ -279,7 +279,10 @@ class _Merge:
             target.losses.events[state.losses] = LossEvent(loss.unit, loss.when, target.version)
             for name in source.counts:
                 lost = self._to[source.events_of(name, self._from) == number]
-                target.fields.setdefault(name, self._source.fields[name])
+                if name not in target.fields:  # all its values are lost
+                    field = target.fields[name] = self._source.fields[name]
+                    if field.group is not None:  # which is one of the saved partition
+                        field.leave_group()
                 for _, chunk, at, _ in target.rows.split(lost):
                     target.losses.mark(chunk, name, at, state.losses)
 
