@@ -252,6 +252,9 @@ class Controller:
         context, effects = self.context, list[Effect]()
         context.log.now = now
         for callers in puts_together.alike_puts([Caller(*put) for put in puts]):
+            if len(callers) > 1 and not puts_together.has_fields(self.state, callers[0]):
+                first = callers.pop(0)  # it makes the partition and its fields
+                effects += self.handle(first.client, first.peer, first.envelope, now)
             record = puts_together.decide(self.state, callers) if len(callers) > 1 else None
             if record is not None:
                 context.measures.counters["requests"] += len(callers)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from harness import DELETE, EXTENT, OBJECT, Harness, column, content_of, rows_of, tensor
+from harness import BYTES, DELETE, EXTENT, OBJECT, Harness, column, content_of, rows_of, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.events.records import ReplySent, RowsPut, RowsPutTogether
+from transfer_queue.core.events.records import PartitionMade, ReplySent, RowsPut, RowsPutTogether, WriterFenced
 from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.puts.puts_together import alike_puts
 from transfer_queue.core.units.mirror_writer import MaxLag
-from transfer_queue.errors import CapacityError, SealedError
+from transfer_queue.errors import CapacityError, ProtocolError, SealedError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import MIRROR
 from transfer_queue.messages.envelopes import RequestEnvelope
@@ -163,12 +164,74 @@ def test_a_put_that_is_sent_again_has_its_effect_once(h: Harness) -> None:
     assert h.state.row_count == rows + 2
 
 
-def test_a_put_into_an_extent_that_is_not_known_yet_goes_alone(h: Harness) -> None:
-    """Only blocks in extents that are known to be different cannot overlap each other."""
+def test_first_puts_of_clients_are_one_record(h: Harness) -> None:
+    """Nothing is known yet of the extents in which their blocks are."""
     h.put(1)
     began = len(h.records)
-    h.send_together([put_of(h, "c0"), put_of(h, "c1")])
-    assert kinds(h, began) == [RowsPut, ReplySent] * 2
+    puts = [put_of(h, name, 2) for name in CLIENTS]
+    got = [rows_of(reply) for reply in results(h, puts, h.send_together(puts))]
+    assert kinds(h, began) == [RowsPutTogether, *[ReplySent] * len(CLIENTS)]
+    for (_, put), rows in zip(puts, got, strict=True):
+        assert put.block is not None
+        assert h.lookup(rows, ["x"]) == [{"x": (put.block.offset, slot)} for slot in range(2)]
+    began = len(h.records)
+    h.send_together([put_of(h, name) for name in CLIENTS])
+    assert kinds(h, began) == [RowsPutTogether, *[ReplySent] * len(CLIENTS)]
+
+
+def test_the_first_put_of_a_partition_goes_alone(h: Harness) -> None:
+    began, others = len(h.records), len(CLIENTS) - 1
+    h.send_together([put_of(h, name) for name in CLIENTS])
+    assert kinds(h, began) == [PartitionMade, RowsPut, ReplySent, RowsPutTogether, *[ReplySent] * others]
+
+
+def moved(put: tuple[str, Publish], **place: int) -> tuple[str, Publish]:
+    """The same put with its block at another place."""
+    name, request = put
+    assert request.block is not None
+    return name, msgspec.structs.replace(request, block=msgspec.structs.replace(request.block, **place))
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        pytest.param(({"extent": 50, "offset": 0}, {"extent": 51, "offset": 64}), id="new extents"),
+        pytest.param(({"extent": 50, "offset": 0}, {"extent": 50, "offset": BYTES}), id="one new extent"),
+        pytest.param(({}, {"extent": 50, "offset": EXTENT + 2 * BYTES - 64}), id="after a known extent"),
+        pytest.param(({"offset": EXTENT + 3 * BYTES}, {"extent": 50, "offset": EXTENT + BYTES}), id="in a known one"),
+    ],
+)
+def test_a_block_that_overlaps_one_of_the_same_turn_is_refused(h: Harness, places: Any) -> None:
+    opened(h, ["c0"])
+    began = len(h.records)
+    puts = [moved(put_of(h, name), **place) for name, place in zip(CLIENTS, places, strict=False)]
+    one, two = h.send_together(puts)
+    assert RowsPutTogether not in kinds(h, began)
+    assert h.result(one, "c0")
+    with pytest.raises(ProtocolError):
+        h.result(two, "c1")
+
+
+def test_a_writer_that_is_proven_dead_is_refused_alone(h: Harness) -> None:
+    opened(h)
+    h.controller.context.log.apply(WriterFenced("c1", h.unit, []))
+    puts = [put_of(h, name) for name in CLIENTS[:3]]
+    one, two, three = h.send_together(puts)
+    assert h.result(one, "c0")
+    assert h.result(three, "c2")
+    with pytest.raises(ProtocolError, match="proven dead"):
+        h.result(two, "c1")
+
+
+def test_objects_of_an_external_store_are_put_together(h: Harness) -> None:
+    """Each block has an extent of its own there, and all begin at byte 0."""
+    h.put(1)
+    store = json.dumps({"kind": "MooncakeStore", "options": {}})
+    h.ask(RegisterUnit("store", "/store", name="store", store=store), "store")
+    unit, began = max(h.state.units), len(h.records)
+    puts = [moved(put_of(h, name), unit=unit, extent=at, offset=0) for at, name in enumerate(CLIENTS)]
+    assert all(results(h, puts, h.send_together(puts)))
+    assert RowsPutTogether in kinds(h, began)
 
 
 def test_replies_wait_for_the_mirror() -> None:
@@ -231,3 +294,47 @@ def test_any_puts_have_the_results_that_they_have_one_after_the_other(turns: lis
         for content in contents:
             del content["changed"]  # since the last version, which the rows of one record share
         assert contents[0] == contents[1]
+
+
+PLACES = st.fixed_dictionaries(
+    {
+        "client": st.sampled_from(CLIENTS),
+        "extent": st.sampled_from([0, 0, 0, 21, 22, 23, 24]),  # 0: the extent of the client
+        "offset": st.integers(0, 12),
+        "nbytes": st.sampled_from([0, 64, 64, 128, 192]),
+        "length": st.sampled_from([0, 256, 1024]),
+    }
+)
+
+
+@given(st.lists(st.lists(PLACES, min_size=2, max_size=6, unique_by=lambda put: put["client"]), max_size=6))
+def test_blocks_at_any_places_have_the_results_that_they_have_one_after_the_other(
+    turns: list[list[dict[str, Any]]],
+) -> None:
+    one, two = Harness(), Harness()
+    for h in (one, two):
+        h.put(1)
+    for turn in turns:
+        for h in (one, two):
+            puts = [
+                moved(
+                    put_of(h, put["client"]), extent=put["extent"] or 10 + CLIENTS.index(put["client"]),
+                    offset=64 * put["offset"], nbytes=put["nbytes"], length=put["length"],
+                )
+                for put in turn
+            ]  # fmt: skip
+            puts = [(name, msgspec.structs.replace(request, closes=[])) for name, request in puts]
+            if h is one:
+                sequences = h.send_together(puts)
+            else:
+                expected = [(name, h.reply(h.send(request, name), name)) for name, request in puts]
+        for sequence, (name, reply) in zip(sequences, expected, strict=True):
+            got = one.reply(sequence, name)
+            assert type(got) is type(reply)
+            assert isinstance(got, Failure) or got == reply
+        extents = [
+            {place: (e.writer, e.blocks, e.low, e.top, e.gaps) for place, e in h.state.blocks.extents.items()}
+            for h in (one, two)
+        ]
+        assert extents[0] == extents[1]
+        assert one.state.blocks.leased == two.state.blocks.leased

@@ -200,8 +200,7 @@ def _indexes_of_keys(partition: Partition | None, positions: np.ndarray | None, 
 
 def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray, bool]:
     """Return the records of a put, the global indexes of its rows in order, and whether all of them are new."""
-    if writer in state.fenced:
-        raise ProtocolError("this writer was proven dead and its space was freed; put with a new client")
+    check_writer(state, writer)
     check_shape(request)
     partition = state.partitions.get(request.partition)
     if not request.create:
@@ -229,6 +228,12 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     if request.closes:
         records += close_extents(state, writer, request.closes)
     return records, indexes, new
+
+
+def check_writer(state: State, writer: str) -> None:
+    """Raise ProtocolError if a writer must not put any more."""
+    if writer in state.fenced:
+        raise ProtocolError("this writer was proven dead and its space was freed; put with a new client")
 
 
 def _check_blocks(

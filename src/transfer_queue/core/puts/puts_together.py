@@ -21,7 +21,7 @@ from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import check_block, shape_of
-from transfer_queue.core.units.location_checks import check_places, is_next_in_extent
+from transfer_queue.core.units.location_checks import check_places, fit_together, is_next_in_extent
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.descriptors import NewBlock
 from transfer_queue.messages.puts import Publish, PublishReply
@@ -63,6 +63,12 @@ def _is_usual(request: Publish, block: NewBlock) -> bool:
     )
 
 
+def has_fields(state: State, caller: Caller) -> bool:
+    """Return whether the partition of a put exists and has fields, without which `decide` returns None."""
+    partition = state.partitions.get(_put_of(caller).partition)
+    return partition is not None and bool(partition.fields)
+
+
 def decide(state: State, callers: Sequence[Caller]) -> r.RowsPutTogether | None:
     """Return the record of the puts of one list of `alike_puts`; None if each must be handled by itself."""
     first = _put_of(callers[0])
@@ -72,7 +78,7 @@ def decide(state: State, callers: Sequence[Caller]) -> r.RowsPutTogether | None:
     puts: list[r.PutOfClient] = []
     keys: list[str] = []
     tags: list[dict[str, object] | None] = []
-    tagged = False
+    tagged, all_next = False, True
     try:
         put_decisions.check_types(partition.fields, [first.block], [], matched=False)
         for caller in callers:
@@ -80,8 +86,9 @@ def decide(state: State, callers: Sequence[Caller]) -> r.RowsPutTogether | None:
             block = request.block
             if block is None or block.schema != first.block.schema or not _is_first(state, caller):
                 return None
-            if not _fits(state, partition, caller, request, block):
-                return None
+            _check_put(state, partition, caller.client, request, block)
+            # blocks that come next in extents of different writers never overlap each other
+            all_next = all_next and is_next_in_extent(state, caller.client, block, block.nbytes)
             puts.append(r.PutOfClient(caller.client, block))
             keys += request.keys or ()
             if request.tags is None:
@@ -93,6 +100,8 @@ def decide(state: State, callers: Sequence[Caller]) -> r.RowsPutTogether | None:
                 tagged = True
         put_decisions.check_new(state, partition, len(tags))
     except TransferQueueError:
+        return None
+    if not (all_next or fit_together(state, [put.block for put in puts])):
         return None
     if keys and not (len(set(keys)) == len(keys) and partition.keys.keys().isdisjoint(keys)):
         return None
@@ -109,14 +118,13 @@ def _is_first(state: State, caller: Caller) -> bool:
     return kept is None or not (sequence in kept.replies or kept.is_finished(sequence))
 
 
-def _fits(state: State, partition: Partition, caller: Caller, request: Publish, block: NewBlock) -> bool:
-    """Whether the block of a put certainly does not overlap those of the others. Raises an error if it is refused."""
+def _check_put(state: State, partition: Partition, writer: str, request: Publish, block: NewBlock) -> None:
+    """Raise an error if a put is refused when no other put comes before it."""
     check_epoch(state, request)
+    put_decisions.check_writer(state, writer)
     put_decisions.check_shape(request)
     check_block(block, request.count, partition.learnt == shape_of(block))
-    check_places(state, caller.client, block)
-    # extents of different writers that are known do not overlap each other
-    return caller.client not in state.fenced and is_next_in_extent(state, caller.client, block, block.nbytes)
+    check_places(state, writer, block)
 
 
 def carry_out(context: ControllerContext, callers: Sequence[Caller], record: r.RowsPutTogether) -> list[Effect]:

@@ -81,6 +81,12 @@ class ChangeFeed(Persisted):
             chunk.changed[at] = version
             self.mark_chunk_changed(version, key)
 
+    def mark_all_changed(self, version: int) -> None:
+        """Record that all live rows changed."""
+        for key, chunk in self.rows.chunks.items():
+            chunk.changed[chunk.alive == 1] = version
+            self.mark_chunk_changed(version, key)
+
     def versions_of(self, positions: np.ndarray) -> np.ndarray:
         """Return the version at which each of these rows last changed (i8), which is never 0 for a row with a key."""
         out = np.zeros(len(positions), "i8")

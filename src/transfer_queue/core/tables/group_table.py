@@ -109,6 +109,21 @@ class GroupTable(Persisted):
         chunk.group_column()[position & ((1 << CHUNK_BITS) - 1)] = group.number
         return group
 
+    def take_over(self, other: GroupTable) -> None:
+        """Take over the groups of a table with the same rows, but without their cleared members.
+
+        The other table must not be used afterwards.
+        """
+        if not other.declared:
+            return
+        for group in other.declared.values():
+            if group.cleared:
+                group.members = [member for member in group.members if not self.rows.has_cleared((member,))]
+                group.cleared = 0
+        self.declared, self.by_name, self.next_number = other.declared, other.by_name, other.next_number
+        for key, chunk in other.rows.chunks.items():
+            self.rows.chunks[key].group = chunk.group
+
     def leave(self, number: int) -> None:
         """Record that a member was cleared. The group is removed with its last member."""
         group = self.declared[number]

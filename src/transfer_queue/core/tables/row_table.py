@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -223,9 +223,10 @@ class Chunk(Persisted):
 
     def grow(self, size: int) -> None:
         """Increase the capacity of every column to at least `size` rows."""
-        if size <= self.capacity:
-            return
-        capacity = capacity_for(self.capacity, size)
+        if size > self.capacity:
+            self._set_capacity(capacity_for(self.capacity, size))
+
+    def _set_capacity(self, capacity: int) -> None:
         self.capacity = capacity
         for column in _PER_ROW.values():
             column.grow(self)
@@ -234,6 +235,20 @@ class Chunk(Persisted):
             self.keys += [None] * (self.capacity - len(self.keys))
         if self._tags is not None:
             self._tags.grow(self.capacity)
+
+    @classmethod
+    def with_names_of(cls, other: Chunk, first_index: int) -> Chunk:
+        """Return a chunk with the rows of another one, but other global indexes, and with their keys and tags only.
+
+        It takes the keys and tags over, so the other chunk must not be used for them afterwards.
+        """
+        made = cls()
+        made._set_capacity(other.capacity)
+        made.size, made.living, made.alive = other.size, other.living, other.alive
+        made.index[: made.size] = np.arange(first_index, first_index + made.size)
+        made.keys, made._tags, made._packed = other.keys, other._tags, other._packed
+        made.numbers, made.wrong = other.numbers, other.wrong
+        return made
 
     def _grow_column(self, column: np.ndarray) -> np.ndarray:
         out = np.full(self.capacity, math.nan)
@@ -414,6 +429,17 @@ class RowTable(Persisted):
             runs.append((key, chunk, at, first, last))
         return runs
 
+    def add_chunk(self, key: int, chunk: Chunk) -> None:
+        """Add a chunk after all others."""
+        self.chunks[key] = chunk
+        chunk.fields = self.fields
+        for tag in self.watched:
+            if tag not in chunk.numbers:
+                chunk.watch(tag)
+        self.end = (key << CHUNK_BITS) + chunk.size
+        self.count += chunk.living
+        self._firsts = None
+
     def use_fields(self, fields: Mapping[str, FieldStats]) -> None:
         """Use this dict of the partition's fields from now on."""
         self.fields = fields
@@ -533,7 +559,7 @@ class RowTable(Persisted):
             found[~good] = -1
         return found
 
-    def has_cleared(self, positions: range) -> bool:
+    def has_cleared(self, positions: Iterable[int]) -> bool:
         """Return whether any of these positions, all below `end`, was cleared."""
         for p in positions:
             chunk = self.chunks.get(p >> CHUNK_BITS)

@@ -83,9 +83,12 @@ def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
     parts = _count_new(partition, known, count)
     if put.keys is not None:
         partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
-    numbers = np.repeat(np.arange(put.block_number, put.block_number + len(counts)), counts)
-    slots = np.concatenate([np.arange(rows, dtype="i4") for rows in counts]) if count > len(counts) else 0
-    owners = np.repeat([partition.owner_number(each.client) for each in put.puts], counts)
+    numbers = np.arange(put.block_number, put.block_number + len(counts))
+    owners = np.array([partition.owner_number(each.client) for each in put.puts], "i4")
+    slots: Any = 0
+    if count > len(counts):
+        numbers, owners = np.repeat(numbers, counts), np.repeat(owners, counts)
+        slots = np.concatenate([np.arange(rows, dtype="i4") for rows in counts])
     runs = partition.rows.append(put.first_index, count)
     done = 0
     for key, chunk, at, first, last in runs:

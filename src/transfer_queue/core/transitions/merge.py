@@ -1,7 +1,8 @@
 """Adds the partitions of a saved state to the present state, and changes nothing else.
 
 The samples get new global indexes and their blocks new numbers. A partition that does not exist is created like the
-saved one. If the partition exists, the samples are added to it like those of a put.
+saved one, from whose chunks of rows it takes over the keys, the tags and the values, because to copy those of 100,000
+samples takes 50 ms. If the partition exists, the samples are added to it like those of a put.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
 from transfer_queue.core.tables.lost_values import LossEvent
-from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED
+from transfer_queue.core.tables.row_table import CONSUMED, Chunk
 from transfer_queue.core.transitions import apply_clears
 from transfer_queue.core.transitions.restore import check_new_extents
 from transfer_queue.errors import CapacityError, DuplicateError, InvalidArgumentError, SealedError
@@ -130,12 +131,18 @@ class _Merge:
     def run(self) -> None:
         """Copy everything that is recorded about the samples."""
         source, target = self._source, self._target
-        self._copy_names()
+        if not self._made:
+            self._copy_names()
         self._copy_groups()
         self._copy_consumption()
         self._copy_values()
         self._copy_losses()
-        target.changes.mark_changed(target.version, self._to)
+        if self._made:  # nobody takes the pre-allocated rows any more
+            apply_clears.clear_rows(target, np.array(source.waiting, "i8"))
+        if self._made:
+            target.changes.mark_all_changed(target.version)
+        else:
+            target.changes.mark_changed(target.version, self._to)
         self._state.counted.mark_changed(target.name)
         if self._made:
             target.admitted, target.replaced, target.done = source.admitted, source.replaced, source.done
@@ -157,14 +164,10 @@ class _Merge:
             return np.arange(first, rows.end)
         # Groups by order of reservation depend on the positions, so these stay the same, with those of cleared rows.
         for key, chunk in source.chunks.items():
-            rows.end = key << CHUNK_BITS
-            rows.append(state.next_index, chunk.size)
+            rows.add_chunk(key, Chunk.with_names_of(chunk, state.next_index))
             state.next_index += chunk.size
         rows.end = source.end
-        cleared = np.ones(rows.end, bool)
-        cleared[self._from] = False
-        made = rows.live_positions()
-        apply_clears.clear_rows(self._target, made[cleared[made]])
+        self._target.keys = self._source.keys
         return self._from
 
     def _copy_names(self) -> None:
@@ -185,12 +188,14 @@ class _Merge:
     def _copy_groups(self) -> None:
         """Make the samples members of their declared groups. Members that are not loaded may still be put."""
         groups = self._source.groups
+        if self._made:
+            self._target.groups.take_over(groups)
+            self._target.groups.largest = groups.largest
+            return
         place = dict(zip(self._from.tolist(), self._to.tolist(), strict=True)) if groups.declared else {}
         for group in groups.declared.values():
             members = [place[member] for member in group.members if member in place]
             self._target.join([group.name] * len(members), members)
-        if self._made:
-            self._target.groups.largest = groups.largest
 
     def _copy_consumption(self) -> None:
         """Copy what tasks have consumed and skipped. Rows under a lease are ready again."""
@@ -214,16 +219,8 @@ class _Merge:
         together = source.field_groups.names_together()
         target.fields.update({name: field for name, field in live.items() if name not in known})
         for names in together:
-            field = source.fields[names[0]]
-            if not field.live:
-                continue
-            blocks, slots = source.blocks_of(names[0], self._from)
-            has = blocks != 0
-            group = self._add_fields([source.fields[name] for name in names], known)
-            for _, chunk, at, where in target.rows.split(self._to[has]):
-                for name in names if group is None else names[:1]:
-                    columns = chunk.field_columns(name) if group is None else chunk.group_columns(group.number)
-                    columns[0][at], columns[1][at] = blocks[has][where] + self._shift, slots[has][where]
+            if source.fields[names[0]].live:
+                (self._take_columns if self._made else self._copy_columns)(names, known)
         target.learnt = None
         target.field_groups.changes += 1
         if target.ready:
@@ -231,6 +228,31 @@ class _Merge:
             for key, chunk, at, _ in target.rows.split(self._to):
                 target.unseen.add_rows(fields, key, chunk, at)
             target.update_awaited_sets(fields)
+
+    def _take_columns(self, names: list[str], known: Set[str]) -> None:
+        """Take over the columns of a group of fields, or of a field that is in none. known: see `_add_fields`."""
+        before = self._source.fields[names[0]].group
+        group = self._add_fields([self._source.fields[name] for name in names], known)
+        for key, chunk in self._source.rows.chunks.items():
+            columns = chunk.field.get(names[0]) if before is None else chunk.shared.get(before.number)
+            if columns is None:
+                continue
+            np.add(columns[0], self._shift, out=columns[0], where=columns[0] != 0)
+            if group is None:
+                self._target.rows.chunks[key].field[names[0]] = columns
+            else:
+                self._target.rows.chunks[key].shared[group.number] = columns
+
+    def _copy_columns(self, names: list[str], known: Set[str]) -> None:
+        """Copy the columns of a group of fields, or of a field that is in none. known: see `_add_fields`."""
+        blocks, slots = self._source.blocks_of(names[0], self._from)
+        has = blocks != 0
+        blocks, slots = blocks[has] + self._shift, slots[has]
+        group = self._add_fields([self._source.fields[name] for name in names], known)
+        for _, chunk, at, where in self._target.rows.split(self._to[has]):
+            for name in names if group is None else names[:1]:
+                columns = chunk.field_columns(name) if group is None else chunk.group_columns(group.number)
+                columns[0][at], columns[1][at] = blocks[where], slots[where]
 
     def _add_fields(self, fields: list[FieldStats], known: Set[str]) -> FieldGroup | None:
         """Add the counts and types of fields with the same columns. Return the group that they are in; None if none.
@@ -257,7 +279,10 @@ class _Merge:
             target.losses.events[state.losses] = LossEvent(loss.unit, loss.when, target.version)
             for name in source.counts:
                 lost = self._to[source.events_of(name, self._from) == number]
-                target.fields.setdefault(name, self._source.fields[name])
+                if name not in target.fields:  # all its values are lost
+                    field = target.fields[name] = self._source.fields[name]
+                    if field.group is not None:  # which is one of the saved partition
+                        field.leave_group()
                 for _, chunk, at, _ in target.rows.split(lost):
                     target.losses.mark(chunk, name, at, state.losses)
 

@@ -105,6 +105,29 @@ def is_next_in_extent(state: State, writer: str, place: BlockLocation | NewBlock
     )
 
 
+def fit_together(state: State, blocks: Sequence[NewBlock]) -> bool:
+    """Return whether blocks of different writers, each of which `check_places` accepts, also fit one after the other.
+
+    If not, they may still fit in another order. The blocks have one location each.
+    """
+    table, places, ranges = state.blocks, set[tuple[int, int]](), list[tuple[int, int, int]]()
+    leased, live, last = table.leased, table.live_bytes, 0
+    for block in blocks:
+        place, start, end = (block.unit, block.extent), block.offset, block.offset + block.nbytes
+        extent = table.extents.get(place)
+        leased += block.length if extent is None else 0
+        live += block.nbytes
+        last = max(last, end)
+        places.add(place)
+        if not state.units[block.unit].store:
+            if extent is not None and extent.top >= 0:  # its blocks are between these bytes
+                start, end = min(start, extent.low), max(end, extent.top)
+            ranges.append((block.unit, start, end))
+    ranges.sort()
+    apart = len(places) == len(blocks) and max(leased, last + live) <= MOST_BYTES
+    return apart and all(a != b or end <= start for (a, _, end), (b, start, _) in pairwise(ranges))
+
+
 def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> None:
     """Raise an error if a block cannot lie in this extent, or overlaps another block."""
     blocks, unit, number = state.blocks, place.unit, place.extent
