@@ -180,6 +180,9 @@ class Controller:
         self.wide_lookups = WideLookups()
         self._wakeups = Wakeups(self.context, self.clears, self.wide_puts, part)
         self._part = part
+        self._due: float | None = None
+        self._is_due_known = False
+        """Whether `_due` is the next deadline. What an event changes may change it; requests of READS do not."""
         self.context.activity.restore(self.context.connections.grace.clients, state.partitions)
         self._observe_records()
 
@@ -240,6 +243,7 @@ class Controller:
         if kept is not None and sequence in kept.replies:
             send = Send(peer, sequence, kept.replies[sequence])
             held = isinstance(send.reply, PublishReply) and context.mirror.hold_again(client, send, now)
+            self._is_due_known = False
             return [] if held else [send]
         waiting = state.waiting.by_waiter.get((client, sequence))
         if waiting is not None:
@@ -253,6 +257,7 @@ class Controller:
             if type(request) in READS:
                 check_epoch(state, request)
                 if type(request) is Lookup and self.wide_lookups.begin(state, caller, request):
+                    self._is_due_known = False
                     return []
                 reply: Any = handler(type(request))(context, caller, request)
                 return [Send(peer, sequence, reply)]
@@ -305,7 +310,12 @@ class Controller:
         return before + self._settle_after(effects)
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` has something to do; None if there is no deadline."""
+        """Return when `tick` has something to do; None if there is no deadline. Determined once after a change."""
+        if not self._is_due_known:
+            self._due, self._is_due_known = self._earliest_deadline(), True
+        return self._due
+
+    def _earliest_deadline(self) -> float | None:
         context, state = self.context, self.context.state
         times = [
             state.waiting.next_deadline(),
@@ -455,6 +465,7 @@ class Controller:
     def _with_orders(self, effects: list[Effect]) -> list[Effect]:
         """Add what follows from the records so far: replies that were held for the mirror, and orders to stores."""
         context = self.context
+        self._is_due_known = False
         if context.mirror.held:
             effects += context.mirror.release(context.now)
         if context.stores.orders:

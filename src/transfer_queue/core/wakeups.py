@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from transfer_queue.core.claims import claim_batching, claim_handler

@@ -234,7 +234,7 @@ def test_claims_met_together_get_what_they_would_get_one_by_one(make: Any, free:
     assert sorted(at_once.state.waiting.by_waiter) == sorted(alone.state.waiting.by_waiter)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(SAMPLERS), st.booleans(), STEPS, st.integers(1, 3), st.booleans())
 @example(RankAwareSampler, False, [[(n, 2, ("x",), 0, None, False) for n in range(5)], (10, False)], 1, False)
 @example(SequentialSampler, False, [[PLAIN] * 5, (8, False), [PLAIN], (4, False)], 1, True)
@@ -260,7 +260,8 @@ def test_the_first_replies_of_an_event_come_first_and_a_later_claim_is_behind_al
     h.take(h.controller.settle_further())
     assert [h.parked(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [False] * 8 + [True] * 2
     late = h.claim(2, name="late", wait=9.0)
-    assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [rows[2 * n : 2 * n + 2] for n in range(10)]
+    got = [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)]
+    assert got == [rows[2 * n : 2 * n + 2] for n in range(10)]
     assert h.parked(late, "late")
     assert not h.controller.unfinished
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from differential import differential
 from harness import Harness, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
+from differential import differential
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets, first_ones
 from transfer_queue.core.state import partition as partition_module
 from transfer_queue.core.state.partition import MAX_READY_SETS
