@@ -5,8 +5,8 @@
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
-# One more than there are cores, as tests that start processes mostly wait for these; 4 at most.
-PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? cores + 1 : 4)))
+# Two more than there are cores, as tests that start processes mostly wait for these; 4 at most.
+PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 2 ? 3 : 4)))
 # The differential tests run this many times as many examples in `make fuzz` as in `make test`.
 EXAMPLES_FACTOR ?= 100
 
@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo      a GRPO training through one driver, then through the queue (4 minutes on 2 cores; ARGS=--smoke: one)"
 	@echo "make demo-tests  the demo with workers that are killed, and Ctrl-C"
-	@echo "make test      the tests, in one process more than there are cores (4 at most; PROCESSES=1: one after the other)"
+	@echo "make test      the tests, in two processes more than there are cores (4 at most; PROCESSES=1: one after the other)"
 	@echo "make test-oldest  the tests of values, clients and loaders with the oldest versions that pyproject.toml names"
 	@echo "make integrations  the next three: tests with real libraries, each in an environment of its own (10 minutes)"
 	@echo "make loggers   tq.SummaryLogger with the real W&B, SwanLab and MLflow, without a network"

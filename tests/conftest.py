@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -48,20 +49,24 @@ def nothing_is_left() -> Iterator[None]:
 
 
 # What takes longest comes first, so that of several processes none is left alone with it at the end: names of files,
-# which are each there once.
-LONGEST = [
-    "test_node.py", "test_worker_processes.py", "test_durable_values.py", "test_restarts.py", "test_interleavings.py",
-    "test_chaos.py", "test_many_controllers.py",
-    "test_ends_by_schedule.py", "test_final_rounds.py", "test_processes.py", "test_benchmarks.py", "test_verdict.py",
-    "test_nodes.py", "test_top.py", "test_lifecycle.py", "test_top_screens.py", "test_cli_doctor.py",
-    "test_disk_tier.py", "test_object_codec.py", "test_user_samplers.py", "test_timeline.py", "test_cli.py",
-    "test_killed_consumers.py", "test_lease_delivery.py", "test_docstring_examples.py", "test_samplers.py",
-    "test_chaos_of_processes.py", "test_checkpoints_of_processes.py", "test_cli_watch.py", "test_sampler_host.py",
-    "test_codec.py", "test_equal_ends.py", "test_followers.py", "test_planted.py", "test_differencing.py",
-    "test_locks_by_schedule.py", "test_chaos_of_stores.py", "test_chaos_of_wide_requests.py",
-    "test_chaos_of_takeovers.py", "test_takeover.py", "test_takeover_of_values.py", "test_attaching.py",
-    "test_random_programs.py", "test_first_request.py", "test_staleness.py", "test_token_budget.py",
+# which are each there once. Files that mostly wait for processes alternate with files that compute, so that both kinds
+# run at the same time.
+WAITING = [
+    "test_durable_values.py", "test_benchmarks.py", "test_node.py", "test_worker_processes.py", "test_restarts.py",
+    "test_attaching.py", "test_takeover_of_values.py", "test_processes.py", "test_takeover.py", "test_cli.py",
+    "test_samplers.py", "test_sampler_host.py", "test_checkpoints_of_processes.py", "test_nodes.py",
+    "test_lifecycle.py", "test_cli_watch.py", "test_timeline.py", "test_cli_doctor.py", "test_top.py",
+    "test_disk_tier.py", "test_killed_consumers.py", "test_equal_ends.py", "test_chaos_of_processes.py",
+    "test_first_request.py", "test_lease_delivery.py",
 ]  # fmt: skip
+COMPUTING = [
+    "test_many_controllers.py", "test_ends_by_schedule.py", "test_chaos.py", "test_locks_by_schedule.py",
+    "test_final_rounds.py", "test_chaos_of_stores.py", "test_interleavings.py", "test_verdict.py",
+    "test_top_screens.py", "test_docstring_examples.py", "test_chaos_of_wide_requests.py", "test_object_codec.py",
+    "test_codec.py", "test_planted.py", "test_user_samplers.py", "test_followers.py", "test_chaos_of_takeovers.py",
+    "test_differencing.py", "test_staleness.py", "test_random_programs.py", "test_token_budget.py",
+]  # fmt: skip
+LONGEST = [name for pair in zip_longest(WAITING, COMPUTING) for name in pair if name is not None]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import transfer_queue as tq
+import warm
 from transfer_queue.config.settings import Settings
 from transfer_queue.node.system import launcher
 from transfer_queue.node.system.launcher import RunningSystem, start_local
@@ -135,22 +136,21 @@ def test_attach_decides_whether_init_starts_or_attaches(systems: Any) -> None:
         tq.init(attach="perhaps")  # type: ignore[arg-type]
 
 
-TRAINER = """
-import os, signal, sys
-import transfer_queue as tq
-tq.init({"system": {"name": sys.argv[1]}, "runtime": "local"}, attach="never")
-tq.kv_put("k", "p", {"x": 1})
-print(os.environ["TQ_ADDRESS"], flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+def train(name: str, told: Connection[Any, Any]) -> None:
+    """Start a system, and crash."""
+    tq.init({"system": {"name": name}, "runtime": "local"}, attach="never")
+    tq.kv_put("k", "p", {"x": 1})
+    told.send(os.environ["TQ_ADDRESS"])
+    os.kill(os.getpid(), signal.SIGKILL)
 
-WORKER = """
-import transfer_queue as tq
-try:
-    tq.init({"runtime": "local"})
-except tq.AttachError as error:
-    print(error)
-"""
+
+def work(heir: dict[str, str], told: Connection[Any, Any]) -> None:
+    """Attach to what the environment names."""
+    os.environ.update(heir, TQ_ATTACH="require")
+    try:
+        tq.init({"runtime": "local"})
+    except tq.AttachError as error:
+        told.send(str(error))
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -161,29 +161,32 @@ def until(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.01)
 
 
-def run(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own, to its end."""
-    environment = {**os.environ, **variables}
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, timeout=100
-    )
+def told_by(target: Callable[..., None], *arguments: Any) -> tuple[int | None, str]:
+    """Run a function in a process of its own, to its end; returns the exit code, and what the function sent."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with ours:
+        process = warm.process(target, *arguments, theirs)
+        process.start()
+        theirs.close()  # so that the end of the process is that of the pipe
+        told = ours.recv()
+        process.join(100)
+    return process.exitcode, told
 
 
 @pytest.mark.parametrize("by", ["TQ_ADDRESS", "TQ_SYSTEM"])
 def test_a_worker_whose_trainer_has_crashed_starts_no_system(by: str) -> None:
     """Whether it inherited the folder from the trainer, or was started with the same name on its own."""
     name = f"{NAME}-{by.lower()}".replace("_", "-")
-    trainer = run(TRAINER, name)
-    assert trainer.returncode == -signal.SIGKILL, trainer.stderr
-    folder = trainer.stdout.strip()
+    code, folder = told_by(train, name)
+    assert code == -signal.SIGKILL
     heir = {"TQ_ADDRESS": folder} if by == "TQ_ADDRESS" else {"TQ_SYSTEM": name}
     until(lambda: launcher.find(folder) is None)  # the servers of a process that was killed end by themselves
-    worker = run(WORKER, TQ_ATTACH="require", **heir)
-    assert worker.returncode == 0, worker.stderr
-    assert "no system is running" in worker.stdout
-    assert folder in worker.stdout
-    assert (f"under the name '{name}'" in worker.stdout) == (by == "TQ_SYSTEM")
-    assert "attach is 'require'. Start a system first (tq.init() in the trainer, or `tq start`)" in worker.stdout
+    code, words = told_by(work, heir)
+    assert code == 0
+    assert "no system is running" in words
+    assert folder in words
+    assert (f"under the name '{name}'" in words) == (by == "TQ_SYSTEM")
+    assert "attach is 'require'. Start a system first (tq.init() in the trainer, or `tq start`)" in words
     assert launcher.find(folder) is None
 
 

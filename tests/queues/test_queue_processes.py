@@ -80,16 +80,20 @@ def test_items_go_through_processes_once_and_in_the_order_of_their_producer():
             assert mine == sorted(mine)
 
 
-def echo(q: Any, other: Any) -> None:
+def echo(q: Any, other: Any, told: Connection[Any, Any]) -> None:
+    told.send("called")
     other.put(q.get(timeout=SECONDS))
 
 
 def test_a_spawned_process_attaches_by_the_queue_that_it_gets():
     context = multiprocessing.get_context("spawn")
     q, other = tq.Queue(maxsize=1), tq.PriorityQueue(prefetch=2)
-    process = context.Process(target=echo, args=(q, other))
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=echo, args=(q, other, there))
     process.start()
+    there.close()  # so that the end of the process is that of the pipe
     q.put((3, torch.ones(2)))
+    assert here.recv() == "called"  # on a busy machine its imports may take longer than SECONDS
     priority, value = other.get(timeout=SECONDS)
     process.join(SECONDS)
     assert (priority, value.tolist(), process.exitcode) == (3, [1.0, 1.0], 0)

@@ -323,7 +323,9 @@ def _check_stored(state: State, blocks: list[LiveBlock]) -> None:
     recorded = state.blocks.column("owner", np.array([number for number, _, _, _ in blocks], "i8")).tolist()
     for (number, _, places, nbytes), said in zip(blocks, recorded, strict=True):
         require(said == owners[number], f"block {number} is recorded as another partition's")
-        expected.setdefault(said, Counter()).update({place.unit: nbytes for place in places})
+        counted = expected.setdefault(said, Counter())
+        for place in places:
+            counted[place.unit] += nbytes
     there = {partition.number for partition in state.partitions.values()}
     require(state.blocks.stored.keys() <= there, "bytes are counted for a partition that does not exist")
     for number in there:
@@ -339,7 +341,8 @@ def _check_stored(state: State, blocks: list[LiveBlock]) -> None:
 def _check_extents(state: State, blocks: list[LiveBlock]) -> None:
     extents: Counter[tuple[int, int]] = Counter()
     for number, _, places, _ in blocks:
-        extents.update((place.unit, place.extent) for place in places)
+        for location in places:
+            extents[location.unit, location.extent] += 1
         require(len({place.unit for place in places}) == len(places), f"block {number} is in one unit twice")
     leased: Counter[int] = Counter()
     for (unit, _), extent in state.blocks.extents.items():
