@@ -130,7 +130,11 @@ class Harness:
     """Whether a user's sampler is called as if it were in a process of its own: through effects and messages."""
 
     def __init__(
-        self, sampler: BaseSampler | None = None, capacity: int | None = None, max_lag: MaxLag | None = None
+        self,
+        sampler: BaseSampler | None = None,
+        capacity: int | None = None,
+        max_lag: MaxLag | None = None,
+        part: int | None = None,
     ) -> None:
         self.users = sampler or SequentialSampler()
         self.sampler: AnySampler = self.users
@@ -139,7 +143,7 @@ class Harness:
         self.asks: list[AskSampler] = []  # emitted and not answered; one at a time
         self.asks_wait = False  # until `answer` is called
         self.max_lag = max_lag
-        self.controller = Controller(self.sampler, capacity=capacity, max_lag=max_lag)
+        self.controller = Controller(self.sampler, capacity=capacity, max_lag=max_lag, part=part)
         self.now = 0.0
         self.replies: dict[tuple[int, int], AnyReply] = {}
         self.freed: list[tuple[int, int]] = []

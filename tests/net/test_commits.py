@@ -71,6 +71,28 @@ def test_nothing_leaves_until_the_commit_succeeds(tmp_path: Path, how: str) -> N
         session.close()
 
 
+def test_what_is_served_after_the_output_was_sent_has_a_commit_of_its_own(tmp_path: Path) -> None:
+    commits, words, ours = Commits(), [b"first", b"second"], []
+    left: list[tuple[int, Outgoing]] = []
+    one_end, other_end = socket.socketpair()
+    with one_end, other_end:
+
+        def served() -> list[Outgoing]:
+            if not ours or not words:
+                return []
+            one_end.settimeout(10)
+            if len(words) == 1:
+                assert FrameReader().feed(one_end.recv(100))[0][0] == b"first", "it was sent before this call"
+            left.append((commits.tries, Outgoing(ours[0], words.pop(0))))
+            return [left[-1][1]]
+
+        with Running(tmp_path, commit=commits, served=served) as running:
+            running.server.call_soon(lambda: ours.append(running.server.adopt(other_end.dup())))
+            until(lambda: not words)
+            assert FrameReader().feed(one_end.recv(100))[0][0] == b"second"
+    assert left[0][0] < left[1][0]
+
+
 def test_a_server_that_cannot_commit_ends_in_silence(tmp_path: Path) -> None:
     commits = Commits()
     ours, theirs = socket.socketpair()

@@ -57,6 +57,7 @@ from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.object_pool import ObjectNames, ObjectPool, key_of
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing.cluster import (
+    PART,
     UNIT_PEER,
     Cluster,
     arena_of,
@@ -364,6 +365,7 @@ class FaultyCluster(Cluster):
             marks=before.context.migrations.marks,
             max_lag=before.context.mirror.lag,
             values=before.context.samplers.values,
+            part=PART,
         )
         self._keep_journal(recovered)
 

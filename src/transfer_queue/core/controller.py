@@ -4,11 +4,16 @@
     on_disconnect(client, peer, now)            that connection ended
     tick(now)                                   a deadline may have come (see next_deadline)
     on_deal_computed(number, outcome, now)      an effect `ComputeDeal` was carried out
+    settle_further()                            the effects so far were carried out, and the event has more of them
 
 Each event is decided as records, which are applied (`core.transitions.apply`), and as effects for the server. Every
 request gets exactly one reply. The reply to a mutation is kept in the state until the client says that it has the
 reply, so the same request on a new connection gets the same reply. A request that waits is answered by the event that
 completes it, in order of arrival per (partition, task).
+
+An event that completes very many requests returns the effects of the first ones, so that their replies are sent while
+the others are decided (`part`). `settle_further` returns the next ones. Any other event completes the rest first, so
+that the records are the same as without parts, in the same order.
 """
 
 from __future__ import annotations
@@ -111,6 +116,7 @@ class Controller:
         strict: bool = False,
         timeline_events: int = DEFAULT_CAPACITY,
         max_lag: MaxLag | None = None,
+        part: int | None = None,
     ) -> None:
         """Begin with an empty state, or with that of a controller before this one.
 
@@ -130,6 +136,8 @@ class Controller:
             strict: Whether entries of a sampling_config that the sampler does not take are errors.
             timeline_events: The number of events of the timeline that are kept; 0: none are written.
             max_lag: How far a mirror may be behind acknowledged puts; None: the system has no mirror.
+            part: The number of effects after which an event may return, before it has met all requests that can be met.
+                The caller must call `settle_further` as long as `unfinished`. None: an event returns all effects.
         """
         self.state = state = State(capacity) if restored is None else restored
         """The state of the system."""
@@ -170,7 +178,8 @@ class Controller:
         self.clears = IncrementalClears()
         self.wide_puts = WidePuts()
         self.wide_lookups = WideLookups()
-        self._wakeups = Wakeups(self.context, self.clears, self.wide_puts)
+        self._wakeups = Wakeups(self.context, self.clears, self.wide_puts, part)
+        self._part = part
         self._due: float | None = None
         self._is_due_known = False
         """Whether `_due` is the next deadline. What an event changes may change it; requests of READS do not."""
@@ -209,8 +218,23 @@ class Controller:
         """A client has opened a connection, its first one or a further one."""
         self.context.connections.note_opened(client, peer)
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last event has further effects, which `settle_further` returns."""
+        return self._wakeups.unfinished
+
+    def settle_further(self) -> list[Effect]:
+        """Return the next effects of the last event."""
+        return self._with_orders(self._wakeups.settle_further(self._part))
+
+    def _finish_last(self) -> list[Effect]:
+        """Return all further effects of the last event, before another one begins."""
+        return self._with_orders(self._wakeups.settle_further(None)) if self._wakeups.unfinished else []
+
     def handle(self, client: str, peer: int, envelope: RequestEnvelope, now: float) -> list[Effect]:
         """A request arrived."""
+        if self._wakeups.unfinished:
+            return self._finish_last() + self.handle(client, peer, envelope, now)
         context, state = self.context, self.state
         context.log.now = now
         context.measures.counters["requests"] += 1
@@ -249,12 +273,14 @@ class Controller:
             puts: (client, peer, envelope) of each, all with a `Publish`.
             now: The time on the controller's clock.
         """
-        context, effects = self.context, list[Effect]()
+        context, effects = self.context, self._finish_last()
         context.log.now = now
         for callers in puts_together.alike_puts([Caller(*put) for put in puts]):
+            effects += self._finish_last()
             if len(callers) > 1 and not puts_together.has_fields(self.state, callers[0]):
                 first = callers.pop(0)  # it makes the partition and its fields
                 effects += self.handle(first.client, first.peer, first.envelope, now)
+                effects += self._finish_last()
             record = puts_together.decide(self.state, callers) if len(callers) > 1 else None
             if record is not None:
                 context.measures.counters["requests"] += len(callers)
@@ -266,7 +292,7 @@ class Controller:
 
     def on_disconnect(self, client: str, peer: int, now: float) -> list[Effect]:
         """A connection ended. What waits on it is cancelled before anything can meet it."""
-        context = self.context
+        before, context = self._finish_last(), self.context
         context.log.now = now
         context.parked.cancel(client, peer)
         context.unit_drains.cancel(client, peer)
@@ -285,7 +311,7 @@ class Controller:
             if announced:
                 self._release_locks(client)
             context.lock_holders.note_disconnected(client, now)
-        return self._settle_after(effects)
+        return before + self._settle_after(effects)
 
     def next_deadline(self) -> float | None:
         """Return when `tick` has something to do; None if there is no deadline. Determined once after a change."""
@@ -308,14 +334,14 @@ class Controller:
             times.append(context.mirror.next_deadline())
         if state.aging:
             times += [retention.next_expiry(partition) for partition in state.aging.values()]
-        jobs = self.clears.jobs or self.wide_puts.jobs or self.wide_lookups.jobs
+        jobs = self.unfinished or self.clears.jobs or self.wide_puts.jobs or self.wide_lookups.jobs
         if jobs or context.index_builder or state.blocks.discarded:
             times.append(context.now)
         return min([time for time in times if time is not None], default=None)
 
     def tick(self, now: float) -> list[Effect]:
         """End what has reached its deadline (waits, leases, old rows, grace periods), and do a step of long jobs."""
-        context = self.context
+        before, context = self._finish_last(), self.context
         context.log.now = now
         for client in context.connections.grace.expired_clients(now, context.connections.peers):
             self._wakeups.release(client)
@@ -342,7 +368,7 @@ class Controller:
             context.log.apply(record)
         effects += [SendToUnit(unit, order) for unit, order in orders]
         effects += [SendToUnit(unit, order) for unit, order in context.mirror.step(now)]
-        return self._settle_after(effects)
+        return before + self._settle_after(effects)
 
     def on_deal_computed(self, number: int, outcome: Any, now: float) -> list[Effect]:
         """A long deal was computed.
@@ -355,7 +381,7 @@ class Controller:
             outcome: The result of `ComputeDeal.run`, or the exception that it raised.
             now: The time on the controller's clock.
         """
-        context = self.context
+        before, context = self._finish_last(), self.context
         context.log.now = now
         job = context.background_deals.end(number)
         effects: list[Effect] = []
@@ -366,12 +392,13 @@ class Controller:
         elif waiting is not None:
             effects = claim_handler.retry_claim(context, waiting, job.validate_shares(outcome))
         context.changes.changes_of(job.partition.name).tasks.add(job.task)
-        return self._settle_after(effects)
+        return before + self._settle_after(effects)
 
     def on_sampler_answer(self, number: int, outcome: Any, now: float) -> list[Effect]:
         """The process of a user's sampler answered a call. outcome: see `AskSampler`."""
+        before = self._finish_last()
         self.context.log.now = now
-        return self._settle_after(self.context.sampler_calls.on_answer(self.context, number, outcome))
+        return before + self._settle_after(self.context.sampler_calls.on_answer(self.context, number, outcome))
 
     def answer_sampler_read(self, number: int, question: Question) -> ViewReply:
         """Return the reply to what a user's sampler reads during a call."""
@@ -379,19 +406,21 @@ class Controller:
 
     def on_state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
         """The state was written to a file, or not. trouble: why not, in words; None if it was."""
+        before = self._finish_last()
         self.context.log.now = now
-        return self._settle_after(checkpoint_handler.finish_writing(self.context, name, trouble))
+        return before + self._settle_after(checkpoint_handler.finish_writing(self.context, name, trouble))
 
     def on_state_read(
         self, client: str, sequence: int, read: checkpoint_handler.SavedState | Exception, now: float
     ) -> list[Effect]:
         """The file of a saved state was read for a client. read: its content, or why it cannot be read."""
+        before = self._finish_last()
         self.context.log.now = now
-        return self._settle_after(checkpoint_handler.finish_reading(self.context, client, sequence, read))
+        return before + self._settle_after(checkpoint_handler.finish_reading(self.context, client, sequence, read))
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
-        context = self.context
+        before, context = self._finish_last(), self.context
         effects = context.sampler_calls.replace(context.samplers.replace_default(sampler))
         context.state.watched = watched_tags(sampler)
         for waiting in list(context.state.waiting.by_waiter.values()):
@@ -399,7 +428,7 @@ class Controller:
                 effects += claim_handler.recheck_claim(context, waiting)
         for name in {**context.state.partitions, **context.state.waiting.claims}:  # claims may wait for new partitions
             context.changes.changes_of(name).everything = True
-        return self._settle_after(effects)
+        return before + self._settle_after(effects)
 
     # ------------------------------------------------------------ requests
 
@@ -435,9 +464,12 @@ class Controller:
 
     def _settle_after(self, effects: list[Effect]) -> list[Effect]:
         """Return these effects of an event, and those of the requests that can be met after it."""
+        return self._with_orders(effects + self._wakeups.settle())
+
+    def _with_orders(self, effects: list[Effect]) -> list[Effect]:
+        """Add what follows from the records so far: replies that were held for the mirror, and orders to stores."""
         context = self.context
         self._is_due_known = False
-        effects = effects + self._wakeups.settle()
         if context.mirror.held:
             effects += context.mirror.release(context.now)
         if context.stores.orders:

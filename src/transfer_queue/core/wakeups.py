@@ -40,28 +40,57 @@ from transfer_queue.messages.queries import Watch
 class Wakeups:
     """Meets and ends the requests that wait."""
 
-    def __init__(self, context: ControllerContext, clears: IncrementalClears, wide_puts: WidePuts) -> None:
+    def __init__(
+        self, context: ControllerContext, clears: IncrementalClears, wide_puts: WidePuts, part: int | None
+    ) -> None:
         self._context = context
         self._clears = clears
         self._wide_puts = wide_puts
+        self._part = part
+        self._left: Iterator[list[Effect]] | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether `settle` has left something to `settle_further`, which must be done before the next event."""
+        return self._left is not None
 
     def settle(self) -> list[Effect]:
-        """Meet what can be met after an event, until nothing more can be met. Then give free extents back."""
+        """Meet what can be met after an event, until nothing more can be met. Then give free extents back.
+
+        If these are many requests, returns the effects of the first ones. `settle_further` meets the others.
+        """
+        self._left = self._parts()
+        return self.settle_further(self._part)
+
+    def settle_further(self, part: int | None) -> list[Effect]:
+        """Continue what `settle` has left, until there are at least `part` effects. None: until the end."""
+        effects: list[Effect] = []
+        for some in self._left or ():
+            effects += some
+            if part is not None and len(effects) >= part:
+                return effects
+        self._left = None
+        return effects
+
+    def _parts(self) -> Iterator[list[Effect]]:
+        """Do what `settle` does, and iterate over the effects of each step."""
         context = self._context
         state, changes = context.state, context.changes.by_partition
-        effects: list[Effect] = []
         while True:
             while changes:
                 name, change = changes.popitem()
                 partition = state.partitions.get(name)
                 if state.waiting.by_waiter:
-                    effects += self._meet(name, partition, change)
+                    yield from self._meet(name, partition, change)
                 elif partition is not None:
                     retention.retain(context.log, partition)
                     partition.gained.clear()
-            effects += context.sampler_calls.start_next(context)
+            effects = context.sampler_calls.start_next(context)
+            if effects:
+                yield effects
             if not changes:
                 break
+        effects = []
         if state.blocks.untold:
             for unit, extents in state.blocks.take_freed(context.connections.units, context.checkpoints).items():
                 context.activity.freed[unit] = context.activity.freed.get(unit, 0) + 1
@@ -72,7 +101,8 @@ class Wakeups:
             effects += unit_handlers.end_retired_mirrors(context)
         if self._is_deadlocked():
             effects += deadlock_detector.end_deadlock(context)
-        return effects
+        if effects:
+            yield effects
 
     def _is_deadlocked(self) -> bool:
         """Whether claims and puts wait for each other. The controller's own work under way may still meet them."""
@@ -129,20 +159,23 @@ class Wakeups:
         for oldest in context.connections.depart(client):
             context.log.apply(r.ClientForgotten(oldest))
 
-    def _meet(self, name: str, partition: Partition | None, change: ChangeSet) -> Iterator[Effect]:
-        """Meet the requests that wait for what has changed in a partition; None if the partition has ended."""
+    def _meet(self, name: str, partition: Partition | None, change: ChangeSet) -> Iterator[list[Effect]]:
+        """Meet the requests that wait for what has changed in a partition; None if the partition has ended.
+
+        Iterates over the effects of requests that are met together.
+        """
         context, waiting_for = self._context, self._context.state.waiting
         peers = context.parked.peers
         for waiter, reply in change_answers.watch_replies(context.state, name, peers):
-            yield self._reply(waiter, reply)
+            yield [self._reply(waiter, reply)]
         for waiting in lock_decisions.grantable(context.state, name, peers) if change.locks else ():
-            yield from self._retry_decision(waiting)
+            yield self._retry_decision(waiting)
         gained: set[str] = set()
         if partition is not None:
             retention.retain(context.log, partition)
             gained, partition.gained = partition.gained, set()
         for waiting in list(waiting_for.work.get(name, {}).values()):
-            yield from self._retry_decision(waiting)
+            yield self._retry_decision(waiting)
         for task, queue in list(waiting_for.claim_queues(name).items()):
             first = next(iter(queue.claims.values()), None)
             if partition and first and context.index_builder.needs_indexes(context.samplers, partition, first.claim):
@@ -155,12 +188,12 @@ class Wakeups:
                 grown = change.joined or task in gained
                 worth = claims_to_retry(context.samplers, partition, task, queue, grown, shares, consumed, peers)
             for some in worth:
-                yield from self.retry(some[0]) if len(some) == 1 else claim_batching.meet_together(context, some)
+                yield self.retry(some[0]) if len(some) == 1 else claim_batching.meet_together(context, some)
         if waiting_for.space and (change.everything or change.space or flow_control.admits_rows(partition)):
             for waiting in list(waiting_for.space.values()):
                 assert isinstance(waiting.request, (Publish, Reserve))
                 if not flow_control.certainly_waits(context.state, waiting.request):
-                    yield from self.retry(waiting)
+                    yield self.retry(waiting)
 
     def _reply(self, waiter: RequestKey, reply: AnyReply) -> Send:
         """End the wait of a request that has a connection, with this reply."""

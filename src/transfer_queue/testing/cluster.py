@@ -52,6 +52,7 @@ from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ...; they do not use the simulated network
 DISK_BYTES = 256 << 20  # of each unit on disk, if the conf does not set it
 MOST_WORK_SECONDS = 0.1  # of virtual time that work beside the core's loop takes
+PART = 2  # effects of an event after which others may interrupt it
 MOST_DELIVERIES = 1_000_000
 MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
 
@@ -148,6 +149,7 @@ class Cluster:
             marks=Watermarks(settings.offload_high, settings.offload_low),
             max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
             values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
+            part=PART,
         )
         """The controller."""
         tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1) if settings.has_arenas else []

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
-from harness import Harness
+from harness import Harness, column
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.core.claims import claim_batching
 from transfer_queue.core.events.records import Dealt, RepliesSent, ReplySent
-from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.claims import Ack, Claim
 from transfer_queue.messages.partitions import Seal
 from transfer_queue.sampler import (
     GRPOGroupNSampler,
@@ -65,7 +66,49 @@ def test_the_first_claim_is_met_first_whatever_it_asks_for() -> None:
     assert h.parked(last[1], "d")
 
 
-def test_claims_with_a_lease_are_met_one_by_one() -> None:
+def test_claims_with_a_lease_are_met_together_with_a_token_each() -> None:
+    h = Harness(RankAwareSampler())
+    waits = [h.claim(2, name=f"r{n}", wait=9.0, lease=5.0, dp_rank=n, batch_index=0) for n in range(5)]
+    rows = h.put(10)
+    (deal,) = kinds(h, Dealt)
+    assert [len(answered.answers) for answered in kinds(h, RepliesSent)] == [5]
+    assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [rows[2 * n : 2 * n + 2] for n in range(5)]
+    tokens = [h.result(sequence, f"r{n}").token for n, sequence in enumerate(waits)]
+    assert [lease.token for lease in deal.leases] == tokens
+    assert sorted(tokens) == list(range(tokens[0], tokens[0] + 5))
+    h.ask(Ack("p", tokens[1], column(rows[2:4])))
+    assert h.state.partitions["p"].claimed == {"t": 8}
+    h.tick(4.0)
+    assert len(h.state.partitions["p"].leases.by_token) == 4
+    h.tick(6.0)
+    assert not h.state.partitions["p"].leases.by_token, "each lease ends at its time"
+
+
+def test_ranks_that_get_their_shares_of_a_round_under_leases_are_met_together() -> None:
+    h = Harness(SeqlenBalancedSampler(dp_size=8))
+    waits = [h.claim(2, name=f"r{n}", wait=9.0, lease=5.0, dp_rank=n, batch_index=0) for n in range(8)]
+    rows = h.put(16, tags=[{"total_lengths": n} for n in range(16)])
+    assert sorted(row for n, sequence in enumerate(waits) for row in h.got(sequence, f"r{n}") or []) == rows
+    assert [len(answered.answers) for answered in kinds(h, RepliesSent)] == [7]
+    leases = h.state.partitions["p"].leases.by_token
+    assert {lease.batch for lease in leases.values()} == {("t", rank, 0) for rank in range(8)}
+
+
+def test_rows_that_are_delivered_again_together_have_the_numbers_of_their_deliveries() -> None:
+    h = Harness()
+    first = [h.claim(1, name=f"r{n}", wait=9.0, lease=1.0) for n in range(2)]
+    h.put(2)
+    h.tick(2.0)
+    again = [h.claim(2, name=f"s{n}", wait=9.0, lease=1.0) for n in range(2)]
+    assert h.got(again[0], "s0") == [h.got(sequence, f"r{n}")[0] for n, sequence in enumerate(first)]  # type: ignore[index]
+    h.tick(4.0)  # both rows are ready again; two more let both claims be met
+    third = h.claim(2, name="s2", wait=9.0, lease=1.0)
+    h.put(2)
+    counts = [h.result(sequence, name).deliveries for sequence, name in ((again[1], "s1"), (third, "s2"))]
+    assert counts == [np.array([3, 3], "<i4").tobytes(), None]
+
+
+def test_claims_with_different_leases_are_not_met_together() -> None:
     h = Harness()
     waits = [h.claim(1, name=f"r{n}", wait=9.0, lease=9.0 if n == 2 else None) for n in range(5)]
     rows = h.put(5)
@@ -147,19 +190,21 @@ SAMPLERS = [
 ]  # fmt: skip
 CLAIM = st.tuples(
     st.integers(0, 4), st.sampled_from([2, 2, 4]), st.sampled_from([("x",), ("x",), ("x", "y")]), st.integers(0, 1),
-    st.sampled_from([None, None, None, 5.0]), st.booleans(),
+    st.sampled_from([None, None, 5.0]), st.booleans(),
 )  # fmt: skip
 PLAIN = (0, 2, ("x",), 0, None, False)
 PUT = st.tuples(st.integers(1, 12), st.booleans())
 STEPS = st.lists(st.one_of(st.lists(CLAIM, min_size=1, max_size=6), PUT, st.just("seal")), max_size=8)
 
 
-def played(make: Any, free: bool, steps: list[Any]) -> tuple[dict[Any, Any], Any]:
-    """Return all replies, and the claims that still wait."""
-    h = Harness(make())
+def played(make: Any, free: bool, steps: list[Any], part: int | None = None, pause: bool = False) -> Harness:
+    """Play the steps. pause: Whether the replies to each step are completed before the next step."""
+    h = Harness(make(), part=part)
     h.create(free_when=["t"] if free else [])
     number = 0
     for step in steps:
+        while pause and h.controller.unfinished:
+            h.take(h.controller.settle_further())
         if step == "seal":
             h.ask(Seal("p"))
         elif isinstance(step, tuple):
@@ -173,7 +218,9 @@ def played(make: Any, free: bool, steps: list[Any]) -> tuple[dict[Any, Any], Any
                     count, "t" if task else "s", wanted, name=f"r{number}", wait=99.0, lease=lease, dp_rank=rank,
                     batch_index=batch,
                 )  # fmt: skip
-    return h.replies, sorted(h.state.waiting.by_waiter)
+    while h.controller.unfinished:
+        h.take(h.controller.settle_further())
+    return h
 
 
 @settings(max_examples=120, deadline=None)
@@ -183,7 +230,40 @@ def test_claims_met_together_get_what_they_would_get_one_by_one(make: Any, free:
     at_once = played(make, free, steps)
     with one_by_one():
         alone = played(make, free, steps)
-    assert at_once == alone
+    assert at_once.replies == alone.replies
+    assert sorted(at_once.state.waiting.by_waiter) == sorted(alone.state.waiting.by_waiter)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(SAMPLERS), st.booleans(), STEPS, st.integers(1, 3), st.booleans())
+@example(RankAwareSampler, False, [[(n, 2, ("x",), 0, None, False) for n in range(5)], (10, False)], 1, False)
+@example(SequentialSampler, False, [[PLAIN] * 5, (8, False), [PLAIN], (4, False)], 1, True)
+def test_an_event_in_parts_has_the_same_records_as_a_whole_one(
+    make: Any, free: bool, steps: list[Any], part: int, pause: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claim_batching, "TOGETHER", 2)
+        whole, parts = played(make, free, steps), played(make, free, steps, part, pause)
+    assert parts.replies == whole.replies
+    assert parts.records == whole.records
+
+
+def test_the_first_replies_of_an_event_come_first_and_a_later_claim_is_behind_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(claim_batching, "TOGETHER", 4)
+    h = Harness(part=4)
+    waits = [h.claim(2, name=f"r{n}", wait=9.0) for n in range(10)]
+    rows = h.put(20)
+    assert [h.parked(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [False] * 4 + [True] * 6
+    assert h.controller.next_deadline() == h.now, "a server that is not called again soon continues at a deadline"
+    h.take(h.controller.settle_further())
+    assert [h.parked(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [False] * 8 + [True] * 2
+    late = h.claim(2, name="late", wait=9.0)
+    got = [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)]
+    assert got == [rows[2 * n : 2 * n + 2] for n in range(10)]
+    assert h.parked(late, "late")
+    assert not h.controller.unfinished
 
 
 def test_replies_have_locations_unless_there_are_many_claims(monkeypatch: pytest.MonkeyPatch) -> None:

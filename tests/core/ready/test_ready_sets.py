@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Harness, tensor
+from hypothesis import given
+from hypothesis import strategies as st
 
-from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
+from differential import differential
+from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets, first_ones
 from transfer_queue.core.state import partition as partition_module
 from transfer_queue.core.state.partition import MAX_READY_SETS
 from transfer_queue.core.tables.row_table import CHUNK
@@ -21,6 +24,13 @@ from transfer_queue.sampler.base import ReadyIndexes
 def ready_of(h: Harness, task: str = "t", fields: tuple[str, ...] = ("x",), partition: str = "p") -> ReadySets:
     found = h.state.partitions[partition]
     return found.sampler_view(found.ready_set(task, fields))
+
+
+@differential(60)
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=12).filter(any), st.integers(1, 14))
+def test_the_first_ones_of_a_bitmap_are_those_of_all(bits: list[int], limit: int) -> None:
+    expected = [at for at, bit in enumerate(bits) if bit][:limit]
+    assert first_ones(np.array(bits, "u1"), limit).tolist() == expected
 
 
 def fragmented(h: Harness) -> list[int]:

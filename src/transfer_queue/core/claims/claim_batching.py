@@ -3,6 +3,8 @@
 Claims are similar if only their dp_rank differs. They are met together if the sampler would deal the same rows to one
 large claim as to these claims one after the other. The deal is then cut into their batches, in order of arrival. Claims
 for which one deal of the sampler contains a share each are also met together.
+
+At most TOGETHER claims are met at once, so that the replies to the first ones are sent while the others are decided.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from transfer_queue.core.samplers.sampler_view import PartitionView, call_sample
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, RequestKey, share_key
+from transfer_queue.core.tables.row_table import CLAIMED
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.tag_table import slice_tags
 from transfer_queue.sampler.base import BaseSampler, RankConsistentSampler
 from transfer_queue.sampler.sampler_wrapper import dealer
 
+TOGETHER = 128  # claims
+ONCE = (1).to_bytes(4, "little")  # the number of the delivery of a row that is delivered for the first time
 PLACED = 32  # claims met together whose replies contain the locations of values; further ones look them up
 
 
@@ -52,7 +57,7 @@ def batchable_claims(
             return found
         ranks.add(_rank(claim))
     for waiter, waiting in islice(queued, at + 1, None):
-        if have < (len(found) + 1) * claim.count or not _is_alike(claim, waiting.claim):
+        if len(found) == TOGETHER or have < (len(found) + 1) * claim.count or not _is_alike(claim, waiting.claim):
             break
         if waiter not in connected:
             continue
@@ -73,7 +78,7 @@ def batchable_shares(
         if waiting.waiter not in connected:
             continue
         claim = waiting.claim
-        if found and not _is_alike(found[0].claim, claim):
+        if found and (len(found) == TOGETHER or not _is_alike(found[0].claim, claim)):
             yield found
             found = []
         if found or _is_simple(partition, samplers.sampler_for(claim, partition), claim):
@@ -94,19 +99,18 @@ def waiting_for_shares(partition: Partition, claim: Claim, queue: ClaimQueue) ->
 
 
 def _is_simple(partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
-    """Return whether all rows of this claim have the same reply and records: no lease, loss or skipped row."""
+    """Return whether all rows of this claim have the same reply and records: no loss, ack or skipped row."""
     task = claim.task
     if (
         claim.probe
         or claim.ahead
-        or claim.lease is not None
         or claim.since is not None
         or claim.least is not None
         or not claim_samplers.deals_itself(sampler)
     ):
         return False
     return not (
-        partition.claimed.get(task)
+        (claim.lease is None and partition.claimed.get(task))
         or partition.losses.counts
         or (task, lease_decisions.POISON) in partition.passed.counts
     )
@@ -124,7 +128,8 @@ def _is_alike(claim: Claim, other: Claim) -> bool:
     return (
         claim.count == other.count
         and claim.fields == other.fields
-        and other.lease is None
+        and claim.lease == other.lease
+        and claim.replicas == other.replicas
         and other.since is None
         and other.least is None
         and not other.probe
@@ -161,18 +166,23 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
         BaseSampler, context.samplers.sampler_for(claim, partition)
     )  # `batchable_claims` and `batchable_shares` leave out users' samplers
     batches = _known_batches(partition, sampler, waits)
+    known = batches is not None
     if batches is None and _is_enough(context, partition, sampler, waits):
         batches = _deal(partition, sampler, claim, len(waits))
-        context.log.apply(_record(sampler, waits, batches))
         context.measures.counters["dealt_rows"] += claim.count * len(waits)
     rows = np.concatenate(batches) if batches else np.zeros(0, "i8")
     positions = partition.rows.positions_of(rows)
-    if not batches or (positions < 0).any():
+    if not batches or (positions < 0).any() or (known and not _may_lease(partition, claim, positions)):
         return [effect for waiting in waits for effect in claim_handler.retry_claim(context, waiting)]
+    leases = _leases(context, partition, sampler, waits, batches) if claim.lease is not None else []
+    for record in leases if known else [_record(sampler, waits, batches, leases)]:
+        context.log.apply(record)
     held = _hold(context, partition, waits, batches)
     whole = meta_reply(partition, positions, rows, claim.fields)
     warning = claim_handler.warning_of(context, partition, claim, rows)
     replies = list(_split_reply(whole, batches, held))
+    if leases:
+        replies = _leased_replies(context, partition, leases, rows, replies)
     if warning is not None:
         replies[0] = msgspec.structs.replace(replies[0], warning=warning)
     peers = context.parked.unpark_claims(waits)
@@ -195,8 +205,11 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
 def _hold(
     context: ControllerContext, partition: Partition, waits: list[ParkedRequest], batches: list[np.ndarray]
 ) -> list[bool]:
-    """Record that the clients reference their batches, if the partition frees finished rows; return who does."""
-    if waits[0].claim.task not in partition.holds.tasks:
+    """Record that the clients reference their batches, if the partition frees finished rows; return who does.
+
+    A lease references its rows itself.
+    """
+    if waits[0].claim.task not in partition.holds.tasks or waits[0].claim.lease is not None:
         return [False] * len(waits)
     handed = [
         consumer_state.hold_records(partition, each.client, each.claim, mine)
@@ -205,6 +218,49 @@ def _hold(
     for record in chain.from_iterable(handed):
         context.log.apply(record)
     return [bool(records) for records in handed]
+
+
+def _may_lease(partition: Partition, claim: Claim, positions: np.ndarray) -> bool:
+    """Return whether a claim of dealt rows leases all of them, if it asks for a lease: none is acknowledged."""
+    return claim.lease is None or bool((partition.consumption_states(claim.task, positions) == CLAIMED).all())
+
+
+def _leases(
+    context: ControllerContext, partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest],
+    batches: list[np.ndarray],
+) -> list[r.RowsLeased]:  # fmt: skip
+    """Return the leases of the clients on their batches."""
+    claim, token = waits[0].claim, context.state.next_token
+    assert claim.lease is not None
+    unit = claim_samplers.dealt_group_size(sampler, partition)
+    leases = []
+    for number, (waiting, mine) in enumerate(zip(waits, batches, strict=True), token):
+        key = _key(sampler, waiting.claim)
+        replicas = 1 if key is None else (claim.replicas or partition.options.replicas)
+        leases.append(
+            r.RowsLeased(
+                partition.name, claim.task, number, waiting.client, np.sort(mine).tobytes(), claim.lease, key,
+                replicas, unit,
+            )
+        )  # fmt: skip
+    return leases
+
+
+def _leased_replies(
+    context: ControllerContext, partition: Partition, leases: list[r.RowsLeased], rows: np.ndarray,
+    replies: list[ClaimReply],
+) -> list[ClaimReply]:  # fmt: skip
+    """Begin the time of these leases, and return the replies with their tokens. rows: those of all replies."""
+    counts = lease_decisions.deliveries(partition, leases[0].task, rows)
+    found, end, replace = [], 0, msgspec.structs.replace
+    for lease, reply in zip(leases, replies, strict=True):
+        context.lease_deadlines.begin(partition.name, partition.leases.by_token[lease.token], context.now)
+        start, end = end, end + len(reply.rows) // 8
+        mine = None if counts is None else counts[4 * start : 4 * end]
+        if mine is not None and mine == ONCE * (end - start):
+            mine = None
+        found.append(replace(reply, token=lease.token, deliveries=mine))
+    return found
 
 
 def _known_batches(partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest]) -> list[np.ndarray] | None:
@@ -250,13 +306,18 @@ def _deal(partition: Partition, sampler: BaseSampler, claim: Claim, number: int)
     return list(np.array(sampled, "i8").reshape(number, claim.count))
 
 
-def _record(sampler: BaseSampler, waits: list[ParkedRequest], batches: list[np.ndarray]) -> r.Dealt:
+def _record(
+    sampler: BaseSampler, waits: list[ParkedRequest], batches: list[np.ndarray], leases: list[r.RowsLeased]
+) -> r.Dealt:
     claim, key = waits[0].claim, _key(sampler, waits[0].claim)
     columns = [rows.tobytes() for rows in batches]
     ranks = [0] * len(waits) if key is None else [_rank(waiting.claim) for waiting in waits]
     shares = [r.Share(rank, column) for rank, column in zip(ranks, columns, strict=True)]
     batch_index = None if key is None else key[1]
-    return r.Dealt(claim.partition, claim.task, batch_index, claim.count, shares, b"".join(columns))
+    consumed = b"".join(columns)
+    return r.Dealt(
+        claim.partition, claim.task, batch_index, claim.count, shares, consumed, claim.lease is not None, None, leases
+    )
 
 
 def _split_reply(whole: ClaimReply, batches: list[np.ndarray], held: list[bool]) -> Iterator[ClaimReply]:

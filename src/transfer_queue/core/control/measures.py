@@ -35,6 +35,8 @@ class LeaseCounts:
         if isinstance(record, r.Dealt):
             if record.lease is not None:
                 self.count_record(record.lease)
+            for lease in record.leases:
+                self.count_record(lease)
         elif isinstance(record, r.RowsLeased):
             self.granted[_bounded_label(record.task, self.granted)] += 1
         elif isinstance(record, r.LeaseAcked):

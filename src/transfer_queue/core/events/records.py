@@ -278,6 +278,8 @@ class Dealt(Record, frozen=True):
     """Whether the rows of the shares are claimed until they are acknowledged, instead of consumed."""
     lease: RowsLeased | None = None
     """The lease of the client whose claim was dealt."""
+    leases: list[RowsLeased] = []
+    """The leases of the clients whose claims were dealt together."""
 
 
 class LeaseAcked(Record, frozen=True):

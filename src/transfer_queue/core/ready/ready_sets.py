@@ -31,6 +31,19 @@ def positions_of_ones(bits: np.ndarray) -> np.ndarray:
     return bits.view(bool).nonzero()[0]
 
 
+def first_ones(bits: np.ndarray, limit: int) -> np.ndarray:
+    """Return where a u1 bitmap, which has at least one 1, is 1 for the first `limit` times, at most.
+
+    The first ones are usually consecutive, so that most of the bitmap is not read.
+    """
+    if limit < len(bits):
+        start = int(bits.argmax())
+        found = positions_of_ones(bits[start : start + limit])
+        if len(found) == limit or start + limit >= len(bits):
+            return found + start
+    return positions_of_ones(bits)[:limit]
+
+
 class ReadySet:
     """The ready rows of one (task, fields)."""
 
@@ -204,7 +217,7 @@ class ReadySet:
         for key in self.keys:
             if left <= 0:
                 break
-            found = positions_of_ones(self.bits[key])[:left]
+            found = first_ones(self.bits[key], left)
             left -= len(found)
             parts.append(found + (key << CHUNK_BITS))
         if len(parts) == 1:

@@ -72,6 +72,8 @@ class SamplerRegistry:
         """Return the sampler for a claim of this partition."""
         if partition is not None and partition.options.order:
             return _OF_ORDERS[partition.options.order]
+        if not claim.sampling:  # the usual case
+            return self.adapt_to_partition(self.default, partition)
         name = claim.sampling.get("sampler")
         sampler = self.default
         if name is not None:

@@ -554,7 +554,7 @@ class Partition(Persisted):
         for key, chunk, at, _ in self.rows.split(positions):
             column = chunk.consumed_column(task)
             before = column[at]
-            if before.any() or not chunk.alive[at].all():
+            if before.tobytes() != bytes(len(before)) or 0 in chunk.alive[at].tobytes():
                 fresh = at[(before != CONSUMED) & (chunk.alive[at] == 1)]
                 self.count_unclaimed(task, column[fresh])
             else:

@@ -103,13 +103,19 @@ def _apply_dealt(state: State, record: r.Dealt) -> None:
     if consumed is None:
         consumed = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
     if record.claimed:
-        given = np.concatenate([np.frombuffer(share.rows, "<i8") for share in record.shares])
-        given = partition.rows.positions_of(given)
-        apply_leases.claim_rows(partition, record.task, consumed[np.isin(consumed, given)])
-        consumed = consumed[~np.isin(consumed, given)]
+        given = b"".join(share.rows for share in record.shares)
+        claimed = consumed
+        if given != record.consumed:
+            claimed = np.isin(consumed, partition.rows.positions_of(np.frombuffer(given, "<i8")))
+            claimed, consumed = consumed[claimed], consumed[~claimed]
+        else:
+            consumed = consumed[:0]
+        apply_leases.claim_rows(partition, record.task, claimed)
     partition.consume(record.task, consumed)
     if record.lease is not None:
         _apply_leased(state, record.lease)
+    for lease in record.leases:
+        _apply_leased(state, lease)
 
 
 @applies(r.RowsLeased)

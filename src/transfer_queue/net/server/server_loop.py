@@ -92,7 +92,9 @@ class ServerLoop:
         idle: Work for times without events, a few milliseconds per call. It returns whether there is more to do. If
             not, it is called again after the next event.
         served: Called in each turn after the messages of all connections were handed to the service. It serves those
-            that the service has gathered, and returns what to send.
+            that the service has gathered, and returns what to send. It is called again when the output of the turn was
+            sent, until it returns nothing, so that the first replies of a long event are sent before the last ones are
+            made.
         commit: Called before the output of a turn is sent. It returns whether the output may be sent. If not, the loop
             calls it again every COMMIT_PAUSE; until it succeeds, the loop does not read or write connections, but runs
             functions of `call_soon`.
@@ -260,6 +262,9 @@ class ServerLoop:
         self._run_soon()
         self._check_deadlines(due)
         self._end_turn()
+        while self._served is not None and not self._held and (more := self._served()):
+            self._queue(more)
+            self._end_turn()
 
     def _run_soon(self) -> None:
         while self._soon:

@@ -43,6 +43,9 @@ from transfer_queue.node.unit.mirror_folders import boot_ids
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
+PART = 128
+"""Replies of one event that are sent before the others are made."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -103,6 +106,7 @@ def build_controller(
         timeline_events=settings.timeline_events,
         max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
         values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
+        part=PART,
     )  # fmt: skip
     _lose_former_units(controller, settings, sockets, term)
     journaling = loaded = None

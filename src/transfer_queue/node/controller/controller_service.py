@@ -213,9 +213,12 @@ class ControllerService(EnvelopeService):
         return before + self._serve(hello, peer, envelope, now)
 
     def serve_puts(self) -> list[Outgoing]:
-        """Serve the puts of this turn. The loop calls it when it has read from all connections."""
+        """Serve the puts of this turn, and continue an event that has more replies than those that were sent.
+
+        The loop calls it when it has read from all connections, and after each time that it has sent replies.
+        """
         if not self._puts:
-            return []
+            return self._continue_event() if self._controller.unfinished else []
         puts = list(self._puts.values())
         self._puts.clear()
         try:
@@ -232,6 +235,17 @@ class ControllerService(EnvelopeService):
         for _, _, _, arrived in puts:
             self.load.record_request(Publish, arrived, ended)
         return outgoing
+
+    def _continue_event(self) -> list[Outgoing]:
+        """Return the next replies of an event of which some were sent; [] if there are none."""
+        try:
+            while self._controller.unfinished:
+                outgoing = self._carry_out(self._controller.settle_further())
+                if outgoing:
+                    return outgoing
+        except Exception:
+            logger.exception("the controller failed while it answered requests that waited")
+        return []
 
     def _state_file(
         self, peer: int, sequence: int, request: FetchState | SendState, payload: memoryview | None
