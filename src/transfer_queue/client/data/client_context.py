@@ -13,7 +13,7 @@ import struct
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -62,6 +62,7 @@ from transfer_queue.storage.arena.writer_locks import hold_slot
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
+from transfer_queue.wire.blocks.gather import Place, View
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import U8
@@ -506,13 +507,19 @@ class ClientContext:
                     self._arenas[unit] = found
         return found
 
-    def hold_view(self, unit: int, start: int, nbytes: int) -> U8 | None:
-        """Return a view of bytes of an arena of this node, held until nothing refers to it; None if there can be none.
+    def hold_views(self, places: Sequence[Place]) -> list[View]:
+        """Return views of bytes of arenas of this node, each held until nothing refers to it; None where none can be.
 
-        The caller must compare the generation afterwards.
+        The caller must compare the generations afterwards.
         """
-        views = self.views_of(unit)
-        return None if views is None else views.take(self.client_id, start, nbytes)
+        found: list[View] = [None] * len(places)
+        for unit in {unit for unit, _, _ in places}:
+            views = self.views_of(unit)
+            if views is not None:
+                mine = [at for at, place in enumerate(places) if place[0] == unit]
+                for at, view in zip(mine, views.take_all(self.client_id, [places[at][1:] for at in mine]), strict=True):
+                    found[at] = view
+        return found
 
     def views_of(self, unit: int) -> ArenaViews | None:
         """Return the views of the arena of a unit of this node; None if there can be none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, Union, get_args
 
 import numpy as np
 import torch
@@ -42,8 +42,12 @@ Layout = Literal["jagged", "dense", "padded", "list"]
 LAYOUTS = get_args(Layout)
 LEAST_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
-Views = Callable[[int, int, int], U8 | torch.Tensor | None]
-"""Returns held bytes (unit, start, length) of an arena as a view, or their copy on a device; None if neither can be."""
+Place = tuple[int, int, int]
+"""The unit, the start and the length of bytes in an arena."""
+View = Union[U8, torch.Tensor, None]
+"""Held bytes of an arena, or their copy on a device; None if neither can be."""
+Views = Callable[[list[Place]], list[View]]
+"""Returns a view of the bytes at each place."""
 Cuts = dict[bytes, JaggedOffsets]
 """Row lengths -> the offsets that all fields with these lengths share."""
 
@@ -140,13 +144,18 @@ def _viewed_columns(
     """Return the columns of the fields, as far as possible as views."""
     cuts: Cuts = {}
     columns: dict[str, Any] = {}
-    for name, run in some_row_runs(reply, memory).items():
-        whole = run.shape is not None and run.type.dtype in DTYPES
-        if layout == "jagged" and run.type.kind != NESTED:
-            columns[name] = _of_run(run, memory, allow_pickle, cuts, later, views)
-        elif whole and run.type.kind == "tensor" and run.nbytes:
-            stacked = _tensor(run, memory, (run.count, *(run.shape or ())), later, views)
-            columns[name] = stack_of(list(stacked.unbind(0)), run.count) if layout == "list" else stacked
+    runs = some_row_runs(reply, memory)
+    forms = {name: form for name, run in runs.items() if (form := _tensor_form(run, layout)) is not None}
+    viewed = {name: runs[name] for name in forms if runs[name].unit != HERE}
+    places = [(run.unit, run.start, run.nbytes) for run in viewed.values()]
+    held = dict(zip(viewed, views(places), strict=True)) if places else {}
+    for name, run in runs.items():
+        form = forms.get(name)
+        if form is not None:
+            tensor = _tensor_of_run(run, form, memory, cuts, later, held.get(name))
+            columns[name] = stack_of(list(tensor.unbind(0)), run.count) if layout == "list" else tensor
+        elif layout == "jagged" and run.type.kind != NESTED:
+            columns[name] = _of_run(run, memory, allow_pickle, cuts, later)
     if any(field.kind != NESTED and field.name not in columns for field in reply.types):
         for rows in locate_rows(reply, memory):
             if rows.type.kind != NESTED and rows.type.name not in columns:
@@ -223,29 +232,56 @@ def table_of(columns: dict[str, Any], count: int) -> TensorDict:
     return table
 
 
-def _of_run(
-    run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies, views: Views | None = None
-) -> Any:
-    """Return the default container of a field whose rows are one after the other in one block."""
+class _TensorForm(NamedTuple):
+    """How the bytes of a run, as they are, are the elements of one tensor."""
+
+    shape: tuple[int, ...]
+    """The shape of all elements, with -1 at the ragged dimension of a jagged tensor."""
+    lengths: bytes | None
+    """The lengths of the rows of a jagged tensor; None for a dense one."""
+
+
+def _tensor_form(run: RowRun, layout: str) -> _TensorForm | None:
+    """Return the form of a run as one tensor of the layout, of which there can be a view; None if it has none."""
+    if run.type.kind != "tensor" or run.type.dtype not in DTYPES or not run.nbytes:
+        return None
+    if layout != "jagged":
+        return None if run.shape is None else _TensorForm((run.count, *run.shape), None)
+    ragged = max(run.type.differs.bit_length() - 1, 0)
+    form = _equal_rows_form(run, ragged)
+    if form is None:
+        rows = run.field_rows()
+        if _is_one_jagged_tensor(run, rows, ragged):
+            sizes, lengths = _common_shape(rows, ragged), np.ascontiguousarray(rows.shapes[:, ragged]).tobytes()
+            form = _TensorForm((*sizes[:ragged], -1, *sizes[ragged + 1 :]), lengths)
+    return form
+
+
+def _equal_rows_form(run: RowRun, ragged: int) -> _TensorForm | None:
+    """Return the default form of a run of rows of equal shapes; None if they have none as one tensor."""
     field, shape = run.type, run.shape
-    if field.kind == "object":
-        return stack_of(_objects(field.name, run.places(), memory, allow_pickle), run.count)
-    if field.dtype not in DTYPES:
-        raise _unknown_dtype(field)
-    ragged = max(field.differs.bit_length() - 1, 0)
     if (
         shape is None or field.mixed_rank or field.ndim != len(shape) or field.differs & (field.differs - 1)
         or 0 < field.ndim <= ragged or math.prod(shape[:ragged]) != 1
     ):  # fmt: skip
-        rows = run.field_rows()
-        if views is not None and _is_one_jagged_tensor(run, rows, ragged):
-            sizes, lengths = _common_shape(rows, ragged), np.ascontiguousarray(rows.shapes[:, ragged]).tobytes()
-            return _jagged_run(run, memory, (*sizes[:ragged], -1, *sizes[ragged + 1 :]), lengths, cuts, later, views)
-        return _by_type(rows, memory, cuts, later)
+        return None
     if not shape:
-        return _tensor(run, memory, (run.count,), later, views)
+        return _TensorForm((run.count,), None)
     lengths = shape[ragged].to_bytes(8, "little") * run.count
-    return _jagged_run(run, memory, (*shape[:ragged], -1, *shape[ragged + 1 :]), lengths, cuts, later, views)
+    return _TensorForm((*shape[:ragged], -1, *shape[ragged + 1 :]), lengths)
+
+
+def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies) -> Any:
+    """Return the default container of a field whose rows are one after the other in one block."""
+    field = run.type
+    if field.kind == "object":
+        return stack_of(_objects(field.name, run.places(), memory, allow_pickle), run.count)
+    if field.dtype not in DTYPES:
+        raise _unknown_dtype(field)
+    form = _equal_rows_form(run, max(field.differs.bit_length() - 1, 0))
+    if form is None:
+        return _by_type(run.field_rows(), memory, cuts, later)
+    return _tensor_of_run(run, form, memory, cuts, later)
 
 
 def _is_one_jagged_tensor(run: RowRun, rows: FieldRows, ragged: int) -> bool:
@@ -260,34 +296,27 @@ def _is_one_jagged_tensor(run: RowRun, rows: FieldRows, ragged: int) -> bool:
     )
 
 
-def _jagged_run(
-    run: RowRun,
-    memory: Memory,
-    shape: tuple[int, ...],
-    lengths: bytes,
-    cuts: Cuts,
-    later: Copies,
-    views: Views | None,
+def _tensor_of_run(
+    run: RowRun, form: _TensorForm, memory: Memory, cuts: Cuts, later: Copies, view: View = None
 ) -> torch.Tensor:
-    """Return a run as a jagged tensor. shape: the shape of all elements, with -1 at the ragged dimension."""
-    cut = cuts.get(lengths)
+    """Return a run in this form."""
+    if form.lengths is None:
+        return _elements(run, memory, form.shape, later, view)
+    cut = cuts.get(form.lengths)
     if cut is None:
-        cut = cuts[lengths] = offsets_of_lengths(lengths)
-    values = _tensor(run, memory, tuple(cut.total if size < 0 else size for size in shape), later, views)
+        cut = cuts[form.lengths] = offsets_of_lengths(form.lengths)
+    shape = tuple(cut.total if size < 0 else size for size in form.shape)
+    values = _elements(run, memory, shape, later, view)
     if not values.is_cpu:
         cut = cut.to_device(values.device)
-    return cut.make_jagged(values, shape.index(-1) + 1)
+    return cut.make_jagged(values, form.shape.index(-1) + 1)
 
 
-def _tensor(
-    run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies, views: Views | None = None
-) -> torch.Tensor:
-    """Return a tensor of a run's elements: a copy, a view, or a view of the memory into which they were received."""
+def _elements(run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies, view: View) -> torch.Tensor:
+    """Return a tensor of a run's elements: a view, a view of the memory into which they were received, or a copy."""
+    if view is not None:
+        return tensor_over(view, run.type.dtype, shape)
     its = memory(run.unit)
-    if views is not None and run.unit != HERE and run.nbytes:
-        held = views(run.unit, run.start, run.nbytes)
-        if held is not None:
-            return tensor_over(held, run.type.dtype, shape)
     if run.unit == HERE and run.nbytes * LEAST_SHARE >= len(its):
         return tensor_over(its[run.start : run.start + run.nbytes], run.type.dtype, shape)
     return copy_tensor(its, run.start, run.nbytes, run.type.dtype, shape, later)
