@@ -128,6 +128,15 @@ def _backend_of(unit: UnitInfo) -> str:
     return msgspec.json.decode(unit.store, type=StoreAddress).kind if unit.store else SIMPLE
 
 
+def _distinct_units(reply: LookupReply) -> list[int]:
+    """Return the units of the blocks of a lookup, ascending."""
+    units = reply.blocks.unit
+    first = units[: _ONE.size]
+    if units == first * (len(units) // _ONE.size):  # the usual case, which needs no array
+        return [_ONE.unpack(first)[0]] if units else []
+    return sorted(set(np.frombuffer(units, "<i4").tolist()))
+
+
 class ReaderNumbers:
     """The numbers of the readers that get items of queues at this moment, from 0 for each queue.
 
@@ -365,7 +374,7 @@ class ClientContext:
         Returns None if the values must be looked up again: a unit was lost, or there are other blocks at the locations
         now. Their space may have been returned to the file system, and must not be accessed.
         """
-        units = sorted(set(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
+        units = _distinct_units(reply)
         if not (yield from self.open_arenas(units)) or not self.is_unchanged(reply):
             return None
         if not self._elsewhere:
@@ -458,7 +467,7 @@ class ClientContext:
 
     def only_store(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[Store, UnitInfo] | None]:
         """Return the external store that has all blocks of a lookup, and its unit; None if there is no such store."""
-        if len(set(np.frombuffer(reply.blocks.unit, "<i4").tolist())) != 1:
+        if len(_distinct_units(reply)) != 1:
             return None
         unit: int = _ONE.unpack_from(reply.blocks.unit)[0]
         if unit not in self._units:
@@ -576,8 +585,9 @@ class ClientContext:
         units = np.frombuffer(blocks.unit, "<i4")
         granules = np.frombuffer(blocks.offset, "<i8") // GRANULE
         generations = np.frombuffer(blocks.generation, "<i8").view("<u8")
-        for unit in set(units.tolist()) - self._elsewhere - {HERE}:
-            mine = units == unit
+        only = blocks.unit[: _ONE.size] * len(units) == blocks.unit
+        for unit in set(units[: 1 if only else None].tolist()) - self._elsewhere - {HERE}:
+            mine = slice(None) if only else units == unit
             if (self.arena(unit).generations[granules[mine]] != generations[mine]).any():
                 return False
         return True

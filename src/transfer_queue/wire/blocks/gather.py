@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, Union, get_args
 
 import numpy as np
@@ -22,6 +23,7 @@ from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldType, pa
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.contiguous_rows import RowRun, row_runs, some_row_runs
 from transfer_queue.wire.blocks.device_memory import DeviceArena
+from transfer_queue.wire.blocks.equal_blocks import EqualRows, equal_rows
 from transfer_queue.wire.blocks.remote_ranges import HERE
 from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, FieldRows, Memory, locate_rows, with_dtype
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
@@ -131,10 +133,29 @@ def _columns(
             for field in reply.types
             if field.kind != NESTED
         }
+    if layout in ("jagged", "dense") and not shared and not isinstance(memory, DeviceArena):
+        equal = _equal_columns(reply, memory, layout, cuts)
+        if equal is not None:
+            return equal
     columns: dict[str, Any] = {}
     for rows in locate_rows(reply, memory):
         if rows.type.kind != NESTED:
             columns[rows.type.name] = _column(rows, memory, layout, shared, allow_pickle, cuts, later)
+    return columns
+
+
+def _equal_columns(reply: LookupReply, memory: Memory, layout: str, cuts: Cuts) -> dict[str, Any] | None:
+    """Return the columns of the fields if all of them are `EqualRows` that are one tensor; None otherwise."""
+    found = equal_rows(reply, memory)
+    if found is None:
+        return None
+    columns: dict[str, Any] = {}
+    for field in reply.types:
+        rows = found[field.name]
+        form = _tensor_form(rows, layout)
+        if form is None:
+            return None
+        columns[field.name] = _in_form(form, cuts, partial(tensor_over, rows.gather_bytes(memory), rows.type.dtype))
     return columns
 
 
@@ -145,7 +166,7 @@ def _viewed_columns(
     cuts: Cuts = {}
     columns: dict[str, Any] = {}
     runs = some_row_runs(reply, memory)
-    forms = {name: form for name, run in runs.items() if (form := _tensor_form(run, layout)) is not None}
+    forms = {name: form for name, run in runs.items() if run.nbytes and (form := _tensor_form(run, layout))}
     viewed = {name: runs[name] for name in forms if runs[name].unit != HERE}
     places = [(run.unit, run.start, run.nbytes) for run in viewed.values()]
     held = dict(zip(viewed, views(places), strict=True)) if places else {}
@@ -241,15 +262,15 @@ class _TensorForm(NamedTuple):
     """The lengths of the rows of a jagged tensor; None for a dense one."""
 
 
-def _tensor_form(run: RowRun, layout: str) -> _TensorForm | None:
-    """Return the form of a run as one tensor of the layout, of which there can be a view; None if it has none."""
-    if run.type.kind != "tensor" or run.type.dtype not in DTYPES or not run.nbytes:
+def _tensor_form(run: RowRun | EqualRows, layout: str) -> _TensorForm | None:
+    """Return the form of rows as one tensor of the layout; None if they are none."""
+    if run.type.kind != "tensor" or run.type.dtype not in DTYPES:
         return None
     if layout != "jagged":
         return None if run.shape is None else _TensorForm((run.count, *run.shape), None)
     ragged = max(run.type.differs.bit_length() - 1, 0)
     form = _equal_rows_form(run, ragged)
-    if form is None:
+    if form is None and isinstance(run, RowRun):
         rows = run.field_rows()
         if _is_one_jagged_tensor(run, rows, ragged):
             sizes, lengths = _common_shape(rows, ragged), np.ascontiguousarray(rows.shapes[:, ragged]).tobytes()
@@ -257,7 +278,7 @@ def _tensor_form(run: RowRun, layout: str) -> _TensorForm | None:
     return form
 
 
-def _equal_rows_form(run: RowRun, ragged: int) -> _TensorForm | None:
+def _equal_rows_form(run: RowRun | EqualRows, ragged: int) -> _TensorForm | None:
     """Return the default form of a run of rows of equal shapes; None if they have none as one tensor."""
     field, shape = run.type, run.shape
     if (
@@ -300,13 +321,17 @@ def _tensor_of_run(
     run: RowRun, form: _TensorForm, memory: Memory, cuts: Cuts, later: Copies, view: View = None
 ) -> torch.Tensor:
     """Return a run in this form."""
+    return _in_form(form, cuts, lambda shape: _elements(run, memory, shape, later, view))
+
+
+def _in_form(form: _TensorForm, cuts: Cuts, elements: Callable[[tuple[int, ...]], torch.Tensor]) -> torch.Tensor:
+    """Return a tensor in this form. elements: returns the dense tensor of all elements in a shape."""
     if form.lengths is None:
-        return _elements(run, memory, form.shape, later, view)
+        return elements(form.shape)
     cut = cuts.get(form.lengths)
     if cut is None:
         cut = cuts[form.lengths] = offsets_of_lengths(form.lengths)
-    shape = tuple(cut.total if size < 0 else size for size in form.shape)
-    values = _elements(run, memory, shape, later, view)
+    values = elements(tuple(cut.total if size < 0 else size for size in form.shape))
     if not values.is_cpu:
         cut = cut.to_device(values.device)
     return cut.make_jagged(values, form.shape.index(-1) + 1)
