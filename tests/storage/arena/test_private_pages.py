@@ -1,4 +1,4 @@
-"""Pages that were written to are found by the kernel's search and by reading the state of each page, with one result."""
+"""The kernel's search for pages that were written to has the same result as reading the state of each page."""
 
 from __future__ import annotations
 

@@ -23,6 +23,9 @@ Places = tuple[np.ndarray, np.ndarray]
 # The block numbers and row numbers as bytes -> the fields whose values are there.
 Alike = dict[tuple[bytes, bytes], list[str]]
 
+LONG_RUN = 256
+"""The number of rows from which it is worth finding out whether they are one after the other."""
+
 
 @handles(Lookup, reads=True)
 def handle_lookup(context: ControllerContext, caller: Caller, request: Lookup) -> AnyReply:
@@ -162,8 +165,8 @@ def places_of_fields(partition: Partition, positions: np.ndarray, names: Iterabl
 
 
 def _run_or_places(at: Indexer) -> Indexer:
-    """Return ascending places without gaps as a slice, which selects a part of a column without a copy."""
-    if isinstance(at, slice) or int(at[-1]) - int(at[0]) != len(at) - 1 or not (at[1:] > at[:-1]).all():
+    """Return many ascending places without gaps as a slice, which selects a part of a column without a copy."""
+    if len(at) < LONG_RUN or int(at[-1]) - int(at[0]) != len(at) - 1 or not (at[1:] > at[:-1]).all():
         return at
     return slice(int(at[0]), int(at[-1]) + 1)
 
