@@ -568,6 +568,10 @@ class Interleavings(RuleBasedStateMachine):
                 assert not model.finished(claim.task), "all is consumed"
 
     @invariant()
+    def the_next_deadline_is_not_that_of_an_earlier_event(self) -> None:
+        assert self.h.controller.next_deadline() == self.h.controller._earliest_deadline()
+
+    @invariant()
     def everything_is_as_in_the_model(self) -> None:
         h = self.h
         assert h.look(ListKeys()).value == {

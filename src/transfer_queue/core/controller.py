@@ -171,6 +171,9 @@ class Controller:
         self.wide_puts = WidePuts()
         self.wide_lookups = WideLookups()
         self._wakeups = Wakeups(self.context, self.clears, self.wide_puts)
+        self._due: float | None = None
+        self._is_due_known = False
+        """Whether `_due` is the next deadline. What an event changes may change it; requests of READS do not."""
         self.context.activity.restore(self.context.connections.grace.clients, state.partitions)
         self._observe_records()
 
@@ -216,6 +219,7 @@ class Controller:
         if kept is not None and sequence in kept.replies:
             send = Send(peer, sequence, kept.replies[sequence])
             held = isinstance(send.reply, PublishReply) and context.mirror.hold_again(client, send, now)
+            self._is_due_known = False
             return [] if held else [send]
         waiting = state.waiting.by_waiter.get((client, sequence))
         if waiting is not None:
@@ -229,6 +233,7 @@ class Controller:
             if type(request) in READS:
                 check_epoch(state, request)
                 if type(request) is Lookup and self.wide_lookups.begin(state, caller, request):
+                    self._is_due_known = False
                     return []
                 reply: Any = handler(type(request))(context, caller, request)
                 return [Send(peer, sequence, reply)]
@@ -280,7 +285,12 @@ class Controller:
         return self._settle_after(effects)
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` has something to do; None if there is no deadline."""
+        """Return when `tick` has something to do; None if there is no deadline. Determined once after a change."""
+        if not self._is_due_known:
+            self._due, self._is_due_known = self._earliest_deadline(), True
+        return self._due
+
+    def _earliest_deadline(self) -> float | None:
         context, state = self.context, self.context.state
         times = [
             state.waiting.next_deadline(),
@@ -423,6 +433,7 @@ class Controller:
     def _settle_after(self, effects: list[Effect]) -> list[Effect]:
         """Return these effects of an event, and those of the requests that can be met after it."""
         context = self.context
+        self._is_due_known = False
         effects = effects + self._wakeups.settle()
         if context.mirror.held:
             effects += context.mirror.release(context.now)

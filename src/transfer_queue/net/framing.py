@@ -29,7 +29,7 @@ def pack_frame(body: bytes, payload_length: int = 0) -> bytes:
 class FrameReader:
     """Divides a stream into frames."""
 
-    __slots__ = ("_kept", "_needed", "max_body", "max_payload")
+    __slots__ = ("_kept", "_needed", "held", "max_body", "max_payload", "missing")
 
     def __init__(self, max_body: int = MAX_BODY, max_payload: int = MAX_PAYLOAD) -> None:
         self.max_body = max_body
@@ -40,16 +40,10 @@ class FrameReader:
         """The beginning of the frame that is not complete yet, always shorter than `_needed`."""
         self._needed = HEADER.size
         """The length of that frame if its header has arrived, otherwise of a header."""
-
-    @property
-    def missing(self) -> int:
+        self.missing = HEADER.size
         """The least number of bytes that the unfinished frame lacks: a hint for the size of the next read."""
-        return self._needed - len(self._kept)
-
-    @property
-    def held(self) -> int:
+        self.held = 0
         """The number of bytes of the unfinished frame that have arrived."""
-        return len(self._kept)
 
     @property
     def clean(self) -> bool:
@@ -65,11 +59,16 @@ class FrameReader:
         if self._kept:
             self._kept += data
             if len(self._kept) < self._needed:
+                self._note_kept()
                 return []
             data = self._kept
             self._kept = bytearray()
         elif not isinstance(data, bytes):
             data = bytes(data)
+        elif len(data) >= HEADER.size:
+            body_length, payload_length = HEADER.unpack_from(data)
+            if len(data) - body_length == HEADER.size and not payload_length and body_length <= self.max_body:
+                return [(data[HEADER.size :], None)]  # the usual case: one whole frame without a payload
         return self._cut(data)
 
     def _cut(self, data: bytes | bytearray) -> list[Frame]:
@@ -93,7 +92,12 @@ class FrameReader:
         self._needed = needed
         if start < end:
             self._kept += view[start:end]
+        self._note_kept()
         return frames
+
+    def _note_kept(self) -> None:
+        self.held = len(self._kept)
+        self.missing = self._needed - self.held
 
     def _refusal(self, body_length: int, payload_length: int) -> str:
         return (

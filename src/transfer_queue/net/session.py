@@ -19,7 +19,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
@@ -160,22 +160,22 @@ class Session:
             payload: The number of bytes of payload that the caller sends after the frame.
             target: Where it is sent. Requests to the controller report the gets that `note_read` has noted.
         """
-        reads = self._take_reads() if self._reads and target == CONTROLLER else []
+        reads = self._take_reads() if self._reads and target == CONTROLLER else None
         sequence, body = self.encode_request(request, reads)
         return sequence, pack_frame(body, payload)
 
-    def encode_request(self, request: AnyRequest, reads: Sequence[ValueRead] = ()) -> tuple[int, bytes]:
+    def encode_request(self, request: AnyRequest, reads: list[ValueRead] | None = None) -> tuple[int, bytes]:
         """Like `begin_request`, but return only the body of the frame."""
         with self._lock:
             sequence = self._next
             self._next += 1
             self._unfinished.add(sequence)
-            acknowledged, finished = self._acknowledged, self._take_news()
+            acknowledged, finished = self._acknowledged, self._take_news() if self._news else []
         if self.closed:
             self.finish(sequence)
             raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
         try:
-            return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished, list(reads)))
+            return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished, reads or []))
         except BaseException as error:
             self.finish(sequence)
             if not isinstance(error, UNSENDABLE):
@@ -198,6 +198,9 @@ class Session:
             if sequence not in self._unfinished:
                 return
             self._unfinished.remove(sequence)
+            if sequence == self._acknowledged + 1 and not self._run_ends:  # the usual case: no other request waits
+                self._acknowledged = sequence
+                return
             first = self._run_starts.pop(sequence - 1, sequence)
             last = self._run_ends.pop(sequence + 1, sequence)
             self._news.pop(sequence + 1, None)
@@ -238,8 +241,6 @@ class Session:
 
     def _take_news(self) -> list[tuple[int, int]]:
         """Return runs of finished sequences that have grown since an envelope named them, at most FINISHED_RUNS."""
-        if not self._news:
-            return []
         firsts = list(islice(self._news, FINISHED_RUNS))
         for first in firsts:
             del self._news[first]

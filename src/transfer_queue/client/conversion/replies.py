@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from msgspec.msgpack import Ext
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import DELETE_CODE
@@ -103,7 +104,7 @@ def tags_of_new(sent: SentTags) -> StoredTags:
     if isinstance(sent, TagTable):
         return sent.without_deletes()
     return [
-        {name: value for name, value in (tag or {}).items() if getattr(value, "code", None) != DELETE_CODE}
+        {name: value for name, value in (tag or {}).items() if type(value) is not Ext or value.code != DELETE_CODE}
         for tag in sent
     ]
 

@@ -176,12 +176,15 @@ class MigrationPlanner:
             or (self._plan is not None and self._job is None and self._wanted not in self.reserved)
         ):
             return 0.0
+        state = self.state
+        wanted = state.blocks.leased > SPARE or state.draining or self.replicas > 1
+        wanted = wanted or (self.restores and state.mirrors)
+        if not (wanted or self.short or state.disks):  # the usual case, determined after every event
+            return None
         if self._plan is not None or self._seen == self._stamp() or not self.units:
             return None
         if self._is_urgent():
             return 0.0
-        wanted = self.state.blocks.leased > SPARE or self.state.draining or self.replicas > 1
-        wanted = wanted or (self.restores and self.state.mirrors)
         return self._next if wanted or self._excess() else None
 
     def _excess(self) -> dict[int, float]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Union
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
 
 from transfer_queue.net.framing import Frame, FrameReader, pack_frame
-from transfer_queue.net.handshake import ServerHandshake
+from transfer_queue.net.handshake import Hello, ServerHandshake
+from transfer_queue.net.server.poller import READ
 
 if TYPE_CHECKING:
     from transfer_queue.net.tls import Tls
-
-
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
-
-from transfer_queue.net.handshake import Hello
 
 MAX_PIECES = 64  # buffers of one sendmsg
 SEALED_AT_ONCE = 1 << 16
@@ -37,7 +31,7 @@ def frame_pieces(body: bytes, payload: Sequence[Payload]) -> Sequence[Payload]:
         return (pack_frame(body),)
     length = sum(map(len, payload))
     head = pack_frame(body, length)
-    return (b"".join((head, *payload)),) if length < LARGE_PAYLOAD else (head, *payload)
+    return (b"".join((head, *payload)),) if length < LARGE_PAYLOAD else (head, *filter(len, payload))
 
 
 class ServerConnection:
@@ -56,8 +50,8 @@ class ServerConnection:
         self.reader = reader
         self.handshake = handshake
         """None once the handshake is done."""
-        self.events = selectors.EVENT_READ
-        """The events for which the selector waits."""
+        self.events = READ
+        """The events for which the loop waits."""
         self.ending = False
         """Whether to close the connection as soon as the output is sent."""
         self.inbox: deque[Frame] = deque()
@@ -67,32 +61,24 @@ class ServerConnection:
         self.held = 0
         """The bytes of the unfinished message."""
         self.out: deque[Payload] = deque()
-        """The output that is not sent yet."""
+        """The output that is not sent yet, in pieces that are not empty."""
         self.out_bytes = 0
-        """The length of `out` in bytes."""
+        """The length of `out` and `sealed` in bytes."""
         self.tls: Tls | None = None
         """The TLS of the connection; None without TLS."""
         self.sealed = bytearray()
         """Encrypted output, to send before `out`."""
 
-    @property
-    def clogged(self) -> bool:
-        """Whether too many replies are unread to serve further messages."""
-        return self.out_bytes + len(self.sealed) > OUTPUT_MARK
-
-    @property
-    def unsent(self) -> bool:
-        """Whether anything is to be sent."""
-        return bool(self.out or self.sealed)
-
     def send(self) -> None:
         """Send as much of the output as the socket takes. Raises `OSError` if the other side is gone."""
         out = self.out
         try:
-            while self.unsent:
+            while self.out_bytes:
                 if self.tls is not None:
                     self._seal(self.tls)
-                    del self.sealed[: self.sock.send(self.sealed)]
+                    sent = self.sock.send(self.sealed)
+                    del self.sealed[:sent]
+                    self.out_bytes -= sent
                 elif len(out) == 1:
                     self._note_sent(self.sock.send(out[0]))
                 else:
@@ -105,7 +91,7 @@ class ServerConnection:
         try:
             return tls.receive(data)
         finally:
-            self.sealed += tls.outgoing()
+            self._add_sealed(tls)
 
     def _seal(self, tls: Tls) -> None:
         """Encrypt the next part of the output, unless encrypted output is left."""
@@ -115,16 +101,25 @@ class ServerConnection:
             tls.encrypt(piece)
             self._note_sent(len(piece))
             taken += len(piece)
-        self.sealed += tls.outgoing()
+        self._add_sealed(tls)
+
+    def _add_sealed(self, tls: Tls) -> None:
+        encrypted = tls.outgoing()
+        self.sealed += encrypted
+        self.out_bytes += len(encrypted)
 
     def discard_buffers(self) -> None:
         """Drop unserved messages and unsent output."""
         self.out.clear()
         self.sealed.clear()
         self.inbox.clear()
+        self.out_bytes = 0
 
     def _note_sent(self, count: int) -> None:
         self.out_bytes -= count
+        if not self.out_bytes:
+            self.out.clear()
+            return
         while count:
             first = self.out.popleft()
             if count < len(first):

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import logging
 import select
-import selectors
 import socket
 import time
 from collections import deque
@@ -35,11 +34,20 @@ from typing import TYPE_CHECKING, Union
 
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.metrics.timing import Longest
-from transfer_queue.net.fd_limits import RateLimitedLog, ReservedDescriptor, advice_on_open_files
+from transfer_queue.net.fd_limits import RateLimitedLog
 from transfer_queue.net.framing import MAX_BODY, MAX_PAYLOAD, FrameReader
-from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake, refusal_message
-from transfer_queue.net.server.server_connection import Outgoing, Payload, ServerConnection, Service, frame_pieces
-from transfer_queue.net.server.sockets import BACKLOG, BoundPath, Listener, Waker, bind_socket, set_tcp_options
+from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake
+from transfer_queue.net.server.acceptor import Acceptor
+from transfer_queue.net.server.poller import READ, WRITE, Poller
+from transfer_queue.net.server.server_connection import (
+    OUTPUT_MARK,
+    Outgoing,
+    Payload,
+    ServerConnection,
+    Service,
+    frame_pieces,
+)
+from transfer_queue.net.server.sockets import BACKLOG, Waker, set_tcp_options
 
 if TYPE_CHECKING:
     import ssl
@@ -58,9 +66,6 @@ CONNECTIONS_A_TURN = 64
 """Connections that a turn serves."""
 ALL_SECONDS = 0.004
 """After this time, no further connection is served in the turn."""
-ACCEPTS_AT_ONCE = 64
-ACCEPT_PAUSE = 0.5
-"""Seconds without accepting after the system had no descriptor left."""
 LONGEST_SLEEP = 3600.0
 """Seconds; selectors accept at most 31 bits of milliseconds."""
 FAREWELL_SECONDS = 1.0
@@ -123,17 +128,16 @@ class ServerLoop:
         self._max_input = max_input
         self._limits = (max_body, max_payload)
         self._handshake_seconds = handshake_seconds
-        self._selector = selectors.DefaultSelector()
-        self._listeners: dict[socket.socket, Listener] = {}
+        self._poller = Poller()
+        self._watched: dict[socket.socket, int] = {}  # sockets of `watch` -> the events for which they wait
+        self._acceptor = Acceptor(self._poller, clock, self._welcome, lambda: len(self._peers), self.counters)
         self._peers: dict[int, ServerConnection] = {}  # all connections, also those in their handshake
         self._dirty: list[ServerConnection] = []  # connections with output queued since the last flush
         self._unserved: deque[ServerConnection] = deque()  # connections with something to serve or to read, in order
         self._unfinished = 0  # bytes of unfinished frames
-        self._spared = ReservedDescriptor()
         self._warn = RateLimitedLog(logger, clock)
         self._shaking: deque[tuple[float, ServerConnection]] = deque()  # handshakes by deadline; done ones are skipped
         self._next_peer = 1
-        self._accept_again: float | None = None  # the end of a pause without accepting
         self._tick_again = 0.0  # after a failed tick: the time of the next one
         self._idle = idle
         self._may_idle = idle is not None  # whether there may be idle work
@@ -145,7 +149,7 @@ class ServerLoop:
         self._stopping = False
         self._soon: deque[Callable[[], Iterable[Outgoing] | None]] = deque()
         self._waker = Waker()
-        self._selector.register(self._waker.descriptor, selectors.EVENT_READ, self._waker.drain)
+        self._poller.register(self._waker.descriptor, READ, self._waker.drain)
 
     # ------------------------------------------------------------ set-up, from any thread before run
 
@@ -158,19 +162,11 @@ class ServerLoop:
             address: A path (created with mode 0600), or (host, port); port 0 for any free port.
             tls: The TLS context of connections to (host, port). Connections to a path never use TLS.
         """
-        sock = bind_socket(address)
-        self.inherit(sock, tls)
-        if isinstance(address, str):
-            self._listeners[sock] = Listener(BoundPath(address), None)
-            return address
-        bound = sock.getsockname()
-        return str(bound[0]), int(bound[1])
+        return self._acceptor.listen(address, tls)
 
     def inherit(self, sock: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Listen on a socket of `bind_socket`. The process that made the socket removes its path."""
-        sock.setblocking(False)
-        self._listeners[sock] = Listener(None, None if sock.family == socket.AF_UNIX else tls)
-        self._selector.register(sock, selectors.EVENT_READ, self._accept)
+        self._acceptor.inherit(sock, tls)
 
     def adopt(self, sock: socket.socket) -> int:
         """Serve a connection that this process has made and authenticated, and return its peer number.
@@ -189,17 +185,18 @@ class ServerLoop:
         Call this before `run`, or in the loop's thread. A further call for the same socket replaces `writes`: whether
         to wait until the socket is writable, too.
         """
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
-        known = self._selector.get_map().get(sock)
+        events = READ | WRITE if writes else READ
+        known = self._watched.get(sock)
         if known is None:
-            self._selector.register(sock, events, lambda found: self._guarded(lambda: called(found)))
-        elif known.events != events:
-            self._selector.modify(sock, events, known.data)
+            self._poller.register(sock, events, lambda found: self._guarded(lambda: called(found)))
+        elif known != events:
+            self._poller.modify(sock, events)
+        self._watched[sock] = events
 
     def unwatch(self, sock: socket.socket) -> None:
         """Stop watching this socket."""
-        if sock in self._selector.get_map():
-            self._selector.unregister(sock)
+        if self._watched.pop(sock, None) is not None:
+            self._poller.unregister(sock)
 
     # ------------------------------------------------------------ from any thread, and signal handlers
 
@@ -243,17 +240,17 @@ class ServerLoop:
     def _turn(self) -> None:
         due = self._service.next_deadline()  # once per turn: a deadline that this turn sets is checked in the next one
         waits = self._unserved or self._may_idle
-        ready = self._selector.select(0 if waits else self._seconds_to_deadline(due))
+        ready = self._poller.poll(0 if waits else self._seconds_to_deadline(due))
         if self._idle is not None:
             self._may_idle = bool(ready or self._unserved) or (
                 self._may_idle and self._succeeds(self._idle, "idle work")
             )
-        others = []
-        for key, events in ready:
-            if isinstance(key.data, ServerConnection):
-                self._note_events(key.data, events)
+        others: list[tuple[Callable[[int], object], int]] = []
+        for noted, events in ready:
+            if isinstance(noted, ServerConnection):
+                self._note_events(noted, events)
             else:
-                others.append((key.data, events))
+                others.append((noted, events))
         if self._unserved:
             self._serve_queued()
         for function, events in others:  # new connections are accepted after the proofs of others were read
@@ -270,8 +267,11 @@ class ServerLoop:
 
     def _end_turn(self) -> None:
         """Commit, and if this succeeds send the queued output."""
-        self._held = self._commit is not None and not self._succeeds(self._commit, "the commit")
-        if not self._held:
+        if self._commit is not None and not self._succeeds(self._commit, "the commit"):
+            self._held = True
+            return
+        self._held = False
+        if self._dirty:
             self._flush()
 
     def _succeeds(self, function: Callable[[], bool], what: str) -> bool:
@@ -300,14 +300,16 @@ class ServerLoop:
             due = self._tick_again
         if self._shaking and (due is None or self._shaking[0][0] < due):
             due = self._shaking[0][0]
-        if self._accept_again is not None and (due is None or self._accept_again < due):
-            due = self._accept_again
+        paused = self._acceptor.paused_until
+        if paused is not None and (due is None or paused < due):
+            due = paused
         if due is None:
             return None
         return min(max(0.0, due - self._clock()), LONGEST_SLEEP)
 
     def _check_deadlines(self, due: float | None) -> None:
-        if due is None and not self._shaking and self._accept_again is None:
+        paused = self._acceptor.paused_until
+        if due is None and not self._shaking and paused is None:
             return
         now = self._clock()
         if due is not None and due <= now and now >= self._tick_again:
@@ -319,10 +321,8 @@ class ServerLoop:
             peer = self._shaking.popleft()[1]
             if peer.handshake is not None and peer.number in self._peers:
                 self._reject(peer)
-        if self._accept_again is not None and self._accept_again <= now:
-            self._accept_again = None
-            for sock in self._listeners:
-                self._selector.register(sock, selectors.EVENT_READ, self._accept)
+        if paused is not None and paused <= now:
+            self._acceptor.resume()
 
     def _guarded(self, function: Callable[[], Iterable[Outgoing] | None], event: str = "work") -> None:
         began = self._clock()
@@ -335,42 +335,6 @@ class ServerLoop:
         self._longest.record(event, now - began, now)
 
     # ------------------------------------------------------------ connections
-
-    def _accept(self, _: int) -> None:
-        for sock, listener in self._listeners.items():
-            for _ in range(ACCEPTS_AT_ONCE):
-                try:
-                    accepted, _ = sock.accept()
-                except BlockingIOError:
-                    break
-                except ConnectionError:  # the peer is gone before the connection was accepted
-                    continue
-                except OSError as error:
-                    if not self._refuse_one(sock, error):
-                        self._pause_accepting(error)
-                        return
-                    continue
-                self._welcome(accepted, listener.tls)
-
-    def _refuse_one(self, listener: socket.socket, error: OSError) -> bool:
-        """Accept one connection with the reserved descriptor to send it the reason of the refusal.
-
-        Returns whether this was possible.
-        """
-        words = advice_on_open_files(error)
-        if words is None or not self._spared.refuse_connection(listener, refusal_message(words)):
-            return False
-        self.counters["accept_errors"] += 1
-        self._warn("a connection was refused: %s; %d are open", words, len(self._peers))
-        return True
-
-    def _pause_accepting(self, error: OSError) -> None:
-        # The connection stays in the queue, so that the listener would stay readable.
-        self.counters["accept_errors"] += 1
-        self._warn("cannot accept connections: %s; %d are open", error, len(self._peers))
-        self._accept_again = self._clock() + ACCEPT_PAUSE
-        for sock in self._listeners:
-            self._selector.unregister(sock)
 
     def _welcome(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         sock.setblocking(False)
@@ -406,14 +370,14 @@ class ServerLoop:
         peer = ServerConnection(self._next_peer, sock, FrameReader(*self._limits), handshake)
         self._next_peer += 1
         self._peers[peer.number] = peer
-        self._selector.register(sock, selectors.EVENT_READ, peer)
+        self._poller.register(sock, READ, peer)
         return peer
 
     def _drop(self, peer: ServerConnection) -> None:
         """End a connection, and call `closed` of the service if the connection was authenticated."""
         if self._peers.pop(peer.number, None) is None:
             return
-        self._selector.unregister(peer.sock)
+        self._poller.unregister(peer.sock)
         peer.sock.close()
         peer.discard_buffers()
         self._hold(peer, 0)
@@ -423,9 +387,9 @@ class ServerLoop:
     # ------------------------------------------------------------ input
 
     def _note_events(self, peer: ServerConnection, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
+        if events & ~READ:
             self._dirty.append(peer)
-        if events & selectors.EVENT_READ and not peer.queued:
+        if events & ~WRITE and not peer.queued:
             peer.queued = True
             self._unserved.append(peer)
 
@@ -447,7 +411,7 @@ class ServerLoop:
                     break
 
     def _serve(self, peer: ServerConnection) -> None:
-        if peer.clogged:
+        if peer.out_bytes > OUTPUT_MARK:
             self._watch(peer)
         elif peer.inbox:
             self._serve_inbox(peer)
@@ -465,8 +429,10 @@ class ServerLoop:
             self._drop(peer)
         elif peer.tls is not None:
             self._unseal(peer, peer.tls, data)
+        elif peer.handshake is None:
+            self._take_frames(peer, data)
         else:
-            self._handle_input(peer, data)
+            self._shake(peer, peer.handshake, data)
 
     def _handle_input(self, peer: ServerConnection, data: bytes) -> None:
         if peer.handshake is None:
@@ -496,7 +462,7 @@ class ServerLoop:
     def _shake(self, peer: ServerConnection, handshake: ServerHandshake, data: bytes) -> None:
         answer = handshake.receive(data)
         if answer:
-            self._append(peer, answer)
+            self._append(peer, (answer,))
         if handshake.failed is not None:
             self._turn_away(peer, handshake.failed)
         elif handshake.done:
@@ -513,7 +479,7 @@ class ServerLoop:
         self.counters["refused" if isinstance(error, AttachError) else "rejected"] += 1
         self._warn("a connection was refused: %s", error)
         peer.ending = True
-        if peer.unsent:
+        if peer.out_bytes:
             self._dirty.append(peer)
         else:
             self._drop(peer)
@@ -524,7 +490,8 @@ class ServerLoop:
         except ProtocolError as error:
             self._break(peer, error)
             return
-        self._hold(peer, peer.reader.held)
+        if peer.reader.held != peer.held:
+            self._hold(peer, peer.reader.held)
         if self._unfinished > self._max_input:
             self._drop_largest_input()
         if peer.inbox:
@@ -550,7 +517,7 @@ class ServerLoop:
         now = self._clock()
         try:
             for _ in range(min(FRAMES_A_TURN, len(inbox))):
-                if peer.clogged or not inbox:
+                if peer.out_bytes > OUTPUT_MARK or not inbox:
                     break  # the peer does not read its replies, or was dropped
                 body, payload = inbox.popleft()
                 self._queue(self._service.on_message(peer.number, body, payload, now))
@@ -562,10 +529,11 @@ class ServerLoop:
             self.counters["errors"] += 1
             logger.exception("the service failed on a message of connection %d, which is dropped", peer.number)
             self._drop(peer)
-        self._await_turn(peer)
+        if inbox:
+            self._await_turn(peer)
 
     def _await_turn(self, peer: ServerConnection) -> None:
-        if peer.inbox and not peer.queued and not peer.clogged:
+        if not peer.queued and peer.out_bytes <= OUTPUT_MARK:
             peer.queued = True
             self._unserved.append(peer)
 
@@ -579,18 +547,18 @@ class ServerLoop:
     def _queue(self, outgoing: Iterable[Outgoing]) -> None:
         for number, body, payload in outgoing:
             peer = self._peers.get(number)
-            if peer is None or peer.ending:
-                continue
-            self._append(peer, *frame_pieces(body, payload))
+            if peer is not None and not peer.ending:
+                self._append(peer, frame_pieces(body, payload))
 
-    def _append(self, peer: ServerConnection, *pieces: Payload) -> None:
+    def _append(self, peer: ServerConnection, pieces: Iterable[Payload]) -> None:
         if peer.out_bytes > self._max_output:
             self._overflow(peer)
             return
         if not peer.out:
             self._dirty.append(peer)
-        peer.out.extend(pieces)
-        peer.out_bytes += sum(map(len, pieces))
+        for piece in pieces:
+            peer.out.append(piece)
+            peer.out_bytes += len(piece)
 
     def _overflow(self, peer: ServerConnection) -> None:
         """Drop a peer that does not read its replies: send it nothing more, and end it with the next flush."""
@@ -614,51 +582,46 @@ class ServerLoop:
         except OSError:
             self._drop(peer)
             return
-        if peer.ending and not peer.unsent:
+        if peer.ending and not peer.out_bytes:
             self._drop(peer)
             return
-        self._watch(peer)
-        self._await_turn(peer)
+        if peer.out_bytes or peer.events != READ:
+            self._watch(peer)
+        if peer.inbox:
+            self._await_turn(peer)
 
     def _watch(self, peer: ServerConnection) -> None:
         """Set the events for which the selector waits."""
         # a connection that is ending is not read, because its input would wake the loop without need
-        reads = not peer.ending and not peer.clogged
-        events = (selectors.EVENT_READ if reads else 0) | (selectors.EVENT_WRITE if peer.unsent else 0)
+        reads = not peer.ending and peer.out_bytes <= OUTPUT_MARK
+        events = (READ if reads else 0) | (WRITE if peer.out_bytes else 0)
         if events != peer.events:
             peer.events = events
-            self._selector.modify(peer.sock, events, peer)
+            self._poller.modify(peer.sock, events)
 
     # ------------------------------------------------------------ the end
 
     def _say_farewell(self) -> None:
         limit = time.monotonic() + FAREWELL_SECONDS
-        for sock in self._listeners:
-            if self._accept_again is None:
-                self._selector.unregister(sock)
+        self._acceptor.stop()
         for peer in list(self._peers.values()):
-            if peer.unsent:
-                self._selector.modify(peer.sock, selectors.EVENT_WRITE, peer)
+            if peer.out_bytes:
+                self._poller.modify(peer.sock, WRITE)
             else:
-                self._selector.unregister(peer.sock)
+                self._poller.unregister(peer.sock)
                 peer.sock.close()
                 del self._peers[peer.number]
         while self._peers and (left := limit - time.monotonic()) > 0:
-            for key, _ in self._selector.select(left):
-                if isinstance(key.data, ServerConnection):
-                    key.data.ending = True
-                    self._send(key.data)
+            for peer, _ in self._poller.poll(left):
+                if isinstance(peer, ServerConnection):
+                    peer.ending = True
+                    self._send(peer)
 
     def close(self) -> None:
         """Close every socket and remove the paths that `listen` made. `run` calls this at its end."""
-        for sock, listener in self._listeners.items():
-            if listener.made is not None:
-                listener.made.unlink()
-            sock.close()
-        self._listeners.clear()
+        self._acceptor.close()
         for peer in self._peers.values():
             peer.sock.close()
         self._peers.clear()
-        self._selector.close()
+        self._poller.close()
         self._waker.close()
-        self._spared.close()

@@ -321,10 +321,11 @@ class ControllerService(EnvelopeService):
     def next_deadline(self) -> float | None:
         """See `net.server.server_connection.Service.next_deadline`."""
         due = self._look_again if self._waits_for_space else self._controller.next_deadline()
-        late = None if self._host is None else self._host.next_deadline()
-        times = [due, late, None if self._late is None else self._late.next_deadline()]
-        times.append(None if self._term is None else self._next_check)
-        return min([time for time in times if time is not None], default=None)
+        if self._host is not None:
+            due = _earlier(due, self._host.next_deadline())
+        if self._late is not None:
+            due = _earlier(due, self._late.next_deadline())
+        return due if self._term is None else _earlier(due, self._next_check)
 
     def on_deadline(self, now: float) -> Iterable[Outgoing]:
         """See `net.server.server_connection.Service.on_deadline`."""
@@ -457,6 +458,13 @@ class ControllerService(EnvelopeService):
                 unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
                     yield self.demand(unit, unit_reports.RefuseWriters(effect.words))
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    """Return the earlier of two deadlines; None if there is neither."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
 
 
 def _ignore_result(outcome: object) -> None:

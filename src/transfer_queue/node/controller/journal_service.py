@@ -90,6 +90,8 @@ class Journaling:
     def commit(self) -> bool:
         """Write the records since the last call. Returns False if that fails."""
         records = self._controller.take_records()
+        if not records and not self._behind:
+            return True
         began = 0.0
         if records:
             self._commits_so_far += 1
@@ -106,10 +108,9 @@ class Journaling:
             self.late.note_commit()
         if began:
             self._on_committed(began)
-        if records or self._behind:
-            self._behind = False
-            self.reserve_space()
-            self._count()
+        self._behind = False
+        self.reserve_space()
+        self._count()
         if records and self.trouble is None and self._is_due() and not _loads(records):
             self._snapshot()
         return True

@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 _PLAIN = frozenset({type(None), bool, float})
+_ENCODED = frozenset({Ext, list, dict})
+"""The types of values in messages that are, or may contain, encoded ones."""
 
 
 class _Delete:
@@ -99,7 +101,8 @@ def decode_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
             value[position] = decode_tag_value(entry, allow_pickle=allow_pickle)
     elif kind is dict:
         for key, entry in value.items():
-            value[key] = decode_tag_value(entry, allow_pickle=allow_pickle)
+            if type(entry) in _ENCODED:
+                value[key] = decode_tag_value(entry, allow_pickle=allow_pickle)
     return value
 
 
