@@ -1,7 +1,7 @@
 """Finds the pages of a private mapping of a file that were written to, and so are memory of this process alone.
 
 Linux 6.7 and later searches for them itself (the ioctl PAGEMAP_SCAN). On an older kernel, this module reads the state
-of every page, which takes three times as long.
+of every page, which takes longer.
 """
 
 from __future__ import annotations
