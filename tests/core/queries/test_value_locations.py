@@ -6,23 +6,34 @@ new rows, of blocks like the one before, of rows in one chunk or one block, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import harness
 import numpy as np
+import pytest
 from harness import Harness, column, schema_of, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
 from differential import differential, row_lengths, small
 from transfer_queue.core.columns.intern_table import InternTable
+from transfer_queue.core.queries import value_locations
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import FieldType
 from transfer_queue.messages.queries import Lookup, LookupReply, ShowRows
 
 FIELDS = "abc"
 DTYPES = {"a": "int8", "b": "float32", "c": "object"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_runs_are_long() -> Iterator[None]:
+    """The short way of many rows that are one after the other is taken for a few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(value_locations, "LONG_RUN", 2)
+        yield
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import contextlib
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -210,7 +212,7 @@ def test_written_pages_are_dropped_with_the_last_view_of_their_granule(
         def refused(start: int, end: int) -> None:
             raise OSError
 
-        monkeypatch.setattr(arena_views, "_private_pages", refused)
+        monkeypatch.setattr(arena_views, "private_pages", refused)
     first, second = views.take("c", 0, 1000), views.take("c", 2 * 4096, 1000)
     assert first is not None
     assert second is not None
@@ -239,7 +241,7 @@ def test_a_page_that_was_written_to_is_in_no_later_view(
         def refused(start: int, end: int) -> None:
             raise OSError
 
-        monkeypatch.setattr(arena_views, "_private_pages", refused)
+        monkeypatch.setattr(arena_views, "private_pages", refused)
     beside, written = views.take("c", 9000, 100), views.take("c", 0, 100)
     assert beside is not None
     assert written is not None
@@ -377,3 +379,62 @@ def test_entries_that_make_no_sense_are_no_holders(tmp_path: Path) -> None:
     assert holds.holders() == []
     holds.close()
     holds.close()
+
+
+def test_parts_that_are_held_together_end_one_by_one(arena: Arena, views: ArenaViews) -> None:
+    holds = [(2 * GRANULE, GRANULE), (GRANULE, GRANULE), (8 * GRANULE, 100)]
+    with open_reader_locks(arena) as is_held:
+        taken = views.take_all("reader", holds)
+        assert [None if part is None else int(part[0]) for part in taken] == [2, 1, 8]
+        assert [is_held(granule) for granule in (0, 1, 2, 3, 7, 8, 9)] == [False, True, True, False, False, True, False]
+        taken[0] = None
+        assert [is_held(granule) for granule in (1, 2, 8)] == [True, False, True]
+        taken.clear()
+        assert not any(map(is_held, range(16)))
+
+
+def test_parts_that_overlap_do_not_share_memory(views: ArenaViews) -> None:
+    one, other = views.take_all("reader", [(0, GRANULE), (0, GRANULE)])
+    assert one is not None
+    assert other is not None
+    one[0] = 9
+    assert int(other[0]) == 0
+
+
+def test_what_cannot_be_viewed_is_not_held(arena: Arena, views: ArenaViews) -> None:
+    kept = [views.take("reader", 0, GRANULE) for _ in range(MAPPINGS)]
+    with open_reader_locks(arena) as is_held:
+        first, second = views.take_all("reader", [(0, 100), (3 * GRANULE, 100)])
+        assert first is None
+        assert second is not None
+        assert [is_held(0), is_held(3)] == [True, True]
+        kept.clear()
+        assert [is_held(0), is_held(3)] == [False, True]
+
+
+@contextlib.contextmanager
+def open_reader_locks(arena: Arena) -> Iterator[Callable[[int], bool]]:
+    """Yield a function that says whether a granule is held by this process, which another process asks the kernel."""
+    program = """
+import sys
+from pathlib import Path
+from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.arena.read_holds import HoldFile
+holds = HoldFile(Path(sys.argv[1]))
+for line in sys.stdin:
+    print(int(holds.is_held(int(line) * GRANULE, GRANULE)), flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(arena.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        told, heard = process.stdin, process.stdout
+
+        def is_held(granule: int) -> bool:
+            told.write(f"{granule}\n")
+            told.flush()
+            return heard.readline() == "1\n"
+
+        yield is_held
+        told.close()

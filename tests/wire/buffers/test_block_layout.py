@@ -163,7 +163,7 @@ def test_kept_layouts_are_those_that_would_be_made(asked):
         kept = row_addressing._laid_out(schema, dims, blocks, rows)
         assert [repr(column) for column in kept] == [repr(column) for column in made]
         if blocks == 1:
-            found, end = contiguous_rows._laid_out(schema, dims, rows)
+            found, end = contiguous_rows.run_columns(schema, dims, rows)
             assert end == int(made[-1].offsets[0] + made[-1].nbytes[0])
             for column in made:
                 mine = found[column.spec.name]

@@ -13,7 +13,7 @@ import struct
 import threading
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -62,6 +62,7 @@ from transfer_queue.storage.arena.writer_locks import hold_slot
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
+from transfer_queue.wire.blocks.gather import Place, View
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import U8
@@ -125,6 +126,15 @@ class SystemAddress(Protocol):
 def _backend_of(unit: UnitInfo) -> str:
     """Return the backend of the blocks of a unit."""
     return msgspec.json.decode(unit.store, type=StoreAddress).kind if unit.store else SIMPLE
+
+
+def _distinct_units(reply: LookupReply) -> list[int]:
+    """Return the units of the blocks of a lookup, ascending."""
+    units = reply.blocks.unit
+    first = units[: _ONE.size]
+    if units == first * (len(units) // _ONE.size):  # the usual case, which needs no array
+        return [_ONE.unpack(first)[0]] if units else []
+    return sorted(set(np.frombuffer(units, "<i4").tolist()))
 
 
 class ReaderNumbers:
@@ -364,7 +374,7 @@ class ClientContext:
         Returns None if the values must be looked up again: a unit was lost, or there are other blocks at the locations
         now. Their space may have been returned to the file system, and must not be accessed.
         """
-        units = sorted(set(np.frombuffer(reply.blocks.unit, "<i4").tolist()))
+        units = _distinct_units(reply)
         if not (yield from self.open_arenas(units)) or not self.is_unchanged(reply):
             return None
         if not self._elsewhere:
@@ -457,7 +467,7 @@ class ClientContext:
 
     def only_store(self, reply: LookupReply) -> Generator[Call, AnyReply, tuple[Store, UnitInfo] | None]:
         """Return the external store that has all blocks of a lookup, and its unit; None if there is no such store."""
-        if len(set(np.frombuffer(reply.blocks.unit, "<i4").tolist())) != 1:
+        if len(_distinct_units(reply)) != 1:
             return None
         unit: int = _ONE.unpack_from(reply.blocks.unit)[0]
         if unit not in self._units:
@@ -506,13 +516,19 @@ class ClientContext:
                     self._arenas[unit] = found
         return found
 
-    def hold_view(self, unit: int, start: int, nbytes: int) -> U8 | None:
-        """Return a view of bytes of an arena of this node, held until nothing refers to it; None if there can be none.
+    def hold_views(self, places: Sequence[Place]) -> list[View]:
+        """Return views of bytes of arenas of this node, each held until nothing refers to it; None where none can be.
 
-        The caller must compare the generation afterwards.
+        The caller must compare the generations afterwards.
         """
-        views = self.views_of(unit)
-        return None if views is None else views.take(self.client_id, start, nbytes)
+        found: list[View] = [None] * len(places)
+        for unit in {unit for unit, _, _ in places}:
+            views = self.views_of(unit)
+            if views is not None:
+                mine = [at for at, place in enumerate(places) if place[0] == unit]
+                for at, view in zip(mine, views.take_all(self.client_id, [places[at][1:] for at in mine]), strict=True):
+                    found[at] = view
+        return found
 
     def views_of(self, unit: int) -> ArenaViews | None:
         """Return the views of the arena of a unit of this node; None if there can be none."""
@@ -569,8 +585,9 @@ class ClientContext:
         units = np.frombuffer(blocks.unit, "<i4")
         granules = np.frombuffer(blocks.offset, "<i8") // GRANULE
         generations = np.frombuffer(blocks.generation, "<i8").view("<u8")
-        for unit in set(units.tolist()) - self._elsewhere - {HERE}:
-            mine = units == unit
+        only = blocks.unit[: _ONE.size] * len(units) == blocks.unit
+        for unit in set(units[: 1 if only else None].tolist()) - self._elsewhere - {HERE}:
+            mine = slice(None) if only else units == unit
             if (self.arena(unit).generations[granules[mine]] != generations[mine]).any():
                 return False
         return True

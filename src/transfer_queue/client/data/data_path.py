@@ -463,10 +463,10 @@ class DataPath:
         allow_pickle = self._state.settings.allow_pickle
         if out is not None:
             return gather_into(reply, memory, out, layout, shared=shared, allow_pickle=allow_pickle)
-        views: Views | None = None if copy else self._state.hold_view
+        views: Views | None = None if copy else self._state.hold_views
         if device is not None:
             copies = copies_to(self._device_copies, self._state, device)
-            views = None if copies is None else partial(copies.begin, reply)
+            views = None if copies is None else partial(copies.begin_all, reply)
         return gather(reply, memory, layout, shared=shared, allow_pickle=allow_pickle, views=views)
 
     def _read_objects(

@@ -24,6 +24,7 @@ from transfer_queue.messages.queries import LookupReply
 from transfer_queue.storage.arena.arena import stretches
 from transfer_queue.storage.arena.arena_views import ArenaViews, granules_of
 from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.wire.blocks.gather import Place, View
 from transfer_queue.wire.buffers.copies import U8
 
 LEAST_DIRECT = 64 * 1024
@@ -151,11 +152,15 @@ class DeviceCopies:
         self._flying: deque[tuple[Any, U8]] = deque()
         """The event at the end of each copy, and the held bytes, in the order of the stream."""
 
-    def begin(self, reply: LookupReply, unit: int, start: int, nbytes: int) -> torch.Tensor | None:
-        """Begin to copy bytes of a block of a lookup. Returns a flat tensor on the device; None to gather on the host.
+    def begin_all(self, reply: LookupReply, places: list[Place]) -> list[View]:
+        """Begin to copy bytes of a lookup. Returns flat tensors on the device; None where the host gathers them.
 
         With `reply` bound it is a `wire.blocks.gather.Views`. The caller must compare the generations afterwards.
         """
+        return [self._begin(reply, *place) for place in places]
+
+    def _begin(self, reply: LookupReply, unit: int, start: int, nbytes: int) -> torch.Tensor | None:
+        """See `begin_all`."""
         views = self.state.views_of(unit)
         if nbytes < LEAST_DIRECT or views is None:
             return None

@@ -12,7 +12,7 @@ from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.core.tables.row_table import Indexer, indexes_in
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, Blocks, FieldType, Placement, parents
 from transfer_queue.messages.envelopes import AnyReply
@@ -22,6 +22,9 @@ from transfer_queue.messages.queries import Lookup, LookupReply
 Places = tuple[np.ndarray, np.ndarray]
 # The block numbers and row numbers as bytes -> the fields whose values are there.
 Alike = dict[tuple[bytes, bytes], list[str]]
+
+LONG_RUN = 256
+"""The number of rows from which it is worth finding out whether they are one after the other."""
 
 
 @handles(Lookup, reads=True)
@@ -143,7 +146,7 @@ def places_of_fields(partition: Partition, positions: np.ndarray, names: Iterabl
     """Return the locations of the values of these fields; block 0 for a row without a value."""
     parts = list(partition.rows.split(positions))
     if len(parts) == 1 and isinstance(parts[0][3], slice):  # all rows are in one chunk
-        columns_of, at = parts[0][1].columns_of, parts[0][2]
+        columns_of, at = parts[0][1].columns_of, _run_or_places(parts[0][2])
         return {
             name: (np.zeros(len(positions), "i8"), np.zeros(len(positions), "i4"))
             if (columns := columns_of(name)) is None
@@ -161,12 +164,24 @@ def places_of_fields(partition: Partition, positions: np.ndarray, names: Iterabl
     return places
 
 
+def _run_or_places(at: Indexer) -> Indexer:
+    """Return many ascending places without gaps as a slice, which selects a part of a column without a copy."""
+    if len(at) < LONG_RUN or int(at[-1]) - int(at[0]) != len(at) - 1 or not (at[1:] > at[:-1]).all():
+        return at
+    return slice(int(at[0]), int(at[-1]) + 1)
+
+
 def _reply_with_places(
     state: State, partition: Partition, count: int, places: Mapping[str, Places], request: Lookup
 ) -> LookupReply:
     alike: Alike = {}
+    last: tuple[bytes, bytes] | None = None
+    names: list[str] = []
     for name, (numbers, slots) in places.items():
-        alike.setdefault((numbers.tobytes(), slots.tobytes()), []).append(name)
+        key = numbers.tobytes(), slots.tobytes()
+        if key != last:  # comparing with the field before is faster than hashing, and fields of one put are equal
+            names, last = alike.setdefault(key, []), key
+        names.append(name)
     types = [partition.fields[name].to_field_type() for name in places]
     return reply_with(state, count, alike, types, request)
 

@@ -25,7 +25,7 @@ import time
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Union
 
@@ -36,6 +36,7 @@ from transfer_queue.errors import AttachError
 from transfer_queue.messages.storage import ReadHold
 from transfer_queue.storage.arena.arena import Arena, boot_id_of, stretches
 from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.storage.arena.private_pages import private_pages
 from transfer_queue.storage.arena.read_holds import CAN_HOLD, REGISTERED, HoldLocks
 from transfer_queue.storage.protocols import Bytes
 
@@ -47,11 +48,7 @@ FORK_SECONDS = 10.0
 """The longest time for which a fork waits for the child's locks. After that, the views are never ended here."""
 
 Buffer = Union[mmap.mmap, memoryview]
-_PAGE = mmap.PAGESIZE
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # the mapping may be larger than the memory of the machine
-_PAGEMAP_PAGES = 1 << 16  # pages whose state is read at once
-_FILE_PAGE = np.uint64(1 << 61)  # /proc/self/pagemap: a page of a file, not a private one
-_ANY_PAGE = np.uint64(3 << 62)  # present or swapped
 
 _lock = threading.Lock()
 _arenas: dict[str, ArenaViews] = {}
@@ -111,10 +108,13 @@ class _PrivateMapping:
     def _is_written(self, start: int, end: int) -> bool:
         """Whether a page of these bytes may have been written to. That is possible only in granules that have views."""
         part = granules_of(start, end)
-        for first, last in _stretches_of(self.counts[part] > 0, part.start):
+        counts = self.counts[part]
+        if not counts.any():
+            return False
+        for first, last in _stretches_of(counts > 0, part.start):
             low, high = max(start, first * GRANULE), min(end, last * GRANULE)
             try:
-                if _private_pages(self.address + low, self.address + high):
+                if private_pages(self.address + low, self.address + high):
                     return True
             except OSError:
                 return True
@@ -145,12 +145,12 @@ class _PrivateMapping:
     def _drop_written(self, start: int, end: int) -> None:
         """Drop the private pages of these granules, so that the mapping shows the arena again."""
         try:
-            written = _private_pages(self.address + start, self.address + end)
+            written = private_pages(self.address + start, self.address + end)
         except OSError:  # without the state of pages, all are dropped
             self.memory.madvise(mmap.MADV_DONTNEED, start, end - start)
             return
         for first, last in written:
-            self.memory.madvise(mmap.MADV_DONTNEED, start + first * _PAGE, (last - first) * _PAGE)
+            self.memory.madvise(mmap.MADV_DONTNEED, start + first, last - first)
 
 
 class ArenaViews:
@@ -182,33 +182,68 @@ class ArenaViews:
 
         The caller must compare the generation afterwards. Returns None if there can be no view of these bytes.
         """
+        return self.take_all(client, [(start, nbytes)])[0]
+
+    def take_all(self, client: str, parts: Sequence[tuple[int, int]]) -> list[Bytes | None]:
+        """Do the same for several parts (start, bytes), each of which ends by itself."""
         with _locked():
-            mapping = self._mapping_for(start, start + nbytes)
-            return None if mapping is None else self._hold(mapping, mapping.memory, client, start, nbytes)
+            if not self._lock_parts(parts):
+                return [None] * len(parts)
+            holder = self._holder(client)
+            taken: list[Bytes | None] = []
+            for start, nbytes in parts:
+                mapping = self._mapping_for(start, start + nbytes)
+                array = None if mapping is None else self._hold(mapping, mapping.memory, holder, start, nbytes)
+                taken.append(array)
+            self._write_entry(holder)
+            if not all(array is not None for array in taken):
+                self._unlock_unheld(parts)
+            return taken
 
     def hold(self, arena: Arena, client: str, start: int, nbytes: int) -> Bytes | None:
         """Return and hold the bytes of the arena itself, as `take` does, for a copy. Nobody may write to them."""
         with _locked():
-            return self._hold(None, arena.memory.data, client, start, nbytes)
+            if not self._lock_parts([(start, nbytes)]):
+                return None
+            holder = self._holder(client)
+            array = self._hold(None, arena.memory.data, holder, start, nbytes)
+            self._write_entry(holder)
+            return array
 
-    def _hold(
-        self, mapping: _PrivateMapping | None, memory: Buffer, client: str, start: int, nbytes: int
-    ) -> Bytes | None:
-        part = granules_of(start, start + nbytes)
-        if not self._locks.lock(part.start, part.stop - part.start):
-            return None
+    def _lock_parts(self, parts: Sequence[tuple[int, int]]) -> bool:
+        """Lock the granules of all parts, with one call for those that are neighbours. Returns whether it could."""
+        found = sorted((part.start, part.stop) for part in (granules_of(start, start + size) for start, size in parts))
+        runs = [found[0]]
+        for low, high in found[1:]:
+            first, end = runs[-1]
+            if low <= end:
+                runs[-1] = first, max(end, high)
+            else:
+                runs.append((low, high))
+        if all(self._locks.lock(first, end - first) for first, end in runs):
+            return True
+        self._unlock_unheld(parts)
+        return False
+
+    def _unlock_unheld(self, parts: Sequence[tuple[int, int]]) -> None:
+        """Unlock those granules of the parts of which there is no view."""
+        for start, nbytes in parts:
+            part = granules_of(start, start + nbytes)
+            for first, end in _stretches_of(self._held[part] == 0, part.start):
+                self._locks.unlock(first, end - first)
+
+    def _hold(self, mapping: _PrivateMapping | None, memory: Buffer, holder: _Holder, start: int, nbytes: int) -> Bytes:
+        """Return locked bytes as an array whose end is noted. The caller writes the entry of the holder."""
         array: Bytes = np.frombuffer(memory, np.uint8, nbytes, start)
         number, self._next = self._next, self._next + 1
-        holder = self._holders.get(client) or self._add_holder(client)
         if mapping is not None:
             mapping.add(start, start + nbytes)
-        self._held[part] += 1
+        self._held[granules_of(start, start + nbytes)] += 1
         self.views[number] = _View(mapping, start, nbytes, holder)
         self.users += 1
         weakref.finalize(array, _note_ended, self, number).atexit = False
         holder.since[number] = time.time()
         holder.nbytes += nbytes
-        self._write_entry(holder)
         return array
 
     def keep_pages(self, first: int, count: int) -> bool:
@@ -252,7 +287,11 @@ class ArenaViews:
             self._locks.close()
             os.close(self._file)
 
-    def _add_holder(self, client: str) -> _Holder:
+    def _holder(self, client: str) -> _Holder:
+        """Return the entry of a client, a new one if it has no views."""
+        found = self._holders.get(client)
+        if found is not None:
+            return found
         taken = {holder.entry for holder in self._holders.values()}
         self._holders[client] = holder = _Holder(client, self._locks.take_entry(taken))
         return holder
@@ -336,27 +375,6 @@ def _stretches_of(chosen: npt.NDArray[np.bool_], start: int) -> list[tuple[int, 
     if not chosen.any():
         return []
     return [(first + start, end + start) for first, end in stretches(np.flatnonzero(chosen))]
-
-
-def _private_pages(start: int, end: int) -> list[tuple[int, int]]:
-    """Return (first, end) of the pages of a private mapping of a file that were written to, counted from the first one.
-
-    Raises OSError if the kernel does not report them.
-    """
-    first, count = start // _PAGE, -(-end // _PAGE) - start // _PAGE
-    found: list[tuple[int, int]] = []
-    file = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        for at in range(0, count, _PAGEMAP_PAGES):
-            some = min(_PAGEMAP_PAGES, count - at)
-            content = os.pread(file, some * 8, (first + at) * 8)
-            if len(content) < some * 8:
-                raise OSError(f"the state of {some} pages cannot be read")
-            states = np.frombuffer(content, "<u8")
-            found += _stretches_of(((states & _ANY_PAGE) != 0) & ((states & _FILE_PAGE) == 0), at)
-    finally:
-        os.close(file)
-    return found
 
 
 def _note_ended(views: ArenaViews, number: int) -> None:

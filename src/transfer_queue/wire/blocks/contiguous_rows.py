@@ -103,13 +103,14 @@ def _first_of(placement: Placement, count: int) -> tuple[int, int] | None:
     if len(block) != 4 * count or len(slots) != 4 * count or block != block[:4] * count:
         return None
     first: int = _I4.unpack_from(slots)[0]
-    if count > 1 and slots != _following(first, count):
+    if count > 1 and slots != following_numbers(first, count):
         return None
     return _I4.unpack_from(block)[0], first
 
 
 @functools.lru_cache(maxsize=16)
-def _following(first: int, count: int) -> bytes:
+def following_numbers(first: int, count: int) -> bytes:
+    """Return the numbers from `first` on (i4)."""
     return np.arange(first, first + count, dtype="<i4").tobytes()
 
 
@@ -128,7 +129,7 @@ class _RunBlock:
         rows: int = _I4.unpack_from(blocks.rows, 4 * number)[0]
         schema: int = _I4.unpack_from(blocks.schema, 4 * number)[0]
         dims: int = _I4.unpack_from(blocks.dims, 4 * number)[0]
-        self._columns, end = _laid_out(tuple(blocks.schemas[schema]), blocks.dims_values[dims], rows)
+        self._columns, end = run_columns(tuple(blocks.schemas[schema]), blocks.dims_values[dims], rows)
         self.good = (
             first + count <= rows and self._offset >= 0 and end <= nbytes <= len(memory(self.unit)) - self._offset
         )
@@ -154,7 +155,7 @@ class _RunBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class _RunColumn:
+class RunColumn:
     """The layout of a field in a block."""
 
     spec: FieldSpec
@@ -173,15 +174,15 @@ class _RunColumn:
 
 
 @functools.lru_cache(maxsize=64)
-def _laid_out(schema: tuple[FieldSpec, ...], dims: bytes, rows: int) -> tuple[dict[str, _RunColumn], int]:
+def run_columns(schema: tuple[FieldSpec, ...], dims: bytes, rows: int) -> tuple[dict[str, RunColumn], int]:
     """Return the columns of a block by name and the end of the last one, cached because readers read few kinds."""
     found, end = {}, 0
     for column in columns(schema, np.frombuffer(dims, "<i8"), rows):
         offset, end = int(column.offsets[0]), int(column.offsets[0] + column.nbytes[0])
         if column.starts is None:
             shape = tuple(column.shapes[0, 0].tolist())
-            alone = _RunColumn(column.spec, offset, int(column.lengths[0, 0]), shape, None, None, None)
+            alone = RunColumn(column.spec, offset, int(column.lengths[0, 0]), shape, None, None, None)
         else:
-            alone = _RunColumn(column.spec, offset, 0, (), column.starts[0], column.shapes[0], column.lengths[0])
+            alone = RunColumn(column.spec, offset, 0, (), column.starts[0], column.shapes[0], column.lengths[0])
         found[column.spec.name] = alone
     return found, end

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, Union, get_args
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldType, pa
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.contiguous_rows import RowRun, row_runs, some_row_runs
 from transfer_queue.wire.blocks.device_memory import DeviceArena
+from transfer_queue.wire.blocks.equal_blocks import EqualRows, equal_rows
 from transfer_queue.wire.blocks.remote_ranges import HERE
 from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, FieldRows, Memory, locate_rows, with_dtype
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
@@ -42,8 +44,12 @@ Layout = Literal["jagged", "dense", "padded", "list"]
 LAYOUTS = get_args(Layout)
 LEAST_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
-Views = Callable[[int, int, int], U8 | torch.Tensor | None]
-"""Returns held bytes (unit, start, length) of an arena as a view, or their copy on a device; None if neither can be."""
+Place = tuple[int, int, int]
+"""The unit, the start and the length of bytes in an arena."""
+View = Union[U8, torch.Tensor, None]
+"""Held bytes of an arena, or their copy on a device; None if neither can be."""
+Views = Callable[[list[Place]], list[View]]
+"""Returns a view of the bytes at each place."""
 Cuts = dict[bytes, JaggedOffsets]
 """Row lengths -> the offsets that all fields with these lengths share."""
 
@@ -127,10 +133,29 @@ def _columns(
             for field in reply.types
             if field.kind != NESTED
         }
+    if layout in ("jagged", "dense") and not shared and not isinstance(memory, DeviceArena):
+        equal = _equal_columns(reply, memory, layout, cuts)
+        if equal is not None:
+            return equal
     columns: dict[str, Any] = {}
     for rows in locate_rows(reply, memory):
         if rows.type.kind != NESTED:
             columns[rows.type.name] = _column(rows, memory, layout, shared, allow_pickle, cuts, later)
+    return columns
+
+
+def _equal_columns(reply: LookupReply, memory: Memory, layout: str, cuts: Cuts) -> dict[str, Any] | None:
+    """Return the columns of the fields if all of them are `EqualRows` that are one tensor; None otherwise."""
+    found = equal_rows(reply, memory)
+    if found is None:
+        return None
+    columns: dict[str, Any] = {}
+    for field in reply.types:
+        rows = found[field.name]
+        form = _tensor_form(rows, layout)
+        if form is None:
+            return None
+        columns[field.name] = _in_form(form, cuts, partial(tensor_over, rows.gather_bytes(memory), rows.type.dtype))
     return columns
 
 
@@ -140,13 +165,18 @@ def _viewed_columns(
     """Return the columns of the fields, as far as possible as views."""
     cuts: Cuts = {}
     columns: dict[str, Any] = {}
-    for name, run in some_row_runs(reply, memory).items():
-        whole = run.shape is not None and run.type.dtype in DTYPES
-        if layout == "jagged" and run.type.kind != NESTED:
-            columns[name] = _of_run(run, memory, allow_pickle, cuts, later, views)
-        elif whole and run.type.kind == "tensor" and run.nbytes:
-            stacked = _tensor(run, memory, (run.count, *(run.shape or ())), later, views)
-            columns[name] = stack_of(list(stacked.unbind(0)), run.count) if layout == "list" else stacked
+    runs = some_row_runs(reply, memory)
+    forms = {name: form for name, run in runs.items() if run.nbytes and (form := _tensor_form(run, layout))}
+    viewed = {name: runs[name] for name in forms if runs[name].unit != HERE}
+    places = [(run.unit, run.start, run.nbytes) for run in viewed.values()]
+    held = dict(zip(viewed, views(places), strict=True)) if places else {}
+    for name, run in runs.items():
+        form = forms.get(name)
+        if form is not None:
+            tensor = _tensor_of_run(run, form, memory, cuts, later, held.get(name))
+            columns[name] = stack_of(list(tensor.unbind(0)), run.count) if layout == "list" else tensor
+        elif layout == "jagged" and run.type.kind != NESTED:
+            columns[name] = _of_run(run, memory, allow_pickle, cuts, later)
     if any(field.kind != NESTED and field.name not in columns for field in reply.types):
         for rows in locate_rows(reply, memory):
             if rows.type.kind != NESTED and rows.type.name not in columns:
@@ -223,29 +253,56 @@ def table_of(columns: dict[str, Any], count: int) -> TensorDict:
     return table
 
 
-def _of_run(
-    run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies, views: Views | None = None
-) -> Any:
-    """Return the default container of a field whose rows are one after the other in one block."""
+class _TensorForm(NamedTuple):
+    """How the bytes of a run, as they are, are the elements of one tensor."""
+
+    shape: tuple[int, ...]
+    """The shape of all elements, with -1 at the ragged dimension of a jagged tensor."""
+    lengths: bytes | None
+    """The lengths of the rows of a jagged tensor; None for a dense one."""
+
+
+def _tensor_form(run: RowRun | EqualRows, layout: str) -> _TensorForm | None:
+    """Return the form of rows as one tensor of the layout; None if they are none."""
+    if run.type.kind != "tensor" or run.type.dtype not in DTYPES:
+        return None
+    if layout != "jagged":
+        return None if run.shape is None else _TensorForm((run.count, *run.shape), None)
+    ragged = max(run.type.differs.bit_length() - 1, 0)
+    form = _equal_rows_form(run, ragged)
+    if form is None and isinstance(run, RowRun):
+        rows = run.field_rows()
+        if _is_one_jagged_tensor(run, rows, ragged):
+            sizes, lengths = _common_shape(rows, ragged), np.ascontiguousarray(rows.shapes[:, ragged]).tobytes()
+            form = _TensorForm((*sizes[:ragged], -1, *sizes[ragged + 1 :]), lengths)
+    return form
+
+
+def _equal_rows_form(run: RowRun | EqualRows, ragged: int) -> _TensorForm | None:
+    """Return the default form of a run of rows of equal shapes; None if they have none as one tensor."""
     field, shape = run.type, run.shape
-    if field.kind == "object":
-        return stack_of(_objects(field.name, run.places(), memory, allow_pickle), run.count)
-    if field.dtype not in DTYPES:
-        raise _unknown_dtype(field)
-    ragged = max(field.differs.bit_length() - 1, 0)
     if (
         shape is None or field.mixed_rank or field.ndim != len(shape) or field.differs & (field.differs - 1)
         or 0 < field.ndim <= ragged or math.prod(shape[:ragged]) != 1
     ):  # fmt: skip
-        rows = run.field_rows()
-        if views is not None and _is_one_jagged_tensor(run, rows, ragged):
-            sizes, lengths = _common_shape(rows, ragged), np.ascontiguousarray(rows.shapes[:, ragged]).tobytes()
-            return _jagged_run(run, memory, (*sizes[:ragged], -1, *sizes[ragged + 1 :]), lengths, cuts, later, views)
-        return _by_type(rows, memory, cuts, later)
+        return None
     if not shape:
-        return _tensor(run, memory, (run.count,), later, views)
+        return _TensorForm((run.count,), None)
     lengths = shape[ragged].to_bytes(8, "little") * run.count
-    return _jagged_run(run, memory, (*shape[:ragged], -1, *shape[ragged + 1 :]), lengths, cuts, later, views)
+    return _TensorForm((*shape[:ragged], -1, *shape[ragged + 1 :]), lengths)
+
+
+def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies) -> Any:
+    """Return the default container of a field whose rows are one after the other in one block."""
+    field = run.type
+    if field.kind == "object":
+        return stack_of(_objects(field.name, run.places(), memory, allow_pickle), run.count)
+    if field.dtype not in DTYPES:
+        raise _unknown_dtype(field)
+    form = _equal_rows_form(run, max(field.differs.bit_length() - 1, 0))
+    if form is None:
+        return _by_type(run.field_rows(), memory, cuts, later)
+    return _tensor_of_run(run, form, memory, cuts, later)
 
 
 def _is_one_jagged_tensor(run: RowRun, rows: FieldRows, ragged: int) -> bool:
@@ -260,34 +317,31 @@ def _is_one_jagged_tensor(run: RowRun, rows: FieldRows, ragged: int) -> bool:
     )
 
 
-def _jagged_run(
-    run: RowRun,
-    memory: Memory,
-    shape: tuple[int, ...],
-    lengths: bytes,
-    cuts: Cuts,
-    later: Copies,
-    views: Views | None,
+def _tensor_of_run(
+    run: RowRun, form: _TensorForm, memory: Memory, cuts: Cuts, later: Copies, view: View = None
 ) -> torch.Tensor:
-    """Return a run as a jagged tensor. shape: the shape of all elements, with -1 at the ragged dimension."""
-    cut = cuts.get(lengths)
+    """Return a run in this form."""
+    return _in_form(form, cuts, lambda shape: _elements(run, memory, shape, later, view))
+
+
+def _in_form(form: _TensorForm, cuts: Cuts, elements: Callable[[tuple[int, ...]], torch.Tensor]) -> torch.Tensor:
+    """Return a tensor in this form. elements: returns the dense tensor of all elements in a shape."""
+    if form.lengths is None:
+        return elements(form.shape)
+    cut = cuts.get(form.lengths)
     if cut is None:
-        cut = cuts[lengths] = offsets_of_lengths(lengths)
-    values = _tensor(run, memory, tuple(cut.total if size < 0 else size for size in shape), later, views)
+        cut = cuts[form.lengths] = offsets_of_lengths(form.lengths)
+    values = elements(tuple(cut.total if size < 0 else size for size in form.shape))
     if not values.is_cpu:
         cut = cut.to_device(values.device)
-    return cut.make_jagged(values, shape.index(-1) + 1)
+    return cut.make_jagged(values, form.shape.index(-1) + 1)
 
 
-def _tensor(
-    run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies, views: Views | None = None
-) -> torch.Tensor:
-    """Return a tensor of a run's elements: a copy, a view, or a view of the memory into which they were received."""
+def _elements(run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies, view: View) -> torch.Tensor:
+    """Return a tensor of a run's elements: a view, a view of the memory into which they were received, or a copy."""
+    if view is not None:
+        return tensor_over(view, run.type.dtype, shape)
     its = memory(run.unit)
-    if views is not None and run.unit != HERE and run.nbytes:
-        held = views(run.unit, run.start, run.nbytes)
-        if held is not None:
-            return tensor_over(held, run.type.dtype, shape)
     if run.unit == HERE and run.nbytes * LEAST_SHARE >= len(its):
         return tensor_over(its[run.start : run.start + run.nbytes], run.type.dtype, shape)
     return copy_tensor(its, run.start, run.nbytes, run.type.dtype, shape, later)

@@ -11,6 +11,7 @@ import _thread
 import bisect
 import contextlib
 import ctypes
+import functools
 import itertools
 import mmap
 import os
@@ -208,6 +209,26 @@ def gather_pieces(memory: U8, starts: I8, lengths: I8, later: Copies | None = No
         joined = bytearray().join([view[start:end] for start, end in zip(runs.tolist(), ends, strict=True)])
         return np.frombuffer(joined, np.uint8)
     return _gather_runs(memory, runs, run_lengths, total)
+
+
+def gather_equal(memory: U8, starts: I8, length: int) -> U8:
+    """Do the same as `gather_pieces` for pieces of one length, which is not 0. The caller has checked them, too."""
+    bits = int(np.bitwise_or.reduce(starts)) | length
+    cell = min(bits & -bits, LARGEST_CELL)
+    cells = length // cell
+    if len(starts) * length >= HUGE or cells > CELLS_PER_ROW:
+        return gather_pieces(memory, starts, np.full(len(starts), length))
+    index = starts // cell
+    if cells > 1:
+        index = (index[:, None] + np.arange(cells)).reshape(-1)
+    whole = memory[: len(memory) // cell * cell].view(_cell_kind(cell))
+    taken: U8 = whole.take(index).view(np.uint8)
+    return taken
+
+
+@functools.lru_cache(maxsize=16)
+def _cell_kind(cell: int) -> np.dtype[np.void]:
+    return np.dtype((np.void, cell))
 
 
 def copy_range(memory: U8, start: int, length: int, later: Copies | None = None) -> U8:
