@@ -212,7 +212,7 @@ def test_written_pages_are_dropped_with_the_last_view_of_their_granule(
         def refused(start: int, end: int) -> None:
             raise OSError
 
-        monkeypatch.setattr(arena_views, "private_pages", refused)
+        monkeypatch.setattr(arena_views, "_private_pages", refused)
     first, second = views.take("c", 0, 1000), views.take("c", 2 * 4096, 1000)
     assert first is not None
     assert second is not None
@@ -241,7 +241,7 @@ def test_a_page_that_was_written_to_is_in_no_later_view(
         def refused(start: int, end: int) -> None:
             raise OSError
 
-        monkeypatch.setattr(arena_views, "private_pages", refused)
+        monkeypatch.setattr(arena_views, "_private_pages", refused)
     beside, written = views.take("c", 9000, 100), views.take("c", 0, 100)
     assert beside is not None
     assert written is not None

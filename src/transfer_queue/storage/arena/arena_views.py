@@ -36,7 +36,6 @@ from transfer_queue.errors import AttachError
 from transfer_queue.messages.storage import ReadHold
 from transfer_queue.storage.arena.arena import Arena, boot_id_of, stretches
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.arena.private_pages import private_pages
 from transfer_queue.storage.arena.read_holds import CAN_HOLD, REGISTERED, HoldLocks
 from transfer_queue.storage.protocols import Bytes
 
@@ -48,7 +47,11 @@ FORK_SECONDS = 10.0
 """The longest time for which a fork waits for the child's locks. After that, the views are never ended here."""
 
 Buffer = Union[mmap.mmap, memoryview]
+_PAGE = mmap.PAGESIZE
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # the mapping may be larger than the memory of the machine
+_PAGEMAP_PAGES = 1 << 16  # pages whose state is read at once
+_FILE_PAGE = np.uint64(1 << 61)  # /proc/self/pagemap: a page of a file, not a private one
+_ANY_PAGE = np.uint64(3 << 62)  # present or swapped
 
 _lock = threading.Lock()
 _arenas: dict[str, ArenaViews] = {}
@@ -114,7 +117,7 @@ class _PrivateMapping:
         for first, last in _stretches_of(counts > 0, part.start):
             low, high = max(start, first * GRANULE), min(end, last * GRANULE)
             try:
-                if private_pages(self.address + low, self.address + high):
+                if _private_pages(self.address + low, self.address + high):
                     return True
             except OSError:
                 return True
@@ -145,12 +148,12 @@ class _PrivateMapping:
     def _drop_written(self, start: int, end: int) -> None:
         """Drop the private pages of these granules, so that the mapping shows the arena again."""
         try:
-            written = private_pages(self.address + start, self.address + end)
+            written = _private_pages(self.address + start, self.address + end)
         except OSError:  # without the state of pages, all are dropped
             self.memory.madvise(mmap.MADV_DONTNEED, start, end - start)
             return
         for first, last in written:
-            self.memory.madvise(mmap.MADV_DONTNEED, start + first, last - first)
+            self.memory.madvise(mmap.MADV_DONTNEED, start + first * _PAGE, (last - first) * _PAGE)
 
 
 class ArenaViews:
@@ -375,6 +378,27 @@ def _stretches_of(chosen: npt.NDArray[np.bool_], start: int) -> list[tuple[int, 
     if not chosen.any():
         return []
     return [(first + start, end + start) for first, end in stretches(np.flatnonzero(chosen))]
+
+
+def _private_pages(start: int, end: int) -> list[tuple[int, int]]:
+    """Return (first, end) of the pages of a private mapping of a file that were written to, counted from the first one.
+
+    Raises OSError if the kernel does not report them.
+    """
+    first, count = start // _PAGE, -(-end // _PAGE) - start // _PAGE
+    found: list[tuple[int, int]] = []
+    file = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for at in range(0, count, _PAGEMAP_PAGES):
+            some = min(_PAGEMAP_PAGES, count - at)
+            content = os.pread(file, some * 8, (first + at) * 8)
+            if len(content) < some * 8:
+                raise OSError(f"the state of {some} pages cannot be read")
+            states = np.frombuffer(content, "<u8")
+            found += _stretches_of(((states & _ANY_PAGE) != 0) & ((states & _FILE_PAGE) == 0), at)
+    finally:
+        os.close(file)
+    return found
 
 
 def _note_ended(views: ArenaViews, number: int) -> None:
