@@ -18,7 +18,7 @@ def values(state: State) -> dict[Value, frozenset[int]]:
     for name, partition in state.partitions.items():
         positions = partition.rows.live_positions()
         indexes = partition.rows.indexes_of(positions).tolist()
-        for field in sorted({field for chunk in partition.rows.chunks.values() for field in chunk.field}):
+        for field in sorted(partition.fields):
             numbers = partition.blocks_of(field, positions)[0]
             for at in np.flatnonzero(numbers).tolist():
                 places = state.blocks.places(int(numbers[at]))
