@@ -30,6 +30,11 @@ FIGURES = ROOT / "docs" / "performance"
 PEER = "TransferQueue 0.1.11"  # the peer whose figures are shown beside the targets
 PACE = "put 64 rows"
 """The row of the benchmark kv whose peer tells the pace of the machine."""
+OF_THE_RUN = (
+    "get of 8192 rows x 5 x 128 f32 put one by one", "put of 32 rows, of a client", "claim of 32 rows, of a client",
+    "put and claim, processor time of the servers",
+)  # fmt: skip
+"""The rows whose targets are multiples of other measurements of the same run, so that they are not scaled."""
 TIMES = ("us", "ms", "s")
 DRAWN = 24  # the maximum number of rows of a figure
 
@@ -154,7 +159,7 @@ def _scaled(row: dict[str, Any], pace: float | None) -> str:
     peer, unit = row["peers"].get(PEER), row["unit"]
     own = peer / row["then"] if peer is not None and row["then"] is not None else None
     factor = pace if own is None else own
-    if factor is None or unit not in (*RATES, *TIMES):
+    if factor is None or unit not in (*RATES, *TIMES) or row["what"] in OF_THE_RUN:
         return ""
     if own is None and unit in RATES:
         factor = 1 / factor  # a slower machine has a lower rate
