@@ -212,7 +212,7 @@ def ended(runtime_dir: Path) -> None:
 def test_the_end_of_a_script_ends_its_system(end: str, runtime_dir: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TQ_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT % end], capture_output=True, text=True, env=environment, timeout=5 * SECONDS
+        [sys.executable, "-c", SCRIPT % end], capture_output=True, text=True, env=environment, timeout=SECONDS
     )
     assert (done.returncode, done.stdout) == (3 if "exit" in end else 1, "up\n"), done.stderr
     ended(runtime_dir)
