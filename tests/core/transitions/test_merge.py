@@ -21,7 +21,7 @@ from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.sampler import PrioritySampler
 
 WIDE = [f"f{number}" for number in range(64)]
-"""So many fields that they are in a group."""
+"""Fields that a put makes a group, because they are at least 64."""
 
 
 def merged(h: Harness, exists: bool, watched: list[str] | None = None) -> State:

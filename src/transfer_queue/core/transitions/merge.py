@@ -139,7 +139,6 @@ class _Merge:
         self._copy_losses()
         if self._made:  # nobody takes the pre-allocated rows any more
             apply_clears.clear_rows(target, np.array(source.waiting, "i8"))
-        if self._made:
             target.changes.mark_all_changed(target.version)
         else:
             target.changes.mark_changed(target.version, self._to)
