@@ -190,7 +190,7 @@ def _drawn(name: str, rows: list[dict[str, Any]]) -> list[str]:
         if unit and len(shown) > 2:
             telling = sorted(shown, key=lambda row: row["target"] is None and not row["peers"])[:DRAWN]
             shown = [row for row in shown if row in telling]
-            path = FIGURES / f"{name}-{unit.replace(' ', '-')}.svg"
+            path = FIGURES / f"{name}-{unit.replace(' ', '-').replace('%', 'percent')}.svg"
             marks = []
             for row in shown:
                 known = {"ours": row["ours"], "reference": row["reference"], "target": row["target"], **row["peers"]}
