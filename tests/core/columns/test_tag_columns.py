@@ -75,8 +75,6 @@ def check_same(columns: ChunkTags, model: list[Tag]) -> None:
     assert exact(columns.rows(every)) == exact(model)
     assert exact(columns.rows(some)) == exact([columns.row(at) for at in some.tolist()])
     assert columns.tagged(every).tolist() == [bool(tag) for tag in model]
-    only = columns.rows(every, ["n", "none"])
-    assert exact(only) == exact([{"n": tag["n"]} if "n" in tag else {} for tag in model])
     assert exact(tag_rows(columns.pack(CAPACITY), CAPACITY)) == exact(model)
     for name in ("n", "o", "none"):
         found = columns.values(name, every)

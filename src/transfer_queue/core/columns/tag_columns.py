@@ -8,7 +8,7 @@ column: the entries of such names are in a dict for each row.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -285,25 +285,20 @@ class ChunkTags:
                 found[name] = value
         return found | self.rest[at] if at in self.rest else found
 
-    def rows(self, at: Places, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """Return a new dict with the tag of each row, as messages contain it. names: only these entries."""
-        if not isinstance(at, slice) and len(at) <= FEW and names is None:
+    def rows(self, at: Places) -> list[dict[str, Any]]:
+        """Return a new dict with the tag of each row, as messages contain it."""
+        if not isinstance(at, slice) and len(at) <= FEW:
             return [self.row(place) for place in at.tolist()]
-        wanted = self.columns if names is None else [name for name in names if name in self.columns]
-        picked = [(name, self.columns[name]) for name in wanted]
-        places = self._places(at) if self.rest or not picked else ()
+        places = self._places(at)
         columns = []
-        for name, column in picked:
+        for name, column in self.columns.items():
             kinds = column.kinds[at]
             if kinds.any():
                 columns.append((name, kinds, column.payload[at], column.pool))
-        rows = len(picked[0][1].kinds[at]) if picked else len(places)
-        found = rows_of(columns, rows, _decode)
+        found = rows_of(columns, len(places), _decode)
         if self.rest:
             for place, tag in zip(places, found, strict=True):
-                more = self.rest.get(place)
-                if more:
-                    tag.update(more if names is None else {n: more[n] for n in names if n in more})
+                tag.update(self.rest.get(place, {}))
         return found
 
     def values(self, name: str, at: Places) -> list[Any]:

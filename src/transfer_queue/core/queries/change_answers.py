@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Union
+from typing import Any, Union
 
 import numpy as np
 
+from transfer_queue.core.columns.tag_filter import matching_rows
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import RequestKey
-from transfer_queue.core.tables.change_feed import Tag, is_first_watch, keys_or_none, tag_matcher
+from transfer_queue.core.tables.change_feed import is_first_watch, keys_or_none
 from transfer_queue.messages.queries import ChangeReply, Watch
 
 
@@ -84,7 +85,7 @@ class ChangeQuery:
         self.lost, self.lost_fields = partition.losses.lost_since(self.since)
         self.complete = self.since >= changes.forgotten
 
-    def answer(self, where: Tag, begins: bool) -> ChangeReply | None:
+    def answer(self, where: dict[str, Any], begins: bool) -> ChangeReply | None:
         """Return the reply to a watch for rows with these tags; None if nothing has changed for it.
 
         begins: whether it has received no rows yet, so that cleared rows do not concern it.
@@ -120,17 +121,15 @@ class ChangeQuery:
             lost_fields={name: lost[missed].tobytes() for name, lost in self.lost_fields.items()},
         )
 
-    def _matching_rows(self, where: Tag) -> np.ndarray:
+    def _matching_rows(self, where: dict[str, Any]) -> np.ndarray:
         """Return which of the changed rows have these tags."""
         if not where:
             return np.arange(len(self.positions))
         assert self.partition is not None
-        matches, found = tag_matcher(where), []
+        fits = np.zeros(len(self.positions), bool)
         for _, chunk, at, places in self.partition.rows.split(self.positions):
-            if chunk.tags is not None:
-                fitting = [matches(tag) for tag in chunk.tags.rows(at, where)]
-                found.append(np.arange(len(self.positions))[places][fitting])
-        return np.sort(np.concatenate([np.zeros(0, "i8"), *found]))
+            fits[places] = matching_rows(chunk.tags, where, at)
+        return np.flatnonzero(fits)
 
 
 def _repeat_version(version: int, indexes: bytes) -> bytes:

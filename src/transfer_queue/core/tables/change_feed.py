@@ -1,4 +1,4 @@
-"""What has changed in a partition since a version, and the comparison of tags that watches use.
+"""What has changed in a partition since a version.
 
 Changes are not queued for clients. Every row has the version at which its tags or fields last changed, so a reply is
 computed from the state and contains the newest state of each row once. Cleared rows have no state: the table remembers
@@ -8,7 +8,6 @@ a limited number of the latest ones. A client that asks about an earlier time le
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,39 +19,7 @@ from transfer_queue.messages.queries import Watch
 MAX_CLEARED = 65536  # cleared rows that are remembered of one partition
 
 Keys = list[Any]  # of str | None
-Tag = dict[str, Any]
-Match = Callable[[Tag], bool]
 Cleared = tuple[int, bytes, Keys | None]  # version, i8 global indexes, their keys (None: none has one)
-
-_ABSENT = object()
-
-
-def tag_matcher(where: Tag) -> Match:
-    """Return a function that tells whether a tag has all entries of `where`, with equal values (see `equal_values`)."""
-    wanted = list(where.items())
-    if not wanted:
-        return lambda tag: True
-    if len(wanted) == 1:
-        name, value = wanted[0]
-        return lambda tag: equal_values(tag.get(name, _ABSENT), value)
-    return lambda tag: all(equal_values(tag.get(name, _ABSENT), value) for name, value in wanted)
-
-
-def equal_values(one: Any, other: Any) -> bool:
-    """Return whether two values of tags, as messages contain them, are equal.
-
-    Numbers compare by value (1 equals 1.0) and NaN equals NaN, but True does not equal 1. Values that a server cannot
-    decode are equal if their bytes are.
-    """
-    kind, kind_of_other = type(one), type(other)
-    if kind is kind_of_other:
-        if kind is list:
-            return len(one) == len(other) and all(map(equal_values, one, other))
-        if kind is dict:
-            return one.keys() == other.keys() and all(equal_values(value, other[name]) for name, value in one.items())
-    elif {kind, kind_of_other} != {int, float}:
-        return False
-    return bool(one == other or (one != one and other != other))
 
 
 class ChangeFeed(Persisted):
