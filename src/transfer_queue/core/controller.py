@@ -221,7 +221,7 @@ class Controller:
     @property
     def unfinished(self) -> bool:
         """Whether the last event has further effects, which `settle_further` returns."""
-        return self._wakeups.unfinished
+        return self._wakeups.left is not None
 
     def settle_further(self) -> list[Effect]:
         """Return the next effects of the last event."""
@@ -229,11 +229,11 @@ class Controller:
 
     def _finish_last(self) -> list[Effect]:
         """Return all further effects of the last event, before another one begins."""
-        return self._with_orders(self._wakeups.settle_further(None)) if self._wakeups.unfinished else []
+        return self._with_orders(self._wakeups.settle_further(None)) if self.unfinished else []
 
     def handle(self, client: str, peer: int, envelope: RequestEnvelope, now: float) -> list[Effect]:
         """A request arrived."""
-        if self._wakeups.unfinished:
+        if self._wakeups.left is not None:
             return self._finish_last() + self.handle(client, peer, envelope, now)
         context, state = self.context, self.state
         context.log.now = now
@@ -362,7 +362,7 @@ class Controller:
         context.state.blocks.free_some(FREED)
         built = context.index_builder.step(context.state)
         if built is not None:
-            context.changes.changes_of(built[0]).tasks.add(built[1])
+            context.changes.changes_of(built[0]).tasks |= {built[1]}
         records, orders = context.migrations.step(now)
         for record in records:
             context.log.apply(record)
@@ -391,7 +391,7 @@ class Controller:
             effects = context.refuse(waiting, error)
         elif waiting is not None:
             effects = claim_handler.retry_claim(context, waiting, job.validate_shares(outcome))
-        context.changes.changes_of(job.partition.name).tasks.add(job.task)
+        context.changes.changes_of(job.partition.name).tasks |= {job.task}
         return before + self._settle_after(effects)
 
     def on_sampler_answer(self, number: int, outcome: Any, now: float) -> list[Effect]:

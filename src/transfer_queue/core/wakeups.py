@@ -47,29 +47,34 @@ class Wakeups:
         self._clears = clears
         self._wide_puts = wide_puts
         self._part = part
-        self._left: Iterator[list[Effect]] | None = None
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether `settle` has left something to `settle_further`, which must be done before the next event."""
-        return self._left is not None
+        self.left: Iterator[list[Effect]] | None = None
+        """What `settle` has left to `settle_further`, which must be done before the next event; None: nothing."""
 
     def settle(self) -> list[Effect]:
         """Meet what can be met after an event, until nothing more can be met. Then give free extents back.
 
         If these are many requests, returns the effects of the first ones. `settle_further` meets the others.
         """
-        self._left = self._parts()
-        return self.settle_further(self._part)
+        if self._context.state.waiting.by_waiter:
+            self.left = self._parts()
+            return self.settle_further(self._part)
+        context, effects = self._context, list[Effect]()
+        changes = context.changes.by_partition
+        while True:
+            while changes:
+                self._forget_changes(changes.popitem()[0])
+            effects += context.sampler_calls.start_next(context)
+            if not changes:
+                return effects + self._last_effects()
 
     def settle_further(self, part: int | None) -> list[Effect]:
         """Continue what `settle` has left, until there are at least `part` effects. None: until the end."""
         effects: list[Effect] = []
-        for some in self._left or ():
+        for some in self.left or ():
             effects += some
             if part is not None and len(effects) >= part:
                 return effects
-        self._left = None
+        self.left = None
         return effects
 
     def _parts(self) -> Iterator[list[Effect]]:
@@ -79,18 +84,29 @@ class Wakeups:
         while True:
             while changes:
                 name, change = changes.popitem()
-                partition = state.partitions.get(name)
                 if state.waiting.by_waiter:
-                    yield from self._meet(name, partition, change)
-                elif partition is not None:
-                    retention.retain(context.log, partition)
-                    partition.gained.clear()
+                    yield from self._meet(name, state.partitions.get(name), change)
+                else:
+                    self._forget_changes(name)
             effects = context.sampler_calls.start_next(context)
             if effects:
                 yield effects
             if not changes:
                 break
-        effects = []
+        effects = self._last_effects()
+        if effects:
+            yield effects
+
+    def _forget_changes(self, name: str) -> None:
+        """Do what follows from the changes of a partition if no request waits."""
+        partition = self._context.state.partitions.get(name)
+        if partition is not None:
+            retention.retain(self._context.log, partition)
+            partition.gained.clear()
+
+    def _last_effects(self) -> list[Effect]:
+        """Return the effects of what is done after all requests that can be met."""
+        context, state, effects = self._context, self._context.state, list[Effect]()
         if state.blocks.untold:
             for unit, extents in state.blocks.take_freed(context.connections.units, context.checkpoints).items():
                 context.activity.freed[unit] = context.activity.freed.get(unit, 0) + 1
@@ -101,8 +117,7 @@ class Wakeups:
             effects += unit_handlers.end_retired_mirrors(context)
         if self._is_deadlocked():
             effects += deadlock_detector.end_deadlock(context)
-        if effects:
-            yield effects
+        return effects
 
     def _is_deadlocked(self) -> bool:
         """Whether claims and puts wait for each other. The controller's own work under way may still meet them."""

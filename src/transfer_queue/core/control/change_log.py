@@ -29,9 +29,9 @@ class ChangeSet:
         """Whether rows were removed, so that puts may find space."""
         self.locks = False
         """Whether requests for locks may be granted now."""
-        self.tasks: set[str] = set()
+        self.tasks: frozenset[str] = frozenset()
         """The tasks of which any claim may be met now."""
-        self.consumed: set[str] = set()
+        self.consumed: frozenset[str] = frozenset()
         """The tasks that have consumed all rows, which ends their finite claims."""
         self.shares: dict[str, set[ShareKey]] = {}
         """Task -> the batches that were dealt."""
@@ -53,9 +53,9 @@ class ChangeSet:
             shares |= {(share.dp_rank, record.batch_index) for share in record.shares}
         assert partition is not None
         if partition.sealed:
-            self.tasks.add(record.task)
+            self.tasks |= {record.task}
         elif partition.is_wholly_consumed(record.task):
-            self.consumed.add(record.task)
+            self.consumed |= {record.task}
 
     def note_removal(self, record: Any, partition: Partition | None) -> None:
         """Note the end of rows."""
@@ -72,7 +72,7 @@ class ChangeSet:
         """Note a record that may meet any claim of its task."""
         self.everything |= bool(getattr(record, "freed", b""))
         self.space |= isinstance(record, r.PassedOver)  # a skipped row frees space for another one (`max_staleness`)
-        self.tasks.add(record.task)
+        self.tasks |= {record.task}
 
     def note_lock(self, record: Any, partition: Partition | None) -> None:
         """Note the end of a lock."""

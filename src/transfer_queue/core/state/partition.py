@@ -534,15 +534,14 @@ class Partition(Persisted):
         if isinstance(tags, TagTable):
             if tags.columns or replace:
                 chunk.tag_columns().put_table(at, tags, where, replace)
-        elif isinstance(where, slice):
-            mine = tags[where]
-            if len(mine) == 1 and isinstance(at, slice):  # the usual put of one row
-                if mine[0] or (replace and mine[0] is not None):
-                    chunk.tag_columns().put_row(at.start, mine[0], replace)
-            elif replace or any(mine):
-                chunk.tag_columns().put(at, mine, replace)
+        elif len(tags) == 1:  # the usual put of one row
+            (tag,) = tags
+            if tag or (replace and tag is not None):
+                chunk.tag_columns().put_row(at.start if isinstance(at, slice) else int(at[0]), tag, replace)
         else:
-            chunk.tag_columns().put(at, [tags[place] for place in where.tolist()], replace)
+            mine = tags[where] if isinstance(where, slice) else [tags[place] for place in where.tolist()]
+            if replace or any(mine):
+                chunk.tag_columns().put(at, mine, replace)
         for name in self.rows.watched:
             if replace or has_entry(tags, name):
                 chunk.set_watched(name, at)

@@ -50,7 +50,7 @@ class FieldGroups(Persisted, bare=True):
         self.changes = 0
         """How often the type or the group of a field has changed since this process has the state."""
         self._listed: tuple[Sequence[FieldSpec], Parts] | None = None
-        """The last result of `parts_of`, if it is long."""
+        """The last result of `parts_of`."""
 
     # ------------------------------------------------------------ reading
 
@@ -78,11 +78,13 @@ class FieldGroups(Persisted, bare=True):
 
         Groups that have other fields, too, are divided. Many fields that no row has begin a group.
         """
-        fields = self._rows.fields
-        if not self.by_number and len(specs) < MANY_FIELDS:
-            return [fields[spec.name] for spec in specs], ()
         if self._listed is not None and self._listed[0] is specs:
             return self._listed[1]
+        fields = self._rows.fields
+        if not self.by_number and len(specs) < MANY_FIELDS:
+            found = [fields[spec.name] for spec in specs], ()
+            self._listed = specs, found
+            return found
         parts = FieldParts()
         for spec in specs:
             parts.add(fields[spec.name])
@@ -165,7 +167,7 @@ class FieldGroups(Persisted, bare=True):
         parts.singles = [field for field in parts.singles if field.own_live]
 
     def _complete(self, specs: Sequence[FieldSpec], parts: FieldParts) -> Parts:
-        """Divide the groups that have other fields, too. Note the result if it is long, and return it."""
+        """Divide the groups that have other fields, too. Note the result, and return it."""
         groups = []
         for group, count in parts.counts.items():
             if not group.number:
@@ -175,8 +177,7 @@ class FieldGroups(Persisted, bare=True):
                 group = self.divide(group, [field for field in fields if field.group is group])
             groups.append(group)
         found = parts.singles, groups
-        if len(specs) >= MANY_FIELDS:
-            self._listed = specs, found
+        self._listed = specs, found
         return found
 
     def _add(self, group: FieldGroup) -> FieldGroup:

@@ -54,7 +54,8 @@ def check_places(state: State, writer: str, block: NewBlock) -> None:
                 f"storage unit {place.unit} has taken back the extents of its writer on another node, because the "
                 f"connection between them ended; nothing was put, write it again"
             )
-        _check_extent(state, writer, place, block.nbytes)
+        if not is_next_in_extent(state, writer, place, block.nbytes):
+            _check_extent(state, writer, place, block.nbytes)
 
 
 def check_apart(state: State, writer: str, blocks: Sequence[NewBlock]) -> None:
@@ -131,8 +132,6 @@ def fit_together(state: State, blocks: Sequence[NewBlock]) -> bool:
 def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> None:
     """Raise an error if a block cannot lie in this extent, or overlaps another block."""
     blocks, unit, number = state.blocks, place.unit, place.extent
-    if is_next_in_extent(state, writer, place, nbytes):
-        return
     extent = blocks.extents.get((unit, number))
     if extent is None:
         _check_new_extent(state, place, nbytes)
