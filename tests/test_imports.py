@@ -78,6 +78,7 @@ SERVICES = {
 CORE_ORDER: list[set[str]] = [
     {"columns", "events"},
     {"tables"},
+    {"blocks"},
     {"ready"},
     {"state"},
     {"transitions"},

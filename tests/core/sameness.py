@@ -12,16 +12,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from transfer_queue.core.blocks.block_chunk import BlockChunk
+from transfer_queue.core.blocks.block_table import BlockTable
+from transfer_queue.core.blocks.digest_index import DigestIndex
+from transfer_queue.core.blocks.extent_records import ExtentRecord
 from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.columns.wide_schema import WideSchema
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
-from transfer_queue.core.tables.block_table import BlockChunk, BlockTable
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
-from transfer_queue.core.tables.equal_values import EqualValues
-from transfer_queue.core.tables.extent_records import ExtentRecord
 from transfer_queue.core.tables.field_groups import FieldGroups
 from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
 from transfer_queue.core.tables.group_table import Group, GroupQuotas, GroupTable
@@ -36,7 +37,7 @@ from transfer_queue.core.tables.skipped_rows import SkippedRows
 PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
-    EqualValues, FieldGroups, FieldGroup,
+    DigestIndex, FieldGroups, FieldGroup,
     IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
@@ -52,7 +53,7 @@ LEFT_OUT: dict[type, set[str]] = {
         "saved",
         "spans",
     },  # a unit gets all orders to free extents when it registers; the others are derived
-    EqualValues: {"of_block"},  # derived
+    DigestIndex: {"of_block"},  # derived
     ExtentRecord: {"low", "top", "limit", "gaps"},  # derived; the space of cleared blocks is not restored
     Partition: {
         "awaited",  # a method of the waiting requests

@@ -389,9 +389,10 @@ def check_shape(request: Publish) -> None:
         raise InvalidArgumentError("a put must name its samples by global index or by key, got both")
     if request.rows is not None and len(request.rows) != 8 * count:
         raise InvalidArgumentError(f"a put has {count} rows of values, but names {len(request.rows) // 8} rows")
-    for what, column in (("tags", request.tags), ("group_ids", request.groups)):
-        if column is not None and len(column) != count:
-            raise InvalidArgumentError(f"a put of {count} rows must have {count} {what}, got {len(column)}")
+    if request.tags is not None and len(request.tags) != count:
+        raise InvalidArgumentError(f"a put of {count} rows must have {count} tags, got {len(request.tags)}")
+    if request.groups is not None and len(request.groups) != count:
+        raise InvalidArgumentError(f"a put of {count} rows must have {count} group_ids, got {len(request.groups)}")
     if isinstance(request.tags, TagTable):
         request.tags.check()
     if request.puts and sum(request.puts) != count:

@@ -21,7 +21,7 @@ from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import check_block, shape_of
-from transfer_queue.core.units.location_checks import check_places, fit_together, is_next_in_extent
+from transfer_queue.core.units.location_checks import check_places, fit_together
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.descriptors import NewBlock
 from transfer_queue.messages.puts import Publish, PublishReply
@@ -86,9 +86,8 @@ def decide(state: State, callers: Sequence[Caller]) -> r.RowsPutTogether | None:
             block = request.block
             if block is None or block.schema != first.block.schema or not _is_first(state, caller):
                 return None
-            _check_put(state, partition, caller.client, request, block)
             # blocks that come next in extents of different writers never overlap each other
-            all_next = all_next and is_next_in_extent(state, caller.client, block, block.nbytes)
+            all_next &= _check_put(state, partition, caller.client, request, block)
             puts.append(r.PutOfClient(caller.client, block))
             keys += request.keys or ()
             if request.tags is None:
@@ -118,13 +117,13 @@ def _is_first(state: State, caller: Caller) -> bool:
     return kept is None or not (sequence in kept.replies or kept.is_finished(sequence))
 
 
-def _check_put(state: State, partition: Partition, writer: str, request: Publish, block: NewBlock) -> None:
-    """Raise an error if a put is refused when no other put comes before it."""
+def _check_put(state: State, partition: Partition, writer: str, request: Publish, block: NewBlock) -> bool:
+    """Raise an error if a put is refused when no other put comes before it. Returns the result of `check_places`."""
     check_epoch(state, request)
     put_decisions.check_writer(state, writer)
     put_decisions.check_shape(request)
     check_block(block, request.count, partition.learnt == shape_of(block))
-    check_places(state, writer, block)
+    return check_places(state, writer, block)
 
 
 def carry_out(context: ControllerContext, callers: Sequence[Caller], record: r.RowsPutTogether) -> list[Effect]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from transfer_queue.core.blocks.prepared_put import Discarded, PreparedPut
 from transfer_queue.core.columns.wide_schema import WIDE, SchemaMaker, WideSchema
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect
@@ -22,7 +23,6 @@ from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
-from transfer_queue.core.tables.block_table import Discarded, Prepared
 from transfer_queue.core.tables.field_types import (
     PreparedTypes,
     check_dims,
@@ -110,7 +110,7 @@ class WidePut:
         self._begin()
 
     def _begin(self) -> None:
-        self.prepared = Prepared(self.body.blocks)
+        self.prepared = PreparedPut(self.body.blocks)
         self.unchecked = deque(map(BlockSchema, self.body.blocks))
         """The blocks whose fields are not all checked."""
         self.names: set[str] = set()

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from transfer_queue.core.blocks.block_chunk import BlockChunk
+from transfer_queue.core.blocks.block_table import pair_sums
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.reports.status import progress, stored_bytes, tier_of
-from transfer_queue.core.tables.block_table import BlockChunk, pair_sums
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.messages.reports.overview import LeaseSummary
 from transfer_queue.messages.reports.progress import PartitionProgress, TaskProgress, Timing

@@ -10,6 +10,7 @@ from collections import Counter
 
 import numpy as np
 
+from transfer_queue.core.blocks.block_table import LiveBlock
 from transfer_queue.core.columns.schema import require
 from transfer_queue.core.ready.rankings import Bits, Ranking
 from transfer_queue.core.ready.ready_sets import ReadySet
@@ -17,7 +18,6 @@ from transfer_queue.core.state import validation
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ClaimQueue, RequestKey, ShareKey, WatchQueue, share_key
-from transfer_queue.core.tables.block_table import LiveBlock
 from transfer_queue.core.tables.row_table import CLAIMED, CONSUMED
 from transfer_queue.messages.descriptors import DIGEST
 from transfer_queue.sampler.numeric_tags import number as number_of

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from transfer_queue.core.blocks.block_table import BlockTable
 from transfer_queue.core.columns.joined_columns import numbers_of_texts
 from transfer_queue.core.columns.schema import (
     Column,
@@ -31,7 +32,6 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies_to_partition
 from transfer_queue.core.ready.deferred_updates import DeferredUpdates, Fields
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
-from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.core.tables.field_groups import MANY_FIELDS, FieldGroups

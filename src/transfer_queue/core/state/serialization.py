@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, PLACE
+from transfer_queue.core.blocks.block_table import BlockTable
+from transfer_queue.core.blocks.extent_records import ExtentRecord
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.state.invariants import check_loaded
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.block_table import CHUNK_BITS, PLACE, BlockTable
-from transfer_queue.core.tables.extent_records import ExtentRecord
 from transfer_queue.errors import CheckpointError
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from transfer_queue.core.blocks.block_table import BlockTable
 from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.columns.schema import (
     Column,
@@ -25,7 +26,6 @@ from transfer_queue.core.columns.schema import (
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import WaitQueues
-from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.core.tables.lock_table import LockTable
 from transfer_queue.messages.descriptors import DISK, MIRROR, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply

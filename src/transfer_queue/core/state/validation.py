@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from transfer_queue.core.blocks.block_chunk import CHUNK_BITS as BLOCK_BITS
+from transfer_queue.core.blocks.block_chunk import PLACE
+from transfer_queue.core.blocks.block_table import BlockTable
 from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.core.columns.schema import MOST, BrokenInvariant, require
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
-from transfer_queue.core.tables.block_table import PLACE, BlockTable
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.core.tables.field_types import MIXED_RANK, FieldStats, dims_parts
 from transfer_queue.core.tables.lease_table import Counts

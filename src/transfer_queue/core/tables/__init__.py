@@ -1,1 +1,1 @@
-"""The tables of a partition and of the system: rows, blocks, groups, leases and what is remembered of them."""
+"""The tables of a partition and of the system: rows, fields, groups, leases and what is remembered of them."""

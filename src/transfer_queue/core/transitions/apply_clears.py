@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from transfer_queue.core.blocks.block_table import Released
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.block_table import Released
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED, Chunk
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.blocks.block_table import Released
 from transfer_queue.core.events.records import (
     Published,
     RowsPut,
@@ -21,7 +22,6 @@ from transfer_queue.core.events.records import (
 )
 from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.block_table import Released
 from transfer_queue.core.tables.field_groups import Parts
 from transfer_queue.core.tables.field_types import FieldGroup, FieldStats, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, LossEvent
@@ -72,19 +72,19 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
 
 def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
     """Apply a `records.RowsPutTogether`."""
-    counts = [each.block.rows for each in put.puts]
+    clients, blocks = [each.client for each in put.puts], put.blocks
+    counts = [block.rows for block in blocks]
     count, start, schema = sum(counts), partition.rows.end, put.block.schema
-    for number, each in enumerate(put.puts, put.block_number):
-        block = each.block
-        partition.count_new_rows(each.client, block.rows)
-        partition.blocks.add(number, each.client, block, block.rows * len(schema), partition.number)
+    partition.blocks.add_alike(put.block_number, clients, blocks, partition.number)
+    for client, block in zip(clients, blocks, strict=True):
+        partition.count_new_rows(client, block.rows)
         partition.nbytes += block.nbytes
         known = add_types(partition, block, True)
     parts = _count_new(partition, known, count)
     if put.keys is not None:
         partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
     numbers = np.arange(put.block_number, put.block_number + len(counts))
-    owners = np.array([partition.owner_number(each.client) for each in put.puts], "i4")
+    owners = np.array([partition.owner_number(client) for client in clients], "i4")
     slots: Any = 0
     if count > len(counts):
         numbers, owners = np.repeat(numbers, counts), np.repeat(owners, counts)

@@ -11,9 +11,9 @@ from collections.abc import Set
 
 import numpy as np
 
+from transfer_queue.core.blocks.block_chunk import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.block_table import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
 from transfer_queue.core.tables.lost_values import LossEvent
 from transfer_queue.core.tables.row_table import CONSUMED, Chunk

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from transfer_queue.core.blocks.block_table import BlockTable
 from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_state
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.core.transitions.apply_leases import end_all_leases
 from transfer_queue.errors import CheckpointError
 

@@ -12,10 +12,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from transfer_queue.core.blocks.block_table import MOST_PLACES, places_of
+from transfer_queue.core.blocks.extent_records import MOST_BYTES, MOST_EXTENTS
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.block_table import MOST_PLACES, places_of
-from transfer_queue.core.tables.extent_records import MOST_BYTES, MOST_EXTENTS
 from transfer_queue.core.tables.field_types import check_block
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
@@ -28,8 +28,11 @@ def no_unit_text(unit: int, units: Iterable[int]) -> str:
     return f"storage unit {unit} does not exist ({f'the units are: {there}' if there else 'no unit is connected'})"
 
 
-def check_places(state: State, writer: str, block: NewBlock) -> None:
-    """Raise an error if a block cannot lie where its writer reports it."""
+def check_places(state: State, writer: str, block: NewBlock) -> bool:
+    """Raise an error if a block cannot lie where its writer reports it.
+
+    Returns whether it comes after all others in known extents of its writer, which is the usual case.
+    """
     places: list[BlockLocation | NewBlock] = [block]
     if block.copies:
         places += block.copies
@@ -38,6 +41,7 @@ def check_places(state: State, writer: str, block: NewBlock) -> None:
             f"a block must have at most {MOST_PLACES} locations, each in another storage unit, got units "
             f"{[place.unit for place in places]}"
         )
+    all_next = True
     for place in places:
         if place.unit in state.lost_units:
             raise UnitLostError(
@@ -54,8 +58,10 @@ def check_places(state: State, writer: str, block: NewBlock) -> None:
                 f"storage unit {place.unit} has taken back the extents of its writer on another node, because the "
                 f"connection between them ended; nothing was put, write it again"
             )
-        if not is_next_in_extent(state, writer, place, block.nbytes):
+        if not _is_next_in_extent(state, writer, place, block.nbytes):
+            all_next = False
             _check_extent(state, writer, place, block.nbytes)
+    return all_next
 
 
 def check_apart(state: State, writer: str, blocks: Sequence[NewBlock]) -> None:
@@ -94,8 +100,8 @@ def _check_run(state: State, writer: str, places: list[tuple[BlockLocation | New
     _check_extent(state, writer, first, last.offset + nbytes - first.offset)
 
 
-def is_next_in_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> bool:
-    """Whether a block comes after all others in a known extent of its writer, which is the usual case."""
+def _is_next_in_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> bool:
+    """Whether a block comes after all others in a known extent of its writer."""
     extent = state.blocks.extents.get((place.unit, place.extent))
     return (
         extent is not None

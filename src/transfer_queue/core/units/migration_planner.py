@@ -23,9 +23,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, BlockChunk
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.block_table import CHUNK_BITS, BlockChunk
 from transfer_queue.core.units import tiering_policy
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, blocks_message, split_into_runs
 from transfer_queue.core.units.location_checks import are_apart, check_moved, close_reported_extents

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transfer_queue.core.blocks.block_chunk import CHUNK, CHUNK_BITS
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Send
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import RequestKey
-from transfer_queue.core.tables.block_table import CHUNK, CHUNK_BITS
 from transfer_queue.core.units.location_checks import check_moved, close_reported_extents
 from transfer_queue.core.units.migration_planner import MigrationPlanner, move_order
 from transfer_queue.messages.reports.progress import MirrorProgress

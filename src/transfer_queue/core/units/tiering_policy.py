@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from transfer_queue.core.blocks.block_table import BlockTable
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.block_table import BlockTable
 from transfer_queue.messages.descriptors import DISK, MEMORY
 
 Place = tuple[int, int]  # unit, extent

@@ -10,31 +10,25 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Union
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from transfer_queue.core.blocks.block_chunk import CHUNK, CHUNK_BITS, FIELDS, PLACE, BlockChunk
+from transfer_queue.core.blocks.digest_index import DigestIndex
+from transfer_queue.core.blocks.extent_records import PublishedExtents
+from transfer_queue.core.blocks.prepared_put import Discarded, PreparedPut
 from transfer_queue.core.columns.intern_table import InternTable, interned
 from transfer_queue.core.columns.joined_columns import JoinedBytes, join_columns, split_columns
-from transfer_queue.core.columns.row_columns import columns_of
-from transfer_queue.core.columns.schema import Count, Persisted, counter, part, parts_of, scalar
+from transfer_queue.core.columns.schema import Count, counter, part, parts_of
 from transfer_queue.core.columns.wide_schema import Schema, WideSchema, to_schema
-from transfer_queue.core.tables.equal_values import EqualValues
-from transfer_queue.core.tables.extent_records import PublishedExtents
-from transfer_queue.core.tables.field_types import FieldStats, PreparedTypes, with_schema
+from transfer_queue.core.tables.field_types import with_schema
 from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock, all_blocks
 
-CHUNK_BITS = 12
-CHUNK = 1 << CHUNK_BITS
-_FIELDS = (
-    ("unit", "i4"), ("extent", "i8"), ("offset", "i8"), ("generation", "i8"), ("nbytes", "i8"),
-    ("rows", "i4"), ("schema", "i4"), ("dims", "i4"), ("live", "i8"), ("owner", "i8"),
-)  # fmt: skip
 _TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
 MOST_PLACES = 2
 _MOVES = ("unit", "offset", "generation")  # those of them that depend on the location
-PLACE = ("unit", "extent", "offset", "generation")
 
 LiveBlock = tuple[int, int, list[BlockLocation], int]
 """(number, values needed, locations, nbytes) of a needed block."""
@@ -86,126 +80,10 @@ def _renumber(column: np.ndarray, at: np.ndarray, numbers: dict[int, int]) -> No
     column[at] = np.array([numbers[value] for value in distinct.tolist()], column.dtype)[where]
 
 
-def _place(columns: dict[str, np.ndarray], at: int) -> BlockLocation:
-    unit, extent, offset, generation = (int(columns[name][at]) for name in PLACE)
-    return BlockLocation(unit, extent, offset, generation)
-
-
-OfChunk = Annotated[int, msgspec.Meta(ge=0, le=CHUNK)]
-
-
-class BlockChunk(Persisted):
-    """The columns of CHUNK consecutive block numbers."""
-
-    alive: int = scalar(OfChunk, 0)
-    """The number of blocks that are still needed."""
-    capacity: int = scalar(OfChunk, 16)
-    columns: dict[str, np.ndarray] = columns_of(_FIELDS, optional=False)
-    second: dict[str, np.ndarray] = columns_of([each for each in _FIELDS if each[0] in PLACE], optional=True)
-    """The second locations; extent 0 if a block has none. Empty until a block has one."""
-    shared: dict[str, np.ndarray] = columns_of([("values", "i8")], optional=True, missing={})
-    """The number of values for which a block with `NewBlock.slots` was put; 0 for other blocks.
-
-    Empty until there is such a block.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.columns = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS}  # in the order of _FIELDS
-
-    def grow(self, at: int) -> None:
-        """Increase the capacity so that it includes this block."""
-        while self.capacity <= at:
-            self.capacity *= 2
-        for columns in (self.columns, self.second, self.shared):
-            for name, column in columns.items():
-                grown = np.zeros(self.capacity, column.dtype)
-                grown[: len(column)] = column
-                columns[name] = grown
-
-    def put(self, at: int, places: Sequence[BlockLocation]) -> None:
-        """Set the one or two locations of a block."""
-        for name in PLACE:
-            self.columns[name][at] = getattr(places[0], name)
-        if len(places) == 1:
-            if self.second:
-                self.second["extent"][at] = 0
-            return
-        if not self.second:
-            self.second = {name: np.zeros(self.capacity, kind) for name, kind in _FIELDS if name in PLACE}
-        for name in PLACE:
-            self.second[name][at] = getattr(places[1], name)
-
-    def note_shared(self, at: int | np.ndarray, values: int | np.ndarray) -> None:
-        """Note that blocks whose rows may have several values of a field were put for these numbers of values."""
-        if not self.shared:
-            self.shared = {"values": np.zeros(self.capacity, "i8")}
-        self.shared["values"][at] = values
-
-    def exchange(self, at: np.ndarray) -> None:
-        """Exchange the first and the second location of these blocks."""
-        for name in PLACE:
-            first, second = self.columns[name], self.second[name]
-            first[at], second[at] = second[at], first[at]
-
-    def places(self, at: int) -> list[BlockLocation]:
-        """Return the locations of a block."""
-        found = [_place(self.columns, at)]
-        if self.second and self.second["extent"][at]:
-            found.append(_place(self.second, at))
-        return found
-
-
 def places_of(block: NewBlock) -> list[BlockLocation]:
     """Return all locations of a block as its writer publishes it."""
     first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length)
     return [first, *block.copies]
-
-
-Discarded = Union[dict[Any, Any], list[Any], set[Any]]
-"""A collection that is not needed any more, and may have very many entries."""
-
-
-class Prepared:
-    """The blocks of a put of very many fields, and what was prepared for them."""
-
-    def __init__(self, sent: Sequence[NewBlock]) -> None:
-        self.sent = sent
-        """The blocks as the client sent them."""
-        self.blocks: list[NewBlock] = []
-        """The same blocks with their whole schemas, as far as these are checked."""
-        self.names: frozenset[str] | None = None
-        """The names of the fields of all blocks; None if there is one block, or no ready set needs them."""
-        self.types: PreparedTypes | None = None
-        """None if the types of the fields are not prepared."""
-        self._whole: dict[int, NewBlock] = {}
-        """The `id` of a block that was sent -> it with its whole schema."""
-
-    def add(self, whole: NewBlock) -> None:
-        """Add the next block, with its whole schema."""
-        self._whole[id(self.sent[len(self.blocks)])] = whole
-        self.blocks.append(whole)
-        if self.types is not None:
-            self.types.end_block()
-
-    def whole(self, sent: NewBlock) -> NewBlock | None:
-        """Return a block of the put with its whole schema; None for other blocks."""
-        return self._whole.get(id(sent))
-
-    def has(self, whole: NewBlock) -> bool:
-        """Return whether this is a block of the put with its whole schema, which is then checked."""
-        return any(block is whole for block in self.blocks)
-
-    def matches(self, fields: dict[str, FieldStats], typed: int) -> bool:
-        """Return whether the types are prepared and its values match these fields of the partition."""
-        return self.types is not None and self.types.is_current(fields, typed)
-
-    def unused(self) -> list[Discarded]:
-        """Return the collections that are not needed after the put."""
-        types = self.types
-        if types is None:
-            return []
-        return [types.replaced, types.unused, types.recounted]
 
 
 class BlockTable(PublishedExtents):
@@ -224,14 +102,14 @@ class BlockTable(PublishedExtents):
         save=lambda values: join_columns(np.frombuffer(value or b"", "u1") for value in values),
         load=lambda values: [value.tobytes() for value in split_columns(values)],
     )
-    equal: EqualValues = part(EqualValues, missing=[])
+    equal: DigestIndex = part(DigestIndex, missing=[])
     """The digests of values in these blocks."""
     live_bytes: int = counter()
     """Bytes of the blocks; each block counts once, whatever its number of locations is."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.equal = EqualValues()
+        self.equal = DigestIndex()
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Number of a partition -> unit -> bytes of its blocks there, for each location; may be 0. Derived."""
         self.saved: Counter[int] = Counter()
@@ -239,7 +117,7 @@ class BlockTable(PublishedExtents):
 
         A value of a block counts with the mean length of its values.
         """
-        self.prepared: Prepared | None = None
+        self.prepared: PreparedPut | None = None
         """What was prepared for the wide put that is decided now. Not part of the state."""
         self.discarded: list[Discarded] = []
         """What the controller frees in steps, because to free 100,000 objects at once takes 20 ms."""
@@ -298,6 +176,44 @@ class BlockTable(PublishedExtents):
             for place in block.copies:
                 self.stored[owner][place.unit] += block.nbytes
                 self.put_block(place.unit, place.extent, place.length, writer, place.offset, block.nbytes)
+
+    def add_alike(self, first: int, writers: Sequence[str], blocks: Sequence[NewBlock], owner: int) -> None:
+        """Do the same for blocks with equal schemas, from number `first` on, whose values are each needed once.
+
+        They have one location each, and no slots.
+        """
+        width, stored = len(blocks[0].schema), self.stored[owner]
+        schema = self.schemas.take(to_schema(blocks[0].schema), len(blocks))
+        self.newest_schema = self.schemas[schema]
+        values = {
+            "unit": [block.unit for block in blocks],
+            "extent": [block.extent for block in blocks],
+            "offset": [block.offset for block in blocks],
+            "generation": [block.generation for block in blocks],
+            "nbytes": [block.nbytes for block in blocks],
+            "rows": [block.rows for block in blocks],
+            "schema": [schema] * len(blocks),
+            "dims": [self.dims.add(block.dims) for block in blocks],
+            "live": [block.rows * width for block in blocks],
+            "owner": [owner] * len(blocks),
+        }
+        done = 0
+        while done < len(blocks):
+            key, at = (first + done) >> CHUNK_BITS, (first + done) & (CHUNK - 1)
+            take = min(len(blocks) - done, CHUNK - at)
+            chunk = self.chunks.get(key)
+            if chunk is None:
+                chunk = self.chunks[key] = BlockChunk()
+            if at + take > chunk.capacity:
+                chunk.grow(at + take - 1)
+            for name, column in chunk.columns.items():
+                column[at : at + take] = values[name][done : done + take]
+            chunk.alive += take
+            done += take
+        for writer, block in zip(writers, blocks, strict=True):
+            stored[block.unit] += block.nbytes
+            self.put_block(block.unit, block.extent, block.length, writer, block.offset, block.nbytes)
+        self.live_bytes += sum(values["nbytes"])
 
     def retain(self, numbers: np.ndarray) -> None:
         """Count one needed value more for each entry. The blocks are needed already."""
@@ -488,7 +404,7 @@ class BlockTable(PublishedExtents):
             if left < 0:
                 needed &= second < 0
                 if not chunk.second:
-                    chunk.second = {name: np.zeros(chunk.capacity, kind) for name, kind in _FIELDS if name in PLACE}
+                    chunk.second = {name: np.zeros(chunk.capacity, kind) for name, kind in FIELDS if name in PLACE}
                 self._enter(chunk, chunk.second, at[needed], to[needed], place, writer)
                 if mirrors and place.unit not in mirrors:
                     chunk.exchange(at[needed & np.isin(first, list(mirrors))])
@@ -571,7 +487,7 @@ class BlockTable(PublishedExtents):
         if len(numbers) and keys[0] == keys[-1] and (keys == keys[0]).all():
             columns = self.chunks[int(keys[0])].columns
             return {name: columns[name][at] for name in names}
-        kinds = dict(_FIELDS)
+        kinds = dict(FIELDS)
         out = {name: np.empty(len(numbers), kinds[name]) for name in names}
         for key in np.unique(keys).tolist():
             mine = keys == key

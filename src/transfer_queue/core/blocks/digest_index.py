@@ -39,7 +39,7 @@ def _load(saved: list[Any]) -> dict[Key, dict[bytes, Place]]:
     return fields
 
 
-class EqualValues(Persisted, bare=True):
+class DigestIndex(Persisted, bare=True):
     """The places of values by their digests, for each field of each partition."""
 
     fields: dict[Key, dict[bytes, Place]] = value_of(
@@ -93,7 +93,7 @@ class EqualValues(Persisted, bare=True):
                 self.fields[entry[0]][entry[1]] = to
                 self.of_block.setdefault(to[0], set()).add(entry)
 
-    def absorb(self, other: EqualValues, owners: Mapping[int, int], shift: int) -> None:
+    def absorb(self, other: DigestIndex, owners: Mapping[int, int], shift: int) -> None:
         """Take over the values of another table, whose block numbers grow by `shift`."""
         for (owner, name), known in other.fields.items():
             values = {digest: (block + shift, slot) for digest, (block, slot) in known.items()}
