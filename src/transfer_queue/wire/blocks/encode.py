@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Union
 
 import numpy as np
@@ -501,11 +501,14 @@ def _encoded(name: str, values: list[Any], encoded: list[list[Buffer]], slots: S
         (parts,) = encoded
         length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         return _spec(name, "object", "object", 1, False), _i8([length]), length, EncodedBytes(parts, values), slots
-    lengths = [len(parts[0]) if len(parts) == 1 else sum(map(len, parts)) for parts in encoded]
-    parts = [part for row in encoded for part in row]
+    parts = list(chain.from_iterable(encoded))
+    if len(parts) == len(encoded):  # one part each
+        lengths = list(map(len, parts))
+    else:
+        lengths = [sum(map(len, each)) for each in encoded]
     if len(parts) == len(values) and len(parts) > 1:
         parts = [b"".join(parts)]
-    ragged = any(length != lengths[0] for length in lengths)
+    ragged = bool(lengths) and lengths.count(lengths[0]) < len(lengths)
     dims = _i8(lengths if ragged else lengths[:1] or [0])
     return _spec(name, "object", "object", 1, ragged), dims, sum(lengths), EncodedBytes(parts, values), slots
 

@@ -283,7 +283,7 @@ def _equal_rows_form(run: RowRun | EqualRows, ragged: int) -> _TensorForm | None
     field, shape = run.type, run.shape
     if (
         shape is None or field.mixed_rank or field.ndim != len(shape) or field.differs & (field.differs - 1)
-        or 0 < field.ndim <= ragged or math.prod(shape[:ragged]) != 1
+        or 0 < field.ndim <= ragged or (ragged and math.prod(shape[:ragged]) != 1)
     ):  # fmt: skip
         return None
     if not shape:

@@ -1,0 +1,3 @@
+"""Tests that choose schedules and faults by a seed, in a simulated system: `make schedules`."""
+
+from simulated import a, b, cluster, start  # noqa: F401
