@@ -33,7 +33,7 @@ names = st.sampled_from(["n", "m", "o", "p"])
 changes = st.dictionaries(names, st.one_of(values, st.just(DELETE)), max_size=3)
 places = st.lists(st.integers(0, CAPACITY - 1), min_size=1, max_size=CAPACITY, unique=True)
 steps = st.tuples(
-    st.sampled_from(["rows", "table", "clear", "load", "grow"]), places, st.booleans(),
+    st.sampled_from(["rows", "row", "row", "table", "clear", "load", "grow", "read"]), places, st.booleans(),
     st.lists(st.one_of(changes, st.none()), min_size=CAPACITY, max_size=CAPACITY),
     st.lists(st.tuples(values, st.one_of(values, st.just(DELETE))), min_size=CAPACITY, max_size=CAPACITY),
 )  # fmt: skip
@@ -85,10 +85,12 @@ def check_same(columns: ChunkTags, model: list[Tag]) -> None:
         assert np.array_equal(floats, [np.nan if value is None else value for value in wanted], equal_nan=True)
 
 
-@differential(examples=80)
-@given(st.lists(steps, max_size=6), st.sampled_from([64, 1, 0]))
-def test_columns_hold_what_dicts_would_hold(program: list[Any], most: int) -> None:
-    with mock.patch.object(tag_columns, "MAX_COLUMNS", most):
+@differential(examples=150)
+@given(st.lists(steps, max_size=8), st.sampled_from([64, 1, 0]), st.sampled_from([(64, 8), (64, 1), (4, 1), (1, 0)]))
+def test_columns_hold_what_dicts_would_hold(program: list[Any], most: int, sizes: tuple[int, int]) -> None:
+    """Also if tags of single rows are read later, and if they are then put into the columns together."""
+    patch = mock.patch.multiple(tag_columns, MAX_COLUMNS=most, MOST_PENDING=sizes[0], FEW=sizes[1])
+    with patch:
         columns, capacity = ChunkTags(CAPACITY), CAPACITY
         model: list[Tag] = [{} for _ in range(CAPACITY)]
         for act, at, replace, tags, pairs in program:
@@ -98,6 +100,10 @@ def test_columns_hold_what_dicts_would_hold(program: list[Any], most: int) -> No
             elif act == "rows":
                 columns.put(np.array(at), tags[: len(at)], replace)
                 merge(model, at, tags[: len(at)], replace)
+            elif act == "row":  # rows with the same names, one by one
+                for place, (one, other) in zip(at, pairs, strict=False):
+                    columns.put_row(place, {"n": one, "o": other}, replace)
+                    merge(model, [place], [{"n": one, "o": other}], replace)
             elif act == "table":
                 table, sent = sent_table(pairs)
                 columns.put_table(np.array(at), table, slice(0, len(at)), replace)
@@ -105,10 +111,12 @@ def test_columns_hold_what_dicts_would_hold(program: list[Any], most: int) -> No
             elif act == "load":
                 saved = msgspec.msgpack.encode(columns.pack(CAPACITY))
                 columns = ChunkTags.from_saved(msgspec.msgpack.decode(saved, type=StoredTags), capacity)
-            else:
+            elif act == "grow":
                 capacity += 3
                 columns.grow(capacity)
-            check_same(columns, model)
+            if act == "read":
+                check_same(columns, model)
+        check_same(columns, model)
 
 
 @differential(examples=40)
@@ -139,6 +147,35 @@ def test_values_that_no_row_has_any_more_are_dropped() -> None:
         column.put_column(np.array([3]), 5, np.array([0]), [f"of a table {step}"])
     assert len(column.pool) <= SPARE + 2 * 4
     assert column.values(slice(0, 4)) == ["text 996", "text 997", "text 998", "of a table 999"]
+    for step in range(1000):
+        column.put_values(np.array([0, 1]), [f"one {step}", f"other {step}"], {str})
+    assert len(column.pool) <= SPARE + 2 * 4
+    assert column.values(slice(0, 4)) == ["one 999", "other 999", "text 998", "of a table 999"]
+
+
+def test_tags_of_a_row_are_merged_in_order_before_they_are_read() -> None:
+    tags = ChunkTags(CAPACITY)
+    for tag in ({"n": 1, "m": 1}, {"n": 2}, {"m": DELETE}, {"o": "a"}, {"o": DELETE}, {"o": "b"}):
+        tags.put_row(3, tag)
+    assert tags.row(3) == {"n": 2, "o": "b"}
+    tags.put_row(3, {"p": 5})
+    tags.put_row(3, {"m": 7}, replace=True)
+    tags.put_row(3, {"n": 8})
+    assert tags.rows(np.array([3])) == [{"m": 7, "n": 8}]
+    tags.put_row(3, {"n": 9})
+    tags.clear(np.array([3]))
+    assert tags.row(3) == {}
+
+
+def test_few_tags_are_not_in_columns_yet() -> None:
+    """The others are put into the columns together."""
+    tags = ChunkTags(4096)
+    for at in range(200):
+        tags.put_row(at, {"n": at, "s": "text", "x": at / 2})
+        assert len(tags._pending) < tag_columns.MOST_PENDING
+    assert len(tags._pending) == 200 % tag_columns.MOST_PENDING
+    assert [tags.row(at) for at in range(200)] == [{"n": at, "s": "text", "x": at / 2} for at in range(200)]
+    assert not tags._pending
 
 
 def test_names_beyond_the_columns_cost_no_column() -> None:

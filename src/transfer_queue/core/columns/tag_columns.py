@@ -3,12 +3,16 @@
 Each column has a kind and a payload of 8 bytes for each row, as `messages.tag_table` describes. The values of its pool
 are text, or the bytes of a value in a message; each is kept once. Names beyond the first MAX_COLUMNS of a chunk have no
 column: the entries of such names are in a dict for each row.
+
+The tags of single rows are kept as they came until tags are read, or MOST_PENDING rows have such tags. To put them into
+the columns together takes a fraction of the time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -39,7 +43,9 @@ MAX_COLUMNS = 64
 SPARE = 16  # values of a pool without rows that are kept at least
 
 FEW = 8
-"""Rows up to which tags are read row by row, which is faster."""
+"""Rows up to which tags are read and put row by row, which is faster."""
+MOST_PENDING = 64
+"""Rows whose tags are not in the columns yet, at most."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: Any = msgspec.msgpack.Decoder().decode
@@ -94,6 +100,24 @@ class EntryValues:
             self.payload[at] = self._new_code(encoded) if code is None else code
             self.kinds[at] = POOLED
 
+    def put_values(self, at: np.ndarray, values: list[Any], kinds: set[type]) -> None:
+        """Set the values of rows. kinds: the types of the values."""
+        if kinds == {str}:
+            self._make_space(len(values))
+            for value in dict.fromkeys(values):
+                self._code_of(value)
+            self.payload[at] = list(map(self.codes.__getitem__, values))
+            self.kinds[at] = POOLED
+        elif kinds == {float}:
+            self.floats[at] = values
+            self.kinds[at] = FLOAT
+        elif kinds == {int} and min(values) >= -(1 << 63) and max(values) < 1 << 63:
+            self.payload[at] = values
+            self.kinds[at] = INT
+        else:
+            for place, value in zip(at.tolist(), values, strict=True):
+                self.put(place, value)
+
     def put_column(self, at: Places, kinds: np.ndarray | int, payload: np.ndarray, pool: list[Any]) -> None:
         """Set the values of rows to those of a column of a table.
 
@@ -118,10 +142,15 @@ class EntryValues:
         for place in used:
             value = pool[place]
             key = value if type(value) is str else _encode(value)
-            codes[place] = code = self.codes.setdefault(key, len(self.pool))
-            if code == len(self.pool):
-                self.pool.append(key)
+            codes[place] = self._code_of(key)
         return codes
+
+    def _code_of(self, value: str | bytes) -> int:
+        """Return the place of a value in the pool, for which `_make_space` has made space."""
+        code = self.codes.setdefault(value, len(self.pool))
+        if code == len(self.pool):
+            self.pool.append(value)
+        return code
 
     def _new_code(self, value: str | bytes) -> int:
         """Add a value to the pool, and return its place."""
@@ -178,10 +207,24 @@ class ChunkTags:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.columns: dict[str, EntryValues] = {}
+        self._columns: dict[str, EntryValues] = {}
+        self._rest: dict[int, dict[str, Any]] = {}
+        self._pending: dict[int, dict[str, Any]] = {}
+        """Place -> what is to be merged into its tag."""
+
+    @property
+    def columns(self) -> dict[str, EntryValues]:
         """Name -> its values."""
-        self.rest: dict[int, dict[str, Any]] = {}
+        if self._pending:
+            self._merge_pending()
+        return self._columns
+
+    @property
+    def rest(self) -> dict[int, dict[str, Any]]:
         """Place -> the entries that have no column, as messages contain them."""
+        if self._pending:
+            self._merge_pending()
+        return self._rest
 
     @classmethod
     def from_saved(cls, tags: StoredTags, capacity: int) -> ChunkTags:
@@ -193,7 +236,7 @@ class ChunkTags:
     def grow(self, capacity: int) -> None:
         """Increase the capacity."""
         self.capacity = capacity
-        for column in self.columns.values():
+        for column in self._columns.values():
             column.grow(capacity)
 
     def clear(self, at: Places) -> None:
@@ -219,15 +262,42 @@ class ChunkTags:
             for column in self.columns.values():
                 column.kinds[at] = MISSING
             self.rest.pop(at, None)
+        pending = self._pending
+        before = pending.get(at)
+        pending[at] = tag if before is None else {**before, **tag}
+        if len(pending) >= MOST_PENDING:
+            self._merge_pending()
+
+    def _merge_pending(self) -> None:
+        """Merge what is pending into the tags of its rows."""
+        pending, self._pending = self._pending, {}
+        tags = list(pending.values())
+        names = tags[0].keys()
+        if len(tags) <= FEW or not all(map(names.__eq__, map(dict.keys, tags))):
+            for place, tag in pending.items():
+                self._merge_row(place, tag)
+            return
+        at = np.fromiter(pending, "i8", len(pending))
+        for name in names:
+            values = list(map(itemgetter(name), tags))
+            kinds = set(map(type, values))
+            column = None if Ext in kinds else self._columns.get(name) or self._new_column(name)
+            if column is not None:
+                column.put_values(at, values, kinds)
+                continue
+            for place, value in zip(pending, values, strict=True):
+                self._merge_row(place, {name: value})
+
+    def _merge_row(self, at: int, tag: dict[str, Any]) -> None:
         for name, value in tag.items():
             if type(value) is Ext and value.code == DELETE_CODE:
                 self._remove(name, at)
                 continue
-            values = self.columns.get(name) or self._new_column(name)
-            if values is not None:
-                values.put(at, value)
+            column = self._columns.get(name) or self._new_column(name)
+            if column is not None:
+                column.put(at, value)
             else:
-                self.rest.setdefault(at, {})[name] = value
+                self._rest.setdefault(at, {})[name] = value
 
     def put_table(self, at: Places, table: TagTable, where: Any, replace: bool = False) -> None:
         """Merge rows of a table into the tags of these rows, or replace them. where: the rows of the table."""
@@ -258,19 +328,19 @@ class ChunkTags:
                 self.rest.setdefault(place, {})[sent.name] = value
 
     def _remove(self, name: str, at: int) -> None:
-        if name in self.columns:
-            self.columns[name].kinds[at] = MISSING
+        if name in self._columns:
+            self._columns[name].kinds[at] = MISSING
             return
-        entries = self.rest.get(at, {})
+        entries = self._rest.get(at, {})
         entries.pop(name, None)
         if not entries:
-            self.rest.pop(at, None)
+            self._rest.pop(at, None)
 
     def _new_column(self, name: str) -> EntryValues | None:
         """Return a new column for a name; None if there are too many."""
-        if len(self.columns) >= MAX_COLUMNS:
+        if len(self._columns) >= MAX_COLUMNS:
             return None
-        made = self.columns[name] = EntryValues(self.capacity)
+        made = self._columns[name] = EntryValues(self.capacity)
         return made
 
     def _places(self, at: Places) -> Sequence[int]:
