@@ -1,7 +1,7 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test schedules test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos durable torn docs generate site site-tests live-tests perfetto-tests gpu contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos durable torn docs generate site site-tests live-tests perfetto-tests gpu contract contract-ray lint types bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -17,7 +17,6 @@ help:
 	@echo "make demo      a GRPO training through one driver, then through the queue (4 minutes on 2 cores; ARGS=--smoke: one)"
 	@echo "make demo-tests  the demo with workers that are killed, and Ctrl-C"
 	@echo "make test      the tests, in two processes more than there are cores (4 at most; PROCESSES=1: one after the other)"
-	@echo "make schedules  the tests that choose schedules and faults by a seed, some hundred of them; make chaos runs thousands"
 	@echo "make test-oldest  the tests of values, clients and loaders with the oldest versions that pyproject.toml names"
 	@echo "make integrations  the next three: tests with real libraries, each in an environment of its own (10 minutes)"
 	@echo "make loggers   tq.SummaryLogger with the real W&B, SwanLab and MLflow, without a network"
@@ -65,13 +64,10 @@ demo-tests: venv
 
 test: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py --ignore=tests/website \
-		--ignore=tests/schedules --ignore=tests/live/browser --ignore=tests/loggers --ignore=tests/perfetto --ignore=tests/typing --ignore=tests/e2e/test_grpo_run.py \
+		--ignore=tests/live/browser --ignore=tests/loggers --ignore=tests/perfetto --ignore=tests/typing --ignore=tests/e2e/test_grpo_run.py \
 		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
 		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/test_ray_queue.py --ignore=tests/e2e/test_ray_takeover.py --ignore=tests/e2e/backends --ignore=tests/integrations \
 		--ignore-glob='*test_conformance_*' $(ARGS)
-
-schedules: venv
-	.venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal tests/schedules $(ARGS)
 
 test-oldest:
 	@tools/bootstrap_oldest

@@ -1,3 +1,3 @@
-"""Tests that choose schedules and faults by a seed, in a simulated system: `make schedules`."""
+"""Tests that choose schedules and faults by a seed, in a simulated system."""
 
 from simulated import a, b, cluster, start  # noqa: F401
