@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
-from transfer_queue.core.columns import tag_columns
+from transfer_queue.core.columns import tag_columns, tag_filter
 from transfer_queue.core.columns.tag_columns import ChunkTags
 from transfer_queue.core.columns.tag_filter import equal_values, matching_rows
 
@@ -60,6 +60,21 @@ def test_rows_match_if_all_entries_are_equal(
             for place in places
         ]
         assert matching_rows(chunk, where, at).tolist() == wanted
+
+
+def test_only_values_of_these_rows_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = ChunkTags(1000)
+    chunk.put(slice(0, 1000), [{"path": [at]} for at in range(1000)])
+    decoded: list[bytes] = []
+    decode = tag_filter._decode
+
+    def counted(value: bytes) -> Any:
+        decoded.append(value)
+        return decode(value)
+
+    monkeypatch.setattr(tag_filter, "_decode", counted)
+    assert matching_rows(chunk, {"path": [7.0]}, np.array([3, 7, 900])).tolist() == [False, True, False]
+    assert len(decoded) == 3
 
 
 def test_a_chunk_without_tags_matches_only_no_condition() -> None:

@@ -70,8 +70,9 @@ def _equal_rows(column: EntryValues, value: Any, at: Places) -> np.ndarray:
         if as_float is not None:
             floats = column.floats[at]
             found |= (kinds == FLOAT) & (np.isnan(floats) if as_float != as_float else floats == as_float)
-    for code in _equal_codes(column, value):
-        found |= (kinds == POOLED) & (payload == code)
+    pooled = kinds == POOLED
+    for code in _equal_codes(column, value, payload[pooled]):
+        found |= pooled & (payload == code)
     return found
 
 
@@ -86,9 +87,17 @@ def _both_forms(value: float) -> tuple[int | None, float | None]:
     return as_int, as_float
 
 
-def _equal_codes(column: EntryValues, value: Any) -> list[int]:
-    """Return the places in the pool of the values that are equal to this one; they may be equal and differ in type."""
+def _equal_codes(column: EntryValues, value: Any, codes: np.ndarray) -> list[int]:
+    """Return those of these places in the pool whose values are equal to this one; they may be several.
+
+    Only these values are decoded, because a watch asks for a row or two of a column whose pool may have thousands.
+    """
     if type(value) is str:
         code = column.codes.get(value)
         return [] if code is None else [code]
-    return [code for code, each in enumerate(column.pool) if type(each) is bytes and equal_values(_decode(each), value)]
+    found = []
+    for code in np.unique(codes).tolist():
+        each = column.pool[code]
+        if type(each) is bytes and equal_values(_decode(each), value):
+            found.append(code)
+    return found
