@@ -112,8 +112,13 @@ def test_a_whole_partition(h: Harness) -> None:
     assert ". Sample 0 (key 'a') is missing the fields ['y', 'z']" in text
     assert "key 'd'" not in text, "three are enough"
     assert explain(h, task="t", fields=["x"]) == "All 4 samples that task 't' has not consumed are ready."
-    h.dealt(4)
-    assert "has consumed every sample" in explain(h, task="t", fields=["x"])
+    h.lease(1, name="killed")
+    assert explain(h, task="t", fields=["x"]) == (
+        "All 3 samples that task 't' has not received are ready; received and not acknowledged yet: 1 "
+        "(under leases of client killed)."
+    )
+    h.dealt(3)
+    assert "1 of them are not acknowledged yet (under leases of client killed)" in explain(h, task="t", fields=["x"])
     with pytest.raises(InvalidArgumentError, match="global_index or a key"):
         explain(h)
 

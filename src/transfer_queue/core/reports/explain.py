@@ -331,6 +331,11 @@ def nearest_rows(partition: Partition, task: str, fields: list[str], dealt: int 
     unready = open_rows[have < len(fields)]
     sizes = _of_other_sizes(partition, open_rows[have == len(fields)], dealt)
     if not len(unready):
+        if claimed:
+            return (
+                f"All {len(open_rows)} samples that task {task!r} has not received are ready; received and not "
+                f"acknowledged yet: {claimed}{_unacknowledged(partition, task)}.{sizes}"
+            )
         return f"All {len(open_rows)} samples that task {task!r} has not consumed are ready.{sizes}"
     order = np.argsort(-have[have < len(fields)], kind="stable")[:NEAREST]
     told: list[str] = []
@@ -345,14 +350,19 @@ def nearest_rows(partition: Partition, task: str, fields: list[str], dealt: int 
 
 
 def _unacknowledged(partition: Partition, task: str) -> str:
-    """Name some dealt batches that wait for an ack."""
+    """Name some dealt batches, or else some clients, whose ack is awaited."""
     dealt = partition.dealt.get(task)
     told: list[str] = []
     for batch in [] if dealt is None else dealt.batches.values():
         positions = partition.rows.positions_of(batch.rows)
         if len(told) < NEAREST and (partition.consumption_states(task, positions[positions >= 0]) == CLAIMED).any():
             told.append(f"batch {batch.batch_index} of dp_rank {batch.dp_rank}")
-    return f" (among them {', '.join(told)})" if told else ""
+    if told:
+        return f" (among them {', '.join(told)})"
+    clients = list(dict.fromkeys(lease.client for lease in partition.leases.by_token.values() if lease.task == task))
+    others = f" and {len(clients) - NEAREST} others" if len(clients) > NEAREST else ""
+    named = f"client{'s' if len(clients) > 1 else ''} {', '.join(clients[:NEAREST])}{others}"
+    return f" (under leases of {named})" if clients else ""
 
 
 def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None = None) -> str:
