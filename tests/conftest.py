@@ -16,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 import differential
+import forked_supervisor
 from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
@@ -31,6 +32,8 @@ os.environ.pop("RAY_ADDRESS", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+forked_supervisor.install(str(_RUNTIME_DIR))  # a start takes half the processor time
+
 settings.register_profile("untimed", deadline=None)  # no test depends on speed
 settings.load_profile("untimed")
 
@@ -41,6 +44,7 @@ SECONDS = 60  # within which what was closed must be gone
 def nothing_is_left() -> Iterator[None]:
     """After the last test no process of the run is alive, its runtime directory is empty, no arena lies about."""
     yield
+    forked_supervisor.close()
     processes = wait_for_none(_RUNTIME_DIR, SECONDS)
     files = files_in(_RUNTIME_DIR)
     assert processes == []

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+import forked_supervisor
+
 OWNER = "system"  # in a folder of arenas: a link to the folder of its system
 
 # multiprocessing keeps these two until its process ends.
@@ -33,7 +35,10 @@ def _counts(process: psutil.Process) -> bool:
     try:
         # what has ended and waits for its parent to ask holds nothing any more
         dead = process.status() == psutil.STATUS_ZOMBIE
-        return not dead and not (_is_of_python(process) and not _is_of_python(process.parent()))
+        kept = process.pid == forked_supervisor.pid() or (
+            _is_of_python(process) and not _is_of_python(process.parent())
+        )
+        return not dead and not kept
     except psutil.Error:
         return False
 
