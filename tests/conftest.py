@@ -98,6 +98,7 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     """Removes the runtime directory, also of a run that only collected."""
+    forked_supervisor.close()
     shutil.rmtree(_RUNTIME_DIR, ignore_errors=True)
 
 

@@ -92,7 +92,7 @@ def install(folder: str | None) -> None:
 
 
 def _conditions(python: str, environment: Mapping[str, str]) -> tuple[int, str, dict[str, str]]:
-    """What is the same for all forks, and for all that ask for one: a process that is forked here would not be a parent."""
+    """What all forks have in common, and that the same process asks for them."""
     return os.getpid(), python, {name: value for name, value in environment.items() if name.startswith(_AT_START)}
 
 
@@ -127,8 +127,11 @@ def pid() -> int | None:
 
 
 def close() -> None:
-    """End the process to fork from."""
+    """Undo `install`, and end the process to fork from."""
     global _template
+    os.posix_spawn = _posix_spawn
+    for end in _ends:
+        end.close()
     if _template is not None:
         _template.close()
     _template = None
