@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -431,10 +430,17 @@ def test_only_a_durable_folder_can_be_adopted_or_discarded(lasting: Lasting) -> 
     assert f"is used by the running system {NAME!r}" in done.stderr
 
 
+def start_and_wait(conf: dict[str, Any]) -> None:
+    """Run in a process that is killed."""
+    tq.init(conf)
+    signal.pause()
+
+
 @pytest.mark.parametrize("file", ["lock", "identity.json", "arenas", "unit-0/arena"])
 def test_what_a_killed_start_leaves_does_not_prevent_the_next_one(lasting: Lasting, file: str) -> None:
-    program = f"import transfer_queue as tq; tq.init({lasting.conf()!r}); import signal; signal.pause()"
-    starter = psutil.Popen([sys.executable, "-c", program])
+    program = warm.process(start_and_wait, lasting.conf())
+    program.start()
+    starter = psutil.Process(program.pid)
 
     def is_made() -> bool:
         if file in ("lock", "key", "identity.json"):
@@ -448,6 +454,6 @@ def test_what_a_killed_start_leaves_does_not_prevent_the_next_one(lasting: Lasti
         process.suspend()
     for process in processes:
         process.send_signal(signal.SIGKILL)
-    starter.wait()
+    program.join()
     tq.init(lasting.conf())
     assert torch.equal(put(), read())

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+import warm
 from transfer_queue.errors import CapacityError
 
 MIB = 1 << 20
 CAPACITY = 16 * MIB
 
-HOLDER = """
-import sys, time
-import transfer_queue as tq
-tq.init()
-view = tq.kv_batch_get(["a"], "p", layout="dense", copy=False)["x"]
-assert tq.is_view(view)
-print("held", flush=True)
-sys.stdin.readline()
-assert view.eq(1).all()
-print("same", flush=True)
-sys.stdin.readline()
-"""
+
+def hold(pipe: Connection[Any, Any]) -> None:
+    """Hold a view until the process is killed."""
+    tq.init()
+    view = tq.kv_batch_get(["a"], "p", layout="dense", copy=False)["x"]
+    assert tq.is_view(view)
+    pipe.send("held")
+    pipe.recv()
+    assert view.eq(1).all()
+    pipe.send("same")
+    pipe.recv()
 
 
 @pytest.fixture
@@ -72,11 +73,12 @@ def test_holders(client: tq.TransferQueueClient) -> None:
     """One lives on over clears and restarts; its space comes back when it is killed."""
     put(1)
     assert holds(client) == []
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    ours, theirs = multiprocessing.Pipe()
+    holder = warm.process(hold, theirs)
+    holder.start()
+    theirs.close()
     try:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+        assert ours.recv() == "held"
         assert holds(client) == [(holder.pid, 4 * MIB)]
         tq.kv_clear(["a"], "p")
         until(lambda: sum(unit.viewed for unit in client.status().units) == 4 * MIB)
@@ -86,12 +88,12 @@ def test_holders(client: tq.TransferQueueClient) -> None:
             until(lambda: client.status().units[0].views != [])
             put(2)  # elsewhere
             tq.kv_clear(["a"], "p")
-        holder.stdin.write("look\n")
-        holder.stdin.flush()
-        assert holder.stdout.readline() == "same\n"
+        ours.send("look")
+        assert ours.recv() == "same"
     finally:
         holder.kill()
-        holder.communicate()
+        holder.join()
+        ours.close()
     until(lambda: holds(client) == [])
     until(everything_fits)
 
