@@ -1,7 +1,7 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos durable torn docs generate site site-tests live-tests perfetto-tests gpu contract contract-ray lint types bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos durable torn docs generate site site-tests live-tests perfetto-tests gpu contract contract-ray lint types types-mypy types-pyright types-tests bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
@@ -179,8 +179,15 @@ lint: venv
 	.venv/bin/ruff format --check .
 
 types: venv
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync types-mypy types-pyright types-tests
+
+types-mypy:
 	.venv/bin/mypy
+
+types-pyright:
 	.venv/bin/pyright
+
+types-tests:
 	.venv/bin/python -m pytest tests/typing
 
 bench: venv

@@ -26,6 +26,8 @@ os.environ["TQ_RUNTIME_DIR"] = str(_RUNTIME_DIR)
 for _name in [name for name in os.environ if name.startswith("TQ_") and name not in {"TQ_RUNTIME_DIR", "TQ_CI_RUN"}]:
     del os.environ[_name]
 os.environ.pop("RAY_ADDRESS", None)
+# Several processes share the cores: torch's threads that wait for work give theirs to others instead of spinning.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and processes inherit that: tests that interrupt
 # a process which they have started would wait for ever.
