@@ -1,12 +1,10 @@
-"""Puts from a GPU, gets to it out of registered arenas, and a loader that pins; with rates beside cudaMemcpy."""
+"""Puts from a GPU, gets to it out of registered arenas, and a loader that pins. `benchmarks gpu` has their rates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
 
@@ -33,6 +31,39 @@ def test_a_get_to_the_device(client: tq.TransferQueueClient, layout: str) -> Non
         assert all(bool(row.eq(3).all()) for row in rows)
 
 
+@pytest.mark.parametrize("layout", ["jagged", "padded", "list"])
+@pytest.mark.parametrize("width", [100, 100_000])
+def test_ragged_rows_of_several_puts(client: tq.TransferQueueClient, layout: str, width: int) -> None:
+    """Long rows are copied one at a time, short ones are gathered on the host first. Objects stay there."""
+    parts = []
+    for put in range(5):
+        rows = [torch.full((width + put + row, 2), 10.0 * put + row) for row in range(3)]
+        jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        data = TensorDict({"x": jagged, "o": NonTensorStack(*[{"row": row} for row in range(3)])}, batch_size=3)
+        parts.append(client.put(data, partition_id="p"))
+    meta = tq.BatchMeta.concat(parts).select_samples([14, 3, 4, 5, 0, 9, 9])
+    there, here = client.get_data(meta, layout=layout, device=DEVICE), client.get_data(meta, layout=layout)
+    rows, wanted = (
+        got["x"].unbind(0) if isinstance(got["x"], torch.Tensor) else got["x"].tolist() for got in (there, here)
+    )
+    assert all(row.is_cuda and torch.equal(row.cpu(), other) for row, other in zip(rows, wanted, strict=True))
+    assert there["o"].tolist() == here["o"].tolist()
+
+
+def test_a_put_over_space_that_is_registered_in_part(client: tq.TransferQueueClient) -> None:
+    """A copy that meets two registered ranges, or one and other memory, must be divided."""
+    small = [client.put(values(float(number)).narrow(0, 0, 256), partition_id="p") for number in range(4)]
+    for meta in small[::2]:
+        client.get_data(meta, device=DEVICE)
+    for meta in small:
+        client.clear_samples(meta)
+    for fill in (5.0, 6.0):
+        meta = client.put(values(fill, DEVICE), partition_id="p")
+        assert client.get_data(meta, layout="dense")["x"].eq(fill).all()
+        assert client.get_data(meta, layout="dense", device=DEVICE)["x"].eq(fill).all()
+        client.clear_samples(meta)
+
+
 def test_pages_are_registered(client: tq.TransferQueueClient) -> None:
     """The driver sees the pages of the arena as pinned, so that it needs no buffer of its own."""
     meta = client.put(values(), partition_id="p")
@@ -40,7 +71,7 @@ def test_pages_are_registered(client: tq.TransferQueueClient) -> None:
     (copies,) = client._operations._device_copies.values()
     (arena,) = copies._arenas.values()
     assert not arena.refused, "cudaHostRegister refused the pages of the arena"
-    first = arena._starts[0]
+    first, _ = arena._ranges[0]
     memory = torch.from_numpy(arena._memory)[first << 16 : (first << 16) + 100]
     assert memory.is_pinned()
 
@@ -72,46 +103,3 @@ def test_a_loader_that_pins(client: tq.TransferQueueClient) -> None:
         assert data["x"].to(DEVICE, non_blocking=True).values().eq(5).all()
         seen += len(data)
     assert seen == ROWS
-
-
-def test_rates(client: tq.TransferQueueClient, rate: Callable[..., float]) -> None:
-    """Rates of 256 MiB to the device, beside those of cudaMemcpy."""
-    nbytes = ROWS * WIDTH * 4
-    meta = client.put(values(), partition_id="p")
-    target = torch.empty(ROWS, WIDTH, device=DEVICE)
-    pageable, pinned = torch.ones(ROWS, WIDTH), torch.ones(ROWS, WIDTH).pin_memory()
-    rate("cudaMemcpy from pageable memory", nbytes, lambda: target.copy_(pageable))
-    rate("cudaMemcpy from pinned memory", nbytes, lambda: target.copy_(pinned, non_blocking=True))
-    rate("get to the host, then to the device", nbytes, lambda: client.get_data(meta, layout="dense")["x"].to(DEVICE))
-    rate(
-        "get with device=, from the registered arena",
-        nbytes,
-        lambda: client.get_data(meta, layout="dense", device=DEVICE),
-    )
-    rate("get into a pinned tensor", nbytes, lambda: client.get_data(meta, out={"x": pinned}))
-    there = values(1.0, DEVICE)
-    rate("put of tensors on the device", nbytes, lambda: client.clear_samples(client.put(there, partition_id="q")))
-
-
-def test_overlap_with_computation(client: tq.TransferQueueClient, rate: Callable[..., float]) -> None:
-    """The device copies the next batch while it computes on this one, on another stream."""
-    nbytes = ROWS * WIDTH * 4
-    meta = client.put(values(), partition_id="p")
-    weights = torch.randn(8192, 8192, device=DEVICE)
-    side = torch.cuda.Stream()
-
-    def compute() -> None:
-        for _ in range(8):
-            torch.mm(weights, weights)
-
-    def apart() -> None:
-        client.get_data(meta, layout="dense", device=DEVICE)
-        compute()
-
-    def together() -> None:
-        compute()
-        with torch.cuda.stream(side):
-            client.get_data(meta, layout="dense", device=DEVICE)
-
-    rate("a get, then a computation", nbytes, apart)
-    rate("a get on another stream during the computation", nbytes, together)

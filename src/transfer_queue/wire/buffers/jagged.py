@@ -67,8 +67,10 @@ class JaggedOffsets:
         return made
 
     def to_device(self, device: torch.device) -> JaggedOffsets:
-        """Return the same offsets for values on a device."""
-        return JaggedOffsets(self._offsets.to(device, copy=True), self._shortest, self._longest, self.total)
+        """Return the same offsets for values on a device. A copy to a GPU does not wait for earlier ones."""
+        offsets = self._offsets.pin_memory() if device.type == "cuda" else self._offsets
+        moved = offsets.to(device, non_blocking=True, copy=True)
+        return JaggedOffsets(moved, self._shortest, self._longest, self.total)
 
     @property
     def address(self) -> int:
