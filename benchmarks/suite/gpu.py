@@ -6,10 +6,12 @@ host. All are measured in turn, from the call until the device is done, in each 
 
 from __future__ import annotations
 
+import mmap
 import statistics
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 
@@ -24,7 +26,9 @@ from transfer_queue.metadata import BatchMeta
 QUESTION = "What do values on a GPU cost?"
 NOTE = (
     "256 MiB each. `more` has the rate in GB/s. Measured on a machine with a GPU, so these figures do not compare with "
-    "those of the other benchmarks."
+    "those of the other benchmarks. Registered small pages: memory of the process in pages of 4 KiB, as the arena "
+    'has them, that was registered with the driver by `cudaHostRegister`; "pinned" is memory that the driver has '
+    "allocated itself."
 )
 ROWS, WIDTH = 1024, 64 * 1024  # of float32
 PUTS = 64  # into which the same rows are divided, so that a get must gather them
@@ -50,7 +54,7 @@ def run(scale: Scale) -> list[Row]:
     def row(what: str, reference: str) -> Row:
         return against(what, "ms", ms[what], ms[reference], reference, more=_rate(ms[what], nbytes))
 
-    pinned, pageable = "cudaMemcpy to the GPU, pinned", "cudaMemcpy to the GPU, pageable"
+    pinned, pageable = "cudaMemcpy to the GPU, registered small pages", "cudaMemcpy to the GPU, pageable"
     apart = ms["get to the GPU"] + ms["computation"]
     return [
         *(Row(what, ms[what], "ms", more=_rate(ms[what], nbytes)) for what in ms if what.startswith("cudaMemcpy")),
@@ -65,7 +69,7 @@ def run(scale: Scale) -> list[Row]:
         row("get into a pinned tensor", "memcpy"),
         row("loader's views, then to the GPU", pageable),
         row("loader that pins, then to the GPU", pinned),
-        row("put from the GPU", "cudaMemcpy from the GPU, pinned"),
+        row("put from the GPU", "cudaMemcpy from the GPU, registered small pages"),
         against("get to the GPU during a computation", "ms", ms["both"], apart, "one after the other"),
         against("get to the GPU during a computation, beyond it", "ms", ms["both"], ms["computation"], "computation"),
     ]
@@ -107,10 +111,13 @@ def _times(rounds: int, rows: int) -> tuple[dict[str, float], dict[str, list[flo
             get()
 
     memcpy = Memcpy(rows * WIDTH * 4)
+    pages = _registered(rows * WIDTH * 4).view(torch.float32).view(rows, WIDTH)
     acts: Acts = {
         "cudaMemcpy to the GPU, pinned": lambda: target.copy_(pinned, non_blocking=True),
+        "cudaMemcpy to the GPU, registered small pages": lambda: target.copy_(pages, non_blocking=True),
         "cudaMemcpy to the GPU, pageable": lambda: target.copy_(value),
         "cudaMemcpy from the GPU, pinned": lambda: pinned.copy_(there, non_blocking=True),
+        "cudaMemcpy from the GPU, registered small pages": lambda: pages.copy_(there, non_blocking=True),
         "cudaMemcpy from the GPU, pageable": lambda: value.copy_(there),
         "memcpy": memcpy.seconds,
         "get to the GPU": get,
@@ -130,6 +137,17 @@ def _times(rounds: int, rows: int) -> tuple[dict[str, float], dict[str, list[flo
         for what, seconds in took.items() if number else ():  # the first round registers pages and makes kernels
             times.setdefault(what, []).append(seconds)
     return {"put from the GPU": put, "get to the GPU": first}, times
+
+
+def _registered(nbytes: int) -> torch.Tensor:
+    """Return memory in small pages that is registered with the driver until the process ends."""
+    memory = mmap.mmap(-1, nbytes)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    tensor = torch.from_numpy(np.frombuffer(memory, np.uint8))
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    if int(runtime.cudaHostRegister(tensor.data_ptr(), nbytes, 0)):
+        raise RuntimeError("the driver does not register memory of this process")
+    return tensor
 
 
 def _until_done(act: Callable[[], object]) -> float:
