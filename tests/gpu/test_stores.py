@@ -53,7 +53,7 @@ def test_tensors_of_the_device_go_round(client: tq.TransferQueueClient) -> None:
 
 
 def test_actors_of_ray_that_transfer_directly() -> None:
-    """An actor puts from the GPU, and another gets to it: each block goes from the one to Ray's actor, and from there."""
+    """An actor puts from the GPU, and another gets to it, each with blocks that go directly to and from the store."""
     ray = pytest.importorskip("ray")
     pytest.importorskip("nixl")
 
