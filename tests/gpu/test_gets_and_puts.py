@@ -72,7 +72,7 @@ def test_pages_are_registered(client: tq.TransferQueueClient) -> None:
     (arena,) = copies._arenas.values()
     assert not arena.refused, "cudaHostRegister refused the pages of the arena"
     first, _ = arena._ranges[0]
-    memory = torch.from_numpy(arena._memory)[first << 16 : (first << 16) + 100]
+    memory = torch.from_numpy(arena.arena.memory)[first << 16 : (first << 16) + 100]
     assert memory.is_pinned()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_lost_units import lose
 
 import transfer_queue as tq
 from simulated import ragged, rows_of, same, table
@@ -162,6 +163,18 @@ def test_a_client_that_closes_waits_and_unregisters(a: Client, b: Client, driver
     b.close()
     assert all(event.over for event in driver.events)
     assert driver.registered == {}
+
+
+def test_the_arena_of_a_lost_unit_is_unregistered(a: Client, b: Client, cluster: Cluster, driver: Driver) -> None:
+    """Otherwise its memory would stay until the client closes."""
+    b.get_data(a.put(value(3), partition_id="p"), device="cpu")
+    before = set(driver.registered)
+    lose(cluster)
+    cluster.run()
+    assert b.get_data(a.put(value(4), partition_id="q"), layout="dense", device="cpu")["x"].eq(4).all()
+    assert driver.events[0].over
+    assert driver.registered
+    assert not before & set(driver.registered)
 
 
 def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Driver) -> None:

@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.storage.arena.arena import stretches
+from transfer_queue.storage.arena.arena import Arena, stretches
 from transfer_queue.storage.arena.arena_views import ArenaViews, granules_of
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.wire.blocks.device_memory import DeviceArena
 from transfer_queue.wire.blocks.gather import Place
 from transfer_queue.wire.blocks.remote_ranges import HERE
 from transfer_queue.wire.blocks.row_addressing import Memory, gather
-from transfer_queue.wire.buffers.copies import U8
+from transfer_queue.wire.buffers.copies import U8, address_of
 from transfer_queue.wire.buffers.registered_memory import add_range, copy_to_device, remove_range
 
 I4 = NDArray[np.int32]
@@ -109,14 +109,15 @@ def driver_of(device: torch.device) -> DeviceDriver | None:
 
 
 class RegisteredArena:
-    """The registered granules of one arena. `memory` is the mapping of the client, which is kept until `close`."""
+    """The registered granules of one arena, which stays mapped until `close`."""
 
-    def __init__(self, driver: DeviceDriver, views: ArenaViews, memory: U8) -> None:
+    def __init__(self, driver: DeviceDriver, views: ArenaViews, arena: Arena) -> None:
+        self.arena = arena
+        """The arena."""
         self._views = views
         self._driver = driver
-        self._memory = memory
-        self._address = int(memory.__array_interface__["data"][0])
-        self._known = np.zeros(len(memory) // GRANULE, bool)
+        self._address = address_of(arena.memory)
+        self._known = np.zeros(len(arena.memory) // GRANULE, bool)
         self._ranges: list[tuple[int, int]] = []
         """The first granule of each registered range, and the number of granules."""
         self.refused = False
@@ -160,7 +161,8 @@ class DeviceCopies:
         """The device."""
         self._driver = driver
         self._lock = threading.Lock()
-        self._arenas: dict[str, RegisteredArena] = {}
+        self._arenas: dict[int, RegisteredArena] = {}
+        """Unit -> its arena."""
         self._flying: deque[tuple[Any, list[U8]]] = deque()
         """The event at the end of each copy, and the held bytes, in the order of the stream."""
 
@@ -198,10 +200,19 @@ class DeviceCopies:
         """Register bytes of a unit of this node. The caller has the lock."""
         arena, views = self.state.arena(unit), self.state.views_of(unit)
         if views is not None:
-            found = self._arenas.get(arena.boot_id)
-            if found is None:
-                found = self._arenas[arena.boot_id] = RegisteredArena(self._driver, views, arena.memory)
+            found = self._arenas.get(unit)
+            if found is None or found.arena is not arena:
+                self._forget_lost()
+                found = self._arenas[unit] = RegisteredArena(self._driver, views, arena)
             found.register(start, nbytes)
+
+    def _forget_lost(self) -> None:
+        """Unregister the arenas of units that were lost, so that their memory is freed. The caller has the lock."""
+        for unit, each in list(self._arenas.items()):
+            if not self.state.is_in_use(unit, each.arena):
+                self._end_copies()
+                del self._arenas[unit]
+                each.close()
 
     def _hold(self, runs: Sequence[Place]) -> list[U8] | None:
         """Return the bytes of runs, held until nothing refers to them; None if not all of them can be held."""
@@ -220,12 +231,16 @@ class DeviceCopies:
     def close(self) -> None:
         """Wait for all copies, and unregister the arenas."""
         with self._lock:
-            for event, _ in self._flying:
-                event.synchronize()
-            self._flying.clear()
+            self._end_copies()
             for arena in self._arenas.values():
                 arena.close()
             self._arenas.clear()
+
+    def _end_copies(self) -> None:
+        """Wait for all copies. The caller has the lock."""
+        for event, _ in self._flying:
+            event.synchronize()
+        self._flying.clear()
 
 
 class HostArenas(DeviceArena):
