@@ -67,6 +67,7 @@ def run(scale: Scale) -> list[Row]:
         row("get to the GPU of shuffled rows of 16 KiB", pinned),
         row("get to the host, then to the GPU", pageable),
         row("get into a pinned tensor", "memcpy"),
+        row("loader with device=", pinned),
         row("loader's views, then to the GPU", pageable),
         row("loader that pins, then to the GPU", pinned),
         row("put from the GPU", "cudaMemcpy from the GPU, registered small pages"),
@@ -131,7 +132,8 @@ def _times(rounds: int, rows: int) -> tuple[dict[str, float], dict[str, list[flo
     times: dict[str, list[float]] = {}
     for number in range(rounds + 1):
         took = {what: _until_done(act) for what, act in acts.items()}
-        took["loader's views, then to the GPU"] = _loaded(f"device{number}", rows, {"copy": False}, {})
+        took["loader with device="] = _loaded(f"device{number}", rows, {"device": "cuda"}, {})
+        took["loader's views, then to the GPU"] = _loaded(f"views{number}", rows, {"copy": False}, {})
         took["loader that pins, then to the GPU"] = _loaded(f"pin{number}", rows, {}, {"pin_memory": True})
         took["put from the GPU"] = _put(there)
         for what, seconds in took.items() if number else ():  # the first round registers pages and makes kernels

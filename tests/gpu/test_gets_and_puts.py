@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
+from transfer_queue.dataloader.micro_batches import chunk_batch_fn
 
 DEVICE = torch.device("cuda")
 ROWS, WIDTH = 1024, 64 * 1024  # 256 MiB of float32
@@ -90,6 +93,34 @@ def test_out_on_the_device_and_pinned(client: tq.TransferQueueClient) -> None:
     for out in (torch.empty(ROWS, WIDTH, device=DEVICE), torch.empty(ROWS, WIDTH, pin_memory=True)):
         assert client.get_data(meta, out={"x": out})["x"].eq(4).all()
         assert out.eq(4).all()
+
+
+@pytest.mark.parametrize("more", [{}, {"max_tokens": 3000, "length_field": "x"}, {"pack": True}])
+def test_a_loader_on_the_device(client: tq.TransferQueueClient, more: dict[str, Any]) -> None:
+    """Batches are cut without waiting for the device."""
+    rows = [torch.full((number % 7 + 1000,), number) for number in range(64)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    client.put(TensorDict({"x": jagged, "y": jagged.clone()}, batch_size=64), partition_id="p")
+    client.seal("p")
+    items, others = (
+        list(tq.StreamingDataset(None, 16, 4, ["x", "y"], "p", str(device), 0, device=device, **more))
+        for device in (None, "cuda")
+    )
+    assert len(items) == len(others) >= 4
+    for (item, _), (other, _) in zip(items, others, strict=True):
+        for name in ("x", "y", *(["cu_seqlens", "position_ids"] if "pack" in more else [])):
+            assert other[name].is_cuda
+            assert all(
+                torch.equal(a, b.cpu()) for a, b in zip(item[name].unbind(0), other[name].unbind(0), strict=True)
+            )
+    data, meta = tq.get_client().await_data(["x", "y"], 64, "p", "cut", device="cuda")[:2]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        parts = list(chunk_batch_fn(data, meta, 4))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [len(part) for part, _ in parts] == [4] * 16
+    assert bool((parts[3][0]["x"] + parts[3][0]["y"]).values().eq(parts[3][0]["x"].values() * 2).all())
 
 
 def test_a_loader_that_pins(client: tq.TransferQueueClient) -> None:

@@ -7,55 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from device_driver import Driver
 from test_lost_units import lose
 
 import transfer_queue as tq
 from simulated import ragged, rows_of, same, table
 from transfer_queue.client.data import data_path, device_copies
-from transfer_queue.client.data.device_copies import DeviceDriver
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.testing import Client, Cluster
 
 ROWS = 64
-
-
-class Event:
-    def __init__(self) -> None:
-        self.over = False
-
-    def query(self) -> bool:
-        return self.over
-
-    def synchronize(self) -> None:
-        self.over = True
-
-
-class Driver(DeviceDriver):
-    """Notes what it is asked. accepts: whether it registers memory."""
-
-    def __init__(self) -> None:
-        self.accepts = True
-        self.registered: dict[int, int] = {}
-        self.events: list[Event] = []
-        self.gathered: list[int] = []
-
-    def register(self, address: int, nbytes: int) -> bool:
-        assert all(not (start < address + nbytes and address < start + n) for start, n in self.registered.items())
-        if self.accepts:
-            self.registered[address] = nbytes
-        return self.accepts
-
-    def unregister(self, address: int) -> None:
-        del self.registered[address]
-
-    def allocate(self, nbytes: int) -> torch.Tensor:
-        self.gathered.append(nbytes)
-        return torch.empty(nbytes, dtype=torch.uint8)
-
-    def mark(self, device: torch.device) -> Any:
-        self.events.append(Event())
-        return self.events[-1]
 
 
 @pytest.fixture
