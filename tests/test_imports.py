@@ -103,6 +103,7 @@ MACHINE = {
 # Exceptions: copies over two threads; the sampler that balances lengths decodes lengths that are arrays of one element.
 EXCUSED = {
     ("wire/buffers/copies.py", "threading"),
+    ("wire/buffers/registered_memory.py", "threading"),
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.scalar_values"),
 }
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
