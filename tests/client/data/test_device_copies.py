@@ -139,6 +139,19 @@ def test_the_arena_of_a_lost_unit_is_unregistered(a: Client, b: Client, cluster:
     assert not before & set(driver.registered)
 
 
+def test_errors_of_the_device_reach_the_caller_as_they_are(
+    a: Client, b: Client, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = a.put(value(3, width=8), partition_id="p")
+
+    def allocate(nbytes: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError("the device has no memory")
+
+    monkeypatch.setattr(driver, "allocate", allocate)
+    with pytest.raises(torch.OutOfMemoryError, match="the device has no memory"):
+        b.get_data(meta, device="cpu")
+
+
 def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Driver) -> None:
     """Nothing is registered of a block that was freed after the lookup."""
     meta = a.put(value(3), partition_id="p")

@@ -25,7 +25,14 @@ from transfer_queue.wire.blocks.contiguous_rows import RowRun, row_runs, some_ro
 from transfer_queue.wire.blocks.device_memory import DeviceArena, ReceivedArena
 from transfer_queue.wire.blocks.equal_blocks import EqualRows, equal_rows
 from transfer_queue.wire.blocks.remote_ranges import HERE
-from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, FieldRows, Memory, locate_rows, with_dtype
+from transfer_queue.wire.blocks.row_addressing import (
+    LOOKUP_REPLY,
+    ON_DEVICE,
+    FieldRows,
+    Memory,
+    locate_rows,
+    with_dtype,
+)
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
 from transfer_queue.wire.buffers.copies import LARGEST, U8, Copies, allocate, copy_all
 from transfer_queue.wire.buffers.jagged import JaggedOffsets, offsets_of_lengths
@@ -89,7 +96,7 @@ def gather(
     """
     if layout not in LAYOUTS:
         raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    with LOOKUP_REPLY:
+    with ON_DEVICE if isinstance(memory, DeviceArena) else LOOKUP_REPLY:
         later: Copies = []
         if views is not None and not isinstance(memory, DeviceArena):
             columns = _viewed_columns(reply, memory, layout, shared, allow_pickle, views, later)
