@@ -165,6 +165,8 @@ class Partition(Persisted):
         self.blocks = blocks
         """The table of all blocks."""
         self.options = options
+        self.keeps_all = options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None
+        """Whether the options have no limit beyond which rows are dropped. Derived."""
         self.rows = RowTable()
         self.rows.use_fields(self.fields)
         self.field_groups = FieldGroups(self.rows)

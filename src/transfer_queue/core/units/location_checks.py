@@ -36,11 +36,11 @@ def check_places(state: State, writer: str, block: NewBlock) -> bool:
     places: list[BlockLocation | NewBlock] = [block]
     if block.copies:
         places += block.copies
-    if len(places) > 1 and (len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES):
-        raise InvalidArgumentError(
-            f"a block must have at most {MOST_PLACES} locations, each in another storage unit, got units "
-            f"{[place.unit for place in places]}"
-        )
+        if len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES:
+            raise InvalidArgumentError(
+                f"a block must have at most {MOST_PLACES} locations, each in another storage unit, got units "
+                f"{[place.unit for place in places]}"
+            )
     all_next = True
     for place in places:
         if place.unit in state.lost_units:
