@@ -68,7 +68,8 @@ class Wakeups:
                     partition.gained.clear()
             effects += context.sampler_calls.start_next(context)
             if not changes:
-                return effects + self._last_effects()
+                self._add_last_effects(effects)
+                return effects
 
     def settle_further(self, part: int | None) -> list[Effect]:
         """Continue what `settle` has left, until there are at least `part` effects. None: until the end."""
@@ -93,14 +94,14 @@ class Wakeups:
                 yield effects
             if not changes:
                 break
-        effects = self._last_effects()
+        effects = []
+        self._add_last_effects(effects)
         if effects:
             yield effects
 
-    def _last_effects(self) -> list[Effect]:
-        """Return the effects of what is done after all requests that can be met."""
+    def _add_last_effects(self, effects: list[Effect]) -> None:
+        """Add the effects of what is done after all requests that can be met."""
         context, state = self._context, self._context.state
-        effects: list[Effect] = []
         if state.blocks.untold:
             for unit, extents in state.blocks.take_freed(context.connections.units, context.checkpoints).items():
                 context.activity.freed[unit] = context.activity.freed.get(unit, 0) + 1
@@ -111,7 +112,6 @@ class Wakeups:
             effects += unit_handlers.end_retired_mirrors(context)
         if state.waiting.claims and self._is_deadlocked():
             effects += deadlock_detector.end_deadlock(context)
-        return effects
 
     def _is_deadlocked(self) -> bool:
         """Whether the claims that wait and puts wait for each other. The controller's own work may still meet them."""

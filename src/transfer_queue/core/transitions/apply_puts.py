@@ -43,7 +43,6 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
         partition.blocks.add(number, put.client, block, count * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
         values.append((number, block, _count_new(partition, add_types(partition, block, len(blocks) == 1), count)))
-    told = bool(blocks) or put.keys is not None or put.tags is not None
     done = 0
     for key, chunk, at, first, last in runs:
         before, done = done, done + last - first
@@ -58,7 +57,7 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
             elif block.slots is not None:
                 slots = slot_column(block, before, done)[0]
             _set_new_values(chunk, at, parts, number, slots)
-        if told:
+        if values or put.keys is not None or put.tags is not None:
             chunk.changed[at] = partition.version
             partition.changes.mark_chunk_changed(partition.version, key)
     if put.groups is not None:
