@@ -40,7 +40,7 @@ help:
 	@echo "make perfetto-tests  opens traces in Perfetto, in Chromium"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make contract-ray  the tests of the public contract under Ray"
-	@echo "make gpu       tests of a GPU, with rates beside cudaMemcpy; skipped if there is none"
+	@echo "make gpu       tests and rates of a GPU, beside cudaMemcpy; skipped if there is none"
 	@echo "make generate  writes the files that are generated: methods of clients, config.yaml, pages of the reference and others"
 	@echo "make lint      ruff"
 	@echo "make types     mypy on the package, the fault simulation and the benchmarks; pyright on user code"
@@ -164,6 +164,7 @@ CONTRACT_LEFT_OUT = -k "not test_refused_put_leaves_nothing"
 
 gpu: venv
 	.venv/bin/python -m pytest -rs tests/gpu $(ARGS)
+	.venv/bin/python -m benchmarks gpu
 
 contract: venv
 	@test -d $(CONTRACT) || { echo "no contract tests at $(CONTRACT); set CONTRACT" >&2; exit 1; }

@@ -72,13 +72,15 @@ class FieldRows:
         return gather(memory, self.units, self.starts, self.lengths, later)
 
 
-def gather(memory: Memory, units: I4, starts: I8, lengths: I8, later: Copies | None = None) -> U8:
-    """Return pieces of several arenas one after the other, in new memory. For `later` see `copies.gather_pieces`."""
+def gather(
+    memory: Memory, units: I4, starts: I8, lengths: I8, later: Copies | None = None, into: U8 | None = None
+) -> U8:
+    """Return pieces of several arenas one after the other. For `later` and `into` see `copies.gather_pieces`."""
     if not len(units):
         return np.empty(0, np.uint8)
     first = int(units[0])
     if len(units) == 1 or (units == first).all():
-        return gather_pieces(memory(first), starts, lengths, later)
+        return gather_pieces(memory(first), starts, lengths, later, into)
     # two vectorized passes: gather the pieces of each unit, then put all pieces into their order
     parts, origins, end = [], np.empty(len(units), np.int64), 0
     for unit in np.unique(units).tolist():
@@ -88,7 +90,7 @@ def gather(memory: Memory, units: I4, starts: I8, lengths: I8, later: Copies | N
         origins[chosen] = end + ends - counts
         end += int(ends[-1])
         parts.append(gather_pieces(memory(unit), starts[chosen], counts))
-    return gather_pieces(np.concatenate(parts), origins, lengths)
+    return gather_pieces(np.concatenate(parts), origins, lengths, into=into)
 
 
 def locate_rows(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
