@@ -7,6 +7,8 @@
 CONTRACT ?= ../shared/contract
 # Two more than there are cores, as tests that start processes mostly wait for these; 4 at most.
 PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 2 ? 3 : 4)))
+# For tests whose processes mostly wait for others: two files at a time, the longest first.
+SIDE_BY_SIDE = -n 2 --dist loadfile --no-loadscope-reorder
 # The differential tests run this many times as many examples in `make fuzz` as in `make test`.
 EXAMPLES_FACTOR ?= 100
 
@@ -40,7 +42,7 @@ help:
 	@echo "make perfetto-tests  opens traces in Perfetto, in Chromium"
 	@echo "make contract  the tests of the public contract, from $(CONTRACT)"
 	@echo "make contract-ray  the tests of the public contract under Ray"
-	@echo "make gpu       tests of a GPU, with rates beside cudaMemcpy; skipped if there is none"
+	@echo "make gpu       tests and rates of a GPU, beside cudaMemcpy; skipped if there is none"
 	@echo "make generate  writes the files that are generated: methods of clients, config.yaml, pages of the reference and others"
 	@echo "make lint      ruff"
 	@echo "make types     mypy on the package, the fault simulation and the benchmarks; pyright on user code"
@@ -100,15 +102,15 @@ verl-wakeup:
 	.verl/bin/python -W ignore tests/long/verl_wakeup.py $(ARGS)
 
 ray: venv
-	.venv/bin/python -m pytest tests/e2e/test_ray.py tests/e2e/test_ray_nodes.py tests/e2e/test_ray_demo.py \
-		tests/e2e/test_ray_queue.py tests/e2e/test_ray_takeover.py $(ARGS)
+	.venv/bin/python -m pytest $(SIDE_BY_SIDE) tests/e2e/test_ray_nodes.py tests/e2e/test_ray.py \
+		tests/e2e/test_ray_takeover.py tests/e2e/test_ray_demo.py tests/e2e/test_ray_queue.py $(ARGS)
 
 namespaces: venv
 	.venv/bin/python -W ignore tests/long/namespaces.py
 	.venv/bin/python -W ignore tests/long/namespace_stores.py $(ARGS)
 
 backends: venv
-	.venv/bin/python -m pytest tests/e2e/backends tests/storage/test_conformance_*.py $(ARGS)
+	.venv/bin/python -m pytest $(SIDE_BY_SIDE) tests/e2e/backends tests/storage/test_conformance_*.py $(ARGS)
 
 fuzz: venv
 	.venv/bin/python tests/fuzz/run.py $(ARGS)
@@ -164,6 +166,7 @@ CONTRACT_LEFT_OUT = -k "not test_refused_put_leaves_nothing"
 
 gpu: venv
 	.venv/bin/python -m pytest -rs tests/gpu $(ARGS)
+	.venv/bin/python -m benchmarks gpu
 
 contract: venv
 	@test -d $(CONTRACT) || { echo "no contract tests at $(CONTRACT); set CONTRACT" >&2; exit 1; }

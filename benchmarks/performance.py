@@ -3,7 +3,9 @@
     python -m benchmarks.performance [--peers] [--quick] [NAME ...]
 
 The results of each benchmark are kept in runs/bench, and the page is made of all results there: a benchmark that is run
-alone replaces its part. With --peers, alternatives that a user could choose are measured, too (see `tools/make_peers`).
+alone replaces its part. The results of benchmarks that not every machine can run are kept in benchmarks/measured, which
+belongs to the repository. With --peers, alternatives that a user could choose are measured, too (see
+`tools/make_peers`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.harness.peer_process import peers
 from benchmarks.harness.plots import dots
 from benchmarks.harness.report import RATES, Scale, document, number, table
@@ -25,6 +29,7 @@ from benchmarks.harness.runner import NAMES, module, results
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs" / "bench"
+MEASURED = ROOT / "benchmarks" / "measured"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "performance"
 PEER = "TransferQueue 0.1.11"  # the peer whose figures are shown beside the targets
@@ -44,7 +49,13 @@ def machine() -> str:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "torch", "msgspec"))
     cores, kernel = len(os.sched_getaffinity(0)), platform.release().partition("-")[0]
-    return f"{cores} cores, {memory:.0f} GiB, Linux {kernel}, Python {platform.python_version()}, {packages}"
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{cores} cores, {memory:.0f} GiB{gpu}, Linux {kernel}, Python {platform.python_version()}, {packages}"
+
+
+def place_of(name: str) -> Path:
+    """Return the file in which the results of a benchmark are kept."""
+    return (MEASURED if hasattr(module(name), "missing") else RUNS) / f"{name}.json"
 
 
 def main() -> int:
@@ -57,7 +68,7 @@ def main() -> int:
     options = parser.parse_args()
     if not options.page:
         measure(options.name or list(NAMES), options.quick, options.peers)
-    kept = {name: json.loads(path.read_text()) for name in NAMES if (path := RUNS / f"{name}.json").exists()}
+    kept = {name: json.loads(path.read_text()) for name in NAMES if (path := place_of(name)).exists()}
     FIGURES.mkdir(exist_ok=True)
     PAGE.write_text(page(kept), "utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
@@ -67,13 +78,14 @@ def main() -> int:
 def measure(names: list[str], quick: bool, beside: bool) -> None:
     """Run benchmarks, print their tables, and keep their results."""
     RUNS.mkdir(parents=True, exist_ok=True)
+    MEASURED.mkdir(exist_ok=True)
     for each in names:
         with peers() as asked:  # no peer is running during the next benchmark
-            ((name, seconds, rows),) = results([each], Scale(quick, dict(asked) if beside else {}))
-            print(f"{name}: {module(name).QUESTION} ({seconds:.0f} s)\n\n{table(rows)}\n", flush=True)
-            found = document(name, quick, seconds, rows)
-            found |= {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[1]}
-            (RUNS / f"{name}.json").write_text(json.dumps(found))
+            for name, seconds, rows in results([each], Scale(quick, dict(asked) if beside else {})):
+                print(f"{name}: {module(name).QUESTION} ({seconds:.0f} s)\n\n{table(rows)}\n", flush=True)
+                found = document(name, quick, seconds, rows)
+                found |= {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[1]}
+                place_of(name).write_text(json.dumps(found))
 
 
 # ---------------------------------------------------------------- the page
@@ -109,9 +121,15 @@ is then marked "by pace".
 
 
 def _how(kept: dict[str, dict[str, Any]]) -> list[str]:
-    machines = sorted({f"{each['machine']}, {each['date']}" for each in kept.values()})
+    machines: dict[str, list[str]] = {}
+    for name, each in kept.items():
+        machines.setdefault(f"{each['machine']}, {each['date']}", []).append(name)
+    usual = max(machines, key=lambda words: len(machines[words]), default="")
     load = max((each["load"] for each in kept.values()), default=0.0)
-    words = [f"Measured on: {words}." for words in machines]
+    words = [
+        f"{'Measured' if here == usual else 'The benchmark ' + ', '.join(names) + ' was measured'} on: {here}."
+        for here, names in sorted(machines.items(), key=lambda item: item[0] != usual)
+    ]
     quick = [name for name, each in kept.items() if each["quick"]]
     if quick:
         words.append(f"Quick runs, whose results are not meaningful: {', '.join(quick)}.")

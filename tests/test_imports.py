@@ -100,14 +100,16 @@ MACHINE = {
     *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
     *("subprocess", "tempfile", "threading", "time", "datetime"),
 }
-# Exceptions: copies over two threads; the sampler that balances lengths decodes lengths that are arrays of one element.
+# Exceptions: copies over two threads; the table of registered memory, which has a lock; the sampler that balances
+# lengths decodes lengths that are arrays of one element.
 EXCUSED = {
     ("wire/buffers/copies.py", "threading"),
+    ("wire/buffers/registered_memory.py", "threading"),
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.scalar_values"),
 }
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
 WITH_TENSORS = {
-    *(f"wire/buffers/{name}.py" for name in ("jagged", "tensor_conversion", "tensors")),
+    *(f"wire/buffers/{name}.py" for name in ("jagged", "registered_memory", "tensor_conversion", "tensors")),
     *(f"wire/blocks/{name}.py" for name in ("column_sources", "device_memory", "encode", "gather", "gather_into")),
     "wire/blocks/shared_rows.py",
     "wire/objects/torch_objects.py",

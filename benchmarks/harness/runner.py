@@ -1,8 +1,8 @@
 """`python -m benchmarks`: what the system costs on this machine, as ratios that are measured side by side in one run.
 
 The suite has one module per benchmark. Each has QUESTION, a sentence, `run(scale)`, which returns rows of figures, and
-optionally a NOTE for the page that `make bench` writes. A benchmark never asserts a speed; it does assert that the
-contents are right.
+optionally a NOTE for the page that `make bench` writes, and `missing()`, which returns what this machine lacks for the
+benchmark. A benchmark never asserts a speed; it does assert that the contents are right.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ NAMES = (
     "equal_values",
     "timeline",
     "live_page",
+    "gpu",
 )
 
 
@@ -76,12 +78,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def results(names: Sequence[str], scale: Scale) -> Iterator[tuple[str, float, list[Row]]]:
-    """Run benchmarks in turn, and yield for each its name, the seconds that it took, and its rows."""
+    """Run benchmarks in turn, and yield for each its name, the seconds that it took, and its rows.
+
+    What this machine cannot run is skipped with a line to stderr.
+    """
     for name in names:
+        lacks = missing(name)
+        if lacks is not None:
+            print(f"{name}: skipped, {lacks}", file=sys.stderr)
+            continue
         start = time.monotonic()
         rows = module(name).run(scale)
         yield name, time.monotonic() - start, rows
         gc.collect()
+
+
+def missing(name: str) -> str | None:
+    """Return what this machine lacks for a benchmark; None if nothing."""
+    asked = module(name)
+    lacks: str | None = asked.missing() if hasattr(asked, "missing") else None
+    return lacks
 
 
 def module(name: str) -> Any:

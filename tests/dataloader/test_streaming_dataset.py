@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from device_driver import Driver
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from tensordict import TensorDict
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from simulated import Start, numbers, table
+from simulated import Start, numbers, ragged, table
+from transfer_queue.client.data import device_copies
 from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, chunk_batch_fn, default_fetch_batch_fn
@@ -680,6 +682,40 @@ class TestProcessFunction:
             next(iter(dataset(process_batch_fn=process)))
 
 
+class TestDevice:
+    """The device is the host, with a stand-in for its driver."""
+
+    @pytest.mark.parametrize("more", [{}, {"max_tokens": 9, "length_field": "x"}, {"pack": True}])
+    def test_items_are_the_same_on_a_device(
+        self, a: Client, dataset: Build, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+    ) -> None:
+        driver = Driver()
+        monkeypatch.setattr(device_copies, "driver_of", lambda device: driver)
+        columns = {"x": ragged(3, 5, 1, 4), "y": ragged(3, 5, 1, 4), "z": torch.arange(4)}
+        a.put(table(**columns), partition_id="p")
+
+        def items(task: str, **form: Any) -> list[Any]:
+            return [data for data, _ in dataset(data_fields=list(columns), task_name=task, **more, **form)]
+
+        here, there = items("here"), items("there", device="cpu")
+        assert driver.gathered
+        assert len(here) == len(there) > 0
+        for item, other in zip(here, there, strict=True):
+            assert set(item.keys()) == set(other.keys())
+            assert all(same_column(item.get(name), other.get(name)) for name in item.keys())  # noqa: SIM118
+
+    def test_the_buffer_keeps_none(self, dataset: Build) -> None:
+        assert dataset(device="cpu").keep_batches == 0
+        assert dataset(device="cpu", keep_batches=2).keep_batches == 2
+        assert dataset().keep_batches is None
+
+
+def same_column(column: Any, other: Any) -> bool:
+    if isinstance(column, torch.Tensor):
+        return all(map(torch.equal, column.unbind(0), other.unbind(0)))
+    return bool(column == other)
+
+
 class TestErrors:
     @pytest.mark.parametrize(
         ("more", "words"),
@@ -691,11 +727,21 @@ class TestErrors:
             ({"dp_rank": -1}, "dp_rank"),
             ({"shared": 1}, "shared must be"),
             ({"shared": True, "fetch_batch_fn": default_fetch_batch_fn}, "pass shared=True to get_data there"),
+            ({"device": "cpu", "fetch_batch_fn": default_fetch_batch_fn}, "pass device='cpu' to get_data there"),
+            ({"device": "warp"}, "device 'warp' cannot be used"),
         ],
     )
     def test_at_construction(self, dataset: Build, more: dict[str, Any], words: str) -> None:
         with pytest.raises(InvalidArgumentError, match=words):
             dataset(**more)
+
+    def test_a_device_and_workers(self, dataset: Build) -> None:
+        with pytest.raises(InvalidArgumentError, match="to cpu itself; leave out num_workers, because"):
+            StreamingDataLoader(dataset(device="cpu"), num_workers=1)
+        with pytest.raises(InvalidArgumentError, match="to cpu itself; leave out pin_memory"):
+            StreamingDataLoader(dataset(device="cpu"), pin_memory=True)
+        with pytest.raises(InvalidArgumentError, match="does not work with worker processes"):
+            next(iter(DataLoader(dataset(device="cpu"), batch_size=None, num_workers=1)))
 
     @pytest.mark.design("clearing part of a dealt batch: later callers get StorageKeyNotFoundError naming the rows")
     def test_rows_cleared_between_fetch_and_read(

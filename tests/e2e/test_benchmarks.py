@@ -20,8 +20,9 @@ import warm
 from benchmarks import two_builds
 from benchmarks.harness.payloads import Payload, column, differences, make, nbytes
 from benchmarks.harness.report import Row, against, compared, table
-from benchmarks.harness.runner import NAMES, main, module
+from benchmarks.harness.runner import NAMES, main, missing, module
 
+POSSIBLE = [name for name in NAMES if missing(name) is None]
 FORM = {"what", "ours", "unit", "reference", "against", "ratio", "target", "then", "peers", "more", "met"}
 
 
@@ -59,10 +60,10 @@ def told() -> Iterator[Told]:
         rest = lines.read()
     process.join()
     assert process.exitcode == 0
-    assert list(found) + [json.loads(line)["question"] for line in rest.splitlines()] == list(NAMES)
+    assert list(found) + [json.loads(line)["question"] for line in rest.splitlines()] == POSSIBLE
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", POSSIBLE)
 def test_rows_have_their_form(told: Told, name: str) -> None:
     """Numbers are numbers, names are told once, and a ratio stands beside what it is a ratio to."""
     document = told(name)

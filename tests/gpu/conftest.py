@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -30,23 +28,3 @@ def client() -> Iterator[tq.TransferQueueClient]:
         yield tq.get_client()
     finally:
         tq.close()
-
-
-@pytest.fixture
-def rate(capsys: pytest.CaptureFixture[str]) -> Callable[..., float]:
-    """rate(what, nbytes, function): prints and returns the median GB/s of the function, until the device is done."""
-
-    def measure(what: str, nbytes: int, function: Callable[[], object], rounds: int = 10) -> float:
-        found = []
-        for _ in range(rounds + 2):
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            function()
-            torch.cuda.synchronize()
-            found.append(time.perf_counter() - began)
-        gigabytes = nbytes / statistics.median(found[2:]) / 1e9
-        with capsys.disabled():
-            print(f"\n{what}: {gigabytes:.1f} GB/s", end="", flush=True)
-        return gigabytes
-
-    return measure

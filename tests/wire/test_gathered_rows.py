@@ -7,7 +7,7 @@ pieces of other nodes, and rows that are received in place.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,19 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack
 
 from differential import differential, row_lengths, small
+from transfer_queue.client.data import device_copies
+from transfer_queue.client.data.device_copies import HostArenas
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks import encode, remote_ranges
 from transfer_queue.wire.blocks import gather as gathering
-from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock
+from transfer_queue.wire.blocks.device_memory import DeviceBlock, ReceivedArena
 from transfer_queue.wire.blocks.encode import encode_columns
-from transfer_queue.wire.blocks.gather import gather
+from transfer_queue.wire.blocks.gather import Place, gather
 from transfer_queue.wire.blocks.remote_ranges import HERE, find_remote
+from transfer_queue.wire.blocks.row_addressing import Memory
+from transfer_queue.wire.blocks.row_addressing import gather as gather_units
 from transfer_queue.wire.buffers import copies, tensors
+from transfer_queue.wire.buffers.registered_memory import copy_to_device
 
 Shape = tuple[int, ...]
 NUMPY = {torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.complex128}
@@ -305,6 +310,47 @@ def test_rows_of_blocks_that_are_received_on_a_device(case: Case, layout: str, g
     for start, length, at in zip(*(column.tolist() for column in (pieces[0].starts, pieces[0].lengths, places))):
         memory[at : at + length] = torch.from_numpy(case.arenas.memory(pieces[0].unit)[start : start + length])
     with thresholds(**given_):
-        table = gather(found.reply, DeviceArena(memory, found.nbytes, packed), layout)
+        table = gather(found.reply, ReceivedArena(memory, found.nbytes, packed), layout)
+    for name in names:
+        check(case, name, table.get(name), layout)
+
+
+class Copies:
+    """In place of `DeviceCopies`: the device is the host. It cannot hold arenas if `holds` is false."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, memory: Memory, holds: bool) -> None:
+        self.memory = memory
+        self.holds = holds
+
+    def copy_held(self, reply: LookupReply, runs: Sequence[Place], into: torch.Tensor) -> bool:
+        at = 0
+        for unit, start, nbytes in runs if self.holds else ():
+            copy_to_device(into[at : at + nbytes], self.memory(unit)[start : start + nbytes])
+            at += nbytes
+        assert at == len(into) or not self.holds
+        return self.holds
+
+    def copy_gathered(self, memory: Memory, units: Any, starts: Any, lengths: Any, into: torch.Tensor) -> None:
+        staged = torch.full((len(into),), 0xEE, dtype=torch.uint8)
+        gather_units(memory, units, starts, lengths, into=staged.numpy())
+        into.copy_(staged)
+
+
+@given(cases(), layouts, limits, st.booleans(), st.integers(1, 64))
+@differential(30)
+def test_rows_that_a_device_copies_out_of_arenas(
+    case: Case, layout: str, given_: dict[str, int], holds: bool, least: int
+) -> None:
+    names = [name for name in case.kinds if possible(case, name, layout)]
+    case.pairs = {name: case.pairs[name] for name in names}
+    if not names:
+        return
+    memory = case.arenas.memory
+    with thresholds(**given_), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_copies, "LEAST_DIRECT", least)
+        stand_in: Any = Copies(memory, holds)
+        table = gather(case.reply, HostArenas(stand_in, case.reply, memory), layout)
     for name in names:
         check(case, name, table.get(name), layout)

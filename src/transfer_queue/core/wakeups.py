@@ -58,14 +58,18 @@ class Wakeups:
         if self._context.state.waiting.by_waiter:
             self.left = self._parts()
             return self.settle_further(self._part)
-        context, effects = self._context, list[Effect]()
-        changes = context.changes.by_partition
+        context, changes = self._context, self._context.changes.by_partition
+        effects: list[Effect] = []
         while True:
             while changes:
-                self._forget_changes(changes.popitem()[0])
+                partition = context.state.partitions.get(changes.popitem()[0])
+                if partition is not None:
+                    retention.retain(context.log, partition)
+                    partition.gained.clear()
             effects += context.sampler_calls.start_next(context)
             if not changes:
-                return effects + self._last_effects()
+                self._add_last_effects(effects)
+                return effects
 
     def settle_further(self, part: int | None) -> list[Effect]:
         """Continue what `settle` has left, until there are at least `part` effects. None: until the end."""
@@ -84,29 +88,20 @@ class Wakeups:
         while True:
             while changes:
                 name, change = changes.popitem()
-                if state.waiting.by_waiter:
-                    yield from self._meet(name, state.partitions.get(name), change)
-                else:
-                    self._forget_changes(name)
+                yield from self._meet(name, state.partitions.get(name), change)
             effects = context.sampler_calls.start_next(context)
             if effects:
                 yield effects
             if not changes:
                 break
-        effects = self._last_effects()
+        effects = []
+        self._add_last_effects(effects)
         if effects:
             yield effects
 
-    def _forget_changes(self, name: str) -> None:
-        """Do what follows from the changes of a partition if no request waits."""
-        partition = self._context.state.partitions.get(name)
-        if partition is not None:
-            retention.retain(self._context.log, partition)
-            partition.gained.clear()
-
-    def _last_effects(self) -> list[Effect]:
-        """Return the effects of what is done after all requests that can be met."""
-        context, state, effects = self._context, self._context.state, list[Effect]()
+    def _add_last_effects(self, effects: list[Effect]) -> None:
+        """Add the effects of what is done after all requests that can be met."""
+        context, state = self._context, self._context.state
         if state.blocks.untold:
             for unit, extents in state.blocks.take_freed(context.connections.units, context.checkpoints).items():
                 context.activity.freed[unit] = context.activity.freed.get(unit, 0) + 1
@@ -115,15 +110,12 @@ class Wakeups:
             effects += context.unit_drains.settle(context.now)
         if state.mirrors and state.draining:
             effects += unit_handlers.end_retired_mirrors(context)
-        if self._is_deadlocked():
+        if state.waiting.claims and self._is_deadlocked():
             effects += deadlock_detector.end_deadlock(context)
-        return effects
 
     def _is_deadlocked(self) -> bool:
-        """Whether claims and puts wait for each other. The controller's own work under way may still meet them."""
+        """Whether the claims that wait and puts wait for each other. The controller's own work may still meet them."""
         context = self._context
-        if not context.state.waiting.claims:
-            return False
         working = (
             context.background_deals
             or context.sampler_calls

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Union
 
+import torch
 from tensordict import TensorDictBase
 
 from transfer_queue.client._generated_methods import GeneratedMethods
@@ -99,6 +100,7 @@ class Fetcher:
             that the claimed batch must be known.
         shared: True if rows whose value is stored once share memory; see `TransferQueueClient.get_data`.
         copy: See `get_data`.
+        device: See `get_data`.
     """
 
     def __init__(
@@ -119,9 +121,11 @@ class Fetcher:
         combined: bool = True,
         shared: bool = False,
         copy: bool = True,
+        device: torch.device | None = None,
     ) -> None:
         self.client = client
-        self._form: dict[str, Any] = ({"shared": True} if shared else {}) | ({} if copy else {"copy": False})
+        form = {"shared": (shared, False), "copy": (copy, True), "device": (device, None)}
+        self._form: dict[str, Any] = {name: value for name, (value, default) in form.items() if value != default}
         self._combined = combined
         self._how: dict[str, Any] = {"hold": hold} if lease is None else {"hold": hold, "lease": lease}
         self._fields = list(data_fields)

@@ -16,7 +16,14 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import SEPARATOR
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.gather import table_of, tensor_rows
-from transfer_queue.wire.buffers.jagged import is_plain_jagged, rows_follow, rows_of_jagged
+from transfer_queue.wire.buffers.jagged import (
+    JaggedOffsets,
+    host_offsets,
+    is_plain_jagged,
+    moved_to,
+    rows_follow,
+    rows_of_jagged,
+)
 from transfer_queue.wire.objects.scalar_values import lone_number
 
 LENGTH_TAG = "total_lengths"
@@ -131,10 +138,11 @@ def pack(td: TensorDictBase, length_field: str) -> TensorDict:
     starts = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
     out = _packed(td, lengths)
-    out.set("cu_seqlens", torch.from_numpy(starts.astype(np.int32)))
+    device = _device_of(_column(td, length_field))
+    out.set("cu_seqlens", moved_to(torch.from_numpy(starts.astype(np.int32)), device))
     if "position_ids" not in td.keys():  # noqa: SIM118
         positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
-        out.set("position_ids", torch.from_numpy(positions).unsqueeze(0))
+        out.set("position_ids", moved_to(torch.from_numpy(positions).unsqueeze(0), device))
     out.set_non_tensor("max_seqlen", int(lengths.max(initial=0)))
     return out
 
@@ -174,7 +182,7 @@ def row_lengths(td: TensorDictBase, field: str) -> Lengths:
     column = _column(td, field)
     lengths = _token_lengths(column)
     if isinstance(column, torch.Tensor) and not column.is_nested and _is_integral(column) and column.dim() == 1:
-        lengths = column.numpy().astype(np.int64)
+        lengths = column.cpu().numpy().astype(np.int64)
     if lengths is None or (lengths < 0).any():
         raise InvalidArgumentError(
             f"length_field {field!r} must have token rows or one number of tokens for each row, "
@@ -193,8 +201,15 @@ def _token_lengths(column: Any) -> Lengths | None:
     if not column.is_nested:
         return np.full(column.size(0), column.size(1), np.int64)
     if is_plain_jagged(column):
-        return column.offsets().diff().numpy()  # type: ignore[no-any-return]
+        return np.diff(host_offsets(column))
     return np.array([row.size(column._ragged_idx - 1) for row in column.unbind()], np.int64)
+
+
+def _device_of(column: Any) -> torch.device:
+    """Return the device of a field of token rows."""
+    rows = tensor_rows(column)
+    device: torch.device = column.device if rows is None else rows[0].device
+    return device
 
 
 def _tagged_lengths(meta: BatchMeta) -> Lengths:
@@ -267,13 +282,14 @@ def _concatenated(column: Any) -> torch.Tensor:
     return torch.cat(rows, dim=column._ragged_idx - 1).unsqueeze(0)
 
 
-def _rows(td: TensorDictBase, start: int, stop: int) -> TensorDictBase:
+def _rows(td: TensorDictBase, start: int, stop: int, cuts: dict[bytes, JaggedOffsets] | None = None) -> TensorDictBase:
     """Return td[start:stop]. Jagged columns are cut at their offsets: torch's slicing is slower and writes logs."""
     if stop - start == td.batch_size[0]:
         return td.copy()  # another table over the same columns, like a slice
     columns = {name: td.get(name) for name in td.keys()}  # noqa: SIM118  (a TensorDict iterates over its rows)
-    cut = {name: rows_of_jagged(column, start, stop) for name, column in columns.items() if rows_follow(column)}
-    cut |= {name: _rows(column, start, stop) for name, column in columns.items() if _is_table(column)}
+    cuts = {} if cuts is None else cuts
+    cut = {name: rows_of_jagged(column, start, stop, cuts) for name, column in columns.items() if rows_follow(column)}
+    cut |= {name: _rows(column, start, stop, cuts) for name, column in columns.items() if _is_table(column)}
     if not cut:
         return td[start:stop]
     rest = td.exclude(*cut)[start:stop]

@@ -16,6 +16,7 @@ from transfer_queue.dataloader.pinned_memory import pin
 from transfer_queue.dataloader.steps import Steps
 from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, LocalSource, StreamingDataset
 from transfer_queue.dataloader.worker_processes import Workers, begin_worker
+from transfer_queue.errors import InvalidArgumentError
 
 
 def identity(item: Any) -> Any:
@@ -101,6 +102,11 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         # the argument is passed only if it was given, because newer versions of torch warn about it
         self._device: dict[str, Any] = {"pin_memory_device": pin_memory_device} if pin_memory_device else {}
         self._workers: Workers | None = None  # that outlive an iteration
+        if dataset.device is not None and (num_workers or pin_memory):
+            raise InvalidArgumentError(
+                f"the dataset brings its items to {dataset.device} itself; leave out "
+                f"{'num_workers, because worker processes cannot use it' if num_workers else 'pin_memory'}"
+            )
         super().__init__(
             dataset,
             batch_size=None,

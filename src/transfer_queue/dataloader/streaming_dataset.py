@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -138,6 +139,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         copy: False to read batches as views of the store where possible; see `get_data`. A batch in the buffer holds
             its space, so pass `keep_batches`, too. Workers of a loader copy each batch once, into memory that they
             share with the loader. A `fetch_batch_fn` decides itself. Default: True.
+        device: The device of the tensors of the items, for example "cuda"; see `get_data`. Batches are then fetched in
+            the process that iterates, without workers, and the buffer keeps none unless `keep_batches` is given. A
+            `fetch_batch_fn` must pass `device=` to `get_data` itself. Default: None, the host.
 
     Raises:
         InvalidArgumentError: `micro_batch_size` is less than 1, `data_fields` is empty, `dp_rank` is negative, or
@@ -177,6 +181,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     """Whether each micro-batch is one row of concatenated tokens."""
     length_field: str | None
     """The field whose row lengths count; None for the tag "total_lengths"."""
+    device: torch.device | None
+    """The device of the tensors of the items; None for the host."""
     keep_batches: int | None
     """The number of batches that the buffer keeps; None for all."""
     delivery: str
@@ -224,6 +230,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         dp_size: Any = None,
         shared: bool = False,
         copy: bool = True,
+        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         _at_least(1, micro_batch_size=micro_batch_size, batch_size=batch_size, max_tokens=max_tokens)
@@ -231,10 +238,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         _check_fields_and_rank(data_fields, dp_rank)
         if process_batch_fn is not None and (pack or max_tokens is not None):
             raise InvalidArgumentError("process_batch_fn makes the items itself; leave out max_tokens and pack")
-        if fetch_batch_fn is not None and shared:
-            raise InvalidArgumentError(
-                "fetch_batch_fn reads the values itself; leave out shared, and pass shared=True to get_data there"
-            )
+        for name, given in (("shared", shared), ("device", device)):
+            if fetch_batch_fn is not None and given:
+                raise InvalidArgumentError(
+                    f"fetch_batch_fn reads the values itself; leave out {name}, and pass {name}={given!r} to get_data "
+                    "there"
+                )
         self.config = config
         self.batch_size = batch_size
         self.micro_batch_size = micro_batch_size
@@ -250,7 +259,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.length_field = (
             None if length_field is None else arguments.validated_names([length_field], "length_field")[0]
         )
-        self.keep_batches = keep_batches
+        self.device = arguments.validated_device(device)
+        self.keep_batches = 0 if keep_batches is None and self.device is not None else keep_batches
         self.dp_size = checked_dp_size(dp_size, dp_rank)
         self.copy = arguments.validated_bool(copy, "copy")
         self.delivery = delivery
@@ -522,6 +532,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
                 f"micro_batch_size ({self.micro_batch_size}) is more than batch_size ({self.batch_size})"
             )
 
+        if self.device is not None and get_worker_info() is not None:
+            raise InvalidArgumentError(
+                f"device={str(self.device)!r} does not work with worker processes, which cannot use the device of the "
+                "process that trains; use num_workers=0, or leave out device and pass pin_memory=True to the loader"
+            )
         if self._lease is not None and self.seat is None and get_worker_info() is not None:
             raise InvalidArgumentError(
                 "delivery='at_least_once' does not work with the workers of a plain DataLoader, because the process "
@@ -558,7 +573,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
             self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
             lease=self._lease, dp_size=self._dp_size, interval=self.interval, combined=combined,
-            shared=self.shared, copy=self.copy,
+            shared=self.shared, copy=self.copy, device=self.device,
         )  # fmt: skip
 
     def client(self) -> GeneratedMethods:

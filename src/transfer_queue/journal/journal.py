@@ -141,7 +141,7 @@ def _snapshot(folder: Path, number: int, clock: ClockIdentity, capacity: int | N
 
 def shift_time(record: RecordT, shift: float) -> RecordT:
     """Return a record with its time, if it has one, by another clock, which shows `shift` seconds more."""
-    if not shift or not record.by_clock:
+    if not record.by_clock:
         return record
     return msgspec.structs.replace(record, **{record.by_clock: getattr(record, record.by_clock) + shift})
 
@@ -159,7 +159,8 @@ def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> tuple
     shift = 0.0 if reading.head is None else clock.shift_from(reading.head.clock)
     for records in reading.frames():
         for record in records:
-            record = shift_time(record, shift)
+            if shift:
+                record = shift_time(record, shift)
             if isinstance(record, StateLoaded) and record.file:
                 _read_loaded(states, state, record, path)
                 files.append(record.file)

@@ -160,13 +160,12 @@ class Reading:
 
         Its number must be `least`, or may be greater if the position is not that of the next frame.
         """
-        if len(self._data) - at < _FRAME.size:
+        begin = at + _FRAME.size
+        longest = len(self._data) - begin
+        if longest < 0:
             return None
         marker, number, length, checksum = _FRAME.unpack_from(self._data, at)
-        begin = at + _FRAME.size
-        if marker != MARKER or number < least or length > len(self._data) - begin:
-            return None
-        if at == self.end and number != least:
+        if marker != MARKER or number < least or length > longest or (at == self.end and number != least):
             return None
         body = self._data[begin : begin + length]
         return body if checksum == _checksum(head, number, body) else None

@@ -7,49 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from device_driver import Driver
+from test_lost_units import lose
 
 import transfer_queue as tq
 from simulated import ragged, rows_of, same, table
-from transfer_queue.client.data import device_copies
-from transfer_queue.client.data.device_copies import DeviceDriver
+from transfer_queue.client.data import data_path, device_copies
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.testing import Client, Cluster
 
 ROWS = 64
-
-
-class Event:
-    def __init__(self) -> None:
-        self.over = False
-
-    def query(self) -> bool:
-        return self.over
-
-    def synchronize(self) -> None:
-        self.over = True
-
-
-class Driver(DeviceDriver):
-    """Notes what it is asked. accepts: whether it registers memory."""
-
-    def __init__(self) -> None:
-        self.accepts = True
-        self.registered: dict[int, int] = {}
-        self.events: list[Event] = []
-
-    def register(self, address: int, nbytes: int) -> bool:
-        assert all(not (start < address + nbytes and address < start + n) for start, n in self.registered.items())
-        if self.accepts:
-            self.registered[address] = nbytes
-        return self.accepts
-
-    def unregister(self, address: int) -> None:
-        del self.registered[address]
-
-    def mark(self, device: torch.device) -> Any:
-        self.events.append(Event())
-        return self.events[-1]
 
 
 @pytest.fixture
@@ -73,7 +41,8 @@ def test_what_a_device_copies(a: Client, b: Client, driver: Driver, layout: str)
     got, host = b.get_data(meta, layout=layout, device="cpu"), b.get_data(meta, layout=layout)
     assert all(map(same, rows_of(got["x"]), rows_of(host["x"])))
     assert got["small"].tolist() == list(range(ROWS))
-    assert len(driver.events) == 1, "small fields are gathered on the host"
+    assert len(driver.events) == 1
+    assert driver.gathered == [ROWS * 8], "small fields are gathered on the host"
     assert sum(driver.registered.values()) >= ROWS * 8192 * 8
     before = dict(driver.registered)
     b.get_data(meta, layout=layout, device="cpu")
@@ -85,6 +54,32 @@ def test_ragged_rows(a: Client, b: Client, driver: Driver) -> None:
     got = b.get_data(meta, device="cpu")["x"]
     assert len(driver.events) == 1
     assert all(map(same, rows_of(got), rows_of(b.get_data(meta)["x"])))
+
+
+@pytest.mark.parametrize("layout", ["jagged", "padded", "list"])
+@pytest.mark.parametrize("width", [200, 20_000])
+def test_rows_of_several_puts(a: Client, b: Client, driver: Driver, layout: str, width: int) -> None:
+    """Long pieces are copied one at a time, short ones are gathered on the host first. Objects stay there."""
+    parts = [a.put(table(x=ragged(width, width + row), o=[{"a": row}, row]), partition_id="p") for row in range(6)]
+    meta = tq.BatchMeta.concat(parts).select_samples([7, 0, 5, 11, 2, 2, 3])
+    got, host = b.get_data(meta, layout=layout, device="cpu"), b.get_data(meta, layout=layout)
+    assert all(map(same, rows_of(got["x"]), rows_of(host["x"])))
+    assert got["o"].tolist() == host["o"].tolist()
+    assert (len(driver.events), len(driver.gathered)) == ((1, 0) if width > 10_000 else (0, 1))
+
+
+def test_the_space_of_a_put_from_a_device_is_registered(
+    a: Client, b: Client, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_path, "KIND", "cpu")
+    small, large = a.put(value(3, width=8), partition_id="p"), a.put(value(4), partition_id="p")
+    assert ROWS * 8192 * 8 <= sum(driver.registered.values()) < 2 * ROWS * 8192 * 8
+    before = dict(driver.registered)
+    a.clear_samples(large)
+    again = a.put(value(5), partition_id="p")
+    assert driver.registered == before, "space that is used again is registered once"
+    assert b.get_data(again, layout="dense")["x"].eq(5).all()
+    assert b.get_data(small, layout="dense")["x"].eq(3).all()
 
 
 def test_bytes_are_held_until_the_device_has_copied_them(
@@ -130,6 +125,31 @@ def test_a_client_that_closes_waits_and_unregisters(a: Client, b: Client, driver
     b.close()
     assert all(event.over for event in driver.events)
     assert driver.registered == {}
+
+
+def test_the_arena_of_a_lost_unit_is_unregistered(a: Client, b: Client, cluster: Cluster, driver: Driver) -> None:
+    """Otherwise its memory would stay until the client closes."""
+    b.get_data(a.put(value(3), partition_id="p"), device="cpu")
+    before = set(driver.registered)
+    lose(cluster)
+    cluster.run()
+    assert b.get_data(a.put(value(4), partition_id="q"), layout="dense", device="cpu")["x"].eq(4).all()
+    assert driver.events[0].over
+    assert driver.registered
+    assert not before & set(driver.registered)
+
+
+def test_errors_of_the_device_reach_the_caller_as_they_are(
+    a: Client, b: Client, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = a.put(value(3, width=8), partition_id="p")
+
+    def allocate(nbytes: int) -> torch.Tensor:
+        raise torch.OutOfMemoryError("the device has no memory")
+
+    monkeypatch.setattr(driver, "allocate", allocate)
+    with pytest.raises(torch.OutOfMemoryError, match="the device has no memory"):
+        b.get_data(meta, device="cpu")
 
 
 def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Driver) -> None:

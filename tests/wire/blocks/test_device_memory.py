@@ -15,7 +15,7 @@ from test_codec import TENSOR_COLUMNS, batches, check_container, rows_of, same_r
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks import encode
-from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock, allocate_on_device, flat_on_device
+from transfer_queue.wire.blocks.device_memory import DeviceBlock, ReceivedArena, allocate_on_device, flat_on_device
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.blocks.remote_ranges import find_remote
@@ -50,7 +50,7 @@ def landed(arenas, reply, layout="jagged"):
             each.starts.tolist(), each.lengths.tolist(), packed.packed_places(each.at).tolist(), strict=True
         ):
             memory[at : at + length] = torch.from_numpy(arenas.memory(each.unit)[start : start + length])
-        table = gather(found.reply, DeviceArena(memory, found.nbytes, packed), layout)
+        table = gather(found.reply, ReceivedArena(memory, found.nbytes, packed), layout)
         memory[:] = 0x5A  # what was gathered is a copy
         columns.update(table.items())
     return columns

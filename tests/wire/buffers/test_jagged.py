@@ -16,7 +16,13 @@ from transfer_queue.messages.descriptors import Blocks, FieldSpec, FieldType, Pl
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.buffers import jagged
-from transfer_queue.wire.buffers.jagged import KEPT_ROWS, is_plain_jagged, offsets_of_lengths, rows_of_jagged
+from transfer_queue.wire.buffers.jagged import (
+    KEPT_ROWS,
+    host_offsets,
+    is_plain_jagged,
+    offsets_of_lengths,
+    rows_of_jagged,
+)
 
 
 def i8(*lengths):
@@ -93,7 +99,7 @@ def test_kept_cuts_and_shapes_give_the_requested_tensors(wanted):
         assert all(map(same_tensor, made.unbind(), rows))
         if at == 0:
             start = number % len(sizes)
-            cut = rows_of_jagged(made, start, len(sizes))
+            cut = rows_of_jagged(made, start, len(sizes), {})
             assert all(map(same_tensor, cut.unbind(), rows[start:]))
         if owner_writes:
             made.offsets().zero_()
@@ -183,7 +189,7 @@ def test_a_cut_knows_few_shapes():
 def test_rows_of_fields_that_are_equally_ragged_stay_so():
     cut = offsets_of_lengths(i8(3, 1, 2))
     a, b = cut.make_jagged(torch.arange(6), 1), cut.make_jagged(torch.arange(12).view(6, 2), 1)
-    rows, others = rows_of_jagged(a, 1, 3), rows_of_jagged(b, 1, 3)
+    rows, others = rows_of_jagged(a, 1, 3, {}), rows_of_jagged(b, 1, 3, {})
     assert rows.offsets() is others.offsets()
     assert rows.offsets().tolist() == [0, 1, 3]
     assert (rows + rows).values().tolist() == [6, 8, 10]
@@ -192,17 +198,30 @@ def test_rows_of_fields_that_are_equally_ragged_stay_so():
     assert a.values().tolist() == [0, 1, 2, 7, 4, 5]  # they are views
 
 
+@pytest.mark.parametrize("ragged", [1, 2])
+def test_rows_on_a_device_are_cut_without_asking_it(ragged: int):
+    """A device without values cannot be asked for offsets; the fields stay equally ragged."""
+    shape, cut = ((6, 2), (2, 6))[ragged - 1], offsets_of_lengths(i8(3, 1, 2)).to_device(torch.device("meta"))
+    a, b = (cut.make_jagged(torch.empty(shape, device="meta"), ragged) for _ in range(2))
+    cuts = {}
+    rows, others = rows_of_jagged(a, 1, 3, cuts), rows_of_jagged(b, 1, 3, cuts)
+    assert rows.offsets() is others.offsets()
+    assert host_offsets(rows).tolist() == [0, 1, 3]
+    assert rows.values().shape[ragged - 1] == 3
+    assert rows.values().device.type == rows.offsets().device.type == "meta"
+
+
 def test_rows_of_what_is_in_a_graph():
     values = torch.ones(3, requires_grad=True)
     whole = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 1, 3]))
     assert is_plain_jagged(whole)
-    assert rows_of_jagged(whole, 1, 2).values().tolist() == [1, 1]
+    assert rows_of_jagged(whole, 1, 2, {}).values().tolist() == [1, 1]
     narrow = torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 1, 3], dtype=torch.int32))
-    assert rows_of_jagged(narrow, 0, 1).values().tolist() == [1]
+    assert rows_of_jagged(narrow, 0, 1, {}).values().tolist() == [1]
 
 
 def test_no_rows():
-    assert rows_of_jagged(offsets_of_lengths(i8(3, 1)).make_jagged(torch.ones(4), 1), 1, 1).shape[0] == 0
+    assert rows_of_jagged(offsets_of_lengths(i8(3, 1)).make_jagged(torch.ones(4), 1), 1, 1, {}).shape[0] == 0
 
 
 def _i4(*numbers):

@@ -516,6 +516,10 @@ class ClientContext:
                     self._arenas[unit] = found
         return found
 
+    def is_in_use(self, unit: int, arena: Arena) -> bool:
+        """Whether this is still the mapped arena of a unit, which was not lost."""
+        return self._arenas.get(unit) is arena
+
     def hold_views(self, places: Sequence[Place]) -> list[View]:
         """Return views of bytes of arenas of this node, each held until nothing refers to it; None where none can be.
 

@@ -23,7 +23,7 @@ from transfer_queue.client.conversion.data_parser import checked_parser_result, 
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.block_groups import BlockGroup, describe_block, group_bytes, place_blocks
 from transfer_queue.client.data.client_context import ClientContext
-from transfer_queue.client.data.device_copies import DeviceCopies, copies_to
+from transfer_queue.client.data.device_copies import KIND, LEAST_REGISTERED, DeviceCopies, HostArenas, copies_to
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
 from transfer_queue.client.data.extent_allocator import ExtentAllocator
 from transfer_queue.client.data.lease_renewal import Renewals
@@ -268,6 +268,10 @@ class DataPath:
         here = [place for place in reserved.places if not place.session]
         if here:
             written = self._state.arena(here[0].unit).view(here[0].offset, encoded.nbytes)
+            if encoded.nbytes >= LEAST_REGISTERED and (device := encoded.device_of_kind(KIND)) is not None:
+                copies = copies_to(self._device_copies, self._state, device)
+                if copies is not None:
+                    copies.register_space(here[0].unit, here[0].offset, encoded.nbytes)
         else:
             written = allocate(encoded.nbytes)
         encoded.write_into(written)
@@ -459,14 +463,14 @@ class DataPath:
         copy: bool,
         out: Mapping[str, torch.Tensor] | None,
     ) -> TensorDict:
-        """Return the values of a lookup: copies, views, the caller's tensors, or tensors that a device copies."""
+        """Return the values of a lookup: copies, views, the caller's tensors, or tensors on a device."""
         allow_pickle = self._state.settings.allow_pickle
         if out is not None:
             return gather_into(reply, memory, out, layout, shared=shared, allow_pickle=allow_pickle)
-        views: Views | None = None if copy else self._state.hold_views
-        if device is not None:
-            copies = copies_to(self._device_copies, self._state, device)
-            views = None if copies is None else partial(copies.begin_all, reply)
+        views: Views | None = None if copy or device is not None else self._state.hold_views
+        copies = None if device is None else copies_to(self._device_copies, self._state, device)
+        if copies is not None:
+            memory = HostArenas(copies, reply, memory)
         return gather(reply, memory, layout, shared=shared, allow_pickle=allow_pickle, views=views)
 
     def _read_objects(

@@ -1,44 +1,59 @@
-"""Copies from the arenas of this node to a device, out of the arena's own pages, without a buffer in between.
+"""Copies between the arenas of this node and a device, without a buffer in between where that is possible.
 
-The pages are registered with the driver of the device at their first use, and stay registered until the client closes.
-The device then reads them by itself while this process goes on: a get returns before the copies have ended, in the
-order of the device's current stream. The bytes are held until then (`storage.arena.arena_views`).
+The pages of an arena are registered with the driver of the device at their first use, and stay registered until the
+client closes. The device then reads and writes them by itself. A get returns before its copies have ended, in the order
+of the device's current stream; the bytes are held until then (`storage.arena.arena_views`). Short pieces, and bytes
+that came from other nodes, are first gathered in memory that the driver has registered itself.
 
-Only granules of blocks that are being read are registered: registering a granule that the unit has returned to the file
-system would allocate it. A copy is divided where registered ranges meet, because the driver accepts no other.
+Only granules of blocks that are being read or written are registered: registering a granule that the unit has returned
+to the file system would allocate it.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections import deque
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.storage.arena.arena import stretches
+from transfer_queue.storage.arena.arena import Arena, stretches
 from transfer_queue.storage.arena.arena_views import ArenaViews, granules_of
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.wire.blocks.gather import Place, View
-from transfer_queue.wire.buffers.copies import U8
+from transfer_queue.wire.blocks.device_memory import DeviceArena
+from transfer_queue.wire.blocks.gather import Place
+from transfer_queue.wire.blocks.remote_ranges import HERE
+from transfer_queue.wire.blocks.row_addressing import Memory, gather
+from transfer_queue.wire.buffers.copies import U8, address_of
+from transfer_queue.wire.buffers.registered_memory import add_range, copy_to_device, remove_range
 
+I4 = NDArray[np.int32]
+I8 = NDArray[np.int64]
+
+KIND = "cuda"
+"""The type of device, as torch names it, whose driver can access the memory of this process by itself."""
 LEAST_DIRECT = 64 * 1024
-"""Bytes of a field from which it is copied in this way. Smaller fields are copied together with others on the host."""
+"""The mean length in bytes from which pieces are copied one at a time, directly out of the arena."""
+LEAST_REGISTERED = 1 << 20
+"""The bytes of a block from which its space is registered for a put."""
 
 
 class DeviceDriver(Protocol):
-    """What a device's driver does for copies out of memory of this process."""
+    """What a device's driver does for copies between it and the memory of this process."""
 
     def register(self, address: int, nbytes: int) -> bool:
-        """Register memory, so that the device reads it by itself. Returns whether the driver accepts it."""
+        """Register memory, so that the device accesses it by itself. Returns whether the driver accepts it."""
 
     def unregister(self, address: int) -> None:
         """End the registration that began at this address."""
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Return registered memory of the host, uint8 [nbytes]. Copies out of it end before it is used again."""
 
     def mark(self, device: torch.device) -> Any:
         """Return an event at the end of what was given to the device's current stream: `query()`, `synchronize()`."""
@@ -57,6 +72,10 @@ class CudaDriver:
         """See `DeviceDriver.unregister`."""
         self._runtime().cudaHostUnregister(address)
 
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """See `DeviceDriver.allocate`. torch keeps what is freed for later calls."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
     def mark(self, device: torch.device) -> Any:
         """See `DeviceDriver.mark`."""
         event: Any = self._module.Event()
@@ -70,9 +89,9 @@ class CudaDriver:
 def copies_to(
     known: dict[torch.device, DeviceCopies], state: ClientContext, device: torch.device
 ) -> DeviceCopies | None:
-    """Return the copies of a client to a device, and add them to `known`.
+    """Return the copies of a client to and from a device, and add them to `known`.
 
-    Returns None if the driver of the device cannot read the memory of this process.
+    Returns None if the driver of the device cannot access the memory of this process.
     """
     found = known.get(device)
     if found is None or found.state is not state:  # in a forked child the client has a new state
@@ -85,114 +104,175 @@ def copies_to(
 
 
 def driver_of(device: torch.device) -> DeviceDriver | None:
-    """Return the driver of a device; None if it cannot read the memory of this process by itself."""
-    return CudaDriver() if device.type == "cuda" else None
+    """Return the driver of a device; None if it cannot access the memory of this process by itself."""
+    return CudaDriver() if device.type == KIND else None
 
 
 class RegisteredArena:
-    """The registered granules of one arena. `memory` is the mapping of the client, which is kept until `close`."""
+    """The registered granules of one arena, which stays mapped until `close`."""
 
-    def __init__(self, driver: DeviceDriver, views: ArenaViews, memory: U8) -> None:
-        self.views = views
+    def __init__(self, driver: DeviceDriver, views: ArenaViews, arena: Arena) -> None:
+        self.arena = arena
+        """The arena."""
+        self._views = views
         self._driver = driver
-        self._memory = memory
-        self._address = int(memory.__array_interface__["data"][0])
-        self._known = np.zeros(len(memory) // GRANULE, bool)
-        self._starts: list[int] = []
-        """The first granule of each registered range, ascending."""
-        self._counts: dict[int, int] = {}
-        """First granule -> the number of granules."""
+        self._address = address_of(arena.memory)
+        self._known = np.zeros(len(arena.memory) // GRANULE, bool)
+        self._ranges: list[tuple[int, int]] = []
+        """The first granule of each registered range, and the number of granules."""
         self.refused = False
         """Whether the driver has refused a range. Copies then pass through its own buffers."""
 
     def register(self, start: int, nbytes: int) -> None:
-        """Register the granules of these bytes, which the process holds, unless they are registered."""
+        """Register the granules of these bytes, unless they are registered. The process holds or has leased them."""
         part = granules_of(start, start + nbytes)
-        for first, end in stretches(np.flatnonzero(~self._known[part]) + part.start) if not self.refused else ():
-            if not self.views.keep_pages(first, end - first):
+        if self.refused or self._known[part].all():
+            return
+        for first, end in stretches(np.flatnonzero(~self._known[part]) + part.start):
+            if not self._views.keep_pages(first, end - first):
                 return
-            if not self._driver.register(self._address + first * GRANULE, (end - first) * GRANULE):
-                self.views.drop_pages(first, end - first)
+            address, length = self._address + first * GRANULE, (end - first) * GRANULE
+            if not self._driver.register(address, length):
+                self._views.drop_pages(first, end - first)
                 self.refused = True
                 return
+            add_range(address, length)
             self._known[first:end] = True
-            self._starts.insert(bisect_right(self._starts, first), first)
-            self._counts[first] = end - first
-
-    def pieces(self, start: int, nbytes: int) -> list[tuple[int, int]]:
-        """Return these bytes as (start, end) of pieces that are each in one registered range, or in none."""
-        end = start + nbytes
-        edges = {start, end}
-        for first in self._starts[max(0, bisect_right(self._starts, start // GRANULE) - 1) :]:
-            if first * GRANULE >= end:
-                break
-            edges.update(at for at in (first * GRANULE, (first + self._counts[first]) * GRANULE) if start < at < end)
-        ordered = sorted(edges)
-        return list(pairwise(ordered))
+            self._ranges.append((first, end - first))
 
     def close(self) -> None:
         """Unregister everything."""
-        for first in self._starts:
-            self._driver.unregister(self._address + first * GRANULE)
-            self.views.drop_pages(first, self._counts[first])
-        self._starts.clear()
+        for first, count in self._ranges:
+            address = self._address + first * GRANULE
+            remove_range(address)
+            self._driver.unregister(address)
+            self._views.drop_pages(first, count)
+        self._ranges.clear()
         self._known[:] = False
 
 
 class DeviceCopies:
-    """The copies of one client from arenas to one device."""
+    """The copies of one client between arenas and one device."""
 
     def __init__(self, state: ClientContext, device: torch.device, driver: DeviceDriver) -> None:
         self.state = state
         """The state of the client."""
-        self._device = device
+        self.device = device
+        """The device."""
         self._driver = driver
         self._lock = threading.Lock()
-        self._arenas: dict[str, RegisteredArena] = {}
-        self._flying: deque[tuple[Any, U8]] = deque()
+        self._arenas: dict[int, RegisteredArena] = {}
+        """Unit -> its arena."""
+        self._flying: deque[tuple[Any, list[U8]]] = deque()
         """The event at the end of each copy, and the held bytes, in the order of the stream."""
 
-    def begin_all(self, reply: LookupReply, places: list[Place]) -> list[View]:
-        """Begin to copy bytes of a lookup. Returns flat tensors on the device; None where the host gathers them.
-
-        With `reply` bound it is a `wire.blocks.gather.Views`. The caller must compare the generations afterwards.
-        """
-        return [self._begin(reply, *place) for place in places]
-
-    def _begin(self, reply: LookupReply, unit: int, start: int, nbytes: int) -> torch.Tensor | None:
-        """See `begin_all`."""
-        views = self.state.views_of(unit)
-        if nbytes < LEAST_DIRECT or views is None:
-            return None
-        arena = self.state.arena(unit)
-        held = views.hold(arena, self.state.client_id, start, nbytes)
-        if held is None or not self.state.is_unchanged(reply):  # only what is in use may be registered
-            return None
+    def register_space(self, unit: int, offset: int, nbytes: int) -> None:
+        """Register leased space of a unit of this node, into which a put is about to copy from the device."""
         with self._lock:
-            registered = self._arenas.get(arena.boot_id)
-            if registered is None:
-                registered = self._arenas[arena.boot_id] = RegisteredArena(self._driver, views, arena.memory)
-            registered.register(start, nbytes)
-            made = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-            source = torch.from_numpy(held)
-            for first, end in registered.pieces(start, nbytes):
-                part = slice(first - start, end - start)
-                made[part].copy_(source[part], non_blocking=True)
-            self._flying.append((self._driver.mark(self._device), held))
-            self._forget_ended()
-        return made
+            self._register(unit, offset, nbytes)
 
-    def _forget_ended(self) -> None:
-        """End the holds of copies that have ended."""
-        while self._flying and self._flying[0][0].query():
-            self._flying.popleft()
+    def copy_held(self, reply: LookupReply, runs: Sequence[Place], into: torch.Tensor) -> bool:
+        """Begin to copy bytes of arenas, one after the other, to memory of the device.
+
+        The caller must compare the generations afterwards. Returns False if not all of the bytes can be held.
+        """
+        held = self._hold(runs)
+        if held is None or not self.state.is_unchanged(reply):  # only what is in use may be registered
+            return False
+        at = 0
+        with self._lock:
+            for (unit, start, nbytes), array in zip(runs, held, strict=True):
+                self._register(unit, start, nbytes)
+                copy_to_device(into[at : at + nbytes], array)
+                at += nbytes
+            self._flying.append((self._driver.mark(self.device), held))
+            while self._flying and self._flying[0][0].query():  # what has ended is not held any more
+                self._flying.popleft()
+        return True
+
+    def copy_gathered(self, memory: Memory, units: I4, starts: I8, lengths: I8, into: torch.Tensor) -> None:
+        """Copy bytes of arenas, one after the other, to memory of the device, after they were gathered on the host."""
+        staged = self._driver.allocate(len(into))
+        gather(memory, units, starts, lengths, into=staged.numpy())
+        into.copy_(staged, non_blocking=True)
+
+    def _register(self, unit: int, start: int, nbytes: int) -> None:
+        """Register bytes of a unit of this node. The caller has the lock."""
+        arena, views = self.state.arena(unit), self.state.views_of(unit)
+        if views is not None:
+            found = self._arenas.get(unit)
+            if found is None or found.arena is not arena:
+                self._forget_lost()
+                found = self._arenas[unit] = RegisteredArena(self._driver, views, arena)
+            found.register(start, nbytes)
+
+    def _forget_lost(self) -> None:
+        """Unregister the arenas of units that were lost, so that their memory is freed. The caller has the lock."""
+        for unit, each in list(self._arenas.items()):
+            if not self.state.is_in_use(unit, each.arena):
+                self._end_copies()
+                del self._arenas[unit]
+                each.close()
+
+    def _hold(self, runs: Sequence[Place]) -> list[U8] | None:
+        """Return the bytes of runs, held until nothing refers to them; None if not all of them can be held."""
+        held: dict[int, U8] = {}
+        for unit in {unit for unit, _, _ in runs}:
+            views = None if unit == HERE else self.state.views_of(unit)
+            if views is None:
+                return None
+            mine = [at for at, run in enumerate(runs) if run[0] == unit]
+            arrays = views.hold_all(self.state.arena(unit), self.state.client_id, [runs[at][1:] for at in mine])
+            if arrays is None:
+                return None
+            held.update(zip(mine, arrays, strict=True))
+        return [held[at] for at in range(len(runs))]
 
     def close(self) -> None:
         """Wait for all copies, and unregister the arenas."""
         with self._lock:
-            for event, _ in self._flying:
-                event.synchronize()
-            self._flying.clear()
+            self._end_copies()
             for arena in self._arenas.values():
                 arena.close()
             self._arenas.clear()
+
+    def _end_copies(self) -> None:
+        """Wait for all copies. The caller has the lock."""
+        for event, _ in self._flying:
+            event.synchronize()
+        self._flying.clear()
+
+
+class HostArenas(DeviceArena):
+    """The arenas of a lookup on this host, out of which tensors are made on a device."""
+
+    def __init__(self, copies: DeviceCopies, reply: LookupReply, memory: Memory) -> None:
+        self.device = copies.device
+        self._copies = copies
+        self._reply = reply
+        self._memory = memory
+
+    def __call__(self, unit: int) -> U8:
+        """See `DeviceArena`: the arena itself."""
+        return self._memory(unit)
+
+    def gather_bytes(self, units: I4, starts: I8, lengths: I8) -> torch.Tensor:
+        """See `DeviceArena.gather_bytes`. Long runs are copied directly, see the module."""
+        total = int(lengths.sum())
+        made = torch.empty(total, dtype=torch.uint8, device=self.device)
+        if total:
+            runs = _join(units, starts, lengths)
+            if total < LEAST_DIRECT * len(runs) or not self._copies.copy_held(self._reply, runs, made):
+                self._copies.copy_gathered(self._memory, units, starts, lengths, made)
+        return made
+
+
+def _join(units: I4, starts: I8, lengths: I8) -> list[Place]:
+    """Join consecutive pieces that are neighbours in the arena of one unit. Empty pieces are left out."""
+    some = lengths > 0
+    units, starts, lengths = units[some], starts[some], lengths[some]
+    first = np.ones(len(starts), np.bool_)
+    first[1:] = (starts[1:] != starts[:-1] + lengths[:-1]) | (units[1:] != units[:-1])
+    begins = np.flatnonzero(first)
+    sizes = np.add.reduceat(lengths, begins)
+    return list(zip(units[begins].tolist(), starts[begins].tolist(), sizes.tolist(), strict=True))

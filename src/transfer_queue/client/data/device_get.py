@@ -21,7 +21,7 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.net.calls import Call
 from transfer_queue.storage.stores.base import DevicePath, Piece
-from transfer_queue.wire.blocks.device_memory import DeviceArena, DeviceBlock
+from transfer_queue.wire.blocks.device_memory import DeviceBlock, ReceivedArena
 from transfer_queue.wire.blocks.gather import gather, stack_of, table_of
 from transfer_queue.wire.blocks.gather_into import select_fields
 from transfer_queue.wire.blocks.remote_ranges import RangePieces, RemoteRanges, find_remote
@@ -124,7 +124,7 @@ class _Landing:
                 return []
             missing = self._path.read(wanted, memory, within)
             if not missing:
-                arena = DeviceArena(memory, self._found.nbytes, self._packed)
+                arena = ReceivedArena(memory, self._found.nbytes, self._packed)
                 self.columns = dict(gather(self._found.reply, arena, self._layout, shared=self._shared).items())
                 synchronize(self._device)
         return missing

@@ -27,16 +27,18 @@ class InternTable(Persisted, Generic[T]):
 
     def add(self, value: T) -> int:
         """Return the number of this value, and count one more use of it."""
-        spare = self.spare[-1] if self.spare else len(self.values)
-        at = self.number.setdefault(value, spare)  # a single lookup, because hashing a value may take milliseconds
-        if at != spare:
+        at = self.number.get(value)
+        if at is not None:
             self.uses[at] += 1
-        elif self.spare:
-            self.spare.pop()
+            return at
+        if self.spare:
+            at = self.spare.pop()
             self.values[at], self.uses[at] = value, 1
         else:
+            at = len(self.values)
             self.values.append(value)
             self.uses.append(1)
+        self.number[value] = at
         return at
 
     def take(self, value: T, uses: int) -> int:

@@ -18,21 +18,20 @@ class ChangeSet:
     Beyond what is noted here, a claim can be met only if rows became ready for its task (`Partition.gained`).
     """
 
-    __slots__ = ("consumed", "everything", "joined", "locks", "shares", "space", "tasks")
+    everything = False
+    """Whether any request may be met now, or have come to its end."""
+    joined = False
+    """Whether rows joined groups, so that some groups may be complete now."""
+    space = False
+    """Whether rows were removed, so that puts may find space."""
+    locks = False
+    """Whether requests for locks may be granted now."""
+    tasks: frozenset[str] = frozenset()
+    """The tasks of which any claim may be met now."""
+    consumed: frozenset[str] = frozenset()
+    """The tasks that have consumed all rows, which ends their finite claims."""
 
     def __init__(self) -> None:
-        self.everything = False
-        """Whether any request may be met now, or have come to its end."""
-        self.joined = False
-        """Whether rows joined groups, so that some groups may be complete now."""
-        self.space = False
-        """Whether rows were removed, so that puts may find space."""
-        self.locks = False
-        """Whether requests for locks may be granted now."""
-        self.tasks: frozenset[str] = frozenset()
-        """The tasks of which any claim may be met now."""
-        self.consumed: frozenset[str] = frozenset()
-        """The tasks that have consumed all rows, which ends their finite claims."""
         self.shares: dict[str, set[ShareKey]] = {}
         """Task -> the batches that were dealt."""
 
@@ -43,8 +42,10 @@ class ChangeSet:
     def note_rows(self, record: Any, partition: Partition | None) -> None:
         """Note new rows, or values of rows."""
         assert partition is not None
-        self.joined |= record.groups is not None
-        self.everything |= self.joined and partition.sealed  # groups that can never be complete may be left
+        if record.groups is not None:
+            self.joined = True
+        if self.joined and partition.sealed:
+            self.everything = True  # groups that can never be complete may be left
 
     def note_deal(self, record: Any, partition: Partition | None) -> None:
         """Note a deal. It takes rows, so it only meets the claims for its shares, or ends those that wait for more."""

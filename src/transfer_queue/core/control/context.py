@@ -104,11 +104,12 @@ class ControllerContext:
         """
         envelope = caller.envelope
         self.log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished))
-        send, newest = Send(caller.peer, envelope.sequence, reply), self.state.next_block - 1
-        may_lag = self.mirror.lag is not None and isinstance(envelope.body, Publish)
-        if may_lag and not self.mirror.is_covered(newest, self.now):
-            self.mirror.hold(caller.client, send, newest)
-            return []
+        send = Send(caller.peer, envelope.sequence, reply)
+        if self.mirror.lag is not None and isinstance(envelope.body, Publish):
+            newest = self.state.next_block - 1
+            if not self.mirror.is_covered(newest, self.now):
+                self.mirror.hold(caller.client, send, newest)
+                return []
         return [send]
 
     def failure(self, peer: int, sequence: int, error: TransferQueueError) -> Send:

@@ -385,22 +385,25 @@ def check_shape(request: Publish) -> None:
         raise InvalidArgumentError(f"a put must have from 1 to {MAX_RESERVED} rows, got {count}")
     if request.keys is not None and len(request.keys) != count:
         raise InvalidArgumentError(f"a put must have a key per row, got {len(request.keys)} keys for {count} rows")
-    if request.rows is not None and request.keys is not None:
-        raise InvalidArgumentError("a put must name its samples by global index or by key, got both")
-    if request.rows is not None and len(request.rows) != 8 * count:
-        raise InvalidArgumentError(f"a put has {count} rows of values, but names {len(request.rows) // 8} rows")
-    if request.tags is not None and len(request.tags) != count:
-        raise InvalidArgumentError(f"a put of {count} rows must have {count} tags, got {len(request.tags)}")
+    if request.rows is not None:
+        if request.keys is not None:
+            raise InvalidArgumentError("a put must name its samples by global index or by key, got both")
+        if len(request.rows) != 8 * count:
+            raise InvalidArgumentError(f"a put has {count} rows of values, but names {len(request.rows) // 8} rows")
+    if request.tags is not None:
+        if len(request.tags) != count:
+            raise InvalidArgumentError(f"a put of {count} rows must have {count} tags, got {len(request.tags)}")
+        if isinstance(request.tags, TagTable):
+            request.tags.check()
     if request.groups is not None and len(request.groups) != count:
         raise InvalidArgumentError(f"a put of {count} rows must have {count} group_ids, got {len(request.groups)}")
-    if isinstance(request.tags, TagTable):
-        request.tags.check()
     if request.puts and sum(request.puts) != count:
         raise InvalidArgumentError(f"joined puts of {sum(request.puts)} rows must have as many rows, got {count}")
-    if request.block is None and request.further:
-        raise InvalidArgumentError("a put has further blocks, but no first one")
-    if request.block is None and request.tags is None and request.groups is None and not request.equal:
-        raise InvalidArgumentError("a put must have fields or tags, got neither")
+    if request.block is None:
+        if request.further:
+            raise InvalidArgumentError("a put has further blocks, but no first one")
+        if request.tags is None and request.groups is None and not request.equal:
+            raise InvalidArgumentError("a put must have fields or tags, got neither")
 
 
 def _check_conditions(state: State, partition: Partition | None, request: Publish) -> None:

@@ -14,12 +14,6 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 
 
-def keeps_all(partition: Partition) -> bool:
-    """Return whether the partition has no retention limit."""
-    options = partition.options
-    return options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None
-
-
 def record_age(partition: Partition, now: float) -> list[r.AnyRecord]:
     """Return the record that notes the time, if rows were added since the last one."""
     if partition.options.keep_seconds is None or partition.births.end >= partition.rows.end:
@@ -29,7 +23,7 @@ def record_age(partition: Partition, now: float) -> list[r.AnyRecord]:
 
 def retain(log: RecordLog, partition: Partition) -> None:
     """Drop the rows beyond the retention of a partition. Each drop is applied before the next one is decided."""
-    if keeps_all(partition):
+    if partition.keeps_all:
         return
     for record in record_age(partition, log.now):
         log.apply(record)

@@ -165,6 +165,8 @@ class Partition(Persisted):
         self.blocks = blocks
         """The table of all blocks."""
         self.options = options
+        self.keeps_all = options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None
+        """Whether the options have no limit beyond which rows are dropped. Derived."""
         self.rows = RowTable()
         self.rows.use_fields(self.fields)
         self.field_groups = FieldGroups(self.rows)
@@ -525,12 +527,22 @@ class Partition(Persisted):
 
     def set_tags(self, positions: np.ndarray, tags: SentTags, replace: bool) -> None:
         """Merge tags into rows, or replace their tags."""
-        for key, _, at, where in self.rows.split(positions):
-            self.put_tags(key, at, tags, where, replace)
+        for key, chunk, at, where in self.rows.split(positions):
+            self.put_tags(key, chunk, at, tags, where, replace)
 
-    def put_tags(self, key: int, at: Places, tags: SentTags, where: Places, replace: bool = False) -> None:
-        """Merge tags into rows of a chunk, or replace their tags. where: the places of these rows in `tags`."""
-        chunk = self.rows.chunks[key]
+    def put_tags(
+        self, key: int, chunk: Chunk, at: Places, tags: SentTags, where: Places, replace: bool = False
+    ) -> None:
+        """Merge tags into rows of a chunk, or replace their tags.
+
+        Args:
+            key: The number of the chunk.
+            chunk: The chunk.
+            at: The places of the rows in the chunk.
+            tags: The tags of the put.
+            where: The places of these rows in `tags`.
+            replace: Whether their other tags are removed.
+        """
         if isinstance(tags, TagTable):
             if tags.columns or replace:
                 chunk.tag_columns().put_table(at, tags, where, replace)

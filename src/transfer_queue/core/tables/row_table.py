@@ -399,8 +399,9 @@ class RowTable(Persisted):
     def append(self, first_index: int, count: int, waiting: bool = False, owner: int = 0) -> list[Run]:
         """Add rows with consecutive global indexes. Returns where they are."""
         runs = []
-        done = 0
-        while done < count:
+        self.count += count
+        end = self.end + count
+        while self.end < end:
             key, first = self.end >> CHUNK_BITS, self.end & MASK
             chunk = self.chunks.get(key)
             if chunk is None:
@@ -409,14 +410,16 @@ class RowTable(Persisted):
                 for tag in self.watched:
                     chunk.watch(tag)
                 self._firsts = None
-            take = min(count - done, CHUNK - first)
+            take = min(end - self.end, CHUNK - first)
             last = first + take
             if last > chunk.capacity:
                 chunk.grow(last)
-            index = first_index + done
-            # numpy sets a number faster than a slice with one entry
-            at: Indexer = first if take == 1 else slice(first, last)
-            chunk.index[at] = index if take == 1 else np.arange(index, index + take)
+            at: Indexer = first
+            if take == 1:  # numpy sets a number faster than a slice with one entry
+                chunk.index[at] = first_index
+            else:
+                at = slice(first, last)
+                chunk.index[at] = np.arange(first_index, first_index + take)
             chunk.alive[at] = 1
             if waiting:
                 chunk.waiting[at] = 1
@@ -424,8 +427,7 @@ class RowTable(Persisted):
             chunk.size = last
             chunk.living += take
             self.end += take
-            self.count += take
-            done += take
+            first_index += take
             runs.append((key, chunk, at, first, last))
         return runs
 

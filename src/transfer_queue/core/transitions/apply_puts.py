@@ -23,7 +23,7 @@ from transfer_queue.core.events.records import (
 from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.field_groups import Parts
-from transfer_queue.core.tables.field_types import FieldGroup, FieldStats, dims_parts, shape_of
+from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, LossEvent
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
@@ -38,27 +38,26 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
     partition.count_new_rows(put.client, count)
     if put.keys is not None:
         partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
-    parts = []
+    values: list[tuple[int, NewBlock, Parts]] = []
     for number, block in enumerate(blocks, put.block_number):
         partition.blocks.add(number, put.client, block, count * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
-        parts.append(_count_new(partition, add_types(partition, block, len(blocks) == 1), count))
-    told = bool(blocks) or put.keys is not None or put.tags is not None
+        values.append((number, block, _count_new(partition, add_types(partition, block, len(blocks) == 1), count)))
     done = 0
     for key, chunk, at, first, last in runs:
         before, done = done, done + last - first
         if put.keys is not None:
             chunk.key_list()[first:last] = put.keys[before:done]
         if put.tags is not None:
-            partition.put_tags(key, slice(first, last), put.tags, slice(before, done))
-        for number, block in enumerate(blocks, put.block_number):
+            partition.put_tags(key, chunk, slice(first, last), put.tags, slice(before, done))
+        for number, block, parts in values:
             slots: Any = before  # the usual put of one row
             if done - before > 1:
                 slots = slot_column(block, before, done)
             elif block.slots is not None:
                 slots = slot_column(block, before, done)[0]
-            _set_new_values(chunk, at, *parts[number - put.block_number], number, slots)
-        if told:
+            _set_new_values(chunk, at, parts, number, slots)
+        if values or put.keys is not None or put.tags is not None:
             chunk.changed[at] = partition.version
             partition.changes.mark_chunk_changed(partition.version, key)
     if put.groups is not None:
@@ -98,9 +97,9 @@ def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
         if put.keys is not None:
             chunk.key_list()[first:last] = put.keys[mine]
         if put.tags is not None:
-            partition.put_tags(key, slice(first, last), put.tags, mine)
+            partition.put_tags(key, chunk, slice(first, last), put.tags, mine)
         _set_new_values(
-            chunk, slice(first, last), *parts, numbers[mine], slots if isinstance(slots, int) else slots[mine]
+            chunk, slice(first, last), parts, numbers[mine], slots if isinstance(slots, int) else slots[mine]
         )
         chunk.changed[at] = partition.version
         partition.changes.mark_chunk_changed(partition.version, key)
@@ -123,10 +122,9 @@ def _count_new(partition: Partition, schema: Sequence[FieldSpec], count: int) ->
     return parts
 
 
-def _set_new_values(
-    chunk: Chunk, at: Any, singles: Sequence[FieldStats], groups: Sequence[FieldGroup], number: Any, slots: Any
-) -> None:
+def _set_new_values(chunk: Chunk, at: Any, parts: Parts, number: Any, slots: Any) -> None:
     """Set the values of new rows of a chunk: the numbers of their blocks, and their rows in the blocks."""
+    singles, groups = parts
     for field in singles:
         column, slot = chunk.field.get(field.name) or chunk.field_columns(field.name)
         column[at] = number

@@ -36,11 +36,11 @@ def check_places(state: State, writer: str, block: NewBlock) -> bool:
     places: list[BlockLocation | NewBlock] = [block]
     if block.copies:
         places += block.copies
-    if len(places) > 1 and (len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES):
-        raise InvalidArgumentError(
-            f"a block must have at most {MOST_PLACES} locations, each in another storage unit, got units "
-            f"{[place.unit for place in places]}"
-        )
+        if len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES:
+            raise InvalidArgumentError(
+                f"a block must have at most {MOST_PLACES} locations, each in another storage unit, got units "
+                f"{[place.unit for place in places]}"
+            )
     all_next = True
     for place in places:
         if place.unit in state.lost_units:
@@ -58,9 +58,8 @@ def check_places(state: State, writer: str, block: NewBlock) -> bool:
                 f"storage unit {place.unit} has taken back the extents of its writer on another node, because the "
                 f"connection between them ended; nothing was put, write it again"
             )
-        if not _is_next_in_extent(state, writer, place, block.nbytes):
+        if not _check_extent(state, writer, place, block.nbytes):
             all_next = False
-            _check_extent(state, writer, place, block.nbytes)
     return all_next
 
 
@@ -100,18 +99,6 @@ def _check_run(state: State, writer: str, places: list[tuple[BlockLocation | New
     _check_extent(state, writer, first, last.offset + nbytes - first.offset)
 
 
-def _is_next_in_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> bool:
-    """Whether a block comes after all others in a known extent of its writer."""
-    extent = state.blocks.extents.get((place.unit, place.extent))
-    return (
-        extent is not None
-        and extent.top <= place.offset <= extent.limit - nbytes
-        and not extent.closed
-        and extent.writer == writer
-        and place.generation >= 0
-    )
-
-
 def fit_together(state: State, blocks: Sequence[NewBlock]) -> bool:
     """Return whether blocks of different writers, each of which `check_places` accepts, also fit one after the other.
 
@@ -135,8 +122,11 @@ def fit_together(state: State, blocks: Sequence[NewBlock]) -> bool:
     return apart and all(a != b or end <= start for (a, _, end), (b, start, _) in pairwise(ranges))
 
 
-def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> None:
-    """Raise an error if a block cannot lie in this extent, or overlaps another block."""
+def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> bool:
+    """Raise an error if a block cannot lie in this extent, or overlaps another block.
+
+    Returns whether it comes after all others in a known extent of its writer.
+    """
     blocks, unit, number = state.blocks, place.unit, place.extent
     extent = blocks.extents.get((unit, number))
     if extent is None:
@@ -146,6 +136,8 @@ def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nb
             f"extent {number} of unit {unit} is closed or belongs to another writer; nothing was put. A block must be "
             f"in an open extent of its writer"
         )
+    elif extent.top <= place.offset <= extent.limit - nbytes and place.generation >= 0:
+        return True
     if min(place.offset, place.generation) < 0 or place.offset + nbytes + blocks.live_bytes > MOST_BYTES:
         raise ProtocolError(
             f"a block of {nbytes} bytes cannot be at byte {place.offset} of unit {unit}, generation "
@@ -157,6 +149,7 @@ def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nb
             f"a block of {nbytes} bytes at byte {place.offset} of unit {unit}, in extent {number}, reaches beyond the "
             f"end of the extent, or overlaps blocks of extent {other}; nothing was put"
         )
+    return False
 
 
 def _check_new_extent(state: State, place: BlockLocation | NewBlock, nbytes: int = 0) -> None:

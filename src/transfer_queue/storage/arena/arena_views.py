@@ -203,15 +203,18 @@ class ArenaViews:
                 self._unlock_unheld(parts)
             return taken
 
-    def hold(self, arena: Arena, client: str, start: int, nbytes: int) -> Bytes | None:
-        """Return and hold the bytes of the arena itself, as `take` does, for a copy. Nobody may write to them."""
+    def hold_all(self, arena: Arena, client: str, parts: Sequence[tuple[int, int]]) -> list[Bytes] | None:
+        """Return and hold parts of the arena itself, as `take_all` does, for copies. Nobody may write to them.
+
+        Returns None if they cannot be held.
+        """
         with _locked():
-            if not self._lock_parts([(start, nbytes)]):
+            if not self._lock_parts(parts):
                 return None
             holder = self._holder(client)
-            array = self._hold(None, arena.memory.data, holder, start, nbytes)
+            arrays = [self._hold(None, arena.memory.data, holder, start, nbytes) for start, nbytes in parts]
             self._write_entry(holder)
-            return array
+            return arrays
 
     def _lock_parts(self, parts: Sequence[tuple[int, int]]) -> bool:
         """Lock the granules of all parts, with one call for those that are neighbours. Returns whether it could."""

@@ -5,9 +5,11 @@ In a system of several nodes the first node has the master, and each node a segm
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlparse
 
@@ -58,7 +60,7 @@ class MooncakeKeeper(StoreServer):
         try:
             if starts:
                 number = number or kept_port(folder / "mooncake_port", host)
-                self._start_master(Path(library.__file__).parent, host, number, options, folder, seconds)
+                self._start_master(programs(library), host, number, options, folder, seconds)
             elif not is_listening(host, number):
                 raise StartError(
                     f"no Mooncake master responds at {host}:{number}: start it, set "
@@ -109,3 +111,8 @@ class MooncakeKeeper(StoreServer):
             self._master.close()
         elif self._segment is not None:
             self._segment.close()
+
+
+def programs(library: ModuleType) -> Path:
+    """Return the folder of the library's programs: that of the package of its module, which may be a package, too."""
+    return Path(sys.modules[library.__name__.partition(".")[0]].__path__[0])

@@ -6,6 +6,8 @@ thread. Call `tensors.synchronize` before a library that does not use streams ac
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from transfer_queue.wire.blocks.remote_ranges import ALIGNMENT, HERE, RangePiece
 from transfer_queue.wire.buffers.copies import U8, join_runs
 from transfer_queue.wire.buffers.tensors import BITS, synchronize
 
+I4 = NDArray[np.int32]
 I8 = NDArray[np.int64]
 
 KINDS = frozenset({"cuda", "npu"})
@@ -52,8 +55,29 @@ class DeviceBlock:
         return places
 
 
-class DeviceArena:
-    """The buffer of a lookup of which pieces were received on a device. As a `Memory` it has only the buffer's length.
+class DeviceArena(ABC):
+    """Arenas out of which tensors are made on a device. As a `Memory` it returns at least arrays of their lengths."""
+
+    device: torch.device
+    """The device."""
+
+    @abstractmethod
+    def __call__(self, unit: int) -> U8:
+        """Return an array of the length of the arena of a unit."""
+
+    @abstractmethod
+    def gather_bytes(self, units: I4, starts: I8, lengths: I8) -> torch.Tensor:
+        """Return these bytes one after the other, in new memory of the device.
+
+        Args:
+            units: The unit of each piece.
+            starts: The start of each piece in its arena.
+            lengths: The length of each piece in bytes.
+        """
+
+
+class ReceivedArena(DeviceArena):
+    """The buffer of a lookup of which pieces were received on a device.
 
     Args:
         memory: The received pieces, without gaps.
@@ -62,27 +86,23 @@ class DeviceArena:
     """
 
     def __init__(self, memory: torch.Tensor, nbytes: int, packed: DeviceBlock) -> None:
+        self.device = memory.device
         self._memory = memory
         self._length: U8 = np.broadcast_to(np.uint8(0), (nbytes,))
         self._packed = packed
 
     @classmethod
-    def of_memory(cls, memory: torch.Tensor) -> DeviceArena:
+    def of_memory(cls, memory: torch.Tensor) -> ReceivedArena:
         """Return the arena of all of this memory."""
         none, size = np.zeros(1, np.int64), np.array([len(memory)])
         return cls(memory, len(memory), DeviceBlock(RangePieces(HERE, none, size, none)))
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the memory."""
-        return self._memory.device
-
     def __call__(self, unit: int) -> U8:
-        """Return an array of the buffer's length without its content."""
+        """See `DeviceArena`: an array without the content."""
         return self._length
 
-    def gather_bytes(self, starts: I8, lengths: I8) -> torch.Tensor:
-        """Return these bytes of the buffer one after the other, in new memory of the device."""
+    def gather_bytes(self, units: I4, starts: I8, lengths: I8) -> torch.Tensor:
+        """See `DeviceArena.gather_bytes`."""
         some = lengths > 0
         if not some.any():
             return torch.empty(0, dtype=torch.uint8, device=self.device)

@@ -22,10 +22,17 @@ from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQ
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldType, parents
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.contiguous_rows import RowRun, row_runs, some_row_runs
-from transfer_queue.wire.blocks.device_memory import DeviceArena
+from transfer_queue.wire.blocks.device_memory import DeviceArena, ReceivedArena
 from transfer_queue.wire.blocks.equal_blocks import EqualRows, equal_rows
 from transfer_queue.wire.blocks.remote_ranges import HERE
-from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, FieldRows, Memory, locate_rows, with_dtype
+from transfer_queue.wire.blocks.row_addressing import (
+    LOOKUP_REPLY,
+    ON_DEVICE,
+    FieldRows,
+    Memory,
+    locate_rows,
+    with_dtype,
+)
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
 from transfer_queue.wire.buffers.copies import LARGEST, U8, Copies, allocate, copy_all
 from transfer_queue.wire.buffers.jagged import JaggedOffsets, offsets_of_lengths
@@ -46,8 +53,8 @@ LEAST_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
 Place = tuple[int, int, int]
 """The unit, the start and the length of bytes in an arena."""
-View = Union[U8, torch.Tensor, None]
-"""Held bytes of an arena, or their copy on a device; None if neither can be."""
+View = Union[U8, None]
+"""Held bytes of an arena; None if they cannot be held."""
 Views = Callable[[list[Place]], list[View]]
 """Returns a view of the bytes at each place."""
 Cuts = dict[bytes, JaggedOffsets]
@@ -70,7 +77,7 @@ def gather(
     Args:
         reply: The reply of the lookup.
         memory: Returns a uint8 view of the whole arena of a unit. If it is a `DeviceArena`, tensors are made on that
-            device, and there must be no objects.
+            device; if it has only the lengths of the arenas, there must be no objects.
         layout: The container of fields of tensors: "jagged", the default; "dense", rows of equal shapes stacked;
             "padded", rows stacked with zeros up to the largest; "list", a tensor for each row.
         shared: Whether rows whose value is stored once share memory. A field with such rows has the container of
@@ -89,7 +96,7 @@ def gather(
     """
     if layout not in LAYOUTS:
         raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    with LOOKUP_REPLY:
+    with ON_DEVICE if isinstance(memory, DeviceArena) else LOOKUP_REPLY:
         later: Copies = []
         if views is not None and not isinstance(memory, DeviceArena):
             columns = _viewed_columns(reply, memory, layout, shared, allow_pickle, views, later)
@@ -375,7 +382,7 @@ def promoted_rows(rows: FieldRows, memory: Memory) -> tuple[FieldRows, Memory]:
     joined = torch.cat(pieces)
     made = FieldRows(with_dtype(rows.type, NAMES[dtype]), np.full_like(rows.units, HERE), starts, lengths, rows.shapes)
     if isinstance(memory, DeviceArena):
-        return made, DeviceArena.of_memory(joined)
+        return made, ReceivedArena.of_memory(joined)
     array: U8 = joined.numpy()
     return made, lambda unit: array
 
@@ -383,7 +390,7 @@ def promoted_rows(rows: FieldRows, memory: Memory) -> tuple[FieldRows, Memory]:
 def _bytes(rows: FieldRows, memory: Memory, later: Copies | None = None) -> U8 | torch.Tensor:
     """Return all rows, one after the other, in new memory on the device of the arena."""
     if isinstance(memory, DeviceArena):
-        return memory.gather_bytes(rows.starts, rows.lengths)
+        return memory.gather_bytes(rows.units, rows.starts, rows.lengths)
     return rows.gather_bytes(memory, later)
 
 
@@ -483,17 +490,14 @@ def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
             f'field {rows.type.name!r}: layout "padded" would need {nbytes} bytes for {count} rows, more memory than '
             'this machine has; use "jagged" or "list"'
         )
+    inner = math.prod(sizes[1:]) * item_size
+    steps = _padded_steps(shapes, sizes)
     if isinstance(memory, DeviceArena):
-        return _padded_on(memory.device, _rows(rows, memory), (count, *sizes), DTYPES[rows.type.dtype])
+        return _padded_on(rows, memory, (count, *sizes), inner, steps)
     memory_of_all = allocate(nbytes)
     memory_of_all[:] = 0
     flat = rows.gather_bytes(memory)
-    inner = math.prod(sizes[1:]) * item_size
-    if (shapes[:, 1:] == sizes[1:]).all():
-        # ragged only in the first dimension: steps of equal size, which one operation moves
-        lengths = shapes[:, 0]
-        ends = np.cumsum(lengths)
-        steps = np.repeat(np.arange(count) * sizes[0] - (ends - lengths), lengths) + np.arange(int(ends[-1]))
+    if steps is not None:
         if inner:
             step = np.dtype((np.void, inner))
             memory_of_all.view(step)[steps] = flat.view(step)
@@ -508,13 +512,33 @@ def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
     return tensor_over(memory_of_all, rows.type.dtype, (count, *sizes))
 
 
+def _padded_steps(shapes: I8, sizes: list[int]) -> I8 | None:
+    """Return the places of the rows' steps in padded rows; None if rows are ragged beyond the first dimension.
+
+    A step is an element of the first dimension. All have the same size, so that one operation moves them.
+    """
+    if (shapes[:, 1:] != sizes[1:]).any():
+        return None
+    lengths = shapes[:, 0]
+    ends = np.cumsum(lengths)
+    steps: I8 = np.repeat(np.arange(len(shapes)) * sizes[0] - (ends - lengths), lengths) + np.arange(int(ends[-1]))
+    return steps
+
+
 def _padded_on(
-    device: torch.device, rows: list[torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+    rows: FieldRows, memory: DeviceArena, shape: tuple[int, ...], inner: int, steps: I8 | None
 ) -> torch.Tensor:
-    made = torch.zeros(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device).view(dtype).view(shape)
-    for whole, row in zip(made, rows, strict=True):
-        whole[tuple(slice(size) for size in row.shape)] = row
-    return made
+    """Return padded rows on a device. inner: the bytes of a step of `_padded_steps`."""
+    dtype = DTYPES[rows.type.dtype]
+    made = torch.zeros(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=memory.device)
+    if steps is None:
+        whole = made.view(dtype).view(shape)
+        for padded, row in zip(whole, _rows(rows, memory), strict=True):
+            padded[tuple(slice(size) for size in row.shape)] = row
+    elif inner:
+        flat = memory.gather_bytes(rows.units, rows.starts, rows.lengths)
+        made.view(-1, inner).index_copy_(0, torch.from_numpy(steps).to(memory.device), flat.view(-1, inner))
+    return made.view(dtype).view(shape)
 
 
 def _rows(rows: FieldRows, memory: Memory) -> list[torch.Tensor]:

@@ -72,13 +72,15 @@ class FieldRows:
         return gather(memory, self.units, self.starts, self.lengths, later)
 
 
-def gather(memory: Memory, units: I4, starts: I8, lengths: I8, later: Copies | None = None) -> U8:
-    """Return pieces of several arenas one after the other, in new memory. For `later` see `copies.gather_pieces`."""
+def gather(
+    memory: Memory, units: I4, starts: I8, lengths: I8, later: Copies | None = None, into: U8 | None = None
+) -> U8:
+    """Return pieces of several arenas one after the other. For `later` and `into` see `copies.gather_pieces`."""
     if not len(units):
         return np.empty(0, np.uint8)
     first = int(units[0])
     if len(units) == 1 or (units == first).all():
-        return gather_pieces(memory(first), starts, lengths, later)
+        return gather_pieces(memory(first), starts, lengths, later, into)
     # two vectorized passes: gather the pieces of each unit, then put all pieces into their order
     parts, origins, end = [], np.empty(len(units), np.int64), 0
     for unit in np.unique(units).tolist():
@@ -88,7 +90,7 @@ def gather(memory: Memory, units: I4, starts: I8, lengths: I8, later: Copies | N
         origins[chosen] = end + ends - counts
         end += int(ends[-1])
         parts.append(gather_pieces(memory(unit), starts[chosen], counts))
-    return gather_pieces(np.concatenate(parts), origins, lengths)
+    return gather_pieces(np.concatenate(parts), origins, lengths, into=into)
 
 
 def locate_rows(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
@@ -262,21 +264,26 @@ T = TypeVar("T")
 
 
 class DecodeGuard:
-    """Converts errors that data which is not valid causes to `ProtocolError`. `what` names the data in its message.
+    """Converts errors that data which is not valid causes to `ProtocolError`.
 
     It guards the body of a `with` statement, or as a decorator a function.
+
+    Args:
+        what: The data, for the message.
+        kinds: The errors that it converts. Default: all that such data may cause.
     """
 
     # a class, because a generator with contextlib.contextmanager takes ten times as long
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, kinds: tuple[type[Exception], ...] = _STUMBLES) -> None:
         self._what = what
+        self._kinds = kinds
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, _STUMBLES) and not isinstance(error, TransferQueueError):
+        if isinstance(error, self._kinds) and not isinstance(error, TransferQueueError):
             raise ProtocolError(f"{self._what} is not valid: {type(error).__name__}: {error}") from error
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
@@ -286,7 +293,7 @@ class DecodeGuard:
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 return function(*args, **kwargs)
-            except _STUMBLES as error:
+            except self._kinds as error:
                 self.__exit__(type(error), error, None)
                 raise
 
@@ -294,4 +301,6 @@ class DecodeGuard:
 
 
 LOOKUP_REPLY = DecodeGuard("the reply of a lookup")
+ON_DEVICE = DecodeGuard("the reply of a lookup", (ArithmeticError, AttributeError, LookupError, TypeError, ValueError))
+"""For tensors on a device. The caller gets its RuntimeErrors as they are: no memory left, or a fault of a kernel."""
 SERVER_REPLY = DecodeGuard("a server's reply")

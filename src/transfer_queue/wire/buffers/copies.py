@@ -184,31 +184,37 @@ def copy_all(copies: Copies) -> None:
     run_in_parts(ends[-1], ends[-1], work)
 
 
-def gather_pieces(memory: U8, starts: I8, lengths: I8, later: Copies | None = None) -> U8:
-    """Return the pieces memory[starts[i] : starts[i] + lengths[i]] one after the other, in new memory.
+def gather_pieces(memory: U8, starts: I8, lengths: I8, later: Copies | None = None, into: U8 | None = None) -> U8:
+    """Return the pieces memory[starts[i] : starts[i] + lengths[i]] one after the other.
 
-    If `later` is not None, a large copy may be added to it for a `copy_all` by the caller, instead of being made. The
-    caller has checked that the pieces are inside the memory.
+    The caller has checked that the pieces are inside the memory.
+
+    Args:
+        memory: The memory.
+        starts: The start of each piece.
+        lengths: The length of each piece in bytes.
+        later: A large copy may be added to it for a `copy_all` by the caller. Default: None, all copies are made.
+        into: The memory to fill, of the total length. Default: None, new memory.
     """
     if len(starts) == 1:
-        return copy_range(memory, int(starts[0]), int(lengths[0]), later)
+        return copy_range(memory, int(starts[0]), int(lengths[0]), later, into)
     total = int(lengths.sum())
     if total == 0:
         return np.empty(0, np.uint8)
     runs, run_lengths = join_runs(starts, lengths)
     if len(runs) == 1:
-        return copy_range(memory, int(runs[0]), total, later)
+        return copy_range(memory, int(runs[0]), total, later, into)
     if len(runs) * RUN <= total or len(runs) <= 8:
-        return _gather_runs(memory, runs, run_lengths, total)
+        return _gather_runs(memory, runs, run_lengths, total, into)
     base, cell = _cells(starts, lengths)
     if total // cell <= CELLS_PER_ROW * len(runs):
-        return _gather_cells(memory[base:], starts - base, lengths, total, cell)
-    if total < HUGE:
+        return _gather_cells(memory[base:], starts - base, lengths, total, cell, into)
+    if total < HUGE and into is None:
         view = memory.data
         ends = (runs + run_lengths).tolist()
         joined = bytearray().join([view[start:end] for start, end in zip(runs.tolist(), ends, strict=True)])
         return np.frombuffer(joined, np.uint8)
-    return _gather_runs(memory, runs, run_lengths, total)
+    return _gather_runs(memory, runs, run_lengths, total, into)
 
 
 def gather_equal(memory: U8, starts: I8, length: int) -> U8:
@@ -231,9 +237,9 @@ def _cell_kind(cell: int) -> np.dtype[np.void]:
     return np.dtype((np.void, cell))
 
 
-def copy_range(memory: U8, start: int, length: int, later: Copies | None = None) -> U8:
-    """Return memory[start : start + length] in new memory. For `later` see `gather_pieces`."""
-    destination = allocate(length)
+def copy_range(memory: U8, start: int, length: int, later: Copies | None = None, into: U8 | None = None) -> U8:
+    """Return a copy of memory[start : start + length]. For `later` and `into` see `gather_pieces`."""
+    destination = allocate(length) if into is None else into
     copies = [(destination, memory[start : start + length])]
     if later is not None and length >= LEAST_PART:
         later += copies
@@ -253,8 +259,8 @@ def join_runs(starts: I8, lengths: I8) -> tuple[I8, I8]:
     return starts[positions], np.add.reduceat(lengths, positions)
 
 
-def _gather_runs(memory: U8, starts: I8, lengths: I8, total: int) -> U8:
-    destination = allocate(total)
+def _gather_runs(memory: U8, starts: I8, lengths: I8, total: int, into: U8 | None) -> U8:
+    destination = allocate(total) if into is None else into
     places = (np.cumsum(lengths) - lengths).tolist()
     runs = list(zip(places, starts.tolist(), lengths.tolist(), strict=True))
     if total >= PARALLEL:
@@ -269,9 +275,9 @@ def _gather_runs(memory: U8, starts: I8, lengths: I8, total: int) -> U8:
             for place, origin, length in runs:
                 copy_bytes(destination[place : place + length], memory[origin : origin + length])
         return destination
-    into, out_of = destination.data, memory.data
+    written, out_of = destination.data, memory.data
     for place, origin, length in runs:
-        into[place : place + length] = out_of[origin : origin + length]
+        written[place : place + length] = out_of[origin : origin + length]
     return destination
 
 
@@ -289,7 +295,7 @@ def _cells(starts: I8, lengths: I8) -> tuple[int, int]:
     return base, min(bits & -bits, LARGEST_CELL)
 
 
-def _gather_cells(memory: U8, starts: I8, lengths: I8, total: int, cell: int) -> U8:
+def _gather_cells(memory: U8, starts: I8, lengths: I8, total: int, cell: int, into: U8 | None) -> U8:
     if (lengths == cell).all():  # comparing the sums would be wrong: 1, 2 and 0 have the same sum as three ones
         index = starts // cell
     else:
@@ -299,12 +305,12 @@ def _gather_cells(memory: U8, starts: I8, lengths: I8, total: int, cell: int) ->
         index += np.arange(total // cell)
     kind = np.dtype((np.void, cell))
     cells = memory[: len(memory) // cell * cell].view(kind)
-    destination = allocate(total)
-    into = destination.view(kind)
+    destination = allocate(total) if into is None else into
+    taken = destination.view(kind)
 
     def work(start: int, stop: int) -> None:
         # mode "clip" writes directly into `out`; "raise" would use a buffer
-        np.take(cells, index[start:stop], out=into[start:stop], mode="clip")
+        np.take(cells, index[start:stop], out=taken[start:stop], mode="clip")
 
     run_in_parts(len(index), total, work)
     return destination

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.weak import WeakIdKeyDictionary
 
 KEPT = 64
 """The number of `JaggedOffsets` that are kept for later batches with the same row lengths."""
@@ -68,12 +69,34 @@ class JaggedOffsets:
 
     def to_device(self, device: torch.device) -> JaggedOffsets:
         """Return the same offsets for values on a device."""
-        return JaggedOffsets(self._offsets.to(device, copy=True), self._shortest, self._longest, self.total)
+        moved = moved_to(self._offsets, device)
+        _on_host[moved] = self._offsets
+        return JaggedOffsets(moved, self._shortest, self._longest, self.total)
 
     @property
     def address(self) -> int:
         """The address of the offsets. It changes when torch shares them with another process."""
         return self._offsets.data_ptr()
+
+
+_on_host: Any = WeakIdKeyDictionary()
+"""Offsets on a device -> the same on the host, so that nobody must wait for the device to know them."""
+
+
+def moved_to(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a copy of a host tensor on a device. A copy to a GPU does not wait for what the GPU does before it."""
+    source = tensor.pin_memory() if device.type == "cuda" else tensor
+    return source.to(device, non_blocking=True, copy=True)
+
+
+def host_offsets(value: Any) -> NDArray[Any]:
+    """Return the offsets of the rows of a jagged tensor, [rows + 1]."""
+    offsets = value.offsets()
+    if not offsets.is_cpu:
+        known = _on_host.get(offsets)
+        offsets = offsets.cpu() if known is None else known
+    found: NDArray[Any] = offsets.numpy()
+    return found
 
 
 def _known(made: Any) -> _Known:
@@ -205,26 +228,21 @@ def rows_follow(value: Any) -> bool:
     return nested and value.lengths() is None
 
 
-def rows_of_jagged(value: Any, start: int, stop: int) -> torch.Tensor:
+def rows_of_jagged(value: Any, start: int, stop: int, cuts: dict[bytes, JaggedOffsets]) -> torch.Tensor:
     """Return the rows from start to stop of a jagged tensor whose rows are one after the other, as views of its values.
 
-    torch before 2.7 slices only tensors that are ragged in their first dimension. On the host, rows of the same lengths
-    share their `JaggedOffsets`, so that fields that were equally ragged stay so.
+    torch before 2.7 slices only tensors that are ragged in their first dimension. Rows of the same lengths share their
+    `JaggedOffsets`, so that fields that were equally ragged stay so: those on a device by `cuts`, which is given for
+    all fields.
     """
-    ragged = value._ragged_idx
-    offsets = value.offsets()[start : stop + 1]
-    if ragged > 1:
-        first, last = (int(offsets[0]), int(offsets[-1])) if stop > start else (0, 0)
-        values = value.values().narrow(ragged - 1, first, last - first)
-        lengths = offsets.diff() if stop > start else offsets.new_zeros(1)
-        return JaggedOffsets(offsets - first, int(lengths.min()), int(lengths.max())).make_jagged(values, ragged)
-    if offsets.is_cpu and stop > start:
-        ends = offsets.numpy().astype(np.int64, copy=False)
-        return offsets_of_lengths(np.diff(ends).tobytes()).make_jagged(_values(value)[int(ends[0]) : int(ends[-1])], 1)
-    lengths = offsets.diff()
-    first, last = (int(offsets[0]), int(offsets[-1])) if stop > start else (0, 0)
-    shortest, longest = (int(lengths.min()), int(lengths.max())) if stop > start else (0, 0)
-    return JaggedOffsets(offsets - first, shortest, longest).make_jagged(value.values()[first:last], 1)
+    ends = host_offsets(value)[start : stop + 1].astype(np.int64, copy=False)
+    first, last = (int(ends[0]), int(ends[-1])) if stop > start else (0, 0)
+    lengths, values = np.diff(ends).tobytes(), _values(value)
+    cut = cuts.get(lengths)
+    if cut is None:
+        cut = offsets_of_lengths(lengths)
+        cut = cuts[lengths] = cut if values.is_cpu else cut.to_device(values.device)
+    return cut.make_jagged(values.narrow(value._ragged_idx - 1, first, last - first), value._ragged_idx)
 
 
 def _values(value: Any) -> torch.Tensor:
