@@ -16,7 +16,6 @@ import pytest
 from hypothesis import settings
 
 import differential
-import forked_supervisor
 from leftovers import abandoned_for, arenas, files_in, wait_for_none
 
 # Set before any test imports the package: no test meets a system of the user's. Short, because the path of a
@@ -34,8 +33,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-forked_supervisor.install(str(_RUNTIME_DIR))  # a start takes half the processor time
-
 settings.register_profile("untimed", deadline=None)  # no test depends on speed
 settings.load_profile("untimed")
 
@@ -46,7 +43,6 @@ SECONDS = 60  # within which what was closed must be gone
 def nothing_is_left() -> Iterator[None]:
     """After the last test no process of the run is alive, its runtime directory is empty, no arena lies about."""
     yield
-    forked_supervisor.close()
     processes = wait_for_none(_RUNTIME_DIR, SECONDS)
     files = files_in(_RUNTIME_DIR)
     assert processes == []
@@ -100,7 +96,6 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     """Removes the runtime directory, also of a run that only collected."""
-    forked_supervisor.close()
     shutil.rmtree(_RUNTIME_DIR, ignore_errors=True)
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import psutil
 
-import forked_supervisor
-
 OWNER = "system"  # in a folder of arenas: a link to the folder of its system
 
 # multiprocessing keeps these two until its process ends.
@@ -35,10 +33,7 @@ def _counts(process: psutil.Process) -> bool:
     try:
         # what has ended and waits for its parent to ask holds nothing any more
         dead = process.status() == psutil.STATUS_ZOMBIE
-        kept = process.pid == forked_supervisor.pid() or (
-            _is_of_python(process) and not _is_of_python(process.parent())
-        )
-        return not dead and not kept
+        return not dead and not (_is_of_python(process) and not _is_of_python(process.parent()))
     except psutil.Error:
         return False
 

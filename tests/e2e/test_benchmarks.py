@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-import forked_supervisor
 import warm
 from benchmarks import two_builds
 from benchmarks.harness.payloads import Payload, column, differences, make, nbytes
@@ -31,10 +30,8 @@ Told = Callable[[str], "dict[str, Any]"]
 
 def bench(pipe: Connection[Any, Any]) -> None:
     """Run `python -m benchmarks --quick --json`, with the output in the pipe."""
-    forked_supervisor.install(None)
     with pipe, os.fdopen(os.dup(pipe.fileno()), "w") as out, contextlib.redirect_stdout(out):
         code = main(["--quick", "--json"])
-    forked_supervisor.close()
     sys.exit(code)
 
 

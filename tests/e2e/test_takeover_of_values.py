@@ -71,9 +71,6 @@ def has_one_mirror(systems: Systems) -> bool:
     return len(list_mirrors(systems.folder)) == 1
 
 
-PAUSE = 0.02  # seconds between two puts: all that was put is read several times, and a takeover takes seconds
-
-
 class Producer:
     """Puts batches with ascending numbers in a thread, until it ends."""
 
@@ -87,7 +84,7 @@ class Producer:
 
     def _run(self) -> None:
         number = self._first
-        while not self._ended.wait(PAUSE):
+        while not self._ended.is_set():
             put(self._client, number)
             self.acknowledged.append(number)
             number += 1
