@@ -120,6 +120,12 @@ def runs(page: Path) -> bool:
     return bool(program_of(page).strip()) and page.parent != TUTORIALS
 
 
+def test_decisions_are_listed_in_their_order():
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^\| \[(\d{4})\]\((\1-[a-z0-9-]+\.md)\)", (folder / "README.md").read_text(), re.MULTILINE)
+    assert [name for _, name in listed] == sorted(path.name for path in folder.glob("0*.md"))
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if runs(page)], ids=name_of)
 def test_blocks_run(page, tmp_path):
     """The page's blocks run in order, and leave no process and no file behind."""
