@@ -331,17 +331,16 @@ def _folder_of(system: str | None) -> SystemFolder:
 def _find(system: SystemFolder) -> RunningSystem | None:
     if system.identity() is None:
         return None
-    system.check_private()
-    description = system.read_description()
-    if description is None or not is_alive(system.alive):
-        return None
     try:
-        key = system.read_key()
-    except AttachError:
-        if system.description.exists():
-            raise
-        return None  # it has just ended
-    return RunningSystem(system, description, key)
+        system.check_private()
+        description = system.read_description()
+        if description is None or not is_alive(system.alive):
+            return None
+        return RunningSystem(system, description, system.read_key())
+    except AttachError as error:
+        if isinstance(error.__cause__, FileNotFoundError) and not system.description.exists():
+            return None  # it has just ended
+        raise
 
 
 def start_local(

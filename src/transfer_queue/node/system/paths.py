@@ -336,9 +336,12 @@ class SystemFolder:
 
     def read_description(self) -> Description | None:
         """Return the content of system.json; None if there is no system, or one that starts or stops."""
-        if not self.description.exists():
-            return None
-        content = read_private(self.description)
+        try:
+            content = read_private(self.description)
+        except AttachError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
         try:
             return msgspec.json.decode(content, type=Description)
         except UNREADABLE as error:
