@@ -28,6 +28,7 @@ ACTOR = "TransferQueueController"
 NAMESPACE = "transfer_queue"  # if the conf has no other
 CALLS_AT_ONCE = 16  # of the actor's methods, so that one that waits does not delay the others
 PAUSE = 0.05  # seconds between two calls of an actor whose system is starting
+END_PAUSE = 0.005  # seconds between two looks whether Ray has removed an actor
 
 _ADDRESS = "TQ_ADDRESS"
 
@@ -84,10 +85,13 @@ class RaySystem(RunningSystem):
     While a process is attached to it, TQ_ADDRESS names it, so that children of the process find it without Ray.
     """
 
-    def __init__(self, found: RunningSystem, name: str | None, handle: Any, owned: bool, keeper: Any = None) -> None:
+    def __init__(
+        self, found: RunningSystem, name: str | None, namespace: str, handle: Any, owned: bool, keeper: Any = None
+    ) -> None:
         owner = os.getpid() if owned else None
         super().__init__(found._system, found.description, found.key, owner)
         self.name = name or ACTOR
+        self._actor = {"name": _actor_name(name), "namespace": namespace}
         self._handle = handle
         self._keeper = keeper
         """The actor of a RayStore, which ends when its handle is freed."""
@@ -121,8 +125,11 @@ class RaySystem(RunningSystem):
                 error,
             )
             super().stop(timeout)
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        limit = time.monotonic() + END_SECONDS
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # ValueError: no actor has the name
             ray.kill(self._handle, no_restart=True)
+            while ray.get_actor(**self._actor) == self._handle and time.monotonic() < limit:
+                time.sleep(END_PAUSE)
 
 
 def _actor_name(system: str | None) -> str:
@@ -151,7 +158,7 @@ def find(system: str | None, namespace: str, seconds: float) -> RunningSystem | 
     except ValueError:
         return None
     place = _place(ray, handle, seconds)
-    return None if place is None else RaySystem(_system_at(place), system, handle, owned=False)
+    return None if place is None else RaySystem(_system_at(place), system, namespace, handle, owned=False)
 
 
 def _place(ray: Any, handle: Any, seconds: float) -> NodeSystem | None:
@@ -227,7 +234,7 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
         here = ray.get_runtime_context().get_node_id()
         ray.get(handle.start.remote(), timeout=max(0.0, limit - time.monotonic()))
         place: NodeSystem = ray.get(handle.place.remote(here), timeout=max(0.1, limit - time.monotonic()))
-        started = RaySystem(_system_at(place), name, handle, not settings.ray_detached, keeper)
+        started = RaySystem(_system_at(place), name, settings.ray_namespace, handle, not settings.ray_detached, keeper)
         started.new = True
         return started
     except BaseException as error:
