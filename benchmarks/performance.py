@@ -126,10 +126,12 @@ def _how(kept: dict[str, dict[str, Any]]) -> list[str]:
         machines.setdefault(f"{each['machine']}, {each['date']}", []).append(name)
     usual = max(machines, key=lambda words: len(machines[words]), default="")
     load = max((each["load"] for each in kept.values()), default=0.0)
-    words = [
-        f"{'Measured' if here == usual else 'The benchmark ' + ', '.join(names) + ' was measured'} on: {here}."
-        for here, names in sorted(machines.items(), key=lambda item: item[0] != usual)
-    ]
+    words = [f"Measured on: {usual}."] if usual else []
+    for here, names in machines.items():
+        if here != usual:
+            several = len(names) > 1
+            what = f"The benchmarks {', '.join(names)} were" if several else f"The benchmark {names[0]} was"
+            words.append(f"{what} measured on: {here}.")
     quick = [name for name, each in kept.items() if each["quick"]]
     if quick:
         words.append(f"Quick runs, whose results are not meaningful: {', '.join(quick)}.")
