@@ -64,7 +64,16 @@ def test_a_put_over_space_that_is_registered_in_part(client: tq.TransferQueueCli
         meta = client.put(values(fill, DEVICE), partition_id="p")
         assert client.get_data(meta, layout="dense")["x"].eq(fill).all()
         assert client.get_data(meta, layout="dense", device=DEVICE)["x"].eq(fill).all()
+        out = torch.empty(ROWS, WIDTH, device=DEVICE)
+        assert client.get_data(meta, out={"x": out})["x"].eq(fill).all()
         client.clear_samples(meta)
+
+
+def test_tensors_of_the_caller_from_space_that_is_registered_in_part(client: tq.TransferQueueClient) -> None:
+    meta = client.put(values(3.0), partition_id="p")
+    client.get_data(meta.select_samples(list(range(256, 512))), device=DEVICE)
+    out = torch.empty(ROWS, WIDTH, device=DEVICE)
+    assert client.get_data(meta, out={"x": out})["x"].eq(3).all()
 
 
 def test_pages_are_registered(client: tq.TransferQueueClient) -> None:

@@ -33,7 +33,7 @@ from transfer_queue.wire.blocks.remote_ranges import HERE, find_remote
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.blocks.row_addressing import gather as gather_units
 from transfer_queue.wire.buffers import copies, tensors
-from transfer_queue.wire.buffers.registered_memory import copy_to_device
+from transfer_queue.wire.buffers.registered_memory import host_to_device
 
 Shape = tuple[int, ...]
 NUMPY = {torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.complex128}
@@ -318,8 +318,6 @@ def test_rows_of_blocks_that_are_received_on_a_device(case: Case, layout: str, g
 class Copies:
     """In place of `DeviceCopies`: the device is the host. It cannot hold arenas if `holds` is false."""
 
-    device = torch.device("cpu")
-
     def __init__(self, memory: Memory, holds: bool) -> None:
         self.memory = memory
         self.holds = holds
@@ -327,7 +325,7 @@ class Copies:
     def copy_held(self, reply: LookupReply, runs: Sequence[Place], into: torch.Tensor) -> bool:
         at = 0
         for unit, start, nbytes in runs if self.holds else ():
-            copy_to_device(into[at : at + nbytes], self.memory(unit)[start : start + nbytes])
+            host_to_device(into[at : at + nbytes], self.memory(unit)[start : start + nbytes])
             at += nbytes
         assert at == len(into) or not self.holds
         return self.holds
@@ -351,6 +349,6 @@ def test_rows_that_a_device_copies_out_of_arenas(
     with thresholds(**given_), pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_copies, "LEAST_DIRECT", least)
         stand_in: Any = Copies(memory, holds)
-        table = gather(case.reply, HostArenas(stand_in, case.reply, memory), layout)
+        table = gather(case.reply, HostArenas(stand_in, torch.device("cpu"), case.reply, memory), layout)
     for name in names:
         check(case, name, table.get(name), layout)

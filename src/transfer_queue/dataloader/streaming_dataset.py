@@ -238,12 +238,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         _check_fields_and_rank(data_fields, dp_rank)
         if process_batch_fn is not None and (pack or max_tokens is not None):
             raise InvalidArgumentError("process_batch_fn makes the items itself; leave out max_tokens and pack")
-        for name, given in (("shared", shared), ("device", device)):
-            if fetch_batch_fn is not None and given:
-                raise InvalidArgumentError(
-                    f"fetch_batch_fn reads the values itself; leave out {name}, and pass {name}={given!r} to get_data "
-                    "there"
-                )
+        if fetch_batch_fn is not None and (shared or device is not None):
+            given = "shared=True" if shared else f"device={device!r}"
+            raise InvalidArgumentError(
+                f"fetch_batch_fn reads the values itself; leave out {given}, and pass {given} to get_data there"
+            )
         self.config = config
         self.batch_size = batch_size
         self.micro_batch_size = micro_batch_size

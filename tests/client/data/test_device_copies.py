@@ -16,6 +16,7 @@ from transfer_queue.client.data import data_path, device_copies
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.testing import Client, Cluster
+from transfer_queue.wire.blocks import gather_into
 
 ROWS = 64
 
@@ -80,6 +81,30 @@ def test_the_space_of_a_put_from_a_device_is_registered(
     assert driver.registered == before, "space that is used again is registered once"
     assert b.get_data(again, layout="dense")["x"].eq(5).all()
     assert b.get_data(small, layout="dense")["x"].eq(3).all()
+
+
+def test_tensors_of_the_caller_on_a_device_are_filled_in_divided_copies(
+    a: Client, b: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver refuses a copy over pages of which a part is registered. The device "meta" has no values."""
+    found: list[tuple[str, int, bool, bool]] = []
+
+    def note(into: torch.Tensor, memory: Any, wait: bool = False) -> None:
+        found.append((into.device.type, len(into), bool((memory.view(int) == 3).all()), wait))
+
+    monkeypatch.setattr(gather_into, "host_to_device", note)
+    meta = a.put(value(3), partition_id="p")
+    b.get_data(meta, out={"x": torch.empty(ROWS, 8192, dtype=torch.int64, device="meta")})
+    assert found == [("meta", ROWS * 8192 * 8, True, True)]
+
+
+def test_devices_of_one_driver_share_what_is_registered(a: Client, b: Client, driver: Driver) -> None:
+    """A driver refuses to register pages twice."""
+    meta = a.put(value(3), partition_id="p")
+    for device in ("cpu:0", "cpu", torch.device("cpu")):
+        assert b.get_data(meta, layout="dense", device=device)["x"].eq(3).all()
+    assert len(driver.registered) == 1
+    assert len(b.operations._device_copies) == 1
 
 
 def test_bytes_are_held_until_the_device_has_copied_them(

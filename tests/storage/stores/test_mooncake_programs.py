@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transfer_queue.storage.stores.mooncake_server import programs
+from transfer_queue.storage.stores.mooncake_server import folder_of_programs
 
 
 @pytest.mark.parametrize("store", ["store.py", "store/__init__.py"])  # of 0.3.13, and of 0.3.14
@@ -20,4 +20,4 @@ def test_the_folder_of_the_programs(store: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.startswith("library_of_stores")]:
         monkeypatch.delitem(sys.modules, name)  # of the other case
-    assert programs(importlib.import_module("library_of_stores.store")) == package
+    assert folder_of_programs(importlib.import_module("library_of_stores.store")) == package

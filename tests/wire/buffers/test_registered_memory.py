@@ -14,8 +14,8 @@ from differential import differential
 from transfer_queue.wire.buffers.copies import address_of
 from transfer_queue.wire.buffers.registered_memory import (
     add_range,
-    copy_from_device,
-    copy_to_device,
+    device_to_host,
+    host_to_device,
     pieces,
     remove_range,
 )
@@ -47,8 +47,8 @@ def test_pieces_meet_at_most_one_range(edges: list[int], start: int, end: int, o
                 assert len(met) <= 1
                 assert all(low <= start + piece.start and start + piece.stop <= high for low, high in met)
         there = torch.zeros(len(part), dtype=torch.uint8)
-        copy_to_device(there, part)
+        host_to_device(there, part)
         assert there.tolist() == part.tolist()
-        copy_from_device(part, there + 1)
+        device_to_host(part, there + 1)
     assert memory.tolist() == [at + 1 if start <= at < end else at for at in range(SIZE)]
     assert pieces(address, SIZE) == [slice(0, SIZE)], "nothing is left registered"

@@ -89,7 +89,8 @@ class DataPath:
 
     def __init__(self, state: ClientContext) -> None:
         self._state = state
-        self._device_copies: dict[torch.device, DeviceCopies] = {}
+        self._device_copies: dict[str, DeviceCopies] = {}
+        """Kind of device -> the copies to and from such devices."""
 
     @property
     def renewals(self) -> Renewals:
@@ -468,9 +469,8 @@ class DataPath:
         if out is not None:
             return gather_into(reply, memory, out, layout, shared=shared, allow_pickle=allow_pickle)
         views: Views | None = None if copy or device is not None else self._state.hold_views
-        copies = None if device is None else copies_to(self._device_copies, self._state, device)
-        if copies is not None:
-            memory = HostArenas(copies, reply, memory)
+        if device is not None and (copies := copies_to(self._device_copies, self._state, device)) is not None:
+            memory = HostArenas(copies, device, reply, memory)
         return gather(reply, memory, layout, shared=shared, allow_pickle=allow_pickle, views=views)
 
     def _read_objects(

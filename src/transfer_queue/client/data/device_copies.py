@@ -12,7 +12,6 @@ to the file system would allocate it.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -30,7 +29,7 @@ from transfer_queue.wire.blocks.gather import Place
 from transfer_queue.wire.blocks.remote_ranges import HERE
 from transfer_queue.wire.blocks.row_addressing import Memory, gather
 from transfer_queue.wire.buffers.copies import U8, address_of
-from transfer_queue.wire.buffers.registered_memory import add_range, copy_to_device, remove_range
+from transfer_queue.wire.buffers.registered_memory import add_range, host_to_device, remove_range
 
 I4 = NDArray[np.int32]
 I8 = NDArray[np.int64]
@@ -41,6 +40,7 @@ LEAST_DIRECT = 64 * 1024
 """The mean length in bytes from which pieces are copied one at a time, directly out of the arena."""
 LEAST_REGISTERED = 1 << 20
 """The bytes of a block from which its space is registered for a put."""
+_PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
 
 
 class DeviceDriver(Protocol):
@@ -66,7 +66,7 @@ class CudaDriver:
 
     def register(self, address: int, nbytes: int) -> bool:
         """See `DeviceDriver.register`."""
-        return int(self._runtime().cudaHostRegister(address, nbytes, 0)) == 0
+        return int(self._runtime().cudaHostRegister(address, nbytes, _PORTABLE)) == 0
 
     def unregister(self, address: int) -> None:
         """See `DeviceDriver.unregister`."""
@@ -86,19 +86,17 @@ class CudaDriver:
         return self._module.cudart()
 
 
-def copies_to(
-    known: dict[torch.device, DeviceCopies], state: ClientContext, device: torch.device
-) -> DeviceCopies | None:
-    """Return the copies of a client to and from a device, and add them to `known`.
+def copies_to(known: dict[str, DeviceCopies], state: ClientContext, device: torch.device) -> DeviceCopies | None:
+    """Return the copies of a client to and from devices of this kind, and add them to `known`, by the kind.
 
     Returns None if the driver of the device cannot access the memory of this process.
     """
-    found = known.get(device)
+    found = known.get(device.type)
     if found is None or found.state is not state:  # in a forked child the client has a new state
         driver = driver_of(device)
         if driver is None:
             return None
-        found = known[device] = DeviceCopies(state, device, driver)
+        found = known[device.type] = DeviceCopies(state, driver)
         state.on_close.append(found.close)
     return found
 
@@ -152,19 +150,17 @@ class RegisteredArena:
 
 
 class DeviceCopies:
-    """The copies of one client between arenas and one device."""
+    """The copies of one client between arenas and the devices of one driver, for all of which memory is registered."""
 
-    def __init__(self, state: ClientContext, device: torch.device, driver: DeviceDriver) -> None:
+    def __init__(self, state: ClientContext, driver: DeviceDriver) -> None:
         self.state = state
         """The state of the client."""
-        self.device = device
-        """The device."""
         self._driver = driver
         self._lock = threading.Lock()
         self._arenas: dict[int, RegisteredArena] = {}
         """Unit -> its arena."""
-        self._flying: deque[tuple[Any, list[U8]]] = deque()
-        """The event at the end of each copy, and the held bytes, in the order of the stream."""
+        self._flying: list[tuple[Any, list[U8]]] = []
+        """The event at the end of each copy, and the held bytes."""
 
     def register_space(self, unit: int, offset: int, nbytes: int) -> None:
         """Register leased space of a unit of this node, into which a put is about to copy from the device."""
@@ -183,11 +179,10 @@ class DeviceCopies:
         with self._lock:
             for (unit, start, nbytes), array in zip(runs, held, strict=True):
                 self._register(unit, start, nbytes)
-                copy_to_device(into[at : at + nbytes], array)
+                host_to_device(into[at : at + nbytes], array)
                 at += nbytes
-            self._flying.append((self._driver.mark(self.device), held))
-            while self._flying and self._flying[0][0].query():  # what has ended is not held any more
-                self._flying.popleft()
+            self._flying.append((self._driver.mark(into.device), held))
+            self._flying = [each for each in self._flying if not each[0].query()]  # what has ended is held no longer
         return True
 
     def copy_gathered(self, memory: Memory, units: I4, starts: I8, lengths: I8, into: torch.Tensor) -> None:
@@ -246,8 +241,8 @@ class DeviceCopies:
 class HostArenas(DeviceArena):
     """The arenas of a lookup on this host, out of which tensors are made on a device."""
 
-    def __init__(self, copies: DeviceCopies, reply: LookupReply, memory: Memory) -> None:
-        self.device = copies.device
+    def __init__(self, copies: DeviceCopies, device: torch.device, reply: LookupReply, memory: Memory) -> None:
+        self.device = device
         self._copies = copies
         self._reply = reply
         self._memory = memory

@@ -60,7 +60,7 @@ class MooncakeKeeper(StoreServer):
         try:
             if starts:
                 number = number or kept_port(folder / "mooncake_port", host)
-                self._start_master(programs(library), host, number, options, folder, seconds)
+                self._start_master(folder_of_programs(library), host, number, options, folder, seconds)
             elif not is_listening(host, number):
                 raise StartError(
                     f"no Mooncake master responds at {host}:{number}: start it, set "
@@ -113,6 +113,6 @@ class MooncakeKeeper(StoreServer):
             self._segment.close()
 
 
-def programs(library: ModuleType) -> Path:
-    """Return the folder of the library's programs: that of the package of its module, which may be a package, too."""
+def folder_of_programs(library: ModuleType) -> Path:
+    """Return the folder of the library's programs: that of the package `mooncake`, of which `library` is a part."""
     return Path(sys.modules[library.__name__.partition(".")[0]].__path__[0])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from transfer_queue.wire.blocks.device_memory import flat_on_device
 from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate
-from transfer_queue.wire.buffers.registered_memory import copy_from_device
+from transfer_queue.wire.buffers.registered_memory import device_to_host
 from transfer_queue.wire.buffers.tensors import copy_elements, view_as_integers
 from transfer_queue.wire.objects.extensions import Buffer
 
@@ -95,7 +95,7 @@ class DeviceColumn(_Tensor):
     def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
         """See `ColumnSource.write`."""
         if self.nbytes:
-            copy_from_device(memory[start : start + self.nbytes], flat_on_device(self.tensor))
+            device_to_host(memory[start : start + self.nbytes], flat_on_device(self.tensor))
 
     def memory(self) -> list[U8]:
         """See `ColumnSource.memory`."""

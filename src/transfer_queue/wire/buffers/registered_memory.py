@@ -45,18 +45,18 @@ def pieces(address: int, nbytes: int) -> list[slice]:
     return [slice(low - address, high - address) for low, high in pairwise(sorted(edges))]
 
 
-def copy_to_device(into: torch.Tensor, memory: U8) -> None:
-    """Begin to copy memory to flat uint8 memory of a device, on its current stream.
+def host_to_device(into: torch.Tensor, memory: U8, wait: bool = False) -> None:
+    """Copy memory to flat uint8 memory of a device, on its current stream.
 
-    The caller keeps the content of registered memory until the copy has ended. Of other memory the driver has a copy
-    when this returns.
+    Without `wait`, the caller keeps the content of registered memory until the copy has ended. Of other memory the
+    driver has a copy when this returns.
     """
     source = torch.from_numpy(memory)
     for piece in pieces(address_of(memory), len(memory)):
-        into[piece].copy_(source[piece], non_blocking=True)
+        into[piece].copy_(source[piece], non_blocking=not wait)
 
 
-def copy_from_device(memory: U8, source: torch.Tensor) -> None:
+def device_to_host(memory: U8, source: torch.Tensor) -> None:
     """Copy flat uint8 memory of a device to memory of this process."""
     into = torch.from_numpy(memory)
     for piece in pieces(address_of(memory), len(memory)):
