@@ -71,8 +71,14 @@ def run(scale: Scale) -> list[Row]:
         row("loader's views, then to the GPU", pageable),
         row("loader that pins, then to the GPU", pinned),
         row("put from the GPU", "cudaMemcpy from the GPU, registered small pages"),
-        against("get to the GPU during a computation", "ms", ms["both"], apart, "one after the other"),
-        against("get to the GPU during a computation, beyond it", "ms", ms["both"], ms["computation"], "computation"),
+        against(
+            "a computation, with a get to the GPU on another stream",
+            "ms",
+            ms["both"],
+            ms["computation"],
+            "the computation alone",
+            more={"one_after_the_other_ms": apart},
+        ),
     ]
 
 
