@@ -517,7 +517,7 @@ class ClientContext:
         return found
 
     def is_in_use(self, unit: int, arena: Arena) -> bool:
-        """Whether this is still the mapped arena of a unit, which was not lost."""
+        """Whether a unit still exists and this is its mapped arena."""
         return self._arenas.get(unit) is arena
 
     def hold_views(self, places: Sequence[Place]) -> list[View]:

@@ -56,9 +56,7 @@ class ReplyCache(Persisted, array_like=True):
 
     def is_finished(self, sequence: int) -> bool:
         """Return whether the client does not need the reply to this request any more."""
-        if not self.finished.starts:  # the usual case, in which nothing is to be searched
-            return sequence <= self.acknowledged
-        return sequence <= self.acknowledged or sequence in self.finished
+        return sequence <= self.acknowledged or (bool(self.finished.starts) and sequence in self.finished)
 
     def advance(self, acknowledged: int, finished: list[tuple[int, int]]) -> None:
         """Remove the replies that the client does not need any more, at a cost that depends on their number only."""

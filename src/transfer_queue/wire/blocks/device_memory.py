@@ -56,7 +56,10 @@ class DeviceBlock:
 
 
 class DeviceArena(ABC):
-    """Arenas out of which tensors are made on a device. As a `Memory` it returns at least arrays of their lengths."""
+    """Arenas out of which tensors are made on a device.
+
+    As a `Memory` it returns an array of the length of each arena, which need not have the content.
+    """
 
     device: torch.device
     """The device."""
