@@ -56,7 +56,7 @@ def reporter(system: RunningSystem, life: str) -> StoreReporter:
     return reports
 
 
-def test_a_replacement_is_noticed_also_over_the_death_of_the_controller(system: RunningSystem) -> None:
+def test_the_end_of_the_first_server_is_noticed_also_over_the_death_of_the_controller(system: RunningSystem) -> None:
     first, joining = reporter(system, "a"), first_server(system)
     found = threading.Event()
     waiting = threading.Thread(target=lambda: (joining.wait(SECONDS), found.set()))
@@ -72,13 +72,16 @@ def test_a_replacement_is_noticed_also_over_the_death_of_the_controller(system: 
     until(lambda: len(processes()) == 2)
     later = first_server(system)
     later.wait(SECONDS)  # the first server has reported itself to the new controller
-    assert not joining.replaced()
+    assert not joining.ended()
     first.stop()
+    until(lambda: joining.ended() and later.ended())
+    newest, done = first_server(system), threading.Event()
+    waiting = threading.Thread(target=lambda: (newest.wait(SECONDS), done.set()))
+    waiting.start()
     reporter(system, "b").start()
-    until(lambda: joining.replaced() and later.replaced())
-    newest = first_server(system)
-    newest.wait(SECONDS)
-    assert not newest.replaced()
+    assert done.wait(SECONDS)
+    waiting.join()
+    assert not newest.ended()
 
 
 def test_a_first_server_that_does_not_come_is_named(system: RunningSystem) -> None:

@@ -317,7 +317,8 @@ def kill_server(driver: Process, nodes: list[Namespace], at: int, first: int) ->
     missed = set(lost[0]) | {first + 300 + n for n in range(count)} - set(during)
     for number in sorted(missed):  # lost values, and those whose puts have failed, are put again
         wait(lambda number=number: driver.call(ask, 2, "put_numbered", number, 1), begun)
-    assert driver.call(ask, 1, "read_numbered", [*numbers, *missed]) == {}
+    lost_again = driver.call(ask, 1, "read_numbered", [*numbers, *missed])
+    assert not lost_again, f"put again: {sorted(missed)}; lost now: {lost_again}"
     driver.call(ask, 0, "clear", "run")
     print(
         f"  killed on {host}: reported after {told:.1f} s, all servers up after {back:.1f} s; of {len(numbers)} values "

@@ -142,15 +142,35 @@ def test_a_server_that_joins_waits_for_that_of_the_first_node(h: Harness) -> Non
     assert h.ask(AwaitFirstStoreServer(KIND), "store-n3-first") == Done("a")
 
 
-def test_a_server_that_joins_learns_of_each_replacement_even_if_it_is_immediate(h: Harness) -> None:
+def test_a_server_that_joins_learns_of_the_end_of_the_first_one_at_once(h: Harness) -> None:
     first_reports(h, "a")
     asked = h.send(AwaitFirstStoreServer(KIND, "a"), "store-n2-first")
-    first_reports(h, "a")  # again, after its connection broke
+    report(h)  # of another node
+    assert h.result(asked, "store-n2-first") is None
     h.disconnect("store-n1-a")
+    assert h.result(asked, "store-n2-first") == Done("")
+    late = h.send(AwaitFirstStoreServer(KIND, "a"), "store-n3-first")  # it asks after the end
+    assert h.result(late, "store-n3-first") == Done("")
+    first_reports(h, "b")
+    assert h.ask(AwaitFirstStoreServer(KIND, "a"), "store-n4-first") == Done("b")  # and after the replacement
+
+
+def test_a_server_that_joins_learns_of_a_replacement_whose_end_was_not_noticed(h: Harness) -> None:
+    first_reports(h, "a")
+    asked = h.send(AwaitFirstStoreServer(KIND, "a"), "store-n2-first")
+    first_reports(h, "a")  # again, on another connection
+    assert h.result(asked, "store-n2-first") is None
     first_reports(h, "b")
     assert h.result(asked, "store-n2-first") == Done("b")
-    late = h.send(AwaitFirstStoreServer(KIND, "a"), "store-n3-first")  # it asks after the replacement
-    assert h.result(late, "store-n3-first") == Done("b")
+
+
+def test_a_server_that_joins_does_not_take_a_new_controller_for_the_end_of_the_first_one(h: Harness) -> None:
+    asked = h.send(AwaitFirstStoreServer(KIND, "a"), "store-n2-first")  # nothing has been reported to this controller
+    assert h.result(asked, "store-n2-first") is None
+    first_reports(h, "a")
+    assert h.result(asked, "store-n2-first") is None
+    h.disconnect("store-n1-a")
+    assert h.result(asked, "store-n2-first") == Done("")
 
 
 def test_a_first_server_that_has_ended_is_not_joined(h: Harness) -> None:

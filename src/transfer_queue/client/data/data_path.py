@@ -264,7 +264,8 @@ class DataPath:
         """
         external = self._state.external_store(reserved.unit)
         if external is not None:
-            yield from store_io.write(*external, encoded, reserved, wait)
+            patience = self._state.settings.call_timeout
+            yield from store_io.write(self._state.session, *external, encoded, reserved, wait, patience)
             return
         here = [place for place in reserved.places if not place.session]
         if here:

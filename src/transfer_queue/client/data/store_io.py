@@ -19,11 +19,17 @@ import numpy as np
 import torch
 
 from transfer_queue.client.checkpoint.block_file import BlockSource, space_of_blocks
-from transfer_queue.errors import CheckpointError, ConnectionLostError, TransferQueueError, UnitLostError
+from transfer_queue.errors import (
+    CapacityError,
+    CheckpointError,
+    ConnectionLostError,
+    TransferQueueError,
+    UnitLostError,
+)
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.reports.store_reports import describe_trouble
+from transfer_queue.messages.reports.store_reports import StoreServerProgress, describe_trouble, is_restarting
 from transfer_queue.messages.reports.unit_reports import BlockMissing
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Call, pause
@@ -42,6 +48,8 @@ MOST_READ = 16 << 20
 """The bytes of one request when a checkpoint is saved."""
 READS = 10
 """How often a reader reads blocks that it misses and that their unit finds. Then they count as lost."""
+RESTART_SECONDS = 0.1
+"""The pause before a write is repeated while the system restarts a server of the store."""
 REREAD_SECONDS = 0.02
 """The pause before the second of these reads. Each pause is twice as long as the one before: 10 seconds in total."""
 
@@ -106,18 +114,49 @@ def _use_store(unit: UnitInfo, work: Callable[[], None]) -> Generator[Call, AnyR
 
 def _with_servers(error: ConnectionLostError, unit: UnitInfo) -> Generator[Call, AnyReply, ConnectionLostError]:
     """Return an error that also says which servers of a unit's store are down or were restarted."""
-    words, backend = "", msgspec.json.decode(unit.store, type=StoreAddress).kind
-    with contextlib.suppress(TransferQueueError):
-        found = yield Call(CONTROLLER, Topology())
-        words = describe_trouble(found.stores, backend) if isinstance(found, TopologyReply) else ""
+    words = describe_trouble((yield from _servers()), _backend(unit))
     return ConnectionLostError(f"{error}; {words}") if words else error
 
 
+def _servers() -> Generator[Call, AnyReply, list[StoreServerProgress]]:
+    """Return the servers of all external stores; none if the controller cannot be asked."""
+    with contextlib.suppress(TransferQueueError):
+        found = yield Call(CONTROLLER, Topology())
+        if isinstance(found, TopologyReply):
+            return found.stores
+    return []
+
+
+def _backend(unit: UnitInfo) -> str:
+    return msgspec.json.decode(unit.store, type=StoreAddress).kind
+
+
 def write(
-    store: Store, unit: UnitInfo, encoded: EncodedBlock, reserved: Reserved, within: float
+    session: Session,
+    store: Store,
+    unit: UnitInfo,
+    encoded: EncodedBlock,
+    reserved: Reserved,
+    within: float,
+    patience: float,
 ) -> Generator[Call, AnyReply, None]:
-    """Write a block under the name of its extent. Raises `CapacityError` if there is no space within this time."""
+    """Write a block under the name of its extent, again and again while the system restarts a server of the store.
+
+    Args:
+        session: The client's session.
+        store: The store.
+        unit: The store's unit.
+        encoded: The block.
+        reserved: The extent.
+        within: The time in seconds in which the store must have space.
+        patience: The time in seconds in which the servers of the store must run again.
+
+    Raises:
+        CapacityError: The store has no space, and no server of it is being restarted.
+        ConnectionLostError: The store cannot be reached, and the system does not restart it, or not in time.
+    """
     key = key_of(unit.boot_id, reserved.offset)
+    end = session.clock() + patience
 
     def work() -> None:
         path = store.device_path()
@@ -128,8 +167,16 @@ def write(
             encoded.write_into(memory)
             store.write(key, memory, within)
 
-    if encoded.nbytes:
-        yield from _use_store(unit, work)
+    while encoded.nbytes:
+        try:
+            yield background_call(work)
+            return
+        except (ConnectionLostError, CapacityError) as error:
+            if session.clock() >= end or not is_restarting((yield from _servers()), _backend(unit)):
+                if isinstance(error, ConnectionLostError):
+                    raise (yield from _with_servers(error, unit)) from error
+                raise
+        yield pause(RESTART_SECONDS)
 
 
 def write_from_device(path: DevicePath, device: torch.device, key: str, encoded: EncodedBlock, within: float) -> bool:

@@ -79,7 +79,7 @@ class StoreServers:
         self.orders: list[Effect] = []
         """The orders and replies to send after this event, see `take_orders`."""
         self._waiting: dict[tuple[int, int], AwaitFirstStoreServer] = {}
-        """Peer and sequence -> the request that waits for a server of the first node."""
+        """Peer and sequence -> the request that waits for a server of the first node, or for its end."""
 
     # ------------------------------------------------------------ servers
 
@@ -95,18 +95,23 @@ class StoreServers:
                     self._note_end(known, now)
                 self.check_all(report.backend)
             known.report, known.peer, known.since = report, peer, now
-        for (waiting, sequence), request in list(self._waiting.items()):
-            self.await_first(waiting, sequence, request)
+        self._reply_to_waiting()
 
     def await_first(self, peer: int, sequence: int, request: AwaitFirstStoreServer) -> None:
-        """Reply to a request when the first node has the server that it waits for, which may be now."""
+        """Reply to a request when what it waits for has happened, which may be now."""
         for known in self._servers.values():
             its = known.report
-            if its.first and known.peer is not None and its.backend == request.backend and its.life != request.life:
-                self._waiting.pop((peer, sequence), None)
-                self.orders.append(Send(peer, sequence, Done(its.life)))
-                return
+            if its.first and its.backend == request.backend:
+                running = "" if known.peer is None else its.life
+                if running != request.life:
+                    self._waiting.pop((peer, sequence), None)
+                    self.orders.append(Send(peer, sequence, Done(running)))
+                    return
         self._waiting[peer, sequence] = request
+
+    def _reply_to_waiting(self) -> None:
+        for (peer, sequence), request in list(self._waiting.items()):
+            self.await_first(peer, sequence, request)
 
     def note_closed(self, peer: int, now: float) -> None:
         """Note the end of a connection. If it was that of a server, the server has ended."""
@@ -115,6 +120,7 @@ class StoreServers:
         for known in self._servers.values():
             if known.peer == peer:
                 self._note_end(known, now)
+                self._reply_to_waiting()
 
     def _note_end(self, known: _KnownServer, now: float) -> None:
         self._ended.append((now, known.progress(now)))

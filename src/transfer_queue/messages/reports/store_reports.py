@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from transfer_queue.messages.base import ExtentNumber, Message, Natural, Request, Unit
 
 SHORT = 8  # characters of the id of a node in messages
+SETTLE_SECONDS = 15.0  # after its start, in which a store may not use the memory of a server yet
 RECENT_SECONDS = 60.0  # after its start, in which the messages of errors name a server that has replaced another one
 
 
@@ -28,12 +29,15 @@ class ReportStoreServer(Request, frozen=True):
 
 
 class AwaitFirstStoreServer(Request, frozen=True):
-    """Wait until the first node has a server of a store with another life than this. The reply has its life."""
+    """Wait until a server of a store runs on the first node, or until a known one has ended.
+
+    The reply has the life of the server that runs, or "" if the known one has ended and no other one runs.
+    """
 
     backend: str
     """The backend of the store."""
     life: str = ""
-    """The life of the server that is known; "" if none is known."""
+    """The life of the known server; "" to wait until one runs."""
 
 
 class StoreServerProgress(Message, frozen=True):
@@ -60,6 +64,14 @@ class StoreServerProgress(Message, frozen=True):
         node = f" on node {self.host or self.node}" if self.host or self.node else ""
         name = f"{self.node[:SHORT]}, " if self.host and self.node else ""
         return f"the {self.backend} server{node} ({name}process {self.process})"
+
+
+def is_restarting(servers: Iterable[StoreServerProgress], backend: str) -> bool:
+    """Whether a server of a store is down, or is so new that the store may not use it yet."""
+    return any(
+        server.backend == backend and (not server.up or (server.ends > 0 and server.seconds < SETTLE_SECONDS))
+        for server in servers
+    )
 
 
 def describe_trouble(servers: Iterable[StoreServerProgress], backend: str) -> str:

@@ -1,7 +1,7 @@
 """What a store server and the controller tell each other, on connections that end together with the server's process.
 
 A store server reports that it runs. A server that joins that of the first node waits until that one runs, and learns
-when another one has replaced it.
+when it has ended.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ class ControllerFirstServer:
     def __init__(self, controller: Address, key: bytes, tls: ssl.SSLContext | None, backend: str) -> None:
         self._line = _ControllerLine(controller, key, tls, backend)
         self._backend = backend
-        self._replaced = threading.Event()
+        self._ended = threading.Event()
         self._stopped = threading.Event()
 
     def wait(self, seconds: float) -> None:
         """See `store_server.FirstServer.wait`."""
-        life = self._next_life("", time.monotonic() + seconds)
+        life = self._other_life("", time.monotonic() + seconds)
         if not life:
             raise StartError(
                 f"the {self._backend} server of the system's first node, which this node joins, does not run after "
@@ -120,20 +120,23 @@ class ControllerFirstServer:
             )
         threading.Thread(target=self._watch, args=(life,), name="watch the first store server", daemon=True).start()
 
-    def replaced(self) -> bool:
-        """See `store_server.FirstServer.replaced`."""
-        return self._replaced.is_set()
+    def ended(self) -> bool:
+        """See `store_server.FirstServer.ended`."""
+        return self._ended.is_set()
 
     def stop(self) -> None:
         """See `store_server.FirstServer.stop`."""
         self._stopped.set()
 
     def _watch(self, life: str) -> None:
-        if self._next_life(life, math.inf):
-            self._replaced.set()
+        if self._other_life(life, math.inf) is not None:
+            self._ended.set()
 
-    def _next_life(self, life: str, deadline: float) -> str:
-        """Return the life of the first node's server when it is not this one any more; "" after the deadline."""
+    def _other_life(self, life: str, deadline: float) -> str | None:
+        """Return the life of the first node's server when it is not this one; None after the deadline or `stop`.
+
+        "" stands for no server.
+        """
         request = AwaitFirstStoreServer(self._backend, life)
         while time.monotonic() < deadline and not self._stopped.is_set():
             connection = self._line.open()
@@ -144,4 +147,4 @@ class ControllerFirstServer:
             finally:
                 connection.close()
             self._stopped.wait(RETRY_SECONDS)
-        return ""
+        return None

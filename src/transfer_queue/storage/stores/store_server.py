@@ -52,8 +52,8 @@ class FirstServer(Protocol):
     def wait(self, seconds: float) -> None:
         """Wait until it runs. Raises StartError if it does not."""
 
-    def replaced(self) -> bool:
-        """Whether another one has replaced the one that `wait` has found."""
+    def ended(self) -> bool:
+        """Whether the one that `wait` has found has ended."""
 
     def stop(self) -> None:
         """Watch it no longer, from the end of the present connection to the controller on."""

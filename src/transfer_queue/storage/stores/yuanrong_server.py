@@ -1,7 +1,7 @@
 """The server that a system starts for Yuanrong with `auto_init`: a worker with its metastore.
 
 In a system of several nodes the first node has the metastore, and each node a worker for its processes. A new metastore
-does not know the earlier blocks, so that the other workers are restarted together with it.
+does not know the earlier blocks, so that all workers are restarted when the metastore has ended.
 The library's own CLI (`dscli start`) makes the worker's command from the arguments. The worker is a child of this
 process and ends with it.
 """
@@ -114,8 +114,8 @@ class YuanrongKeeper(StoreServer):
         """See `StoreServer.trouble`."""
         if self._worker is None:
             return None
-        if self._first is not None and self._first.replaced():
-            return "the first node has another metastore, which has no record of the blocks"
+        if self._first is not None and self._first.ended():
+            return "the metastore of the first node, which had the record of all blocks, has ended"
         return self._worker.trouble()
 
     def close(self) -> None:
