@@ -64,17 +64,34 @@ def session() -> Iterator[Session]:
 class Clock:
     """A clock that moves by the pauses only."""
 
-    now = 100.0
+    def __init__(self) -> None:
+        self.now = 100.0
 
     def __call__(self) -> float:
         return self.now
+
+
+Servers = Callable[[float], list[StoreServerProgress]]
+"""What the controller says of the servers, by the seconds since the write began."""
+
+
+def always(*servers: StoreServerProgress) -> Servers:
+    return lambda seconds: list(servers)
+
+
+def restarted_after(restart: float) -> Servers:
+    def said(seconds: float) -> list[StoreServerProgress]:
+        up = msgspec.structs.replace(STARTED, seconds=seconds - restart)
+        return [OF_ANOTHER_STORE, DOWN if seconds < restart else up]
+
+    return said
 
 
 def encoded() -> EncodedBlock:
     return encode_columns({"x": torch.arange(64)}, 64)
 
 
-def write(session: Session, store: Store, servers: Sequence[StoreServerProgress]) -> float:
+def write(session: Session, store: Store, servers: Servers) -> float:
     """Writes a block while the controller says this of the servers; the seconds of all pauses."""
     assert isinstance(session.clock, Clock)
     begun = session.clock.now
@@ -93,7 +110,7 @@ def write(session: Session, store: Store, servers: Sequence[StoreServerProgress]
                 else:
                     call = running.send(None)
             else:
-                call = running.send(TopologyReply([], "{}", list(servers)))
+                call = running.send(TopologyReply([], "{}", servers(session.clock.now - begun)))
         except StopIteration:
             return session.clock.now - begun
 
@@ -106,30 +123,36 @@ def full(count: int) -> list[TransferQueueError]:
     return [CapacityError("no capacity") for _ in range(count)]
 
 
-@pytest.mark.parametrize("server", [DOWN, STARTED], ids=["down", "just started"])
 @pytest.mark.parametrize("errors", [lost, full])
-def test_it_is_repeated_while_a_server_of_the_store_is_restarted(
-    session: Session, server: StoreServerProgress, errors: Callable[[int], list[TransferQueueError]]
+def test_it_waits_for_a_server_of_the_store_and_tries_again_until_the_store_uses_it(
+    session: Session, errors: Callable[[int], list[TransferQueueError]]
 ) -> None:
     store = FailingStore(errors(4))
-    assert write(session, store, [OF_ANOTHER_STORE, server]) == pytest.approx(4 * store_io.RESTART_SECONDS)
+    assert write(session, store, restarted_after(2.05)) == pytest.approx(2.1 + 4 * store_io.RESTART_SECONDS)
     once = FailingStore([])
-    assert write(session, once, []) == 0.0
+    assert write(session, once, always()) == 0.0
     assert store.held == once.held
     (content,) = store.held.values()
     assert np.frombuffer(content, "i8").tolist()[:64] == list(range(64))
 
 
+def test_the_store_is_not_used_while_its_server_is_down(session: Session) -> None:
+    store = FailingStore(lost(1000))
+    with pytest.raises(ConnectionLostError):
+        write(session, store, always(DOWN))
+    assert len(store.errors) == 999
+
+
 def test_it_fails_at_once_if_no_server_of_the_store_is_restarted(session: Session) -> None:
     store, begun = FailingStore(lost(1) + full(1) + lost(1)), session.clock()
     with pytest.raises(ConnectionLostError, match=r"^the store refuses block 0$"):
-        write(session, store, [OF_ANOTHER_STORE, NEVER_ENDED])
+        write(session, store, always(OF_ANOTHER_STORE, NEVER_ENDED))
     with pytest.raises(CapacityError):
-        write(session, store, [OF_ANOTHER_STORE, LONG_UP])
+        write(session, store, always(OF_ANOTHER_STORE, LONG_UP))
     with pytest.raises(
         ConnectionLostError, match=r"block 0; the MooncakeStore server on .* started 30\.0 s ago in place"
     ):
-        write(session, store, [LONG_UP])
+        write(session, store, always(LONG_UP))
     assert not store.held
     assert session.clock() == begun
 
@@ -137,5 +160,5 @@ def test_it_fails_at_once_if_no_server_of_the_store_is_restarted(session: Sessio
 def test_it_fails_if_the_server_is_not_restarted_in_time(session: Session) -> None:
     store, begun = FailingStore(lost(1000)), session.clock()
     with pytest.raises(ConnectionLostError, match=r"refuses block \d+; the MooncakeStore server on node 10\.0\.0\.2 "):
-        write(session, store, [DOWN])
+        write(session, store, always(DOWN))
     assert PATIENCE <= session.clock() - begun < PATIENCE + 2 * store_io.RESTART_SECONDS

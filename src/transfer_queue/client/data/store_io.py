@@ -29,7 +29,7 @@ from transfer_queue.errors import (
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.reports.store_reports import StoreServerProgress, describe_trouble, is_restarting
+from transfer_queue.messages.reports.store_reports import StoreServerProgress, describe_trouble
 from transfer_queue.messages.reports.unit_reports import BlockMissing
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Call, pause
@@ -49,7 +49,7 @@ MOST_READ = 16 << 20
 READS = 10
 """How often a reader reads blocks that it misses and that their unit finds. Then they count as lost."""
 RESTART_SECONDS = 0.1
-"""The pause before a write is repeated while the system restarts a server of the store."""
+"""The pause between two looks at the servers of a store, and between two writes to servers that have just started."""
 REREAD_SECONDS = 0.02
 """The pause before the second of these reads. Each pause is twice as long as the one before: 10 seconds in total."""
 
@@ -140,7 +140,7 @@ def write(
     within: float,
     patience: float,
 ) -> Generator[Call, AnyReply, None]:
-    """Write a block under the name of its extent, again and again while the system restarts a server of the store.
+    """Write a block under the name of its extent. If a server of the store is down, wait for it and try again.
 
     Args:
         session: The client's session.
@@ -152,7 +152,7 @@ def write(
         patience: The time in seconds in which the servers of the store must run again.
 
     Raises:
-        CapacityError: The store has no space, and no server of it is being restarted.
+        CapacityError: The store has no space, and this is not because a server was restarted.
         ConnectionLostError: The store cannot be reached, and the system does not restart it, or not in time.
     """
     key = key_of(unit.boot_id, reserved.offset)
@@ -172,11 +172,27 @@ def write(
             yield background_call(work)
             return
         except (ConnectionLostError, CapacityError) as error:
-            if session.clock() >= end or not is_restarting((yield from _servers()), _backend(unit)):
+            if not (yield from _restart(session, unit, end)):
                 if isinstance(error, ConnectionLostError):
                     raise (yield from _with_servers(error, unit)) from error
                 raise
+
+
+def _restart(session: Session, unit: UnitInfo, end: float) -> Generator[Call, AnyReply, bool]:
+    """Wait until no server of a unit's store is down. Returns whether one has just started, before this time.
+
+    The store is not used meanwhile: requests to a server that ends are answered late, and may crash a library.
+    """
+    backend = _backend(unit)
+    while session.clock() < end:
+        servers = [server for server in (yield from _servers()) if server.backend == backend]
+        down = not all(server.up for server in servers)
+        if not down and not any(server.is_settling for server in servers):
+            return False
         yield pause(RESTART_SECONDS)
+        if not down:
+            return True
+    return False
 
 
 def write_from_device(path: DevicePath, device: torch.device, key: str, encoded: EncodedBlock, within: float) -> bool:

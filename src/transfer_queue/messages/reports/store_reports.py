@@ -59,19 +59,16 @@ class StoreServerProgress(Message, frozen=True):
     """How often a server of this store on this node has ended."""
 
     @property
+    def is_settling(self) -> bool:
+        """Whether it has replaced another one, and is so new that the store may not use it yet."""
+        return self.up and self.ends > 0 and self.seconds < SETTLE_SECONDS
+
+    @property
     def place(self) -> str:
         """The server for messages: "the MooncakeStore server on node 10.0.0.2 (e1d4f7a2, process 71)"."""
         node = f" on node {self.host or self.node}" if self.host or self.node else ""
         name = f"{self.node[:SHORT]}, " if self.host and self.node else ""
         return f"the {self.backend} server{node} ({name}process {self.process})"
-
-
-def is_restarting(servers: Iterable[StoreServerProgress], backend: str) -> bool:
-    """Whether a server of a store is down, or is so new that the store may not use it yet."""
-    return any(
-        server.backend == backend and (not server.up or (server.ends > 0 and server.seconds < SETTLE_SECONDS))
-        for server in servers
-    )
 
 
 def describe_trouble(servers: Iterable[StoreServerProgress], backend: str) -> str:
