@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.tag_columns import ChunkTags, EntryValues, Places
-from transfer_queue.messages.tag_table import BOOL, FLOAT, INT, NONE, POOLED
+from transfer_queue.core.columns.tag_columns import FEW, ChunkTags, EntryValues, Places
+from transfer_queue.messages.tag_table import ABSENT, BOOL, FLOAT, INT, NONE, POOLED
 
 _decode: Any = msgspec.msgpack.Decoder().decode
 
@@ -42,6 +42,8 @@ def matching_rows(tags: ChunkTags | None, where: Mapping[str, Any], at: np.ndarr
     Returns:
         bool [n].
     """
+    if len(at) <= FEW and tags is not None:
+        return np.array([_has_entries(tags, where, place) for place in at.tolist()], bool)
     found = np.ones(len(at), bool)
     for name, value in where.items():
         column = None if tags is None else tags.columns.get(name)
@@ -52,6 +54,16 @@ def matching_rows(tags: ChunkTags | None, where: Mapping[str, Any], at: np.ndarr
         else:
             found[:] = False
     return found
+
+
+def _has_entries(tags: ChunkTags, where: Mapping[str, Any], at: int) -> bool:
+    """Return whether a row has all these entries, with equal values."""
+    for name, value in where.items():
+        column = tags.columns.get(name)
+        found = tags.rest.get(at, {}).get(name, ABSENT) if column is None else column.value(at)
+        if not equal_values(found, value):
+            return False
+    return True
 
 
 def _equal_rows(column: EntryValues, value: Any, at: Places) -> np.ndarray:

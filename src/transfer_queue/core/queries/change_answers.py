@@ -101,7 +101,8 @@ class ChangeQuery:
         if not (len(chosen) or cleared or self.sealed) and complete:
             return None
         positions = self.positions[chosen]
-        missed = np.isin(self.lost, positions)  # a row that lost a value has changed, so its tags were matched above
+        # a row that lost a value has changed, so its tags were matched above
+        missed = np.isin(self.lost, positions) if len(self.lost) else np.zeros(0, bool)
         return ChangeReply(
             partition.version,
             changed=True,
