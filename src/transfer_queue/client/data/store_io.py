@@ -169,16 +169,14 @@ def write(
 
     while encoded.nbytes:
         try:
-            yield background_call(work)
+            yield from _use_store(unit, work)
             return
-        except (ConnectionLostError, CapacityError) as error:
-            if not (yield from _restart(session, unit, end)):
-                if isinstance(error, ConnectionLostError):
-                    raise (yield from _with_servers(error, unit)) from error
+        except (ConnectionLostError, CapacityError):
+            if not (yield from _await_restart(session, unit, end)):
                 raise
 
 
-def _restart(session: Session, unit: UnitInfo, end: float) -> Generator[Call, AnyReply, bool]:
+def _await_restart(session: Session, unit: UnitInfo, end: float) -> Generator[Call, AnyReply, bool]:
     """Wait until no server of a unit's store is down. Returns whether one has just started, before this time.
 
     The store is not used meanwhile: requests to a server that ends are answered late, and may crash a library.
