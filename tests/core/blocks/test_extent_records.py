@@ -65,6 +65,15 @@ def test_concurrent_puts_are_published_in_any_order(h: Harness, restart: bool) -
         put(h, 1, EXTENT + LENGTH)
 
 
+def test_after_a_restart_a_block_before_an_empty_one_and_a_gap_is_still_in_the_way(h: Harness) -> None:
+    put(h, 1, EXTENT + 3 * BYTES)
+    put(h, 1, EXTENT)
+    put(h, 1, EXTENT, nbytes=0)
+    h.restart()
+    with pytest.raises(ProtocolError, match="extent 1"):
+        put(h, 1, EXTENT)
+
+
 def test_a_block_does_not_exceed_its_extent(h: Harness) -> None:
     with pytest.raises(ProtocolError):
         put(h, 1, EXTENT, LENGTH + 64)

@@ -323,7 +323,7 @@ class PublishedExtents(Persisted):
             extent.low, extent.top, extent.limit, extent.gaps = -1, -1, -1, []
         if not len(unit):
             return
-        order = np.lexsort((start, number, unit))
+        order = np.lexsort((end, start, number, unit))  # an empty block may begin where another one does
         unit, number, start, end = unit[order], number[order], start[order], end[order]
         same = (unit[1:] == unit[:-1]) & (number[1:] == number[:-1])
         first = np.concatenate([[0], np.flatnonzero(~same) + 1])
