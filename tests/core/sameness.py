@@ -33,12 +33,13 @@ from transfer_queue.core.tables.retention_log import DropLog, RowAges
 from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import Chunk, RowTable
 from transfer_queue.core.tables.skipped_rows import SkippedRows
+from transfer_queue.core.tables.unseen_batches import UnseenBatch, UnseenBatches
 
 PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
     DigestIndex, FieldGroups, FieldGroup,
-    IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock,
+    IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock, UnseenBatches, UnseenBatch,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
 LEFT_OUT: dict[type, set[str]] = {

@@ -26,6 +26,7 @@ from transfer_queue.core.claims import claim_handler, consumption_handlers, leas
 from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.claims.index_builder import IndexBuilder
 from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
+from transfer_queue.core.control.absent_holders import AbsentHolders
 from transfer_queue.core.control.activity import ActivityTracker
 from transfer_queue.core.control.change_log import ChangeLog
 from transfer_queue.core.control.connections import Connections
@@ -39,7 +40,6 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send, SendToUnit
 from transfer_queue.core.events.registry import READS, Caller, Decision, ParkDecision, handler
 from transfer_queue.core.locks import lock_decisions, lock_handlers
-from transfer_queue.core.locks.lock_holders import LockHolders
 from transfer_queue.core.puts import equal_values, put_handlers, puts_together, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
@@ -161,7 +161,7 @@ class Controller:
             activity=ActivityTracker(),
             lease_deadlines=LeaseDeadlines(state),
             lock_deadlines=LockDeadlines(state),
-            lock_holders=LockHolders(state, lives, now),
+            absent_holders=AbsentHolders(state, lives, now),
             background_deals=BackgroundDeals(),
             index_builder=IndexBuilder(),
             migrations=migrations,
@@ -193,6 +193,7 @@ class Controller:
         log.observe(
             [r.ConsumptionForgotten], lambda record: context.background_deals.mark_stale(record.partition, record.task)
         )
+        log.observe([r.WriterFenced], lambda record: context.absent_holders.note_dead(record.writer))
         log.observe([r.PartitionDropped], lambda record: context.activity.forget_partition(record.partition))
         log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
         if context.mirror.lag is not None:
@@ -239,6 +240,8 @@ class Controller:
         context.log.now = now
         context.measures.counters["requests"] += 1
         sequence, request = envelope.sequence, envelope.body
+        if not sequence:  # a notice, which gets no reply
+            return self._settle_after(self.change(Caller(client, peer, envelope), request))
         kept = state.clients.get(client)
         if kept is not None and sequence in kept.replies:
             send = Send(peer, sequence, kept.replies[sequence])
@@ -309,8 +312,8 @@ class Controller:
             effects = context.checkpoints.forget_client(client)
             self._wakeups.release(client)
             if announced:
-                self._release_locks(client)
-            context.lock_holders.note_disconnected(client, now)
+                self._end_holds(client)
+            context.absent_holders.note_disconnected(client, now)
         return before + self._settle_after(effects)
 
     def next_deadline(self) -> float | None:
@@ -326,7 +329,7 @@ class Controller:
             context.connections.grace.next_deadline(),
             context.lease_deadlines.next_deadline(),
             context.lock_deadlines.next_deadline(),
-            context.lock_holders.next_deadline(),
+            context.absent_holders.next_deadline(),
             context.migrations.next_deadline(),
             context.unit_drains.next_deadline(),
         ]
@@ -351,8 +354,8 @@ class Controller:
                 context.log.apply(record)
         for _, lock in context.lock_deadlines.expired(now):
             context.log.apply(lock_decisions.expire(lock))
-        for client in context.lock_holders.dead_clients(now, context.connections.peers):
-            self._release_locks(client)
+        for client, is_dead in context.absent_holders.check(now, context.connections.peers):
+            self._end_holds(client, locks=is_dead)
         for partition in list(context.state.aging.values()):
             retention.retain(context.log, partition)
         effects = self._wakeups.expire(now)
@@ -458,8 +461,10 @@ class Controller:
         """Return the progress of every partition, and the counters."""
         return status.collect_status(self.context, now)
 
-    def _release_locks(self, client: str) -> None:
-        for record in lock_decisions.release_all(self.state, client):
+    def _end_holds(self, client: str, *, locks: bool = True) -> None:
+        """End what a client that is gone still holds: batches that it has not handed over, and its locks."""
+        released = lock_decisions.release_all(self.state, client) if locks else []
+        for record in [*lease_decisions.take_back_all(self.state, client), *released]:
             self.context.log.apply(record)
 
     def _settle_after(self, effects: list[Effect]) -> list[Effect]:

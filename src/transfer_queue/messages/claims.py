@@ -54,6 +54,24 @@ class Claim(Request, frozen=True):
 
     Samplers whose batches belong to a rank deal `count` rows.
     """
+    hand_over: bool = False
+    """Whether rows that belong to no rank stay with the client until it has handed them over (`HandOver`).
+
+    They are consumed, but a `Nack` of the token in the reply, the cancellation of the claim, or the end of the client
+    makes them ready again. Without effect on a claim with a lease.
+    """
+
+
+class HandOver(Request, frozen=True):
+    """Report that batches were handed over to the consumer, so that nothing makes their rows ready again.
+
+    It is sent with sequence 0: it gets no reply, and may arrive several times.
+    """
+
+    batches: list[tuple[str, Natural]]
+    """The partition and the token of each."""
+    withdrawn: list[Natural] = []
+    """The sequences of claims of this client whose replies it does not wait for any more, as in `Cancel`."""
 
 
 class Ack(Request, frozen=True):

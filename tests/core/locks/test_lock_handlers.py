@@ -8,7 +8,7 @@ from harness import Harness, column
 
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.locks.lock_handlers import PAGE
-from transfer_queue.core.locks.lock_holders import FIRST_CHECK, LONGEST_CHECK
+from transfer_queue.core.control.absent_holders import FIRST_CHECK, LONGEST_CHECK
 from transfer_queue.errors import InvalidArgumentError, LockLostError, ProtocolError, WaitTimeoutError
 from transfer_queue.messages.claims import Cancel, Renew
 from transfer_queue.messages.locks import ListLocks, LockEntry, LockReply, ReleaseLock, TakeLock
@@ -193,7 +193,7 @@ class TestEnds:
         alive.discard("a")  # not asked any more
         h.tick(10.0)
         assert held in h.state.locks.by_token
-        assert h.controller.context.lock_holders.next_deadline() is None
+        assert h.controller.context.absent_holders.next_deadline() is None
 
     def test_the_process_of_a_client_on_another_node_is_not_known_so_its_lease_counts(self) -> None:
         h = with_known_processes(set())

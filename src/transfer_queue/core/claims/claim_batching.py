@@ -130,6 +130,7 @@ def _is_alike(claim: Claim, other: Claim) -> bool:
         and claim.fields == other.fields
         and claim.lease == other.lease
         and claim.replicas == other.replicas
+        and claim.hand_over == other.hand_over
         and other.since is None
         and other.least is None
         and not other.probe
@@ -174,14 +175,18 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
     positions = partition.rows.positions_of(rows)
     if not batches or (positions < 0).any() or (known and not _may_lease(partition, claim, positions)):
         return [effect for waiting in waits for effect in claim_handler.retry_claim(context, waiting)]
-    leases = _leases(context, partition, sampler, waits, batches) if claim.lease is not None else []
+    leases = _leases(context, partition, sampler, waits, batches)
     for record in leases if known else [_record(sampler, waits, batches, leases)]:
         context.log.apply(record)
     held = _hold(context, partition, waits, batches)
     whole = meta_reply(partition, positions, rows, claim.fields)
     warning = claim_handler.warning_of(context, partition, claim, rows)
     replies = list(_split_reply(whole, batches, held))
-    if leases:
+    if leases and claim.lease is None:
+        replies = [msgspec.structs.replace(each, token=lease.token) for each, lease in zip(replies, leases, strict=True)]
+        for waiting in waits:
+            context.absent_holders.note_holder(waiting.client)
+    elif leases:
         replies = _leased_replies(context, partition, leases, rows, replies)
     if warning is not None:
         replies[0] = msgspec.structs.replace(replies[0], warning=warning)
@@ -229,9 +234,16 @@ def _leases(
     context: ControllerContext, partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest],
     batches: list[np.ndarray],
 ) -> list[r.RowsLeased]:  # fmt: skip
-    """Return the leases of the clients on their batches."""
+    """Return the leases of the clients on their batches, or what they hold until they have handed it over."""
     claim, token = waits[0].claim, context.state.next_token
-    assert claim.lease is not None
+    if claim.lease is None:
+        if not claim.hand_over or _key(sampler, claim) is not None:
+            return []
+        held = [
+            lease_decisions.unseen_batch(number, waiting.client, claim, mine.tobytes())
+            for number, (waiting, mine) in enumerate(zip(waits, batches, strict=True), token)
+        ]
+        return [lease for lease in held if lease is not None]
     unit = claim_samplers.dealt_group_size(sampler, partition)
     leases = []
     for number, (waiting, mine) in enumerate(zip(waits, batches, strict=True), token):

@@ -168,16 +168,19 @@ def _answer_claim(
     unit = claim_samplers.dealt_group_size(context.samplers.sampler_for(claim, partition), partition)
     leased = lease_decisions.grant_lease(context.state, partition, client, claim, rows, deals, unit)
     token = leased.token if isinstance(leased, r.RowsLeased) else 0
-    handed = consumer_state.hold_records(partition, client, claim, rows) if not token else []
+    acked = token and claim.lease is not None
+    handed = consumer_state.hold_records(partition, client, claim, rows) if not acked else []
     warning = warning_of(context, partition, claim, rows)
-    count = lease_decisions.deliveries(partition, claim.task, rows) if token else None
+    count = lease_decisions.deliveries(partition, claim.task, rows) if acked else None
 
     def reply() -> AnyReply:
         positions = partition.rows.positions_of(rows)
         meta = meta_reply(partition, positions, rows, claim.fields)
         context.timeline.note_claim(client, claim, since, partition, meta.rows, positions)
-        if token:
+        if acked:
             context.lease_deadlines.begin(partition.name, partition.leases.by_token[token], context.now)
+        elif token:
+            context.absent_holders.note_holder(client)
         elif not handed and warning is None:
             return meta
         return msgspec.structs.replace(meta, held=bool(handed), warning=warning, token=token, deliveries=count)

@@ -11,6 +11,7 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.state import unneeded_rows
+from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.errors import TransferQueueError
@@ -85,6 +86,16 @@ def handle_nack(context: ControllerContext, caller: Caller, request: claims.Nack
     return Decision(records, lambda: Done(bool(records)))
 
 
+@handles(claims.HandOver)
+def handle_hand_over(context: ControllerContext, caller: Caller, request: claims.HandOver) -> list[Effect]:
+    """Note that batches were handed over, and cancel claims. There is no reply."""
+    for name, token in request.batches:
+        for record in lease_decisions.decide_hand_over(context.state, name, token):
+            context.log.apply(record)
+    cancelled = [handle_cancel(context, caller, claims.Cancel(sequence)) for sequence in request.withdrawn]
+    return [effect for effects in cancelled for effect in effects[:-1]]  # the last one is the reply of a `Cancel`
+
+
 @handles(claims.RankGone)
 def handle_rank_gone(context: ControllerContext, caller: Caller, request: claims.RankGone) -> Decision:
     """Make the unacknowledged rows of a rank ready again. The reply has their number."""
@@ -119,7 +130,18 @@ def handle_take_group_demand(
 def handle_renew(context: ControllerContext, caller: Caller, request: claims.Renew) -> Done:
     """Restart the time of leases and locks. The reply says for each of them whether it is still in force."""
     leases, locks, now = context.lease_deadlines, context.lock_deadlines, context.now
-    return Done([leases.renew(name, token, now) or locks.renew(name, token, now) for name, token in request.leases])
+    return Done(
+        [
+            leases.renew(name, token, now) or locks.renew(name, token, now) or is_unseen(context.state, name, token)
+            for name, token in request.leases
+        ]
+    )
+
+
+def is_unseen(state: State, name: str, token: int) -> bool:
+    """Return whether a batch was not handed over yet. As long as its client exists, its time does not end."""
+    partition = state.partitions.get(name)
+    return partition is not None and token in partition.unseen_batches.by_token
 
 
 @handles(claims.Cancel)

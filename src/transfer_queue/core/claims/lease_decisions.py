@@ -14,6 +14,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
+from transfer_queue.core.tables.unseen_batches import UnseenBatch
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, RankGone
 
@@ -35,12 +36,16 @@ def grant_lease(
 ) -> r.RowsLeased | r.LeaseAcked | None:
     """Return the record of the lease on the rows that a claim gets, or of consuming them without a lease.
 
-    With a lease, it covers the rows that are claimed after the deals are recorded. Without a lease, the rows of a dealt
-    batch that wait for an ack are consumed. Returns None if there are no such rows.
+    With a lease, it covers the rows that are claimed after the deals are recorded. Without a lease, the client holds
+    what was dealt for no rank until it has handed it over, and the rows of a dealt batch that wait for an ack are
+    consumed. Returns None if there are no such rows.
 
     unit: samples of a group; 0 if the sampler deals single samples.
     """
-    if claim.lease is None and (deals or not partition.claimed.get(claim.task)):
+    if claim.lease is None and deals:
+        deal = deals[-1]
+        return unseen_batch(state.next_token, client, claim, deal.consumed) if deal.batch_index is None else None
+    if claim.lease is None and not partition.claimed.get(claim.task):
         return None
     batch = _share_of(deals, rows)
     if deals:
@@ -65,6 +70,16 @@ def grant_lease(
     )
 
 
+def unseen_batch(token: int, client: str, claim: Claim, rows: bytes) -> r.RowsLeased | None:
+    """Return the record that a client holds consumed rows until it has handed them over; None if it need not."""
+    if not claim.hand_over or not rows:
+        return None
+    listed = np.frombuffer(rows, "<i8")
+    if (listed[1:] < listed[:-1]).any():
+        rows = np.sort(listed).tobytes()
+    return r.RowsLeased(claim.partition, claim.task, token, client, rows, 0.0, None, 0, 0)
+
+
 def with_lease(records: Sequence[r.AnyRecord], lease: r.RowsLeased | r.LeaseAcked | None) -> list[r.AnyRecord]:
     """Return the records with that of the lease.
 
@@ -72,6 +87,8 @@ def with_lease(records: Sequence[r.AnyRecord], lease: r.RowsLeased | r.LeaseAcke
     """
     if lease is None:
         return list(records)
+    if len(records) == 1 and isinstance(lease, r.RowsLeased) and isinstance(records[0], r.Dealt):
+        return [msgspec.structs.replace(records[0], lease=lease)]
     for at, record in enumerate(records):
         if isinstance(record, r.Dealt) and np.isin(np.frombuffer(lease.rows, "<i8"), _rows_of(record)).all():
             assert isinstance(lease, r.RowsLeased)
@@ -100,6 +117,26 @@ def deliveries(partition: Partition, task: str, rows: np.ndarray) -> bytes | Non
     return None if (counts == 1).all() else counts.astype("<i4").tobytes()
 
 
+def decide_hand_over(state: State, name: str, token: int) -> list[r.AnyRecord]:
+    """Return the record that a batch was handed over; none if this was reported before, or its rows are ready again."""
+    return [] if _find_unseen(state, name, token) is None else [r.HandedOver(name, token)]
+
+
+def take_back(partition: Partition, batch: UnseenBatch, reason: str) -> r.LeaseEnded:
+    """Return the record that makes the rows of a batch that was not handed over ready again."""
+    return r.LeaseEnded(partition.name, batch.task, batch.token, batch.rows, b"", batch.rows, reason)
+
+
+def take_back_all(state: State, client: str) -> list[r.AnyRecord]:
+    """Return the records that make all rows ready again that a client holds and has not handed over."""
+    partitions = list(state.partitions.values())
+    return [
+        take_back(partition, batch, "gone")
+        for partition in partitions
+        for batch in partition.unseen_batches.of_client(client)
+    ]
+
+
 def decide_ack(state: State, request: Ack) -> list[r.AnyRecord]:
     """Return the record that acknowledges those of these rows that the lease has; none if it has ended."""
     found = _find_lease(state, request.partition, request.token, request.rows)
@@ -114,12 +151,24 @@ def decide_ack(state: State, request: Ack) -> list[r.AnyRecord]:
 
 
 def decide_nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
-    """Return the records that return those of these rows that the lease has. limit: see `end_lease`."""
+    """Return the records that return those of these rows that the lease has. limit: see `end_lease`.
+
+    A batch that was not handed over is returned as a whole.
+    """
+    unseen = _find_unseen(state, request.partition, request.token)
+    if unseen is not None:
+        return [take_back(*unseen, "nacked")]
     found = _find_lease(state, request.partition, request.token, request.rows)
     if found is None:
         return []
     partition, lease, mine = found
     return end_lease(partition, lease, mine, "nacked", limit, delivered=request.delivered)
+
+
+def _find_unseen(state: State, name: str, token: int) -> tuple[Partition, UnseenBatch] | None:
+    partition = state.partitions.get(name)
+    batch = None if partition is None else partition.unseen_batches.by_token.get(token)
+    return None if partition is None or batch is None else (partition, batch)
 
 
 def _find_lease(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
@@ -182,6 +231,9 @@ def return_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]
     met = None if kept is None else kept.replies.get(sequence)
     token = met.token if isinstance(met, ClaimReply) else 0
     for partition in state.partitions.values() if token else ():
+        unseen = _find_unseen(state, partition.name, token)
+        if unseen is not None:
+            return [take_back(*unseen, "nacked")]
         lease = partition.leases.by_token.get(token)
         if lease is not None:
             return end_lease(partition, lease, lease.rows, "nacked", 0, delivered=False)

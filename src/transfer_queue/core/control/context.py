@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.claims.index_builder import IndexBuilder
 from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
+from transfer_queue.core.control.absent_holders import AbsentHolders
 from transfer_queue.core.control.activity import ActivityTracker
 from transfer_queue.core.control.change_log import ChangeLog
 from transfer_queue.core.control.connections import Connections
@@ -18,7 +19,6 @@ from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision
-from transfer_queue.core.locks.lock_holders import LockHolders
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
@@ -54,7 +54,7 @@ class ControllerContext:
     """Which clients may still make space or rows, for the deadlock detector."""
     lease_deadlines: LeaseDeadlines
     lock_deadlines: LockDeadlines
-    lock_holders: LockHolders
+    absent_holders: AbsentHolders
     background_deals: BackgroundDeals
     index_builder: IndexBuilder
     migrations: MigrationPlanner

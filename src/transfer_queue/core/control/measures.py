@@ -37,7 +37,7 @@ class LeaseCounts:
                 self.count_record(record.lease)
             for lease in record.leases:
                 self.count_record(lease)
-        elif isinstance(record, r.RowsLeased):
+        elif isinstance(record, r.RowsLeased) and record.replicas:
             self.granted[_bounded_label(record.task, self.granted)] += 1
         elif isinstance(record, r.LeaseAcked):
             if record.token:

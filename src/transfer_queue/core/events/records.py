@@ -257,6 +257,7 @@ class RowsLeased(Record, frozen=True, tag="Leased"):
     batch: tuple[int, int] | None
     """(dp_rank, batch_index) of the dealt batch that contains the rows; None if it is not kept."""
     replicas: int
+    """The acknowledgements that a row needs. 0: it is consumed already, and was only not handed over yet."""
     unit: int
 
 
@@ -313,6 +314,15 @@ class LeaseEnded(Record, frozen=True):
     """The rows that become ready again."""
     reason: str
     """`"expired"` or `"nacked"`."""
+
+
+class HandedOver(Record, frozen=True):
+    """A batch was handed over to its consumer. See `unseen_batches.UnseenBatches`."""
+
+    wakes: ClassVar[Wakes] = Wakes.NONE
+
+    partition: str
+    token: int
 
 
 class RankLeft(Record, frozen=True):
@@ -663,5 +673,5 @@ AnyRecord = Union[
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
     HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone, StateMerged,
-    ValuesShared, DigestsNoted, RowsPutTogether,
+    ValuesShared, DigestsNoted, RowsPutTogether, HandedOver,
 ]  # fmt: skip

@@ -30,7 +30,7 @@ def handle_take_lock(context: ControllerContext, caller: Caller, request: locks.
 
     def reply() -> AnyReply:
         context.lock_deadlines.begin(request.partition, state.locks.by_token[granted.token], context.now)
-        context.lock_holders.note_holder(caller.client)
+        context.absent_holders.note_holder(caller.client)
         return locks.LockReply(granted.token)
 
     return Decision([granted], reply)

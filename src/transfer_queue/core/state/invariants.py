@@ -60,6 +60,7 @@ def _check_all_else(state: State, blocks: list[LiveBlock]) -> None:
         for ready in partition.ready.values():
             _check_ready(partition, ready)
     tokens = [token for partition in state.partitions.values() for token in partition.leases.by_token]
+    tokens += [token for partition in state.partitions.values() for token in partition.unseen_batches.by_token]
     tokens += state.locks.by_token
     require(len(set(tokens)) == len(tokens), "two leases or locks have the same token")
     require(all(token < state.next_token for token in tokens), "the token of a lease is not below the next one")
@@ -160,6 +161,7 @@ def _check_tasks(partition: Partition) -> None:
             claimed == partition.claimed.get(task, 0), f"7: task {task} of {partition.name} miscounts what it claimed"
         )
         _check_claimed(partition, task, positions[taken == CLAIMED])
+        _check_unseen(partition, task, positions[taken == CONSUMED])
     for task, dealt in partition.dealt.items():
         seen: set[int] = set()
         for key, number in dealt.by_key.items():
@@ -195,6 +197,19 @@ def _check_claimed(partition: Partition, task: str, claimed: np.ndarray) -> None
     acked = partition.leases.acked.counts_of(task, partition.rows.live_positions())
     waits = set(partition.rows.live_positions()[acked > 0].tolist())
     require(waits <= kept, f"7: rows of {partition.name} count acknowledgements although they are in no dealt batch")
+
+
+def _check_unseen(partition: Partition, task: str, consumed: np.ndarray) -> None:
+    """Check the batches of a task that were not handed over. `consumed` has the positions of its consumed rows."""
+    held: Counter[int] = Counter()
+    for token, batch in partition.unseen_batches.by_token.items():
+        require(batch.token == token, f"batch {token} of {partition.name} has another token")
+        require(batch.task in partition.tasks, f"batch {token} of {partition.name} is of an unknown task")
+        if batch.task == task:
+            positions = partition.rows.positions_of(batch.indexes)
+            held.update(positions[positions >= 0].tolist())
+    require(set(held) <= set(consumed.tolist()), f"3: a row of {partition.name} was dealt and is not consumed")
+    require(all(count == 1 for count in held.values()), f"3: a row of {partition.name} is in two batches")
 
 
 def _check_groups(partition: Partition) -> None:

@@ -43,6 +43,7 @@ from transfer_queue.core.tables.retention_log import DropLog, RowAges
 from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.skipped_rows import SkippedRows
+from transfer_queue.core.tables.unseen_batches import UnseenBatches
 from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.tag_table import (
@@ -135,6 +136,8 @@ class Partition(Persisted):
     claimed: dict[str, int] = map_of(str, Count)
     """Task -> number of live rows that it has claimed and not acknowledged."""
     leases: LeaseTable = part(LeaseTable)
+    unseen_batches: UnseenBatches = part(UnseenBatches, missing=[])
+    """The batches that were dealt and not handed over."""
     consumed_ever: dict[str, int] = map_of(str, Count)
     """Task -> number of rows that it has consumed so far."""
     dealt: dict[str, DealtBatches] = parts_of(str, DealtBatches)
@@ -178,6 +181,7 @@ class Partition(Persisted):
         self.drops = DropLog()
         self.wants = GroupQuotas()
         self.leases = LeaseTable(self.rows)
+        self.unseen_batches = UnseenBatches()
         self.passed = SkippedRows(self.rows)
         self.ready: dict[ReadyKey, ReadySet] = {}
         """The ready sets that were requested; the least recently used one is first."""
@@ -575,6 +579,16 @@ class Partition(Persisted):
             self.consumed_ever[task] = self.consumed_ever.get(task, 0) + len(fresh)
             self.remove_from_ready_sets(task, key, chunk, fresh)
 
+    def take_back(self, task: str, positions: np.ndarray) -> None:
+        """Make those of these rows that the task has consumed ready again, as if they had not been dealt."""
+        for key, chunk, at, _ in self.rows.split(positions):
+            column = chunk.consumed_column(task)
+            back = at[(column[at] == CONSUMED) & (chunk.alive[at] == 1)]
+            column[back] = 0
+            self.tasks[task] -= len(back)
+            self.consumed_ever[task] -= len(back)
+            self.update_ready_sets(task, key, chunk, back)
+
     def count_unclaimed(self, task: str, before: np.ndarray) -> None:
         """Record that rows with these former states are not claimed any more."""
         count = int(np.count_nonzero(before == CLAIMED))
@@ -619,6 +633,7 @@ class Partition(Persisted):
             self.tasks.pop(name, None)
             self.claimed.pop(name, None)
             self.leases.forget(name)
+            self.unseen_batches.forget(name)
             self.dealt.pop(name, None)
             self.passed.forget(name)
             for chunk in self.rows.chunks.values():

@@ -11,7 +11,7 @@ import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.row_table import CHUNK_BITS
+from transfer_queue.core.tables.row_table import CHUNK_BITS, rows_without
 
 GONE = "reserved by a client that is gone"
 
@@ -49,6 +49,9 @@ def clear_pre_allocated(partition: Partition) -> list[r.AnyRecord]:
 
 def finish_rows(partition: Partition, task: str, client: str, rows: np.ndarray) -> list[r.AnyRecord]:
     """Return the record that a client has finished those of these rows that it refers to; it frees unneeded rows."""
+    unseen = [batch.indexes for batch in partition.unseen_batches.of_client(client, task)]
+    if unseen:  # their client may still return them
+        rows = rows_without(rows, np.unique(np.concatenate(unseen)))
     mine, times = partition.holds.held_among(task, client, rows)
     if not len(mine):
         return []

@@ -24,7 +24,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.core.tables.field_types import MIXED_RANK, FieldStats, dims_parts
 from transfer_queue.core.tables.lease_table import Counts
-from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, Chunk
+from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, CONSUMED, Chunk
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import NESTED, ORDERS, PartitionOptions
 
@@ -360,6 +360,14 @@ def _check_tasks(partition: Partition) -> None:
         require(lease.batch is None or lease.batch[0] == lease.task, f"{where} belongs to a batch of another task")
         require(0 < lease.seconds < math.inf, f"{where} lasts {lease.seconds} seconds")
         require(bool((np.diff(lease.rows) > 0).all()), f"the rows of {where} do not ascend")
+    for token, batch in partition.unseen_batches.by_token.items():
+        where = f"batch {token} of {name}, which was not handed over,"
+        require(0 < token == batch.token, f"{where} has another token")
+        require(batch.task in partition.tasks, f"{where} belongs to a task that {name} does not know")
+        require(len(batch.rows) % 8 == 0, f"the rows of {where} are not 8 bytes each")
+        require(bool((np.diff(batch.indexes) > 0).all()), f"the rows of {where} do not ascend")
+        consumed = partition.consumption_states(batch.task, partition.rows.live_positions_of(batch.indexes)) == CONSUMED
+        require(bool(consumed.all()), f"rows of {where} are not consumed")
     of_holds = {task for chunk in chunks.values() for task in chunk.held} | {
         task for task, _, _ in partition.holds.by_holder
     }

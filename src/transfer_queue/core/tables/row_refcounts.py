@@ -72,6 +72,14 @@ class RowRefcounts(Persisted):
 
     def finish(self, task: str, client: str, rows: np.ndarray) -> None:
         """Record that a client has finished these rows. Rows that it does not refer to are ignored."""
+        self._release(task, client, rows, 1)
+
+    def drop(self, task: str, client: str, rows: np.ndarray) -> None:
+        """Record that a client does not refer to these rows any more, although it has not finished them."""
+        self._release(task, client, rows, 0)
+
+    def _release(self, task: str, client: str, rows: np.ndarray, times: int) -> None:
+        """Remove the references of a client to these rows, each of which counts as finished `times` more times."""
         for holder in [holder for holder in self.by_holder if holder[:2] == (task, client)]:
             held_rows = self.by_holder[holder]
             if len(rows) == 1:  # for a few rows numpy is slow
@@ -87,7 +95,7 @@ class RowRefcounts(Persisted):
             for _, chunk, at, _ in self.rows.split(self.rows.live_positions_of(mine)):
                 held, finished = chunk.held_columns(task)
                 held[at] -= 1
-                finished[at] += 1
+                finished[at] += times
 
     def find_disconnected(self, task: str, dp_rank: int, connected: Container[str]) -> str | None:
         """Return a client that refers to rows for this rank and is not connected, as after a state was loaded."""

@@ -15,6 +15,7 @@ from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.lock_table import KeyLock
+from transfer_queue.core.tables.unseen_batches import UnseenBatch
 from transfer_queue.core.transitions import apply_clears, apply_leases, apply_puts, apply_units
 from transfer_queue.core.transitions.merge import merge_state
 from transfer_queue.core.transitions.restore import replace_state, take_loaded
@@ -120,14 +121,23 @@ def _apply_dealt(state: State, record: r.Dealt) -> None:
 
 @applies(r.RowsLeased)
 def _apply_leased(state: State, record: r.RowsLeased) -> None:
-    batch = None if record.batch is None else (record.task, *record.batch)
-    state.partitions[record.partition].leases.add(
+    partition = state.partitions[record.partition]
+    state.next_token = max(state.next_token, record.token + 1)
+    if not record.replicas:
+        batch = UnseenBatch(record.token, record.task, record.client, record.rows)
+        partition.unseen_batches.by_token[record.token] = batch
+        return
+    partition.leases.add(
         RowLease(
-            record.token, record.task, record.client, np.frombuffer(record.rows, "<i8"), record.seconds, batch,
-            record.replicas, record.unit,
+            record.token, record.task, record.client, np.frombuffer(record.rows, "<i8"), record.seconds,
+            None if record.batch is None else (record.task, *record.batch), record.replicas, record.unit,
         )
     )  # fmt: skip
-    state.next_token = max(state.next_token, record.token + 1)
+
+
+@applies(r.HandedOver)
+def _apply_handed_over(state: State, record: r.HandedOver) -> None:
+    del state.partitions[record.partition].unseen_batches.by_token[record.token]
 
 
 @applies(r.LeaseAcked)
@@ -140,6 +150,9 @@ def _apply_lease_acked(state: State, record: r.LeaseAcked) -> None:
 @applies(r.LeaseEnded)
 def _apply_lease_ended(state: State, record: r.LeaseEnded) -> None:
     partition = state.new_version(record.partition)
+    if record.token in partition.unseen_batches.by_token:
+        apply_leases.take_back_batch(partition, record.token)
+        return
     partition.leases.remove_rows(record.token, np.frombuffer(record.rows, "<i8"))
     _count_deliveries(state, partition, record.task, record.counted)
     returned = partition.rows.positions_of(np.frombuffer(record.returned, "<i8"))

@@ -49,8 +49,17 @@ def acknowledge(partition: Partition, record: r.LeaseAcked) -> None:
         partition.holds.skip(record.task, done)
 
 
+def take_back_batch(partition: Partition, token: int) -> None:
+    """Make the rows of a batch that was not handed over ready again. Its client does not refer to them any longer."""
+    batch = partition.unseen_batches.by_token.pop(token)
+    partition.holds.drop(batch.task, batch.client, batch.indexes)
+    partition.take_back(batch.task, partition.rows.positions_of(batch.indexes))
+
+
 def end_all_leases(partition: Partition) -> None:
     """End all leases. Their rows are delivered again, without counting as delivered."""
+    for token in list(partition.unseen_batches.by_token):
+        take_back_batch(partition, token)
     for token, lease in list(partition.leases.by_token.items()):
         if lease.batch is None:
             return_rows(partition, lease.task, partition.rows.positions_of(partition.leases.live_rows(lease)))

@@ -17,7 +17,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
 from transfer_queue.core.tables.lost_values import LossEvent
 from transfer_queue.core.tables.row_table import CONSUMED, Chunk
-from transfer_queue.core.transitions import apply_clears
+from transfer_queue.core.transitions import apply_clears, apply_leases
 from transfer_queue.core.transitions.restore import check_new_extents
 from transfer_queue.errors import CapacityError, DuplicateError, InvalidArgumentError, SealedError
 from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
@@ -197,8 +197,10 @@ class _Merge:
             self._target.join([group.name] * len(members), members)
 
     def _copy_consumption(self) -> None:
-        """Copy what tasks have consumed and skipped. Rows under a lease are ready again."""
+        """Copy what tasks have consumed and skipped. Rows under a lease, or not handed over, are ready again."""
         source, target = self._source, self._target
+        for token in list(source.unseen_batches.by_token):
+            apply_leases.take_back_batch(source, token)
         for task in source.tasks:
             taken = source.consumption_states(task, self._from) == CONSUMED
             skipped = source.passed.rows_of(task)

@@ -1,4 +1,7 @@
-"""Detects that the process of a client that holds locks is dead, so that its locks end before their leases do."""
+"""The clients that hold locks or batches and have no connection: detects that their processes are dead.
+
+The locks of a dead client end before their leases do, and what it has not handed over becomes ready again.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,16 @@ process before it releases its other locks, or after that.
 """
 LONGEST_CHECK = 1.0
 """The maximum number of seconds between two checks. The time between checks doubles until then."""
+ABSENCE_SECONDS = 30.0
+"""Seconds without a connection after which a client whose process cannot be checked has handed over nothing more."""
 
 
-class LockHolders:
-    """The clients that hold locks and have no connection.
+class AbsentHolders:
+    """The clients that hold locks, or batches that they have not handed over, and have no connection.
 
-    A client that has lost its connections may still be alive, so the end of a connection alone ends no lock. Whether
+    A client that has lost its connections may still be alive, so the end of a connection alone ends nothing. Whether
     its process is alive is known only for clients on the controller's node. The locks of other clients end with their
-    leases.
+    leases, and their batches after ABSENCE_SECONDS.
     """
 
     def __init__(self, state: State, is_alive: Callable[[str], bool], now: float) -> None:
@@ -36,44 +41,56 @@ class LockHolders:
         """Client -> whether `is_alive` knows its process. It is checked while the client is certainly alive."""
         self._checks: dict[str, tuple[float, float]] = {}
         """Client without a connection -> the time of its next check, and the seconds before it."""
-        for client in state.locks.of_client:
+        for client in [*state.locks.of_client, *dict.fromkeys(self._holders_of_batches())]:
             self.note_holder(client)
             self.note_disconnected(client, now)
 
+    def _holders_of_batches(self) -> list[str]:
+        partitions = self._state.partitions.values()
+        return [batch.client for partition in partitions for batch in partition.unseen_batches.by_token.values()]
+
+    def _holds(self, client: str) -> bool:
+        return client in self._state.locks.of_client or client in self._holders_of_batches()
+
     def note_holder(self, client: str) -> None:
-        """Note that a client gets a lock."""
+        """Note that a client gets a lock or a batch."""
         if client not in self._verifiable:
             self._verifiable[client] = self._is_alive(client)
 
     def note_disconnected(self, client: str, now: float) -> None:
         """Note that a client has no connection any more."""
-        if client not in self._state.locks.of_client:
+        if not self._holds(client):
             self._verifiable.pop(client, None)
-        elif self._verifiable.get(client):
-            self._checks[client] = now + FIRST_CHECK, FIRST_CHECK
+            return
+        seconds = FIRST_CHECK if self._verifiable.get(client) else ABSENCE_SECONDS
+        self._checks[client] = now + seconds, seconds
+
+    def note_dead(self, client: str) -> None:
+        """Note that a client is proven dead, which has no connection any more or is about to lose it."""
+        if client in self._checks:
+            self._checks[client] = 0.0, ABSENCE_SECONDS
 
     def next_deadline(self) -> float | None:
         """Return the time of the next check; None if no client is checked."""
         return min(when for when, _ in self._checks.values()) if self._checks else None
 
-    def dead_clients(self, now: float, connections: Mapping[str, Collection[int]]) -> list[str]:
-        """Return the holders whose process is found dead by the checks that are due.
+    def check(self, now: float, connections: Mapping[str, Collection[int]]) -> list[tuple[str, bool]]:
+        """Return the holders that are gone by the checks that are due, each with whether its process is proven dead.
 
         Args:
             now: The time, on the controller's clock.
             connections: The connections of each client.
         """
-        dead = []
+        gone = []
         for client, (when, seconds) in list(self._checks.items()):
             if when > now:
                 continue
             del self._checks[client]
-            if connections.get(client) or client not in self._state.locks.of_client:
+            if connections.get(client) or not self._holds(client):
                 continue
             if self._is_alive(client):
                 seconds = min(2 * seconds, LONGEST_CHECK)
                 self._checks[client] = now + seconds, seconds
             else:
-                del self._verifiable[client]
-                dead.append(client)
-        return dead
+                gone.append((client, self._verifiable.pop(client, False)))
+        return gone
