@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 import transfer_queue as tq
 from simulated import numbers
 from transfer_queue.dataloader import async_iteration
-from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Steps
+from transfer_queue.dataloader.steps import FunctionStep, Steps
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
@@ -238,54 +238,6 @@ class TestCancellation:
             return found
 
         assert run(main()) == list(range(160))
-
-    def test_a_batch_that_was_claimed_and_not_read_comes_next(
-        self, dataset: Build, partition: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        put(partition, 8, seal=True)
-        own = dataset()
-        reading = asyncio.Event()
-        request = async_iteration._run_operation
-
-        async def slow(step: OperationStep) -> Any:
-            if step.operation == "get_data":
-                reading.set()
-                await asyncio.sleep(SECONDS)
-            return await request(step)
-
-        async def main() -> Any:
-            monkeypatch.setattr(async_iteration, "_run_operation", slow)
-            task = asyncio.ensure_future(values(own))
-            await reading.wait()
-            await cancel(task)
-            monkeypatch.undo()
-            return await values(own)
-
-        assert run(main()) == list(range(8))
-
-    def test_it_also_comes_next_in_a_plain_iteration_and_not_after_a_step(
-        self, dataset: Build, partition: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        put(partition, 8, seal=True)
-
-        async def claim_only(own: StreamingDataset) -> None:
-            async def fail(step: OperationStep) -> Any:
-                if step.operation == "get_data":
-                    raise asyncio.CancelledError
-                return await request(step)
-
-            request = async_iteration._run_operation
-            with monkeypatch.context() as patch:
-                patch.setattr(async_iteration, "_run_operation", fail)
-                with pytest.raises(asyncio.CancelledError):
-                    await values(own)
-
-        own, moved = dataset(), dataset(task_name="moved", delivery="at_least_once")
-        run(claim_only(own))
-        assert [data["x"].tolist() for data, _ in own] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-        run(claim_only(moved))
-        moved.step(partition)
-        assert sorted(value for data, _ in moved for value in data["x"].tolist()) == list(range(8))
 
     def test_a_users_function_runs_to_its_end_and_its_batch_is_kept(self, dataset: Build, partition: str) -> None:
         put(partition, 4, seal=True)

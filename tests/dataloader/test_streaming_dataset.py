@@ -548,12 +548,13 @@ class TestFetchFunction:
 
         def fetch(**arguments: Any) -> Any:
             calls.append({**arguments, "sampling_config": dict(arguments["sampling_config"])})
+            assert calls[-1].pop("tq_client").name == b.name
             return default_fetch_batch_fn(**arguments)
 
         assert values(take(iter(dataset(fetch_batch_fn=fetch)), 4)) == list(range(8))
         assert calls == [
             {
-                "tq_client": b, "data_fields": ["x"], "batch_size": 4, "partition_id": "p", "task_name": "train",
+                "data_fields": ["x"], "batch_size": 4, "partition_id": "p", "task_name": "train",
                 "sampling_config": {"dp_rank": 0, "task_name": "train"}, "batch_index": number,
             }
             for number in range(2)

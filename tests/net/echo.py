@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.messages.base import Done, Failure
-from transfer_queue.messages.claims import Cancel, Claim, ClaimReply
+from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions, Seal
 from transfer_queue.messages.puts import Publish, PublishReply
@@ -66,6 +66,10 @@ class EchoService:
 
     def reply(self, client: str, peer: int, envelope: RequestEnvelope, now: float) -> AnyReply | None:
         request = envelope.body
+        if isinstance(request, ReportBatches):
+            for sequence in request.withdrawn:
+                self.parked.pop((client, sequence), None)
+            return None
         if isinstance(request, Publish):
             return PublishReply(rows=request.rows or b"")
         if isinstance(request, CreatePartition):

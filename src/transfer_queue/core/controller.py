@@ -238,10 +238,10 @@ class Controller:
             return self._finish_last() + self.handle(client, peer, envelope, now)
         context, state = self.context, self.state
         context.log.now = now
-        context.measures.counters["requests"] += 1
         sequence, request = envelope.sequence, envelope.body
         if not sequence:  # a notice, which gets no reply
             return self._settle_after(self.change(Caller(client, peer, envelope), request))
+        context.measures.counters["requests"] += 1
         kept = state.clients.get(client)
         if kept is not None and sequence in kept.replies:
             send = Send(peer, sequence, kept.replies[sequence])

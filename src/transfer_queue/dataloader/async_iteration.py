@@ -1,8 +1,8 @@
 """Iterates over a loader with `async for`: waits in the event loop, without blocking it.
 
 Requests to the system are made in the event loop. Only functions of the user, and the wait for worker processes, run in
-threads. A cancelled wait loses no samples: a request under way is withdrawn at the controller, and if it was met before
-that, its batch stays in the dataset for the next iteration.
+threads. A cancelled wait loses no samples: the driver cancels the request, and the controller takes back what it has
+dealt, or keeps it under the number of the batch.
 """
 
 from __future__ import annotations
@@ -13,17 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Step, Steps, call_in_thread
-from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import Cancel, Claim
-from transfer_queue.net.calls import CONTROLLER, Call
 
 T = TypeVar("T")
-
-CANCEL_SECONDS = 2.0
-"""Seconds that a cancelled task waits for the end of its request. Then the request is dropped."""
 
 _Outcome = tuple[Any, "asyncio.CancelledError | None"]  # the result of a step; a cancellation during it
 
@@ -106,8 +98,8 @@ def _call(function: Callable[[], T]) -> Steps[T]:
 async def run_steps_async(steps: Steps[T]) -> T:
     """Run steps in this event loop, and return their result.
 
-    If the task is cancelled, the step under way is ended early, and the steps get its result if it has one. The next
-    step raises the cancellation.
+    If the task is cancelled, a function of the user still runs to its end, and the steps get its result. Then the
+    cancellation is raised.
     """
     advance: Callable[[], Step] = partial(next, steps)
     cancelled = None
@@ -140,7 +132,7 @@ def _continue_until_next_step(steps: Steps[Any], result: Any) -> None:
 
 async def _run_step(step: Step) -> _Outcome:
     if isinstance(step, OperationStep):
-        return await _run_operation(step)
+        return await getattr(step.client, f"async_{step.operation}")(*step.arguments, **step.more), None
     if isinstance(step, FunctionStep):
         return await _run_to_its_end(asyncio.wrap_future(call_in_thread(step.function)))
     arrival = asyncio.wrap_future(step.reception.begin())
@@ -164,73 +156,3 @@ async def _run_to_its_end(future: asyncio.Future[Any]) -> _Outcome:
         return future.result(), cancelled
     finally:
         del cancelled  # see above
-
-
-async def _run_operation(step: OperationStep) -> _Outcome:
-    """Run an operation in a task of its own, so that its result is not lost if this task is cancelled."""
-    request = _Request(step)
-    task = asyncio.ensure_future(request.run())
-    try:
-        await asyncio.wait((task,))
-    except asyncio.CancelledError as cancelled:
-        if request.is_leased:  # a withdrawn lease returns its samples, even if they are on their way to this client
-            task.cancel()
-        withdrawal = asyncio.ensure_future(request.withdraw())
-        try:
-            await asyncio.wait((task,), timeout=CANCEL_SECONDS)
-        finally:
-            withdrawal.cancel()
-            task.cancel()
-        if not task.done() or task.cancelled() or task.exception() is not None:
-            raise
-        return task.result(), cancelled
-    return task.result(), None
-
-
-class _Request:
-    """An operation of a client that can be withdrawn: a waiting claim then ends with the samples that it has."""
-
-    def __init__(self, step: OperationStep) -> None:
-        self._step = step
-        self._call: Call | None = None
-
-    async def run(self) -> Any:
-        """Run the operation."""
-        client, operation, arguments, more = self._step
-        operations = getattr(client, "_operations", None)
-        if not isinstance(operations, DataPath):  # a fake client of a test
-            return await getattr(client, f"async_{operation}")(*arguments, **more)
-        return await client._run_async(self._watched(getattr(operations, operation)(*arguments, **more)))
-
-    @property
-    def is_leased(self) -> bool:
-        """Whether it is a claim under a lease."""
-        request = None if self._call is None else self._call.request
-        return isinstance(request, Claim) and request.lease is not None
-
-    async def withdraw(self) -> None:
-        """Cancel a claim that waits at the controller. The reply comes immediately, with samples if they were ready."""
-        call = self._call
-        if call is not None and isinstance(call.request, Claim) and call.sequence and not self.is_leased:
-            with contextlib.suppress(TransferQueueError):
-                await self._step.client._run_async(_cancel(call.sequence))
-
-    def _watched(self, operation: Operation[Any]) -> Operation[Any]:
-        """Run an operation, and keep the call that it waits for."""
-        try:
-            call = next(operation)
-            while True:
-                self._call = call
-                try:
-                    reply = yield call
-                except BaseException as error:
-                    call = operation.throw(error)
-                else:
-                    call = operation.send(reply)
-        except StopIteration as end:
-            return end.value
-
-
-def _cancel(sequence: int) -> Operation[None]:
-    reply = yield Call(CONTROLLER, Cancel(sequence))
-    assert isinstance(reply, Done)

@@ -13,9 +13,11 @@ from tensordict import TensorDictBase
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.data.data_path import DataPath
 from transfer_queue.client.operations.long_waits import report
+from transfer_queue.dataloader.lease_delivery import give_back, hand_over
 from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Steps, ask_blocking, run_steps
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.batch_columns import BatchLease, merge_leases
 
 Batch = tuple[TensorDictBase, BatchMeta]
 Claimed = tuple[Union[TensorDictBase, None], BatchMeta]
@@ -96,8 +98,7 @@ class Fetcher:
         hold: True if a fetch does not mark the previous batch as finished, because this fetcher fetches ahead.
         lease: The length of the lease of each fetch in seconds; None: fetched samples are consumed.
         dp_size: The number of dp_ranks; None if it is not known.
-        combined: True if one request claims a batch and reads it. False if a wait may end before the batch is read, so
-            that the claimed batch must be known.
+        combined: True if one request claims a batch and reads it. False to read it later, with `complete`.
         shared: True if rows whose value is stored once share memory; see `TransferQueueClient.get_data`.
         copy: See `get_data`.
         device: See `get_data`.
@@ -123,7 +124,8 @@ class Fetcher:
         copy: bool = True,
         device: torch.device | None = None,
     ) -> None:
-        self.client = client
+        fake = not isinstance(getattr(client, "_operations", None), DataPath)  # of a test, which has no leases
+        self.client: GeneratedMethods = client if fake else client._holding()  # type: ignore[attr-defined]
         form = {"shared": (shared, False), "copy": (copy, True), "device": (device, None)}
         self._form: dict[str, Any] = {name: value for name, (value, default) in form.items() if value != default}
         self._combined = combined
@@ -137,7 +139,7 @@ class Fetcher:
         self._ask = ask
         self._interval = interval
         operations = getattr(
-            client, "_operations", None
+            self.client, "_operations", None
         )  # a fake client of a test may have none; long waits are then not logged
         self._operations = operations if isinstance(operations, DataPath) else None
         self._long = None if self._operations is None else self._operations.long_wait
@@ -180,16 +182,21 @@ class Fetcher:
         if self._function is None and self._combined:
             how = {**self._how, **self._form, "timeout": self._request_seconds()}
             data, meta, ended = yield OperationStep(self.client, "await_data", wanted, how)
+            self._take_held()  # it is in the metadata
             return None if ended and not len(meta) else (data, meta)
         if self._function is None:
             wait = min(self._request_seconds(), AHEAD_WAIT) if ahead else self._request_seconds()
             how = {**self._how, "ahead": ahead, "timeout": wait}
             meta, ended = yield OperationStep(self.client, "await_batch", wanted, how)
+            self._take_held()
             return None if ended and not len(meta) else (None, meta)
         data, meta = yield from self._call(self._function, partition_id, number)
+        held = self._take_held()
         if data is not None and len(meta):
             self._refused.clear()
+            meta._leases = merge_leases((meta._leases, held))
             return data, meta
+        hand_over(self.client, held)  # the function has seen what it claimed, and has decided to return nothing
         # ready rows may not suffice for this function, or for a user's sampler: the function is called again once at
         # once, because rows may have become ready meanwhile, and after that only if something has changed
         since = self._refused.get(partition_id)
@@ -219,7 +226,18 @@ class Fetcher:
             found: Claimed = yield FunctionStep(call)
             return found
         except WaitTimeoutError:  # the wait of a fetch that does not poll ended without a batch
+            give_back(self.client, self._take_held())
             return None, BatchMeta()
+        except BaseException:
+            give_back(self.client, self._take_held())
+            raise
+
+    def _take_held(self) -> tuple[BatchLease, ...]:
+        """Return the leases of what a function has claimed and not handed over."""
+        if self._operations is None or self._operations.held is None:
+            return ()
+        held, self._operations.held[:] = tuple(self._operations.held), []
+        return held
 
 
 def _takes_names(function: FetchBatch) -> bool:

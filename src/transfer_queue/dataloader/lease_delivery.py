@@ -15,7 +15,9 @@ from typing import Any
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.dataloader.steps import OperationStep, Steps
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, TransferQueueError
+from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.batch_columns import BatchLease
 
 DELIVERIES = ("at_most_once", "at_least_once")
 BACK_SECONDS = 2.0  # timeout for returning a batch when a process ends
@@ -37,6 +39,29 @@ def lease_of(delivery: str, seconds: float) -> float | None:
 def rows_digest(meta: BatchMeta) -> int:
     """Return a checksum of the rows, by which batches that were dealt under the same number can be distinguished."""
     return zlib.crc32(meta._rows().tobytes())
+
+
+def take_unseen(meta: BatchMeta) -> tuple[BatchLease, ...]:
+    """Remove the leases that last until a batch is handed over from its metadata, and return them."""
+    unseen = tuple(lease for lease in meta._leases if lease.is_unseen)
+    if unseen:
+        meta._leases = tuple(lease for lease in meta._leases if not lease.is_unseen)
+    return unseen
+
+
+def hand_over(client: GeneratedMethods, unseen: Iterable[BatchLease]) -> None:
+    """Report that the consumer gets a batch now. Awaits no reply."""
+    batches = [(lease.partition, lease.token) for lease in unseen]
+    if batches:
+        client._run(client._operations._report_batches(ReportBatches(handed_over=batches)))
+
+
+def give_back(client: GeneratedMethods, unseen: Iterable[BatchLease]) -> None:
+    """Report that no consumer gets a batch, so that its samples are ready again. Awaits no reply."""
+    batches = [(lease.partition, lease.token) for lease in unseen]
+    if batches:
+        with contextlib.suppress(TransferQueueError):
+            client._run(client._operations._report_batches(ReportBatches(returned=batches)))
 
 
 def adopt_lease(client: GeneratedMethods, meta: BatchMeta, *, keep: bool = False) -> None:

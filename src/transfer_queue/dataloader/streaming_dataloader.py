@@ -134,7 +134,7 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         self.dataset.check()
         pinning = self._can_pin()
         if not self.num_workers:
-            return self.dataset.async_stream(LocalSource(asynchronous=True), self._finish(pinning))
+            return self.dataset.async_stream(LocalSource(), self._finish(pinning))
         source = _LateWorkers(lambda: self._start_workers(pinning))
         return self.dataset.async_stream(
             source, self._finish(pinning), lambda failed: self._end_workers(source.workers, failed)

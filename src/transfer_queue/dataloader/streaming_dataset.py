@@ -11,7 +11,10 @@ iterates. The workers of a StreamingDataLoader fetch ahead, and know only the ba
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -27,7 +30,6 @@ from transfer_queue.config.environment import empty_batch_sleep_interval
 from transfer_queue.dataloader.async_iteration import AsyncItems
 from transfer_queue.dataloader.batch_fetcher import (
     Batch,
-    Claimed,
     FetchBatch,
     Fetcher,
     default_fetch_batch_fn,
@@ -37,9 +39,12 @@ from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
 from transfer_queue.dataloader.lease_delivery import (
     acknowledge_again,
     adopt_lease,
+    give_back,
+    hand_over,
     lease_of,
     return_batches,
     rows_digest,
+    take_unseen,
 )
 from transfer_queue.dataloader.micro_batches import (
     MicroBatchIterator,
@@ -53,6 +58,7 @@ from transfer_queue.dataloader.steps import OperationStep, Steps, ask_blocking, 
 from transfer_queue.dataloader.worker_channel import Channel, WorkerChannelEnd, is_orphan
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.batch_columns import BatchLease
 
 __all__ = ["StreamingDataset", "chunk_batch_fn", "default_fetch_batch_fn"]
 
@@ -81,6 +87,8 @@ class Delivery(NamedTuple):
     held: BatchMeta | None = None
     """The metadata of a batch whose samples must still be finished (`create_partition(free_when=...)`) or acknowledged.
     """
+    unseen: tuple[BatchLease, ...] = ()
+    """The leases of the batch that end when it is handed over."""
 
 
 class BatchSource(Protocol):
@@ -285,8 +293,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._unacked: dict[int, BatchMeta] = {}  # batches yielded under leases, by number, until they are acknowledged
         # partition, number and digest of a batch that was not acknowledged, as a loaded state says
         self._owed: tuple[str, int, int] | None = None
-        # place, and a batch that was claimed there and not read, because the task that waited for it was cancelled
-        self._claimed: tuple[tuple[int, int], Claimed] | None = None
+        self._unseen: dict[int, tuple[BatchLease, ...]] = {}  # of batches of which no item was yielded, by number
         self.channel = None
         self.seat = None
         self.iterate_in_worker = None
@@ -325,7 +332,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
                 return
 
     def __aiter__(self) -> AsyncItems:
-        return self.async_stream(LocalSource(asynchronous=True))
+        return self.async_stream(LocalSource())
 
     def async_stream(
         self, source: BatchSource, finish: Finish | None = None, close: Callable[[bool], object] | None = None
@@ -346,7 +353,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             >>> client.seal("train_0")
             >>> dataset = tq.StreamingDataset(None, 2, 1, ["reward"], "train_0", "update", dp_rank=0)
             >>> from transfer_queue.dataloader.streaming_dataset import LocalSource
-            >>> async for data, meta in dataset.async_stream(LocalSource(asynchronous=True)):
+            >>> async for data, meta in dataset.async_stream(LocalSource()):
             ...     print(data["reward"].tolist())
             [0.0]
             [1.0]
@@ -669,7 +676,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             "_held": None,
             "_unacked": {},
             "_owed": None,
-            "_claimed": None,
+            "_unseen": {},
             "batch_index": number,
             "_skip": given,
             "_kept_from": number,
@@ -688,14 +695,23 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             left = [meta for meta in self._unacked.values() if meta is not through]
             self._unacked, self._held = {}, through
             return_batches(self.client(), left)
-        if self._claimed is not None:
-            return_batches(self.client(), [self._claimed[1][1]])
-            self._claimed = None
+        self._give_back_unseen()
         self.partition_id = partition_id
         self.buffer = []
         self.batch_index = self._kept_from = number
         self._open, self._skip = None, given
         self.moves += 1
+
+    def _give_back_unseen(self) -> None:
+        """Return the batches of which no item was yielded."""
+        unseen, self._unseen = self._unseen, {}
+        if unseen:
+            give_back(self.client(), itertools.chain.from_iterable(unseen.values()))
+
+    def __del__(self) -> None:
+        if getattr(self, "_unseen", None) and not sys.is_finalizing():
+            with contextlib.suppress(Exception):
+                self._give_back_unseen()
 
     def _open_next(self, source: BatchSource, finish: Finish | None) -> Steps[bool]:
         kept = self.batch_index - self._kept_from
@@ -703,12 +719,16 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._held = self._unacked.get(self.batch_index)
             self._cut_and_open(*self.buffer[kept], finish)
             return True
+        self._give_back_unseen()  # a batch that could not be cut, and that the buffer does not keep
         place = (self.moves, self.batch_index)
         found = yield from source.deliver(self)
         if place != (self.moves, self.batch_index):
+            give_back(self.client(), found.unseen)
             return True  # another thread has changed the position meanwhile
         if found.ended:
             return False
+        if found.unseen:
+            self._unseen[self.batch_index] = found.unseen
         self._held = found.held
         if found.held is not None and found.held._leases:
             self._unacked[self.batch_index] = found.held
@@ -729,9 +749,16 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self.batch_index, self._skip = self._place()  # the position stays at this item
             self._open = None
             raise
+        self._hand_over()
         if opened.over:
             self._open = None
         return item
+
+    def _hand_over(self) -> None:
+        """Report that the open batch is handed over with the item that is yielded now."""
+        unseen = self._unseen.pop(self.batch_index - 1, ()) if self._unseen else ()
+        if unseen:
+            hand_over(self.client(), unseen)
 
     def _cut_and_open(self, data: TensorDictBase, meta: BatchMeta, finish: Finish | None) -> None:
         items = self.cut(data, meta)
@@ -741,6 +768,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         opened = MicroBatchIterator(items, self._skip)
         self._open, self._skip = None if opened.over else opened, 0
         self.batch_index += 1
+        if opened.over:
+            self._hand_over()  # there is no item, because a function of the user has left all samples out
 
     def _keep(self, batch: Batch) -> None:
         """Put the batch at the position into the buffer. The oldest one is removed if the buffer is full."""
@@ -751,38 +780,24 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
 
 class LocalSource:
-    """Fetches batches in this process.
+    """Fetches batches in this process."""
 
-    Args:
-        asynchronous: True if an event loop runs the steps, whose tasks can be cancelled. Default: False.
-    """
-
-    def __init__(self, *, asynchronous: bool = False) -> None:
+    def __init__(self) -> None:
         self._fetcher: Fetcher | None = None
-        self._asynchronous = asynchronous
 
     def deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
         """Return the batch at the dataset's position, or nothing after the interval."""
         if self._fetcher is None:
-            self._fetcher = dataset.fetcher(combined=not self._asynchronous)
+            self._fetcher = dataset.fetcher(combined=True)
         worker, number = get_worker_info(), dataset.batch_index
         if worker is not None:
             number = number * worker.num_workers + worker.id
-        place = (dataset.moves, number)
-        if dataset._claimed is not None and dataset._claimed[0] == place:
-            found: Claimed | None = dataset._claimed[1]
-        else:
-            found = yield from self._fetcher.claim_steps(dataset.partition_id, number)
+        found = yield from self._fetcher.claim_steps(dataset.partition_id, number)
         if found is None or not len(found[1]):
             return Delivery(ended=found is None or (worker is not None and is_orphan()))
-        dataset._claimed = place, found
-        try:
-            batch = yield from self._fetcher.complete(*found)
-        except Exception:
-            dataset._claimed = None
-            raise
-        dataset._claimed = None
-        return Delivery(batch, held=batch[1] if batch[1]._leases else None)
+        batch = yield from self._fetcher.complete(*found)
+        unseen = take_unseen(batch[1])
+        return Delivery(batch, held=batch[1] if batch[1]._leases else None, unseen=unseen)
 
 
 def _at_least(least: int, **arguments: int | None) -> None:

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from torch.utils.data import get_worker_info
 
 from transfer_queue.dataloader.batch_fetcher import Batch, Fetcher
-from transfer_queue.dataloader.lease_delivery import PrefetchedBatch
+from transfer_queue.dataloader.lease_delivery import PrefetchedBatch, take_unseen
 from transfer_queue.dataloader.pinned_memory import pin
 from transfer_queue.dataloader.steps import ReceptionStep, Steps, call_in_thread, run_steps
 from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, StreamingDataset
@@ -110,7 +110,9 @@ def _batches(
             seat.check(order.version)
         ahead.add(number, found[1])
         data, meta = run_steps(fetcher.complete(*found))
+        unseen = take_unseen(meta)
         items = dataset.items_in_worker(data, meta)
+        meta._leases = (*unseen, *meta._leases)
         kept = items is None or dataset.keep_batches != 0
         yield Fetched(order.version, number, data if kept else None, meta, items)
 
@@ -248,7 +250,9 @@ class Workers:
                 return Delivery(ended=True)
             self._place, self._given = (*self._place[:2], number + 1), number + 1
         batch: Batch | None = None if found.data is None else (found.data, found.meta)
-        return Delivery(batch, found.items, held=found.meta if found.meta._holder or found.meta._leases else None)
+        unseen = take_unseen(found.meta)
+        held = found.meta if found.meta._holder or found.meta._leases else None
+        return Delivery(batch, found.items, held=held, unseen=unseen)
 
     def close(self) -> None:
         """End the processes, also those that wait for rows. Further calls do nothing."""

@@ -55,21 +55,25 @@ class Claim(Request, frozen=True):
     Samplers whose batches belong to a rank deal `count` rows.
     """
     hand_over: bool = False
-    """Whether rows that belong to no rank stay with the client until it has handed them over (`HandOver`).
+    """Whether rows that belong to no rank stay with the client until it has handed them over (`ReportBatches`).
 
     They are consumed, but a `Nack` of the token in the reply, the cancellation of the claim, or the end of the client
     makes them ready again. Without effect on a claim with a lease.
     """
 
 
-class HandOver(Request, frozen=True):
-    """Report that batches were handed over to the consumer, so that nothing makes their rows ready again.
+class ReportBatches(Request, frozen=True):
+    """Report what became of batches of claims with `hand_over`, each by its partition and token.
 
     It is sent with sequence 0: it gets no reply, and may arrive several times.
     """
 
-    batches: list[tuple[str, Natural]]
-    """The partition and the token of each."""
+    handed_over: list[tuple[str, Natural]] = []
+    """The batches that the consumer has got, so that nothing makes their rows ready again."""
+    finished: list[tuple[str, Natural]] = []
+    """The same, of batches whose values were read: the consumer does not refer to their rows any more (`Finish`)."""
+    returned: list[tuple[str, Natural]] = []
+    """The batches that no consumer will get. Their rows become ready again."""
     withdrawn: list[Natural] = []
     """The sequences of claims of this client whose replies it does not wait for any more, as in `Cancel`."""
 

@@ -366,16 +366,24 @@ Rows = npt.NDArray[np.int64]
 class BatchLease:
     """One lease. The client renews it while this object exists: the metadata and every selection of it refer to it."""
 
-    __slots__ = ("__weakref__", "deliveries", "partition", "rows", "seconds", "token")
+    __slots__ = ("__weakref__", "deliveries", "is_unseen", "partition", "rows", "seconds", "token")
 
     def __init__(
-        self, partition: str, token: int, seconds: float, rows: Rows, deliveries: npt.NDArray[np.int32] | None
+        self,
+        partition: str,
+        token: int,
+        seconds: float,
+        rows: Rows,
+        deliveries: npt.NDArray[np.int32] | None,
+        is_unseen: bool = False,
     ) -> None:
         self.partition = partition
         self.token = token
         """The number by which the controller identifies the lease."""
         self.seconds = seconds
         """How long the lease lasts without a renewal."""
+        self.is_unseen = is_unseen
+        """Whether the samples are consumed, and the lease only lasts until they are handed over."""
         order = np.argsort(rows, kind="stable")
         self.rows = rows[order]
         """The global indexes of its samples, ascending."""
@@ -390,7 +398,7 @@ class BatchLease:
         return np.where(known, counts, -1)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BatchLease, (self.partition, self.token, self.seconds, self.rows, self.deliveries)
+        return BatchLease, (self.partition, self.token, self.seconds, self.rows, self.deliveries, self.is_unseen)
 
 
 def merge_leases(leases: Iterable[tuple[BatchLease, ...]]) -> tuple[BatchLease, ...]:

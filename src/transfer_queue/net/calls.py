@@ -91,6 +91,8 @@ class Call:
 
     Of a call with `join`: what its operation gets; None if the joiner has not come to it.
     """
+    is_notice: bool = False
+    """Whether the request is a `ReportBatches` that is written at once and gets no reply; the result is `Done`."""
     sequence: int = field(default=0, compare=False)
     """The sequence of the request, with which its operation can cancel it; 0 until the driver has sent it."""
 

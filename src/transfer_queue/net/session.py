@@ -40,6 +40,7 @@ from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelop
 from transfer_queue.messages.reports.timeline import ValueRead
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import pack_frame
+from transfer_queue.net.notices import Notices
 
 if TYPE_CHECKING:
     import ssl
@@ -149,6 +150,8 @@ class Session:
         self._transports: dict[type[Any], Transport] = {}
         self._reads: deque[Read] = deque(maxlen=4 * READS)
         """The gets that are not reported yet, the newest ones."""
+        self.notices = Notices()
+        """The notices that the controller may not have read."""
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self._decode = reply_decoder()
 
@@ -212,9 +215,20 @@ class Session:
                 self._news[first] = None
 
     @property
+    def next_sequence(self) -> int:
+        """The number of the next request."""
+        return self._next
+
+    @property
     def is_busy(self) -> bool:
         """Whether a request waits for its reply."""
         return bool(self._unfinished)
+
+    def confirm_notices(self, connection: object, sequence: int) -> None:
+        """Note that the reply to a request arrived on a connection, so that the notices before it were read."""
+        if self.notices:
+            for withdrawn in self.notices.confirm(connection, sequence):
+                self.finish(withdrawn)
 
     def note_read(self, began: float, partition: str, fields: list[str], rows: int, nbytes: int) -> None:
         """Note a get that has just ended, so that the next request reports it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import NOT_MADE, Call, JoinKey
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, JoinKey
 from transfer_queue.net.drivers.join_queues import JoinQueue
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import Session, Target, raise_failure
@@ -210,6 +211,13 @@ class Client(Subscriptions, LockMethods):
     def _operations(self) -> Operations:
         return self.operations
 
+    def _holding(self) -> Client:
+        """See `TransferQueueClient._holding`."""
+        twin = copy.copy(self)
+        twin.operations = copy.copy(self.operations)
+        twin.operations.held = []
+        return twin
+
     def _run(self, operation: Operation[T]) -> T:
         task = self.start(operation)
         self._cluster.wait(lambda: task.done)
@@ -375,6 +383,11 @@ class Client(Subscriptions, LockMethods):
         if call.together:
             self._ask_together(task, call.together)
             return
+        if call.is_notice:
+            self.state.session.notices.add(call.request)
+            self._send(CONTROLLER, b"")
+            task.resume(Done())
+            return
         sequence, frame = self.state.session.begin_request(call.request, target=call.target)
         task.call, task.sequence = call, sequence
         call.sequence = sequence
@@ -403,11 +416,15 @@ class Client(Subscriptions, LockMethods):
         if connection is None:
             connection = self._connections[target] = self._cluster._connect(self, target)
             self._readers[connection] = FrameReader()
+        if target == CONTROLLER:
+            session = self.state.session
+            frame = session.notices.frame_for(connection, session.next_sequence) + frame
         self._cluster.network.send(connection, "up", frame)
 
     def _on_frame(self, connection: int, frame: bytes) -> None:
         for body, _ in self._readers[connection].feed(frame):
             answer = self.state.session.decode_reply(body)
+            self.state.session.confirm_notices(connection, answer.sequence)
             task = self._tasks.pop(answer.sequence, None)
             if task is not None:
                 del self._frames[answer.sequence]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from harness import Harness, column
 
+from transfer_queue.core.control.absent_holders import FIRST_CHECK, LONGEST_CHECK
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.locks.lock_handlers import PAGE
-from transfer_queue.core.control.absent_holders import FIRST_CHECK, LONGEST_CHECK
 from transfer_queue.errors import InvalidArgumentError, LockLostError, ProtocolError, WaitTimeoutError
 from transfer_queue.messages.claims import Cancel, Renew
 from transfer_queue.messages.locks import ListLocks, LockEntry, LockReply, ReleaseLock, TakeLock

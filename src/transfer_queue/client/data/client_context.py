@@ -137,31 +137,6 @@ def _distinct_units(reply: LookupReply) -> list[int]:
     return sorted(set(np.frombuffer(units, "<i4").tolist()))
 
 
-class ReaderNumbers:
-    """The numbers of the readers that get items of queues at this moment, from 0 for each queue.
-
-    A client refers to the rows that it got until the next get with the same number, so no two gets that run at the same
-    time may have the same number.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._taken: dict[str, set[int]] = {}
-
-    def take(self, queue: str) -> int:
-        """Return the lowest number that no other reader of the queue has."""
-        with self._lock:
-            taken = self._taken.setdefault(queue, set())
-            number = next(n for n in range(len(taken) + 1) if n not in taken)
-            taken.add(number)
-            return number
-
-    def leave(self, queue: str, number: int) -> None:
-        """Release the number, so that another reader can get it."""
-        with self._lock:
-            self._taken[queue].discard(number)
-
-
 class ClientContext:
     """The session of one client id in one process, and its knowledge of the system.
 
@@ -187,7 +162,7 @@ class ClientContext:
             self.client_id, system.key, self._resolve, log_of=system.log_of, alive=self._will_return, tls=system.tls
         )
         session = self.session
-        self.renewals = Renewals(lambda: session.clock())
+        self.renewals = Renewals(lambda: session.clock(), lambda: bool(session.notices))
         self.jitter = random.Random(self.client_id)
         """The random generator for the pauses between attempts, which must differ between clients."""
         self.timeline = TimelineReader(lambda: session.clock())
@@ -230,7 +205,6 @@ class ClientContext:
         self.loaded: Loaded | None = None
         """The blocks of a checkpoint that were written and not published yet."""
         self.kinds = FieldKinds()
-        self.readers = ReaderNumbers()
         self.tracing = find_tracing()
         """Makes the spans of OpenTelemetry; None if the environment disables them."""
 
@@ -314,6 +288,8 @@ class ClientContext:
         with self._lock:
             if not self._spaces:
                 self._presence = self.system.start_liveness(self.client_id)
+                if self._presence is None:
+                    self.session.notices.on_first = self.renewals.note_notice
                 self.system.follow_controller(self.session)
                 self.config = config
                 self._settings = Settings.from_json(config["settings"])

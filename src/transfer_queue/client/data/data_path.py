@@ -46,7 +46,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import ClaimReply
+from transfer_queue.messages.claims import Claim, ClaimReply, ReportBatches
 from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.puts import Publish, PublishReply
@@ -78,6 +78,8 @@ FREEING_SECONDS = 0.25
 """Seconds until a unit knows that an extent is free, after the controller does."""
 OFFLOAD_SECONDS = 2.0
 """Seconds that a put waits at most until blocks are moved to disk, before it is written to disk itself."""
+HELD_SECONDS = 30.0
+"""Seconds for which a batch is held without contact to the controller, until it is handed over."""
 PUT_ATTEMPTS = 5
 """Attempts of a put whose storage unit is lost each time."""
 UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
@@ -91,6 +93,11 @@ class DataPath:
         self._state = state
         self._device_copies: dict[str, DeviceCopies] = {}
         """Kind of device -> the copies to and from such devices."""
+        self.held: list[BatchLease] | None = None
+        """The batches that were claimed through this object and that its user hands over itself (`_holding`).
+
+        None: each call hands its batch over when it returns.
+        """
 
     @property
     def renewals(self) -> Renewals:
@@ -476,8 +483,8 @@ class DataPath:
 
     def _read_objects(
         self, look: Callable[[], Operation[LookupReply]], partition: str, name: str
-    ) -> Operation[tuple[list[Any], int]]:
-        """Return the objects that a lookup of one field names, and the number of their bytes. The timeline notes it."""
+    ) -> Operation[list[Any]]:
+        """Return the objects that a lookup of one field names. The timeline notes it."""
         session, allow_pickle = self._state.session, self._state.settings.allow_pickle
         began = session.clock()
         rereads = _Rereads()
@@ -488,7 +495,7 @@ class DataPath:
                 values, nbytes = found[0]
                 if self._state.settings.timeline_events:
                     session.note_read(began, partition, [name], len(values), nbytes)
-                return values, nbytes
+                return values
         raise rereads.error()
 
     def _copy(
@@ -523,10 +530,37 @@ class DataPath:
     def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> SentTags | None:
         return arguments.encoded_tags(tags, self._state.settings.allow_pickle)
 
+    def _handing_over(self, claim: Claim, reply: ClaimReply, work: Operation[T], *, read: bool = False) -> Operation[T]:
+        """Run what is left of a call whose claim was answered, and hand its batch over with the result.
+
+        If it fails or is cancelled, the rows become ready again.
+
+        Args:
+            claim: The claim.
+            reply: The reply to the claim.
+            work: What is left of the call.
+            read: Whether the rows may be removed afterwards (`create_partition(free_when=...)`). Default: False.
+        """
+        batch = [(claim.partition, reply.token)]
+        try:
+            result = yield from work
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield Call(CONTROLLER, ReportBatches(returned=batch), is_notice=True)
+            raise
+        if self.held is None and claim.lease is None:
+            report = ReportBatches(finished=batch) if read else ReportBatches(handed_over=batch)
+            yield Call(CONTROLLER, report, is_notice=True)
+        return result
+
     def _meta(self, partition_id: str, reply: ClaimReply, lease: float | None = None) -> BatchMeta:
         meta = replies.batch_meta(partition_id, reply, self._state.settings.allow_pickle)
         meta._holder = self._state.client_id if reply.held else None
-        if reply.token and lease is not None:
+        if reply.token and self.held is not None and lease is None:
+            meta._leases = (BatchLease(partition_id, reply.token, HELD_SECONDS, meta._rows(), None, is_unseen=True),)
+            self.held += meta._leases
+        elif reply.token and lease is not None:
             told = None if reply.deliveries is None else np.frombuffer(reply.deliveries, "<i4")
             held = BatchLease(partition_id, reply.token, lease, meta._rows(), told)
             meta._leases = (held,)

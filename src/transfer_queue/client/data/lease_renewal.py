@@ -22,6 +22,11 @@ TIMES = 3
 """Renewals within the time of a lease, of which two may fail."""
 
 
+REPEAT_SECONDS = 5.0
+"""Seconds after which a notice is repeated. A client that cannot show that it lives must do this before it counts as
+gone (`core.control.absent_holders.ABSENCE_SECONDS`)."""
+
+
 class Renewable(Protocol):
     """What a client renews: the lease of a batch, or a lock of keys."""
 
@@ -39,10 +44,17 @@ class Renewable(Protocol):
 
 
 class Renewals:
-    """The leases that a client renews."""
+    """The leases that a client renews, and the notices that it repeats.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    Args:
+        clock: The clock.
+        has_notices: Returns whether there are notices that the controller may not have read. Each request carries them.
+    """
+
+    def __init__(self, clock: Callable[[], float], has_notices: Callable[[], bool] = lambda: False) -> None:
         self._clock = clock
+        self._has_notices = has_notices
+        self._notices_due: float | None = None
         self._lock = threading.Lock()
         self._leases: dict[int, tuple[weakref.ref[Renewable], float]] = {}
         """Token -> the lease, and the time of its next renewal."""
@@ -59,6 +71,12 @@ class Renewals:
                 self._kept[lease.token] = lease
         self.on_change()
 
+    def note_notice(self) -> None:
+        """Note that a notice was written, to repeat it if no request of the client carries it before."""
+        if self._notices_due is None:
+            self._notices_due = self._clock() + REPEAT_SECONDS
+            self.on_change()
+
     def is_renewed(self, lease: Renewable) -> bool:
         """Whether this lease is renewed because it may still be in force."""
         return lease.token in self._leases
@@ -70,10 +88,11 @@ class Renewals:
             self._kept.pop(token, None)
 
     def next_deadline(self) -> float | None:
-        """Return the time of the next renewal; None if there is no lease to renew."""
+        """Return the time of the next renewal; None if there is nothing to renew or to repeat."""
         with self._lock:
             self._leases = {token: entry for token, entry in self._leases.items() if entry[0]() is not None}
-            return min((when for _, when in self._leases.values()), default=None)
+            due = [when for _, when in self._leases.values()]
+            return min(due if self._notices_due is None else [*due, self._notices_due], default=None)
 
     def renew(self) -> Generator[Call, AnyReply, None]:
         """Renew all leases if the next renewal is due, and forget those that have ended."""
@@ -83,7 +102,10 @@ class Renewals:
             leases = [lease for ref, _ in self._leases.values() if (lease := ref()) is not None] if due else []
             for lease in leases:  # set before the request, so that a failed renewal is not repeated at once
                 self._leases[lease.token] = weakref.ref(lease), now + lease.seconds / TIMES
-        if not leases:
+            repeats = self._notices_due is not None and self._notices_due <= now and self._has_notices()
+            if self._notices_due is not None and self._notices_due <= now:
+                self._notices_due = now + REPEAT_SECONDS if repeats else None
+        if not (leases or repeats):
             return
         reply = yield Call(CONTROLLER, Renew([(lease.partition, lease.token) for lease in leases]))
         for lease, held in zip(leases, reply.value if isinstance(reply, Done) else ()):

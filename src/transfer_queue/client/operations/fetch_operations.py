@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -24,6 +24,8 @@ from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE
 from transfer_queue.wire.blocks.gather import nest_tables, table_of
 
+T = TypeVar("T")
+
 LEAST_WAIT = 0.001
 """Seconds of a fetch that may not wait: it ends like one that waited, with an error that says what is missing."""
 
@@ -35,16 +37,6 @@ class Readiness(NamedTuple):
     """True if such a fetch can never be met."""
     version: int
     """The version of the partition, which grows with every change in it; -1 if the partition does not exist."""
-
-
-class _Awaited(NamedTuple):
-    """The result of a fetch that waits."""
-
-    meta: BatchMeta
-    ended: bool
-    """Whether such a fetch can never be met."""
-    places: LookupReply | None = None
-    """The locations of the values when the fetch was met, if they are known."""
 
 
 class FetchOperations(DataPath):
@@ -132,7 +124,7 @@ class FetchOperations(DataPath):
             lease=lease,
             replicas=replicas,
         )
-        return self._meta(partition_id, (yield from self._claim_reply(claim)), claim.lease)
+        return (yield from self._take(claim, self._meta_of))
 
     def await_batch(
         self,
@@ -180,11 +172,12 @@ class FetchOperations(DataPath):
             >>> client.await_batch(["prompt"], 2, "train_0", "update", timeout=5)
             (BatchMeta(size=0, partitions=[], fields=[], produced=0), True)
         """
-        found = yield from self._await_rows(
-            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
-            ahead=ahead,
+        return (
+            yield from self._await_rows(
+                self._meta_and_end, data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold,
+                lease, replicas, timeout, ahead=ahead,
+            )
         )  # fmt: skip
-        return found.meta, found.ended
 
     def await_ready(
         self,
@@ -351,16 +344,21 @@ class FetchOperations(DataPath):
         """
         place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
         copied = arguments.validated_bool(copy, "copy")
-        found = yield from self._await_rows(
-            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
-            places=True,
-        )  # fmt: skip
-        values = None
-        if len(found.meta):
-            values = yield from self._values(
-                found.meta, layout, place, None, found.places, task_name, together, copy=copied
+
+        def read(claim: Claim, reply: ClaimReply) -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
+            meta, values = self._meta(partition_id, reply, claim.lease), None
+            if len(meta):
+                values = yield from self._values(
+                    meta, layout, place, None, reply.places, task_name, together, copy=copied
+                )
+            return values, meta, reply.ended
+
+        return (
+            yield from self._await_rows(
+                read, data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas,
+                timeout, places=True,
             )
-        return values, found.meta, found.ended
+        )  # fmt: skip
 
     # ------------------------------------------------------------ shared
 
@@ -405,8 +403,23 @@ class FetchOperations(DataPath):
         partitions = ", ".join(name for name, _ in parts)
         return (yield from self._read(look, layout, device, partitions, task, shared, copy, out))
 
+    def _take(self, claim: Claim, use: Callable[[Claim, ClaimReply], Operation[T]]) -> Operation[T]:
+        """Return what `use` makes of the reply to a claim, and hand the batch over with it."""
+        reply = yield from self._claim_reply(claim)
+        used = use(claim, reply)
+        return (yield from self._handing_over(claim, reply, used) if reply.token else used)
+
+    def _meta_of(self, claim: Claim, reply: ClaimReply) -> Operation[BatchMeta]:
+        yield from ()
+        return self._meta(claim.partition, reply, claim.lease)
+
+    def _meta_and_end(self, claim: Claim, reply: ClaimReply) -> Operation[tuple[BatchMeta, bool]]:
+        yield from ()
+        return self._meta(claim.partition, reply, claim.lease), reply.ended
+
     def _await_rows(
         self,
+        use: Callable[[Claim, ClaimReply], Operation[T]],
         data_fields: Sequence[str] | str,
         batch_size: int,
         partition_id: str,
@@ -419,7 +432,8 @@ class FetchOperations(DataPath):
         timeout: float | None,
         places: bool = False,
         ahead: int = 0,
-    ) -> Operation[_Awaited]:
+    ) -> Operation[T]:
+        """Wait for a batch, and return what `use` makes of the reply, which has no rows if none became ready."""
         yield from self._state.learn()
         timeout = get_metadata_timeout() if timeout is None else timeout
         fields = arguments.validated_names(data_fields, "data_fields")
@@ -436,13 +450,11 @@ class FetchOperations(DataPath):
             replicas=replicas,
             places=places,
         )
+        claim = msgspec.structs.replace(claim, quiet=True, ahead=arguments.validated_count(ahead, "ahead"))
         try:
-            reply = yield from self._claim_reply(
-                msgspec.structs.replace(claim, quiet=True, ahead=arguments.validated_count(ahead, "ahead"))
-            )
-        except WaitTimeoutError:  # from a controller of a release without `quiet`, or from a call that took too long
-            return _Awaited(BatchMeta(), False)
-        return _Awaited(self._meta(partition_id, reply, claim.lease), reply.ended, reply.places)
+            return (yield from self._take(claim, use))
+        except WaitTimeoutError:  # a call that took too long
+            return (yield from use(claim, ClaimReply(b"")))
 
     def _claim_reply(self, claim: Claim) -> Operation[ClaimReply]:
         """Return the reply to a claim: `_claim_rows`, which may have a span."""
@@ -498,5 +510,6 @@ class FetchOperations(DataPath):
         wait, since = arguments.validated_seconds(wait), arguments.validated_version(since)
         finite, hold = arguments.validated_bool(finite, "finite"), arguments.validated_bool(hold, "hold")
         return Claim(
-            partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas, places
-        )
+            partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas, places,
+            hand_over=lease is None and not probe,
+        )  # fmt: skip

@@ -7,9 +7,9 @@ from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.client.joining.ack_joiner import AckJoiner
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import Ack, Nack, RankGone
+from transfer_queue.messages.claims import Ack, Nack, RankGone, ReportBatches
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.net.calls import NOT_MADE
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call
 
 
 class LeaseOperations(DataPath):
@@ -79,6 +79,10 @@ class LeaseOperations(DataPath):
             if len(rows) == len(lease.rows):
                 self._state.renewals.forget(lease.token)
         return counts
+
+    def _report_batches(self, report: ReportBatches) -> Operation[None]:
+        """Report what became of batches that this client, or another one, holds. Awaits no reply."""
+        yield Call(CONTROLLER, report, is_notice=True)
 
     def _ack(self, ack: Ack, timeout: float | None) -> Operation[bool]:
         """Acknowledge rows of one lease, alone or with others, and return whether this counts."""

@@ -1,7 +1,6 @@
 """Defines the operations of `queues.Queue`: a queue is a partition with one field, whose samples one task consumes.
 
-A get without a lease is one round trip. The client refers to the row that it got while it reads the value, and the next
-get of the same reader (`ReaderNumbers`) reports that it has finished; after a large value, a separate request does.
+A get without a lease is one round trip, and a notice when the value was read: then the controller removes the row.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ TASK = "get"
 """The task that consumes the items."""
 DISCARDED = 4096
 """Items that are discarded at once."""
-LARGE = 64 << 10
-"""Bytes of values from which a get reports at once that it has read them, so that their space becomes free."""
 
 
 class TakenItems(NamedTuple):
@@ -83,41 +80,32 @@ class QueueOperations(DataPath):
         """
         lease = arguments.validated_seconds(lease, "lease")
         yield from self._state.learn()
-        number = self._state.readers.take(name)
-        try:
-            claim = Claim(
-                name, TASK, [FIELD], count, {"dp_rank": number}, wait, lease=lease, places=True, quiet=True, least=least
-            )
-            operation, tracing = self._ask(claim, ClaimReply, None, parked=wait), self._state.tracing
-            reply = yield from operation if tracing is None else tracing.claim(operation, claim)
-            if not reply.rows:
-                return TakenItems([], None, reply.ended)
-            meta = None if lease is None else self._meta(name, reply, lease)
-            items, nbytes = yield from self._items_of(name, reply)
-            if lease is None and nbytes >= LARGE:
-                yield from self._ask(Finish(name, TASK, reply.rows, self._state.client_id, reply.epoch), Done, None)
-            return TakenItems(items, meta, False)
-        finally:
-            self._state.readers.leave(name, number)
+        claim = Claim(
+            name, TASK, [FIELD], count, {}, wait, lease=lease, places=True, quiet=True, least=least,
+            hand_over=lease is None,
+        )  # fmt: skip
+        operation, tracing = self._ask(claim, ClaimReply, None, parked=wait), self._state.tracing
+        reply = yield from operation if tracing is None else tracing.claim(operation, claim)
+        if not reply.rows:
+            return TakenItems([], None, reply.ended)
+        meta = None if lease is None else self._meta(name, reply, lease)
+        items = yield from self._handing_over(claim, reply, self._items_of(name, reply), read=True)
+        return TakenItems(items, meta, False)
 
     def _discard_items(self, name: str) -> Operation[None]:
         """Take all items that are left without reading them, and report them as done."""
         yield from self._state.learn()
-        number = self._state.readers.take(name)
-        try:
-            while True:
-                claim = Claim(name, TASK, [FIELD], DISCARDED, {"dp_rank": number}, quiet=True, least=1)
-                reply = yield from self._ask(claim, ClaimReply, None)
-                if not reply.rows:
-                    return
-                yield from self._ask(Finish(name, TASK, reply.rows, self._state.client_id, reply.epoch), Done, None)
-                with contextlib.suppress(InvalidArgumentError):  # more items were reported than were put
-                    yield from self._ask(ReportDone(name, len(reply.rows) // 8), Done, None)
-        finally:
-            self._state.readers.leave(name, number)
+        while True:
+            claim = Claim(name, TASK, [FIELD], DISCARDED, quiet=True, least=1)
+            reply = yield from self._ask(claim, ClaimReply, None)
+            if not reply.rows:
+                return
+            yield from self._ask(Finish(name, TASK, reply.rows, self._state.client_id, reply.epoch), Done, None)
+            with contextlib.suppress(InvalidArgumentError):  # more items were reported than were put
+                yield from self._ask(ReportDone(name, len(reply.rows) // 8), Done, None)
 
-    def _items_of(self, name: str, reply: ClaimReply) -> Operation[tuple[list[Any], int]]:
-        """Return the items of a claim, and the number of their bytes."""
+    def _items_of(self, name: str, reply: ClaimReply) -> Operation[list[Any]]:
+        """Return the items of a claim."""
         places = reply.places
 
         def look() -> Operation[LookupReply]:

@@ -183,7 +183,7 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
     warning = claim_handler.warning_of(context, partition, claim, rows)
     replies = list(_split_reply(whole, batches, held))
     if leases and claim.lease is None:
-        replies = [msgspec.structs.replace(each, token=lease.token) for each, lease in zip(replies, leases, strict=True)]
+        replies = [msgspec.structs.replace(each, token=its.token) for each, its in zip(replies, leases, strict=True)]
         for waiting in waits:
             context.absent_holders.note_holder(waiting.client)
     elif leases:

@@ -86,11 +86,21 @@ def handle_nack(context: ControllerContext, caller: Caller, request: claims.Nack
     return Decision(records, lambda: Done(bool(records)))
 
 
-@handles(claims.HandOver)
-def handle_hand_over(context: ControllerContext, caller: Caller, request: claims.HandOver) -> list[Effect]:
-    """Note that batches were handed over, and cancel claims. There is no reply."""
-    for name, token in request.batches:
-        for record in lease_decisions.decide_hand_over(context.state, name, token):
+@handles(claims.ReportBatches)
+def handle_report_batches(context: ControllerContext, caller: Caller, request: claims.ReportBatches) -> list[Effect]:
+    """Note which batches were handed over or are returned, and cancel claims. There is no reply."""
+    for batches, end in (
+        (request.handed_over, lease_decisions.hand_over),
+        (request.finished, lease_decisions.hand_over_finished),
+        (request.returned, lease_decisions.take_back),
+    ):
+        for name, token in batches:
+            unseen = lease_decisions.find_unseen(context.state, name, token)
+            if unseen is not None:  # otherwise it was reported before, or is under a lease
+                for record in end(*unseen):
+                    context.log.apply(record)
+    for name, token in request.returned:
+        for record in lease_decisions.return_lease(context.state, name, token):
             context.log.apply(record)
     cancelled = [handle_cancel(context, caller, claims.Cancel(sequence)) for sequence in request.withdrawn]
     return [effect for effects in cancelled for effect in effects[:-1]]  # the last one is the reply of a `Cancel`

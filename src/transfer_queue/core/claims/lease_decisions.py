@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
+from transfer_queue.core.state.unneeded_rows import finish_rows
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
 from transfer_queue.core.tables.unseen_batches import UnseenBatch
@@ -117,23 +118,37 @@ def deliveries(partition: Partition, task: str, rows: np.ndarray) -> bytes | Non
     return None if (counts == 1).all() else counts.astype("<i4").tobytes()
 
 
-def decide_hand_over(state: State, name: str, token: int) -> list[r.AnyRecord]:
-    """Return the record that a batch was handed over; none if this was reported before, or its rows are ready again."""
-    return [] if _find_unseen(state, name, token) is None else [r.HandedOver(name, token)]
+def find_unseen(state: State, name: str, token: int) -> tuple[Partition, UnseenBatch] | None:
+    """Return a batch that was not handed over, with its partition; None if there is no such batch."""
+    partition = state.partitions.get(name)
+    batch = None if partition is None else partition.unseen_batches.by_token.get(token)
+    return None if partition is None or batch is None else (partition, batch)
 
 
-def take_back(partition: Partition, batch: UnseenBatch, reason: str) -> r.LeaseEnded:
-    """Return the record that makes the rows of a batch that was not handed over ready again."""
-    return r.LeaseEnded(partition.name, batch.task, batch.token, batch.rows, b"", batch.rows, reason)
+def hand_over(partition: Partition, batch: UnseenBatch) -> Iterator[r.AnyRecord]:
+    """Iterate over the record that a batch was handed over."""
+    yield r.HandedOver(partition.name, batch.token)
+
+
+def hand_over_finished(partition: Partition, batch: UnseenBatch) -> Iterator[r.AnyRecord]:
+    """Iterate over the records that a batch was handed over and read. Apply each before the next is decided."""
+    yield r.HandedOver(partition.name, batch.token)
+    yield from finish_rows(partition, batch.task, batch.client, batch.indexes)
+
+
+def take_back(partition: Partition, batch: UnseenBatch, reason: str = "nacked") -> Iterator[r.AnyRecord]:
+    """Iterate over the record that makes the rows of a batch that was not handed over ready again."""
+    yield r.LeaseEnded(partition.name, batch.task, batch.token, batch.rows, b"", batch.rows, reason)
 
 
 def take_back_all(state: State, client: str) -> list[r.AnyRecord]:
     """Return the records that make all rows ready again that a client holds and has not handed over."""
     partitions = list(state.partitions.values())
     return [
-        take_back(partition, batch, "gone")
+        record
         for partition in partitions
         for batch in partition.unseen_batches.of_client(client)
+        for record in take_back(partition, batch, "gone")
     ]
 
 
@@ -155,20 +170,14 @@ def decide_nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
 
     A batch that was not handed over is returned as a whole.
     """
-    unseen = _find_unseen(state, request.partition, request.token)
+    unseen = find_unseen(state, request.partition, request.token)
     if unseen is not None:
-        return [take_back(*unseen, "nacked")]
+        return list(take_back(*unseen))
     found = _find_lease(state, request.partition, request.token, request.rows)
     if found is None:
         return []
     partition, lease, mine = found
     return end_lease(partition, lease, mine, "nacked", limit, delivered=request.delivered)
-
-
-def _find_unseen(state: State, name: str, token: int) -> tuple[Partition, UnseenBatch] | None:
-    partition = state.partitions.get(name)
-    batch = None if partition is None else partition.unseen_batches.by_token.get(token)
-    return None if partition is None or batch is None else (partition, batch)
 
 
 def _find_lease(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
@@ -230,14 +239,21 @@ def return_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]
     kept = state.clients.get(client)
     met = None if kept is None else kept.replies.get(sequence)
     token = met.token if isinstance(met, ClaimReply) else 0
-    for partition in state.partitions.values() if token else ():
-        unseen = _find_unseen(state, partition.name, token)
-        if unseen is not None:
-            return [take_back(*unseen, "nacked")]
-        lease = partition.leases.by_token.get(token)
-        if lease is not None:
-            return end_lease(partition, lease, lease.rows, "nacked", 0, delivered=False)
+    for name in state.partitions if token else ():
+        unseen = find_unseen(state, name, token)
+        records = list(take_back(*unseen)) if unseen is not None else return_lease(state, name, token)
+        if records:
+            return records
     return []
+
+
+def return_lease(state: State, name: str, token: int) -> list[r.AnyRecord]:
+    """Return the records that end a lease whose rows nobody has received; none if it has ended."""
+    partition = state.partitions.get(name)
+    lease = None if partition is None else partition.leases.by_token.get(token)
+    if partition is None or lease is None:
+        return []
+    return end_lease(partition, lease, lease.rows, "nacked", 0, delivered=False)
 
 
 def _max_deliveries(partition: Partition, limit: int) -> int:

@@ -49,8 +49,8 @@ def clear_pre_allocated(partition: Partition) -> list[r.AnyRecord]:
 
 def finish_rows(partition: Partition, task: str, client: str, rows: np.ndarray) -> list[r.AnyRecord]:
     """Return the record that a client has finished those of these rows that it refers to; it frees unneeded rows."""
-    unseen = [batch.indexes for batch in partition.unseen_batches.of_client(client, task)]
-    if unseen:  # their client may still return them
+    unseen = [batch.indexes for batch in partition.unseen_batches.by_token.values() if batch.task == task]
+    if unseen:  # these are not finished: their clients may return them
         rows = rows_without(rows, np.unique(np.concatenate(unseen)))
     mine, times = partition.holds.held_among(task, client, rows)
     if not len(mine):

@@ -72,15 +72,15 @@ class RowRefcounts(Persisted):
 
     def finish(self, task: str, client: str, rows: np.ndarray) -> None:
         """Record that a client has finished these rows. Rows that it does not refer to are ignored."""
-        self._release(task, client, rows, 1)
+        self._release([holder for holder in self.by_holder if holder[:2] == (task, client)], rows, 1)
 
-    def drop(self, task: str, client: str, rows: np.ndarray) -> None:
-        """Record that a client does not refer to these rows any more, although it has not finished them."""
-        self._release(task, client, rows, 0)
+    def drop(self, task: str, rows: np.ndarray) -> None:
+        """Record that no client refers to these rows for the task any more, although none has finished them."""
+        self._release([holder for holder in self.by_holder if holder[0] == task], rows, 0)
 
-    def _release(self, task: str, client: str, rows: np.ndarray, times: int) -> None:
-        """Remove the references of a client to these rows, each of which counts as finished `times` more times."""
-        for holder in [holder for holder in self.by_holder if holder[:2] == (task, client)]:
+    def _release(self, holders: list[Holder], rows: np.ndarray, times: int) -> None:
+        """Remove references to these rows, each of which counts as finished `times` more times."""
+        for holder in holders:
             held_rows = self.by_holder[holder]
             if len(rows) == 1:  # for a few rows numpy is slow
                 mine = held_rows[held_rows == rows]
@@ -93,7 +93,7 @@ class RowRefcounts(Persisted):
             else:
                 del self.by_holder[holder]
             for _, chunk, at, _ in self.rows.split(self.rows.live_positions_of(mine)):
-                held, finished = chunk.held_columns(task)
+                held, finished = chunk.held_columns(holder[0])
                 held[at] -= 1
                 finished[at] += times
 

@@ -8,8 +8,6 @@ token that has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 import numpy as np
 
@@ -43,11 +41,9 @@ class UnseenBatches(Persisted, bare=True):
     )
     """The batches by token, in the order in which they were dealt."""
 
-    def of_client(self, client: str, task: str | None = None) -> Iterator[UnseenBatch]:
-        """Iterate over the batches that a client holds, of one task if it is named."""
-        for batch in list(self.by_token.values()):
-            if batch.client == client and (task is None or batch.task == task):
-                yield batch
+    def of_client(self, client: str) -> list[UnseenBatch]:
+        """Return the batches that a client holds."""
+        return [batch for batch in self.by_token.values() if batch.client == client]
 
     def forget(self, task: str) -> None:
         """Forget a task whose consumption is reset. Its tokens are fenced."""

@@ -52,7 +52,7 @@ def acknowledge(partition: Partition, record: r.LeaseAcked) -> None:
 def take_back_batch(partition: Partition, token: int) -> None:
     """Make the rows of a batch that was not handed over ready again. Its client does not refer to them any longer."""
     batch = partition.unseen_batches.by_token.pop(token)
-    partition.holds.drop(batch.task, batch.client, batch.indexes)
+    partition.holds.drop(batch.task, batch.indexes)
     partition.take_back(batch.task, partition.rows.positions_of(batch.indexes))
 
 

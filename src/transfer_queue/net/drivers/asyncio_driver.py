@@ -22,10 +22,11 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import NOT_MADE
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE
 from transfer_queue.net.drivers.admission import Admission
 from transfer_queue.net.drivers.async_joins import AsyncJoins
 from transfer_queue.net.drivers.blocking_driver import exchange as exchange_blocking
+from transfer_queue.net.drivers.blocking_driver import write_notice as write_notice_blocking
 from transfer_queue.net.drivers.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
 from transfer_queue.net.session import CLOCK_SLACK, RetryPolicy, Session, Target, raise_failure
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
 
 T = TypeVar("T")
+
+DONE = Done()
 
 # What a call waits for: its reply, or the error that broke the connection. An error is a result here, not an
 # exception of the future, because a future whose task was cancelled meanwhile would complain about it.
@@ -85,6 +88,10 @@ async def _run_admitted(session: Session, links: _LoopLinks, op: Generator[Call,
             if inside and _may_take_long(call):
                 admission.leave()
                 inside = False
+            if call.is_notice:  # without a wait, in which the task could be cancelled
+                links.write_notice(call)
+                call = op.send(DONE)
+                continue
             try:
                 reply = await _exchange(session, links, call)
             except BaseException as error:
@@ -138,6 +145,8 @@ def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any,
     if _is_large(call):
         # gigabytes of values would block the loop, and the connection that other calls share
         return run_to_end(partial(exchange_blocking, session, call))
+    if call.is_notice:
+        return _write_notice(links, call)
     if call.work is not None:
         return _work(call.work)
     if call.pause is not None:
@@ -150,6 +159,11 @@ def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any,
 async def _work(work: Callable[[], None]) -> AnyReply:
     await run_to_end(work)
     return Done()
+
+
+async def _write_notice(links: _LoopLinks, call: Call) -> AnyReply:
+    links.write_notice(call)
+    return DONE
 
 
 async def _pause(seconds: float) -> AnyReply:
@@ -233,6 +247,8 @@ class _Link:
             raise ConnectionResetError("the server closed the connection")
         future: asyncio.Future[_Outcome] = self._loop.create_future()
         self.waiting[sequence] = future
+        if self.target == CONTROLLER:
+            frame = self._session.notices.frame_for(self.connection, self._session.next_sequence) + frame
         self._send(frame)
         self._deadlines[sequence] = deadline
         if deadline < self._alarm_at:
@@ -250,6 +266,12 @@ class _Link:
         if isinstance(result, OSError):
             raise result
         return result
+
+    def send_notices(self) -> None:
+        """Write the notices that were not written to this connection."""
+        frame = self._session.notices.frame_for(self.connection, self._session.next_sequence)
+        if frame and not self.broken:
+            self._send(frame)
 
     def _set_alarm(self, deadline: float) -> None:
         if self._alarm is not None:
@@ -346,6 +368,7 @@ class _Link:
 
     def _on_answer(self, body: bytes) -> None:
         answer = self._session.decode_reply(body)
+        self._session.confirm_notices(self.connection, answer.sequence)
         if answer.sequence not in self.waiting:
             return  # the reply to a request that was cancelled
         future = self.waiting.pop(answer.sequence)
@@ -403,6 +426,15 @@ class _LoopLinks:
         """Return the working link to a target, None if there is none."""
         link = self.links.get(target)
         return None if link is None or link.broken else link
+
+    def write_notice(self, call: Call) -> None:
+        """Write a notice to the controller at once. If this fails, it goes before the next request."""
+        link = self.working_link(CONTROLLER)
+        if link is None:
+            write_notice_blocking(self._session, self._session.transport(Pool), call)
+        else:
+            self._session.notices.add(call.request)
+            link.send_notices()
 
     async def connect(self, target: Target, deadline: float) -> _Link:
         """Return a new link. Calls that start meanwhile wait for the same one, also if the first one is cancelled."""

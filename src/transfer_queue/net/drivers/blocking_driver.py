@@ -7,20 +7,21 @@ arrive later.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Generator
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
+from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Claim, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.drivers.parallel_calls import retry_until_reply, run_parallel
 from transfer_queue.net.drivers.thread_joins import ThreadJoins
-from transfer_queue.net.session import RetryPolicy, Session
-
-if TYPE_CHECKING:
-    from transfer_queue.net.calls import Call
+from transfer_queue.net.session import RetryPolicy, Session, raise_failure
 
 T = TypeVar("T")
 
@@ -49,6 +50,9 @@ def exchange(session: Session, call: Call) -> AnyReply:
 def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     if call.join is not None:
         return session.transport(ThreadJoins).ask(call, partial(run_blocking, session))
+    if call.is_notice:
+        write_notice(session, pool, call)
+        return Done()
     if call.work is not None:
         call.work()
         return Done()
@@ -63,6 +67,30 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     sequence, frame = session.begin_request(call.request, payload, call.target)
     call.sequence = sequence
     try:
-        return retry_until_reply(session, pool, call, attempts, sequence, frame)
-    finally:
-        session.finish(sequence)
+        reply = retry_until_reply(session, pool, call, attempts, sequence, frame)
+    except BaseException:
+        if isinstance(call.request, Claim):  # it may be answered yet, and nobody would get its rows
+            write_notice(session, pool, Call(CONTROLLER, ReportBatches(withdrawn=[sequence]), is_notice=True))
+        else:
+            session.finish(sequence)
+        raise
+    session.finish(sequence)
+    return raise_failure(reply)
+
+
+def write_notice(session: Session, pool: Pool, call: Call) -> None:
+    """Write a notice to the controller. If this fails, it goes before the next request."""
+    session.notices.add(call.request)
+    with contextlib.suppress(OSError, TransferQueueError):
+        deadline = time.monotonic() + NOTICE_SECONDS
+        connection = pool.take(CONTROLLER) or pool.connect(session, CONTROLLER, deadline)
+        try:
+            connection.send(session.notices.frame_for(connection, session.next_sequence), deadline)
+        except BaseException:
+            pool.discard(connection)
+            raise
+        pool.give_back(CONTROLLER, connection)
+
+
+NOTICE_SECONDS = 2.0
+"""Seconds in which a notice can be written at once."""
