@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.net.framing import pack_frame
@@ -24,10 +22,14 @@ _BATCHES = 256
 
 
 class Notices:
-    """The notices of one client that the controller may not have read. Thread-safe."""
+    """The notices of one client that the controller may not have read. Thread-safe.
 
-    def __init__(self) -> None:
-        self._encode = msgspec.msgpack.Encoder().encode
+    Args:
+        encode: Encodes an envelope.
+    """
+
+    def __init__(self, encode: Callable[[RequestEnvelope], bytes]) -> None:
+        self._encode = encode
         self._lock = threading.Lock()
         self._unread: dict[tuple[str, str, int], tuple[object, int] | None] = {}
         """(kind, partition, number) -> the last connection on which it was written and the sequence before which it

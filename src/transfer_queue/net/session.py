@@ -150,9 +150,9 @@ class Session:
         self._transports: dict[type[Any], Transport] = {}
         self._reads: deque[Read] = deque(maxlen=4 * READS)
         """The gets that are not reported yet, the newest ones."""
-        self.notices = Notices()
-        """The notices that the controller may not have read."""
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+        self.notices = Notices(self._encode)
+        """The notices that the controller may not have read."""
         self._decode = reply_decoder()
 
     def begin_request(self, request: AnyRequest, payload: int = 0, target: Target | None = None) -> tuple[int, bytes]:
