@@ -41,7 +41,7 @@ GOALS = {
     "first get of a client": 2000.0,
 }
 """Operations with a goal for the time, in microseconds."""
-RARE = {"first get of a client": 10}
+RARE = {"first get of a client": 5}
 """Operations whose windows take long. One of this number of pairs measures them."""
 Pair = tuple[dict[str, float], dict[str, float]]
 """The figures of two neighbouring windows, of BEFORE and of AFTER."""
@@ -66,15 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", nargs="+", default=[""], metavar="WORD", help="only operations with one of these words"
     )
     parser.add_argument("--starts", type=int, default=4, help="how often the systems are started (default: 4)")
-    parser.add_argument("--pairs", type=int, default=25, help="pairs of windows of a start (default: 25)")
+    parser.add_argument("--pairs", type=int, default=24, help="pairs of windows of a start (default: 24)")
     parser.add_argument("--quick", action="store_true", help="smoke test; its results are not meaningful")
     options = parser.parse_args(arguments)
     starts: list[dict[str, list[Pair]]] = []
-    for _ in range(options.starts):
+    for number in range(options.starts):
         builds: list[Build] = []
         try:
-            for path in options.builds:
+            for path in options.builds[:: 1 if number % 2 else -1]:
                 builds.append(Build(path, options.quick))
+            builds = builds if number % 2 else builds[::-1]
             chosen = [name for name in builds[1].measures if any(word in name for word in options.only)]
             if not chosen:
                 parser.error(f"no operation contains {options.only}; there are: {', '.join(builds[1].measures)}")
@@ -94,9 +95,9 @@ def measure(builds: list[Build], names: list[str], pairs: int) -> dict[str, list
         for name in names:
             if number % RARE.get(name, 1):
                 continue
-            for build in builds:
-                build.ask("prepare", name)
             order = builds if number % 2 else builds[::-1]
+            for build in order:
+                build.ask("prepare", name)
             windows = {build: build.ask("window", name) for build in order}
             if number >= 0:
                 found[name].append((windows[builds[0]], windows[builds[1]]))
