@@ -37,9 +37,9 @@ def ignores(arguments: list[str]) -> list[str]:
 
 
 def paths(arguments: list[str]) -> list[str]:
-    """Return the files and folders that a call of pytest names. Without any it runs those of `testpaths`."""
-    named = [argument for argument in arguments if argument.startswith("tests") and "=" not in argument]
-    return named or ["tests"]
+    """Return the files and folders of tests/ that a call of pytest names. Without any it runs those of `testpaths`."""
+    named = [argument for argument in arguments if not argument.startswith("-") and "/" in argument]
+    return [name for name in named if name.startswith("tests/")] if named else ["tests"]
 
 
 def run_by(arguments: list[str]) -> set[str]:
