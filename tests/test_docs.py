@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from leftovers import files_in, wait_for_none
+from tools.make_tutorials import cells_of
 
 ROOT = Path(__file__).resolve().parent.parent
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -46,6 +47,10 @@ def blocks_of(page: Path) -> list[Block]:
     indent = 0
     for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
         fence = re.match(r"( *)```(\w*)\s*$", line)
+        is_other = re.match(r"\s*(```|~~~)", line) and not fence
+        assert not is_other, (
+            f"{page.name}:{number}: a block begins with three backticks and a language, else it never runs"
+        )
         if fence and inside is None:
             indent, inside = len(fence[1]), Block(fence[2], number + 1, [])
         elif fence and inside is not None:
@@ -72,7 +77,7 @@ def program_of(page: Path) -> str:
         elif block.language == "console":
             for number, command in commands_of(block):
                 if not command.startswith(MAKE):
-                    call = f"__import__('subprocess').run(['bash', '-ec', {command!r}], check=True)"
+                    call = f"__import__('subprocess').run(['bash', '-eo', 'pipefail', '-c', {command!r}], check=True)"
                     lines[number - 1] = call
     return "\n".join(lines)
 
@@ -148,6 +153,21 @@ def test_tutorials_are_their_scripts():
     pages = [page for page in PAGES if page.parent == TUTORIALS]
     assert len(pages) == len(SCRIPTS) + 1
     assert {block.language for page in pages for block in blocks_of(page)} <= {"python", "text"}
+
+
+def test_no_page_shows_the_marker_of_a_cell():
+    """`# %% [markdown]` in a page is a marker that the tool did not take for one."""
+    assert len(SCRIPTS) >= 8
+    assert [name_of(page) for page in PAGES if re.search(r"^\s*#+\s*%%", page.read_text("utf-8"), re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize(
+    "line", ["# %% [markdown] Text.", "# %%[markdown]", "#%%", "# %% Title", "    # %% [markdown]"]
+)
+@pytest.mark.parametrize("kind", ["", " [markdown]"])
+def test_a_line_that_is_almost_a_marker_is_refused(line, kind):
+    with pytest.raises(ValueError, match=r"page\.py:3: a line that begins a cell must be '# %%' or"):
+        list(cells_of(f"# %%{kind}\n# text\n{line}\n# text\n", "page.py"))
 
 
 @pytest.mark.parametrize("tool", ["make_reference.py", "make_diagrams.py"])

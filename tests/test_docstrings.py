@@ -1,7 +1,8 @@
 """The docstrings of the public surface have a fixed form: Google style, complete, with an example.
 
 ruff checks the style of what is written (`D` in pyproject.toml); these tests check that nothing is left out. Examples
-run in test_docstring_examples.py.
+run in test_docstring_examples.py. Every docstring of the package, public or not, is parsed as the build of the site
+parses it, where a warning is an error.
 """
 
 from __future__ import annotations
@@ -9,11 +10,17 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import logging
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import griffe
+import pytest
 
 from public_objects import PublicObject, public_objects
+from tools.site_docstrings import ExampleSections
 from transfer_queue import errors
 
 SECTIONS = ("Args", "Attributes", "Example", "Raises", "Returns", "Yields")
@@ -229,3 +236,63 @@ def documented_elsewhere(owner: type, name: str) -> bool:
 def test_attributes_are_documented_where_they_are_defined(name):
     """Each public attribute has a string after its definition, which IDEs and pyright show."""
     assert attributes_without_text(CLASSES[name].value) == []
+
+
+def docstrings_of(owner: griffe.Object) -> Iterator[griffe.Docstring]:
+    """Yield the docstrings of a module or class and of everything that it defines."""
+    if owner.docstring is not None:
+        yield owner.docstring
+    for member in owner.members.values():
+        if isinstance(member, griffe.Object):  # not a name that is imported from elsewhere
+            yield from docstrings_of(member)
+
+
+def parse_all(package: str, folder: Path) -> int:
+    """Parse all docstrings of a package as the build of the site does, and return how many there are.
+
+    A word before the colon of an entry of `Raises:` must be a name: griffe takes any text as a type.
+    """
+    loaded = griffe.load(
+        package, search_paths=[folder], docstring_parser="google", extensions=griffe.load_extensions(ExampleSections())
+    )
+    assert isinstance(loaded, griffe.Object)
+    count = 0
+    for count, docstring in enumerate(docstrings_of(loaded), 1):  # noqa: B007
+        for part in docstring.parsed:
+            if isinstance(part, griffe.DocstringSectionRaises):
+                names = [str(entry.annotation) for entry in part.value]
+                bad = [name for name in names if not re.fullmatch(r"(\w+\.)*[A-Z]\w*", name)]
+                assert bad == [], docstring.parent
+    return count
+
+
+def test_the_site_can_parse_every_docstring(caplog):
+    """A line that is wrapped badly ends an entry, and the build of the site fails."""
+    with caplog.at_level(logging.WARNING, "griffe"):
+        assert parse_all("transfer_queue", Path(errors.__file__).parent.parent) > 5000
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            "Raises:\n        ValueError: The metadata has samples of\n        another\n            partition.",
+            "'another'",
+        ),
+        ("Args:\n        size: The number of\n        rows.", "'rows.'"),
+        ("Args:\n        sizes: The number of rows.", "'sizes'"),
+    ],
+)
+def test_a_docstring_that_the_site_cannot_parse_is_found(tmp_path, caplog, section, message):
+    """The test above could not fail if griffe reported nothing."""
+    (tmp_path / "planted.py").write_text(f'def f(size: int) -> None:\n    """Do it.\n\n    {section}\n    """\n')
+    parse_all("planted", tmp_path)
+    assert message in caplog.text
+
+
+def test_a_badly_wrapped_line_with_a_colon_is_found(tmp_path):
+    section = "Raises:\n        ValueError: Two\n        are wrong: the metadata."
+    (tmp_path / "planted.py").write_text(f'def f() -> None:\n    """Do it.\n\n    {section}\n    """\n')
+    with pytest.raises(AssertionError, match="are wrong"):
+        parse_all("planted", tmp_path)

@@ -33,12 +33,17 @@ def cells_of(source: str, name: str) -> Iterator[tuple[bool, list[str]]]:
     """Yield (whether it is prose, its lines) of each cell, without blank lines around them.
 
     Raises:
-        ValueError: There is something before the first cell, or a line of prose is not a comment.
+        ValueError: There is something before the first cell, a line of prose is not a comment, or a line begins like a
+            marker of a cell and is none.
     """
     prose, lines = None, list[str]()
     for number, line in enumerate([*source.splitlines(), "# %%"], 1):
         begin = re.fullmatch(r"# %%( \[markdown\])?", line)
         if begin is None:
+            if re.match(r"\s*#+\s*%%", line):
+                raise ValueError(
+                    f"{name}:{number}: a line that begins a cell must be '# %%' or '# %% [markdown]', got: {line}"
+                )
             if prose is None or (prose and line and not re.match(r"#( |$)", line)):
                 raise ValueError(f"{name}:{number}: a line must be in a cell, and prose must be comments, got: {line}")
             lines.append(line[2:] if prose else line)

@@ -136,7 +136,8 @@ def trained_at_least_once(config) -> None:
     assert items == [([4, 5], [2, 2]), ([6, 7], [2, 2])]
 
 
-# %% [markdown] With a rank-consistent sampler (such as `RankAwareSampler`) a batch belongs to its `dp_rank`. No other
+# %% [markdown]
+# With a rank-consistent sampler (such as `RankAwareSampler`) a batch belongs to its `dp_rank`. No other
 # rank gets the samples that this rank has not acknowledged, until `client.declare_rank_gone(partition_id, task_name,
 # dp_rank)` reports that the rank will not return. A replica of the rank gets each of its batches again by its number,
 # also the acknowledged ones. So a trainer that replaces a killed one, and begins with batch 0, trains on all of them

@@ -24,8 +24,6 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.testing import Client, Cluster
 
-pytest.importorskip("xxhash")
-
 CONF = {"dedup": {"fields": ["x", "image_*"]}}
 SIZE = 2048
 """The number of float32 elements of a value, which is hashed."""

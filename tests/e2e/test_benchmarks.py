@@ -7,8 +7,9 @@ import json
 import math
 import multiprocessing
 import os
+import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -110,18 +111,53 @@ def test_an_unknown_benchmark_is_a_usage_error(capsys: pytest.CaptureFixture[str
     assert all(name in error for name in NAMES)
 
 
+OPERATIONS = (
+    "put of a row", "put of 64 rows", "claim of 32", "by rank", "get of 64 rows", "get_data", "tag update", "kv_list",
+    "loader, 0 workers", "loader, 2 workers", "put to a queue", "get of a queue", "get_async", "get_many", "prefetch",
+    "async puts", "async gets",
+)  # fmt: skip
+
+
+def build_of(path: Path, time: float, measures: Sequence[str] = ("put", "claim")) -> str:
+    """Write a program that takes the place of an interpreter: its name is what it was started with."""
+    names, figures = json.dumps(measures), json.dumps({"time": time, "cpu": 1.0})
+    path.write_text(
+        f"""#!/bin/sh
+        echo '{{"build": "'"$PYTHONPATH $*"'", "measures": {names}}}'
+        while read -r line; do echo '{figures}'; done
+        """
+    )
+    path.chmod(0o700)
+    return str(path)
+
+
 def test_two_builds_are_compared_by_each_measure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The second one is a program that takes the place of an interpreter: its name is what it was started with."""
-    other = tmp_path / "python"
-    figures = json.dumps(dict.fromkeys(two_builds.GOALS, 2.0))
-    other.write_text(f'#!/bin/sh\necho "\\"$PYTHONPATH $*\\""\nwhile read -r line; do echo \'{figures}\'; done\n')
-    other.chmod(0o700)
-    assert two_builds.main(["src", str(other), "--rounds", "1", "--quick"]) == 0
-    head, _, *rows = [line.strip("| ").split(" | ") for line in capfd.readouterr().out.splitlines()]
-    assert head[1:3] == [str(Path("src").resolve()), f"{os.getcwd()} -W ignore -m benchmarks.two_builds_rounds --quick"]
-    assert [row[0] for row in rows] == list(two_builds.GOALS)
-    assert all(float(row[1].replace(",", "")) > 0 for row in rows)
-    assert {row[2] for row in rows} == {"2.0"}
+    assert two_builds.main([build_of(tmp_path / "python", 2.0), "src", "--starts", "1", "--pairs", "1", "--quick"]) == 0
+    before, after, _, _, _, *lines = capfd.readouterr().out.splitlines()
+    assert before == f"before: {os.getcwd()} -W ignore -m benchmarks.two_builds_windows --quick"
+    assert after == f"after: {Path('src').resolve()}"
+    rows = [line.strip("| ").split(" | ") for line in lines]
+    measures = [row[0] for row in rows]
+    assert set(two_builds.GOALS) <= set(measures)
+    assert [word for word in OPERATIONS if not any(word in name for name in measures)] == []
+    assert all(float(row[2].replace(",", "")) > 0 for row in rows)
+    assert {row[1] for row in rows} == {"2.0"}
+
+
+def test_the_result_of_two_builds_is_the_median_of_the_ratios_of_neighbours(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    builds = [build_of(tmp_path / "before", 2.0), build_of(tmp_path / "after", 3.0)]
+    assert two_builds.main([*builds, "--starts", "2", "--pairs", "3", "--only", "cla", "none"]) == 0
+    (row,) = capfd.readouterr().out.splitlines()[5:]
+    assert row.startswith("| claim | 2.0 | 3.0 | 1.500 | 1.500 to 1.500 | 1.500 to 1.500 | 1.0 | 1.0 | 1.000 |")
+    drifting: list[two_builds.Pair] = [({"time": speed}, {"time": speed * 1.1}) for speed in (1.0, 5.0, 2.0, 9.0)]
+    assert statistics.median(two_builds.ratios(drifting, "time")) == pytest.approx(1.1)
+    assert two_builds.interval([float(number) for number in range(100)]) == (39, 60)
+    with pytest.raises(SystemExit) as ended:
+        two_builds.main([*builds, "--only", "nothing"])
+    assert ended.value.code == 2
+    assert "put, claim" in capfd.readouterr().err
 
 
 def test_a_build_that_does_not_start_is_an_error() -> None:

@@ -10,8 +10,6 @@ import torch
 import transfer_queue as tq
 import warm
 
-pytest.importorskip("xxhash")
-
 MIB = 1 << 20
 SMALL = 4 << 14  # bytes of a value of the writers
 PROMPTS, ANSWERS = 8, 16

@@ -15,9 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("rich")
-
 RUN = Path(__file__).resolve().parents[2] / "examples" / "grpo" / "run.py"
 SECONDS = 600  # after which a run is killed, so that a test that waits for a line fails
 pytestmark = pytest.mark.slow

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
@@ -25,8 +26,6 @@ import transfer_queue as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.node.system.paths import runtime_dir
-
-ray = pytest.importorskip("ray")
 
 SECONDS = 120.0
 NAMED = "TransferQueueController"

@@ -10,11 +10,6 @@ import sys
 from pathlib import Path
 
 import psutil
-import pytest
-
-pytest.importorskip("ray")
-pytest.importorskip("matplotlib")
-pytest.importorskip("rich")
 
 
 def test_the_demo_runs_on_ray_though_a_worker_is_killed(tmp_path: Path) -> None:

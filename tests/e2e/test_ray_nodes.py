@@ -11,7 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import torch
+from ray import cluster_utils
+from ray._raylet import GcsClient
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from tensordict import TensorDict
 
 import transfer_queue as tq
@@ -20,11 +24,6 @@ from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.node.system.paths import SystemFolder, runtime_dir
-
-ray = pytest.importorskip("ray")
-cluster_utils = pytest.importorskip("ray.cluster_utils")
-GcsClient = pytest.importorskip("ray._raylet").GcsClient
-DrainNodeReason = pytest.importorskip("ray.core.generated.autoscaler_pb2").DrainNodeReason
 
 SECONDS = 120.0
 HEAD = "accelerator_of_the_head"

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+from ray.util import queue as rays
 
 import transfer_queue as tq
-
-ray = pytest.importorskip("ray")
-rays = pytest.importorskip("ray.util.queue")
 
 SECONDS = 120.0
 BOTH = pytest.mark.parametrize("kind", [rays.Queue, tq.Queue], ids=["ray", "transfer_queue"])

@@ -16,7 +16,9 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import torch
+from test_ray_nodes import SECONDS, Cluster, units, until
 
 import transfer_queue as tq
 from transfer_queue.attachment import CURRENT
@@ -25,11 +27,6 @@ from transfer_queue.journal.terms import Terms
 from transfer_queue.node.system.durable_folder import DurableFolder, Identity, known_folders
 from transfer_queue.node.system.paths import SystemFolder, runtime_dir
 from transfer_queue.node.unit.mirror_folders import list_mirrors
-
-ray = pytest.importorskip("ray")
-pytest.importorskip("ray.cluster_utils")
-
-from test_ray_nodes import SECONDS, Cluster, units, until  # noqa: E402
 
 BATCH = 8
 EARLY = 20  # rows that the first node puts

@@ -855,8 +855,7 @@ class GeneratedMethods(ABC):
             The number of samples that were dropped.
 
         Raises:
-            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of
-            another
+            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of another
                 partition.
 
         Example:
@@ -893,8 +892,7 @@ class GeneratedMethods(ABC):
             The number of samples that were dropped.
 
         Raises:
-            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of
-            another
+            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of another
                 partition.
 
         Example:

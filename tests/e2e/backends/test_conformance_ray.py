@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import ray
 
 import transfer_queue as tq
 from transfer_queue.errors import CapacityError, StartError
@@ -21,8 +22,6 @@ from transfer_queue.ray_runtime.store_actors import end_store_actor, start_store
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece, StoreAddress, connect
 from transfer_queue.testing.conformance import StoreConformance
-
-ray = pytest.importorskip("ray")
 
 MIB = 1 << 20
 CAPACITY = 96 * MIB

@@ -155,7 +155,6 @@ def equal(one, other):
 @differential(60)
 @given(repeated(), repeated(), st.booleans(), st.sampled_from(["jagged", "list"]), st.booleans(), st.data())
 def test_a_put_that_stores_values_once_is_read_like_one_that_stores_every_row(one, other, hashed, layout, shared, data):
-    pytest.importorskip("xxhash")
     rows = min(len(one), len(other))
     columns = {"x": one[:rows], "y": other[:rows], "n": torch.arange(rows)}
     plainly, put = encode_columns(columns, rows), encode_put(columns, rows)
@@ -215,7 +214,6 @@ def test_shared_rows_are_one_tensor_or_one_object_in_the_result():
 
 @pytest.mark.parametrize("known", [[], [0], [0, 1]])
 def test_known_values_are_left_out_of_a_hashed_put(known):
-    pytest.importorskip("xxhash")
     rows = [torch.full((LARGE,), float(number)) for number in (0, 1, 0, 1)]
     found = hash_put(encode_put({"x": torch.stack(rows), "n": torch.arange(4)}, 4), lambda name: name == "x")
     (field,) = found.fields
@@ -230,7 +228,6 @@ def test_known_values_are_left_out_of_a_hashed_put(known):
 
 
 def test_a_digest_depends_on_the_dtype_and_the_shape():
-    pytest.importorskip("xxhash")
     zeros = torch.zeros(LARGE)
     columns = {"a": [zeros], "b": [zeros.view(2, -1)], "c": [zeros.int()], "d": [zeros.clone()]}
     digests = {field.name: field.digests for field in hash_put(encode_put(columns, 1), lambda name: True).fields}
@@ -239,7 +236,6 @@ def test_a_digest_depends_on_the_dtype_and_the_shape():
 
 
 def test_short_rows_are_not_hashed():
-    pytest.importorskip("xxhash")
     column = [torch.zeros(4), torch.ones(LARGE), torch.zeros(4), torch.ones(LARGE)]
     found = hash_put(encode_put({"x": column}, 4), lambda name: True)
     assert found.fields[0].numbers.tolist() == [-1, 0, -1, 0]
@@ -256,7 +252,6 @@ def test_short_rows_are_not_hashed():
     ],
 )
 def test_the_digest_of_a_strided_column_is_that_of_its_values(column):
-    pytest.importorskip("xxhash")
     copied = column.contiguous() if isinstance(column, torch.Tensor) else column.astype(column.dtype.newbyteorder("<"))
     digests = [hash_put(encode_put({"x": one}, 2), lambda name: True).fields[0].digests for one in (column, copied)]
     assert digests[0] == digests[1]

@@ -219,8 +219,7 @@ class SampleOperations(DataPath):
             The number of samples that were dropped.
 
         Raises:
-            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of
-            another
+            InvalidArgumentError: Neither `groups` nor `metadata` is given, or the metadata has samples of another
                 partition.
 
         Example:

@@ -181,11 +181,8 @@ class Persisted:
     """A table whose columns are declared in its class.
 
     Subclasses call `super().__init__()`, which sets the initial values, before they set attributes that are not
-    persisted. The columns of a base class come first.
-
-    Args:
-        array_like: The tree is a list of the parts of the columns instead of a dict.
-        bare: The tree is the part of the only column.
+    persisted. The columns of a base class come first. With `array_like=True` in the line of the class the tree is a
+    list of the parts of the columns instead of a dict; with `bare=True` it is the part of the only column.
     """
 
     _persisted: ClassVar[tuple[Column, ...]] = ()

@@ -76,7 +76,9 @@ class SystemReader:
 
         Raises:
             WaitTimeoutError: The controller does not reply.
-            ConnectionLostError, AttachError, AuthenticationError: The system has ended.
+            ConnectionLostError: The system has ended.
+            AttachError: The system has ended.
+            AuthenticationError: The system has ended, and another one has its address.
         """
         self._client.read_timeline(self.recording, timeout=ANSWER_SECONDS)
         request = ReadProgress([*self.active, *self._newest][:NAMED], page=PAGE, after=self._after)

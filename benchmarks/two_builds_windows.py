@@ -1,0 +1,264 @@
+"""The process of one build in `benchmarks.two_builds`.
+
+It prepares a measure, or measures one short window of it, for each line that it reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+
+import transfer_queue
+from benchmarks.harness import payloads
+from benchmarks.harness.machine import RawSocket, clocked, cpu_seconds
+from benchmarks.harness.payloads import Payload
+from benchmarks.harness.systems import System, Worker, raw_socket, system
+from transfer_queue import interface as tq
+from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
+from transfer_queue.dataloader.streaming_dataset import StreamingDataset
+from transfer_queue.queues import Queue
+
+BATCH = Payload("dense", 64, 3, 64)
+KEYS = BATCH.keys
+CLAIM = 32
+"""Rows of a claim, and of a batch of a loader."""
+AHEAD = 8
+"""Batches that are ready beyond those of a window, so that the workers of a loader never wait."""
+TOGETHER = 16
+"""Items of one `get_many`, and of a prefetching get."""
+IN_FLIGHT = 64
+BYTES = (300, 100)
+"""Bytes of a request and a reply of the bare socket, as in a put of a row."""
+ITEM = {"prompt": torch.arange(16), "score": 0.5}
+
+
+class Measure(NamedTuple):
+    """A small operation."""
+
+    calls: int
+    """How often a window makes it."""
+    run: Callable[[int], list[float]]
+    """Makes this number of calls and returns the seconds of each."""
+    prepare: Callable[[int], object] = bool
+    """Makes what this number of calls needs. Its time is not counted."""
+    finish: Callable[[], object] = bool
+    """Removes what a window has left. Its time is not counted."""
+
+
+def first_get(partition: str) -> float:
+    """Return the seconds of a get of 64 rows in a new client. Runs in a worker."""
+    client = tq.get_client()
+    return clocked(client.kv_batch_get, KEYS, partition)
+
+
+def each(act: Callable[[], Any]) -> Callable[[int], list[float]]:
+    """Return a function that makes a number of calls, one after the other."""
+    return lambda calls: [clocked(act) for _ in range(calls)]
+
+
+def table(rows: int) -> TensorDict:
+    """Return rows with two fields."""
+    numbers = torch.arange(rows, dtype=torch.int32)
+    return TensorDict({"x": numbers, "y": numbers}, [rows])
+
+
+class Windows:
+    """Measures small operations of one client of one system."""
+
+    def __init__(self, queue: System, bare: RawSocket) -> None:
+        self._queue, self._bare = queue, bare
+        self._client = tq.get_client()
+        self._number = count()
+        self._loop = asyncio.new_event_loop()
+        self._batch = payloads.make(BATCH, 1)
+        self._row = {"prompt": torch.arange(16), "score": torch.tensor(0.5), "mask": torch.ones(16)}
+        self._tags = [{"n": number, "status": "ready"} for number in range(64)]
+        tq.kv_batch_put(KEYS, "kept", self._batch, self._tags)
+        self._meta = self._client.kv_retrieve_meta(KEYS, "kept")
+        self._queues = {prefetch: Queue(f"items-{prefetch}", prefetch=prefetch) for prefetch in (1, TOGETHER)}
+        self._loaders: dict[int, Iterator[Any]] = {}
+        self._received: list[Any] = []
+        self.measures = self._puts_and_gets() | self._claims() | self._queue_calls() | self._asynchronous_calls()
+
+    def _clearing(self, partition: str) -> Callable[[], object]:
+        return lambda: self._client.clear_partition(partition)
+
+    def _puts_and_gets(self) -> dict[str, Measure]:
+        client = self._client
+        return {
+            "bare socket": Measure(200, lambda calls: [self._bare.seconds(*BYTES) for _ in range(calls)]),
+            "empty round trip": Measure(200, each(client.get_partition_list)),
+            "put of a row": Measure(80, each(self._put_row), finish=self._clearing("rows")),
+            "put of 64 rows x 3 fields": Measure(30, each(self._put_batch), finish=self._clearing("batches")),
+            "get of 64 rows x 3 fields": Measure(40, each(lambda: tq.kv_batch_get(KEYS, "kept"))),
+            "get_data of 64 rows x 3 fields": Measure(40, each(lambda: client.get_data(self._meta))),
+            "tag update of a row": Measure(80, each(self._update_tag)),
+            "tag update of 64 rows": Measure(30, each(lambda: tq.kv_batch_put(KEYS, "kept", tags=self._tags))),
+            "kv_list of 64 keys": Measure(80, each(lambda: tq.kv_list("kept"))),
+            "first get of a client": Measure(1, self._first_gets),
+        }
+
+    def _claims(self) -> dict[str, Measure]:
+        def rows_for(partition: str) -> Callable[[int], object]:
+            return lambda calls: self._client.put(table(CLAIM * calls), partition_id=partition)
+
+        measures = {
+            what: Measure(40, each(act), rows_for(partition), self._clearing(partition))
+            for what, partition, act in (
+                (f"claim of {CLAIM}", "claimed", self._claim),
+                (f"claim of {CLAIM} by rank and batch", "by-rank", self._claim_by_rank),
+            )
+        }
+        for workers in (0, 2):
+            rows_for(f"loaded-{workers}")(AHEAD)
+            what = f"batch of {CLAIM} of a loader, {workers} workers"
+            take = each(lambda workers=workers: self._received.append(next(self._loader(workers))))  # type: ignore[misc]
+            measures[what] = Measure(30, take, rows_for(f"loaded-{workers}"), self._clear_received)
+        return measures
+
+    def _queue_calls(self) -> dict[str, Measure]:
+        queue, ahead = (self._queues[prefetch] for prefetch in (1, TOGETHER))
+
+        def items(into: Queue, times: int) -> Callable[[int], object]:
+            return lambda calls: into.put_many([ITEM] * (calls * times))
+
+        def empty() -> object:
+            return queue.get_many(1_000_000)
+
+        return {
+            "put to a queue": Measure(80, each(lambda: queue.put(ITEM)), finish=empty),
+            "get of a queue": Measure(80, each(queue.get), items(queue, 1)),
+            "get_async of a queue": Measure(80, self._awaited(queue.get_async), items(queue, 1)),
+            f"get_many of {TOGETHER} items": Measure(
+                30, each(lambda: queue.get_many(TOGETHER)), items(queue, TOGETHER)
+            ),
+            f"{TOGETHER} gets with a prefetch of {TOGETHER}": Measure(
+                30, each(lambda: [ahead.get() for _ in range(TOGETHER)]), items(ahead, TOGETHER)
+            ),
+        }
+
+    def _asynchronous_calls(self) -> dict[str, Measure]:
+        def put() -> Awaitable[Any]:
+            return tq.async_kv_put(f"row-{next(self._number)}", "rows", self._row, {"n": 1, "status": "ready"})
+
+        def get() -> Awaitable[Any]:
+            return tq.async_kv_batch_get(KEYS[next(self._number) % 64], "kept")
+
+        return {
+            f"{IN_FLIGHT} async puts of a row at once": Measure(
+                4, self._awaited(put, IN_FLIGHT), finish=self._clearing("rows")
+            ),
+            f"{IN_FLIGHT} async gets of a row at once": Measure(4, self._awaited(get, IN_FLIGHT)),
+        }
+
+    # ------------------------------------------------------------ operations
+
+    def _put_row(self) -> None:
+        tq.kv_put(f"row-{next(self._number)}", "rows", self._row, {"n": 1, "status": "ready"})
+
+    def _put_batch(self) -> None:
+        number = next(self._number)
+        tq.kv_batch_put([f"{key}-{number}" for key in KEYS], "batches", self._batch, self._tags)
+
+    def _update_tag(self) -> None:
+        tq.kv_put(KEYS[0], "kept", tag={"n": next(self._number), "status": "running"})
+
+    def _claim(self) -> None:
+        self._client.get_meta(["x", "y"], CLAIM, "claimed", task_name="train")
+
+    def _claim_by_rank(self) -> None:
+        sampling = {"sampler": "RankAwareSampler", "dp_rank": 0, "batch_index": next(self._number)}
+        self._client.get_meta(["x", "y"], CLAIM, "by-rank", task_name="train", sampling_config=sampling)
+
+    def _loader(self, workers: int) -> Iterator[Any]:
+        if workers not in self._loaders:
+            dataset = StreamingDataset(
+                {"system": {"folder": self._queue.address}}, CLAIM, CLAIM, ["x", "y"], f"loaded-{workers}", "train", 0,
+                keep_batches=0,
+            )  # fmt: skip
+            self._loaders[workers] = iter(StreamingDataLoader(dataset, num_workers=workers))
+        return self._loaders[workers]
+
+    def _clear_received(self) -> None:
+        for _, meta in self._received:
+            self._client.clear_samples(meta)
+        self._received.clear()
+
+    def _awaited(self, act: Callable[[], Awaitable[Any]], at_once: int = 1) -> Callable[[int], list[float]]:
+        """Return a function that makes calls in an event loop, this number at once."""
+
+        async def run(calls: int) -> list[float]:
+            found = []
+            for _ in range(calls):
+                began = time.perf_counter()
+                if at_once == 1:
+                    await act()
+                else:
+                    await asyncio.gather(*(act() for _ in range(at_once)))
+                found.append(time.perf_counter() - began)
+            return found
+
+        return lambda calls: self._loop.run_until_complete(run(calls))
+
+    def _first_gets(self, calls: int) -> list[float]:
+        found = []
+        for _ in range(calls):
+            with Worker(self._queue.address) as reader:
+                found.append(reader.do(first_get, "kept"))
+        return found
+
+    def close(self) -> None:
+        """End the workers of loaders, which hold copies of all descriptors of this process."""
+        self._loaders.clear()
+
+    # ------------------------------------------------------------ windows
+
+    def prepare(self, what: str, calls: int) -> None:
+        """Make what a window needs, and make a call, which uses for the first time what it uses."""
+        measure = self.measures[what]
+        measure.prepare(calls + 1)
+        measure.run(1)
+        gc.collect()
+
+    def window(self, what: str, calls: int) -> dict[str, float]:
+        """Return the median time of a call, and the processor time of a call in all processes, in microseconds."""
+        others = [*self._queue.pids.values(), *(each.pid or 0 for each in multiprocessing.active_children())]
+        cpu = time.process_time() + cpu_seconds(others)
+        found = self.measures[what].run(calls)
+        cpu = time.process_time() + cpu_seconds(others) - cpu
+        self.measures[what].finish()
+        return {"time": statistics.median(found) * 1e6, "cpu": cpu / calls * 1e6}
+
+
+def serve(quick: bool) -> None:
+    """Write the folder of the build and its measures, then a line for each line that is read."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with contextlib.ExitStack() as stack:
+        windows = Windows(stack.enter_context(system()), stack.enter_context(raw_socket()))
+        stack.callback(windows.close)
+        gc.freeze()  # so that collecting takes less time than a window
+        head = {"build": str(Path(transfer_queue.__file__).parent.parent), "measures": list(windows.measures)}
+        print(json.dumps(head), file=out, flush=True)
+        for line in sys.stdin:
+            act, what = json.loads(line)
+            calls = min(windows.measures[what].calls, 3) if quick else windows.measures[what].calls
+            print(json.dumps(getattr(windows, act)(what, calls)), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    serve("--quick" in sys.argv)
