@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from transfer_queue.core.claims import lease_decisions
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.pending_checkpoints import PendingSave
 from transfer_queue.core.events import records as r
@@ -143,6 +144,8 @@ def _on_sampler_saved(context: ControllerContext, waiter: RequestKey, name: str,
 def _begin_save(
     context: ControllerContext, waiter: RequestKey, name: str, sampler: dict[str, Any] | None
 ) -> list[Effect]:
+    for record in lease_decisions.settle_unseen(context.state, context.handed_over):
+        context.log.apply(record)
     extents = frozenset(place for place, extent in context.state.blocks.extents.items() if extent.blocks)
     origin = _origin(context)
     context.checkpoints.saves[name] = PendingSave(

@@ -18,8 +18,10 @@ that the records are the same as without parts, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
+
+import msgspec
 
 from transfer_queue.core import checkpoint_handler
 from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_decisions
@@ -62,7 +64,7 @@ from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.core.wakeups import Wakeups
 from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
+from transfer_queue.messages.envelopes import NOTICE, AnyRequest, RequestEnvelope
 from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.queries import Lookup
 from transfer_queue.messages.system import SystemStatus
@@ -108,6 +110,7 @@ class Controller:
         restored: State | None = None,
         now: float = 0.0,
         lives: Callable[[str], bool] = lambda client: False,
+        handed_over: Callable[[], Collection[int]] = frozenset,
         boot: str = "",
         max_deliveries: int = MAX_DELIVERIES,
         replicas: int = 1,
@@ -128,6 +131,7 @@ class Controller:
             restored: The state of the controller before this one. Its clients have a grace period to reconnect.
             now: The time on the controller's clock.
             lives: Returns whether the process of a client is known to be alive.
+            handed_over: Returns the tokens of batches that processes of this node have handed over and noted.
             boot: An identifier that no other controller has.
             max_deliveries: The limit of the partitions that do not set one. See `PartitionOptions`.
             replicas: The number of units that store each block.
@@ -172,6 +176,7 @@ class Controller:
             config=config,
             timer=timer,
             boot=boot,
+            handed_over=handed_over,
             max_deliveries=max_deliveries,
         )
         migrations.mirror_is_due = self.context.mirror.is_due
@@ -239,7 +244,13 @@ class Controller:
         context, state = self.context, self.state
         context.log.now = now
         sequence, request = envelope.sequence, envelope.body
-        if not sequence:  # a notice, which gets no reply
+        report = envelope.report
+        if report is not None and (report.returned or report.withdrawn):
+            effects = self.handle(client, peer, RequestEnvelope(NOTICE, 0, report), now)
+            return effects + self.handle(client, peer, msgspec.structs.replace(envelope, report=None), now)
+        if report is not None:
+            consumption_handlers.hand_over(context, report)
+        if sequence == NOTICE:
             return self._settle_after(self.change(Caller(client, peer, envelope), request))
         context.measures.counters["requests"] += 1
         kept = state.clients.get(client)
@@ -263,7 +274,8 @@ class Controller:
                     self._is_due_known = False
                     return []
                 reply: Any = handler(type(request))(context, caller, request)
-                return [Send(peer, sequence, reply)]
+                effects = [Send(peer, sequence, reply)]
+                return effects if report is None else self._settle_after(effects)
             effects = self.change(caller, request)
         except TransferQueueError as error:
             effects = [context.failure(peer, sequence, error)]
@@ -278,6 +290,9 @@ class Controller:
         """
         context, effects = self.context, self._finish_last()
         context.log.now = now
+        for client, peer, envelope in puts:
+            if envelope.report is not None:
+                effects += self.handle(client, peer, RequestEnvelope(NOTICE, 0, envelope.report), now)
         for callers in puts_together.alike_puts([Caller(*put) for put in puts]):
             effects += self._finish_last()
             if len(callers) > 1 and not puts_together.has_fields(self.state, callers[0]):
@@ -464,7 +479,8 @@ class Controller:
     def _end_holds(self, client: str, *, locks: bool = True) -> None:
         """End what a client that is gone still holds: batches that it has not handed over, and its locks."""
         released = lock_decisions.release_all(self.state, client) if locks else []
-        for record in [*lease_decisions.take_back_all(self.state, client), *released]:
+        settled = lease_decisions.settle_unseen(self.state, self.context.handed_over, client)
+        for record in [*settled, *released]:
             self.context.log.apply(record)
 
     def _settle_after(self, effects: list[Effect]) -> list[Effect]:

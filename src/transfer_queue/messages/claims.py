@@ -65,7 +65,8 @@ class Claim(Request, frozen=True):
 class ReportBatches(Request, frozen=True):
     """Report what became of batches of claims with `hand_over`, each by its partition and token.
 
-    It is sent with sequence 0: it gets no reply, and may arrive several times.
+    A request carries it (`RequestEnvelope.report`), or it is sent with sequence 0 and gets no reply. It may arrive
+    several times.
     """
 
     handed_over: list[tuple[str, Natural]] = []

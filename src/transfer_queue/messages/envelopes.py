@@ -9,6 +9,7 @@ import msgspec
 
 from transfer_queue.messages import base, checkpoints, claims, locks, partitions, puts, queries, storage, system
 from transfer_queue.messages.base import Message, Natural, Reply, Request
+from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.reports import overview, samples, store_reports, timeline, unit_reports
 from transfer_queue.messages.reports.timeline import ValueRead
 
@@ -35,6 +36,10 @@ else:
     AnyReply = Union[REPLIES]
 
 
+NOTICE = 0
+"""The sequence of requests that get no reply."""
+
+
 class RequestEnvelope(msgspec.Struct, array_like=True, frozen=True):
     """A request as it is sent."""
 
@@ -51,6 +56,8 @@ class RequestEnvelope(msgspec.Struct, array_like=True, frozen=True):
     """
     reads: list[ValueRead] = []
     """Gets that the client has made since its previous request, for the timeline. It does not repeat them."""
+    report: Union[ReportBatches, None] = None
+    """What became of batches that the client has got. It takes effect before the request does."""
 
 
 class ReplyEnvelope(msgspec.Struct, array_like=True, frozen=True):

@@ -1,24 +1,18 @@
-"""Notices to the controller, which get no reply: which batches were handed over or given back, and which claims ended.
+"""Notices to the controller, which need no reply: which batches were handed over or given back, and which claims ended.
 
-A notice is written to a connection at once, and again before the first request on every other connection, until the
-reply to a later request on one of these connections shows that the controller has read it. So it adds no round trip,
-it is not lost with a connection, and everything that this client requests later is served after it.
+Every request to the controller carries the notices that no request has carried before, and the controller reads them
+before the request. When its reply arrives, they are read; without a reply, the next request carries them again. A
+notice that cannot wait for a request is also written at once, as a request with the sequence NOTICE.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from transfer_queue.messages.claims import ReportBatches
-from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
+from transfer_queue.messages.envelopes import NOTICE, AnyRequest, RequestEnvelope
 from transfer_queue.net.framing import pack_frame
-
-NOTICE = 0
-"""The sequence of requests that get no reply."""
-_BATCHES = 256
-"""Notices in one message, beyond which further ones wait for the next request."""
 
 
 class Notices:
@@ -31,47 +25,55 @@ class Notices:
     def __init__(self, encode: Callable[[RequestEnvelope], bytes]) -> None:
         self._encode = encode
         self._lock = threading.Lock()
-        self._unread: dict[tuple[str, str, int], tuple[object, int] | None] = {}
-        """(kind, partition, number) -> the last connection on which it was written and the sequence before which it
-        was; None if it was not written yet."""
-        self.on_first: Callable[[], None] = lambda: None
-        """Called when there is a notice to be confirmed, after there was none."""
+        self._waiting: list[ReportBatches] = []
+        self._carried: dict[int, ReportBatches] = {}
+        """Sequence of a request without a reply -> the notices that it carries."""
+        self.on_add: Callable[[], None] | None = None
+        """Called when a notice was added."""
 
     def __bool__(self) -> bool:
-        return bool(self._unread)
+        return bool(self._waiting or self._carried)
 
     def add(self, report: AnyRequest) -> None:
         """Add the notices of a `ReportBatches`."""
         assert isinstance(report, ReportBatches)
-        with self._lock:
-            none = not self._unread
-            for kind in ("handed_over", "finished", "returned"):
-                self._unread.update({(kind, partition, token): None for partition, token in getattr(report, kind)})
-            self._unread.update({("withdrawn", "", sequence): None for sequence in report.withdrawn})
-        if none:
-            self.on_first()
+        self._waiting.append(report)
+        if self.on_add is not None:
+            self.on_add()
 
-    def frame_for(self, connection: object, sequence: int) -> bytes:
-        """Return the frame to write to a connection before the request `sequence`; b"" if there is nothing to write."""
-        if not self._unread:
-            return b""
-        found: dict[str, list[Any]] = {"handed_over": [], "finished": [], "returned": [], "withdrawn": []}
+    def take(self, sequence: int) -> ReportBatches | None:
+        """Return the notices that a request carries; None if there are none."""
+        if not self._waiting:
+            return None
         with self._lock:
-            new = [key for key, at in self._unread.items() if at is None or at[0] is not connection][:_BATCHES]
-            for key in new:
-                kind, partition, number = key
-                found[kind].append(number if kind == "withdrawn" else (partition, number))
-                self._unread[key] = connection, sequence
-        return pack_frame(self._encode(RequestEnvelope(NOTICE, 0, ReportBatches(**found)))) if new else b""
+            reports, self._waiting = self._waiting, []
+        if not reports:
+            return None
+        report = self._carried[sequence] = reports[0] if len(reports) == 1 else _joined(reports)
+        return report
 
-    def confirm(self, connection: object, sequence: int) -> list[int]:
-        """Forget the notices that were written before the request `sequence`, whose reply has arrived.
+    def confirm(self, sequence: int) -> list[int]:
+        """Note that the reply to a request has arrived. Returns the sequences of the claims that it withdrew."""
+        report = self._carried.pop(sequence, None)
+        return [] if report is None else report.withdrawn
 
-        Returns the sequences of the withdrawn claims among them.
-        """
+    def fail(self, sequence: int) -> None:
+        """Note that a request has ended without a reply."""
+        report = self._carried.pop(sequence, None)
+        if report is not None:
+            self._waiting.append(report)
+
+    def frame(self) -> bytes:
+        """Return the frame that sends the notices at once. The next request carries them, too."""
         with self._lock:
-            read = [key for key, at in self._unread.items() if at is not None and at[0] is connection]
-            read = [key for key in read if self._unread[key][1] <= sequence]  # type: ignore[index]
-            for key in read:
-                del self._unread[key]
-        return [number for kind, _, number in read if kind == "withdrawn"]
+            report = _joined(self._waiting)
+        return pack_frame(self._encode(RequestEnvelope(NOTICE, 0, report)))
+
+
+def _joined(reports: list[ReportBatches]) -> ReportBatches:
+    return ReportBatches(
+        [batch for each in reports for batch in each.handed_over],
+        [batch for each in reports for batch in each.finished],
+        [batch for each in reports for batch in each.returned],
+        [sequence for each in reports for sequence in each.withdrawn],
+    )

@@ -163,12 +163,12 @@ class Session:
             payload: The number of bytes of payload that the caller sends after the frame.
             target: Where it is sent. Requests to the controller report the gets that `note_read` has noted.
         """
-        reads = self._take_reads() if self._reads and target == CONTROLLER else None
-        sequence, body = self.encode_request(request, reads)
+        sequence, body = self.encode_request(request, target)
         return sequence, pack_frame(body, payload)
 
-    def encode_request(self, request: AnyRequest, reads: list[ValueRead] | None = None) -> tuple[int, bytes]:
+    def encode_request(self, request: AnyRequest, target: Target | None = None) -> tuple[int, bytes]:
         """Like `begin_request`, but return only the body of the frame."""
+        reads = self._take_reads() if self._reads and target == CONTROLLER else None
         with self._lock:
             sequence = self._next
             self._next += 1
@@ -178,7 +178,9 @@ class Session:
             self.finish(sequence)
             raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
         try:
-            return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished, reads or []))
+            report = self.notices.take(sequence) if target == CONTROLLER else None
+            envelope = RequestEnvelope(sequence, acknowledged, request, finished, reads or [], report)
+            return sequence, self._encode(envelope)
         except BaseException as error:
             self.finish(sequence)
             if not isinstance(error, UNSENDABLE):
@@ -197,6 +199,7 @@ class Session:
 
         The cost does not depend on how many others are unfinished.
         """
+        self.notices.fail(sequence)
         with self._lock:
             if sequence not in self._unfinished:
                 return
@@ -215,20 +218,9 @@ class Session:
                 self._news[first] = None
 
     @property
-    def next_sequence(self) -> int:
-        """The number of the next request."""
-        return self._next
-
-    @property
     def is_busy(self) -> bool:
         """Whether a request waits for its reply."""
         return bool(self._unfinished)
-
-    def confirm_notices(self, connection: object, sequence: int) -> None:
-        """Note that the reply to a request arrived on a connection, so that the notices before it were read."""
-        if self.notices:
-            for withdrawn in self.notices.confirm(connection, sequence):
-                self.finish(withdrawn)
 
     def note_read(self, began: float, partition: str, fields: list[str], rows: int, nbytes: int) -> None:
         """Note a get that has just ended, so that the next request reports it.
@@ -263,9 +255,12 @@ class Session:
     def decode_reply(self, body: bytes) -> ReplyEnvelope:
         """Return the reply in a body. Raises `ProtocolError` if the body is not a reply."""
         try:
-            return self._decode(body)
+            answer = self._decode(body)
         except UNREADABLE as error:
             raise ProtocolError(f"a server sent a reply that cannot be read: {error}") from error
+        for withdrawn in self.notices.confirm(answer.sequence):
+            self.finish(withdrawn)
+        return answer
 
     def transport(self, kind: type[T]) -> T:
         """Return the transport of this kind, made at its first use."""

@@ -385,7 +385,7 @@ class Client(Subscriptions, LockMethods):
             return
         if call.is_notice:
             self.state.session.notices.add(call.request)
-            self._send(CONTROLLER, b"")
+            self._send(CONTROLLER, self.state.session.notices.frame())
             task.resume(Done())
             return
         sequence, frame = self.state.session.begin_request(call.request, target=call.target)
@@ -416,15 +416,11 @@ class Client(Subscriptions, LockMethods):
         if connection is None:
             connection = self._connections[target] = self._cluster._connect(self, target)
             self._readers[connection] = FrameReader()
-        if target == CONTROLLER:
-            session = self.state.session
-            frame = session.notices.frame_for(connection, session.next_sequence) + frame
         self._cluster.network.send(connection, "up", frame)
 
     def _on_frame(self, connection: int, frame: bytes) -> None:
         for body, _ in self._readers[connection].feed(frame):
             answer = self.state.session.decode_reply(body)
-            self.state.session.confirm_notices(connection, answer.sequence)
             task = self._tasks.pop(answer.sequence, None)
             if task is not None:
                 del self._frames[answer.sequence]

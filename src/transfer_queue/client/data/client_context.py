@@ -44,6 +44,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnitLostError,
 )
+from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.descriptors import DISK, MEMORY, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import CloseExtents
@@ -276,6 +277,19 @@ class ClientContext:
             self._warned.add(words)
         get_logger(__name__).warning("%s", words)
 
+    def hand_over(self, report: ReportBatches) -> Generator[Call, AnyReply, None]:
+        """Report that batches are handed over.
+
+        The next request carries the report. If the process dies before, the controller of the same node reads it in the
+        file of this client. Otherwise it is written at once.
+        """
+        if self._presence is None or self.settings.durability_folder is not None:
+            yield Call(CONTROLLER, report, is_notice=True)
+            return
+        for _, token in report.handed_over or report.finished:
+            self._presence.note_handed_over(token)
+        self.session.notices.add(report)
+
     def learn(self) -> Generator[Call, AnyReply, None]:
         """Request units and settings, once."""
         if self._spaces:
@@ -289,7 +303,7 @@ class ClientContext:
             if not self._spaces:
                 self._presence = self.system.start_liveness(self.client_id)
                 if self._presence is None:
-                    self.session.notices.on_first = self.renewals.note_notice
+                    self.session.notices.on_add = self.renewals.note_notice
                 self.system.follow_controller(self.session)
                 self.config = config
                 self._settings = Settings.from_json(config["settings"])

@@ -80,9 +80,13 @@ class LeaseOperations(DataPath):
                 self._state.renewals.forget(lease.token)
         return counts
 
-    def _report_batches(self, report: ReportBatches) -> Operation[None]:
-        """Report what became of batches that this client, or another one, holds. Awaits no reply."""
-        yield Call(CONTROLLER, report, is_notice=True)
+    def _hand_over(self, batches: list[tuple[str, int]]) -> Operation[None]:
+        """Report that batches are handed over, which this client, or another one, holds. Awaits no reply."""
+        yield from self._state.hand_over(ReportBatches(handed_over=batches))
+
+    def _give_back(self, batches: list[tuple[str, int]]) -> Operation[None]:
+        """Report that batches will not be handed over. Awaits no reply."""
+        yield Call(CONTROLLER, ReportBatches(returned=batches), is_notice=True)
 
     def _ack(self, ack: Ack, timeout: float | None) -> Operation[bool]:
         """Acknowledge rows of one lease, alone or with others, and return whether this counts."""

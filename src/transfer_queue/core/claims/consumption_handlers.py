@@ -89,21 +89,27 @@ def handle_nack(context: ControllerContext, caller: Caller, request: claims.Nack
 @handles(claims.ReportBatches)
 def handle_report_batches(context: ControllerContext, caller: Caller, request: claims.ReportBatches) -> list[Effect]:
     """Note which batches were handed over or are returned, and cancel claims. There is no reply."""
-    for batches, end in (
-        (request.handed_over, lease_decisions.hand_over),
-        (request.finished, lease_decisions.hand_over_finished),
-        (request.returned, lease_decisions.take_back),
-    ):
-        for name, token in batches:
-            unseen = lease_decisions.find_unseen(context.state, name, token)
-            if unseen is not None:  # otherwise it was reported before, or is under a lease
-                for record in end(*unseen):
-                    context.log.apply(record)
+    hand_over(context, request)
     for name, token in request.returned:
-        for record in lease_decisions.return_lease(context.state, name, token):
+        for record in lease_decisions.return_batch(context.state, name, token):
             context.log.apply(record)
     cancelled = [handle_cancel(context, caller, claims.Cancel(sequence)) for sequence in request.withdrawn]
     return [effect for effects in cancelled for effect in effects[:-1]]  # the last one is the reply of a `Cancel`
+
+
+def hand_over(context: ControllerContext, report: claims.ReportBatches) -> None:
+    """Note which batches were handed over. Some may have been reported before."""
+    for batches, is_finished in ((report.handed_over, False), (report.finished, True)):
+        for name, token in batches:
+            unseen = lease_decisions.find_unseen(context.state, name, token)
+            if unseen is None:
+                continue
+            context.log.apply(r.HandedOver(name, token))
+            if is_finished:
+                partition, batch = unseen
+                rows = batch.indexes
+                for record in unneeded_rows.finish_rows(partition, batch.task, batch.client, rows):
+                    context.log.apply(record)
 
 
 @handles(claims.RankGone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -12,7 +12,6 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.core.state.unneeded_rows import finish_rows
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
 from transfer_queue.core.tables.unseen_batches import UnseenBatch
@@ -125,31 +124,42 @@ def find_unseen(state: State, name: str, token: int) -> tuple[Partition, UnseenB
     return None if partition is None or batch is None else (partition, batch)
 
 
-def hand_over(partition: Partition, batch: UnseenBatch) -> Iterator[r.AnyRecord]:
-    """Iterate over the record that a batch was handed over."""
-    yield r.HandedOver(partition.name, batch.token)
+def take_back(partition: Partition, batch: UnseenBatch, reason: str = "nacked") -> r.LeaseEnded:
+    """Return the record that makes the rows of a batch that was not handed over ready again."""
+    return r.LeaseEnded(partition.name, batch.task, batch.token, batch.rows, b"", batch.rows, reason)
 
 
-def hand_over_finished(partition: Partition, batch: UnseenBatch) -> Iterator[r.AnyRecord]:
-    """Iterate over the records that a batch was handed over and read. Apply each before the next is decided."""
-    yield r.HandedOver(partition.name, batch.token)
-    yield from finish_rows(partition, batch.task, batch.client, batch.indexes)
+def return_batch(state: State, name: str, token: int) -> list[r.AnyRecord]:
+    """Return the records that end a lease whose rows nobody has received; none if it has ended."""
+    unseen = find_unseen(state, name, token)
+    if unseen is not None:
+        return [take_back(*unseen)]
+    partition = state.partitions.get(name)
+    lease = None if partition is None else partition.leases.by_token.get(token)
+    if partition is None or lease is None:
+        return []
+    return end_lease(partition, lease, lease.rows, "nacked", 0, delivered=False)
 
 
-def take_back(partition: Partition, batch: UnseenBatch, reason: str = "nacked") -> Iterator[r.AnyRecord]:
-    """Iterate over the record that makes the rows of a batch that was not handed over ready again."""
-    yield r.LeaseEnded(partition.name, batch.task, batch.token, batch.rows, b"", batch.rows, reason)
+def settle_unseen(state: State, marked: Callable[[], Collection[int]], client: str | None = None) -> list[r.AnyRecord]:
+    """Return the records for batches whose notices have not arrived, although they were handed over.
 
-
-def take_back_all(state: State, client: str) -> list[r.AnyRecord]:
-    """Return the records that make all rows ready again that a client holds and has not handed over."""
-    partitions = list(state.partitions.values())
-    return [
-        record
-        for partition in partitions
-        for batch in partition.unseen_batches.of_client(client)
-        for record in take_back(partition, batch, "gone")
+    Args:
+        state: The state.
+        marked: Returns the tokens of batches that were handed over, as the processes of this node have noted.
+        client: A client that is gone: what it has not handed over becomes ready again. None: nothing does.
+    """
+    found = [
+        (partition, batch)
+        for partition in state.partitions.values()
+        for batch in partition.unseen_batches.by_token.values()
+        if client is None or batch.client == client
     ]
+    done = marked() if found else ()
+    over = [r.HandedOver(partition.name, batch.token) for partition, batch in found if batch.token in done]
+    if client is None:
+        return list(over)
+    return [*over, *(take_back(*each, "gone") for each in found if each[1].token not in done)]
 
 
 def decide_ack(state: State, request: Ack) -> list[r.AnyRecord]:
@@ -172,7 +182,7 @@ def decide_nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
     """
     unseen = find_unseen(state, request.partition, request.token)
     if unseen is not None:
-        return list(take_back(*unseen))
+        return [take_back(*unseen)]
     found = _find_lease(state, request.partition, request.token, request.rows)
     if found is None:
         return []
@@ -239,21 +249,8 @@ def return_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]
     kept = state.clients.get(client)
     met = None if kept is None else kept.replies.get(sequence)
     token = met.token if isinstance(met, ClaimReply) else 0
-    for name in state.partitions if token else ():
-        unseen = find_unseen(state, name, token)
-        records = list(take_back(*unseen)) if unseen is not None else return_lease(state, name, token)
-        if records:
-            return records
-    return []
-
-
-def return_lease(state: State, name: str, token: int) -> list[r.AnyRecord]:
-    """Return the records that end a lease whose rows nobody has received; none if it has ended."""
-    partition = state.partitions.get(name)
-    lease = None if partition is None else partition.leases.by_token.get(token)
-    if partition is None or lease is None:
-        return []
-    return end_lease(partition, lease, lease.rows, "nacked", 0, delivered=False)
+    names = list(state.partitions) if token else []
+    return next((records for name in names if (records := return_batch(state, name, token))), [])
 
 
 def _max_deliveries(partition: Partition, limit: int) -> int:

@@ -70,6 +70,11 @@ class AbsentHolders:
         if client in self._checks:
             self._checks[client] = 0.0, ABSENCE_SECONDS
 
+    @property
+    def awaited(self) -> Collection[str]:
+        """The clients without a connection that are not known to be gone."""
+        return self._checks.keys()
+
     def next_deadline(self) -> float | None:
         """Return the time of the next check; None if no client is checked."""
         return min(when for when, _ in self._checks.values()) if self._checks else None

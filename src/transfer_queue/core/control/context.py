@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from transfer_queue.core.claims.background_deals import BackgroundDeals
@@ -69,6 +69,8 @@ class ControllerContext:
     """Returns seconds, to measure what a user's sampler costs. The core has no clock of its own."""
     boot: str
     """Differs from that of any other controller, and so tells apart block numbers that are equal."""
+    handed_over: Callable[[], Collection[int]]
+    """Returns the tokens of batches that processes of this node have handed over and noted."""
     max_deliveries: int
     """The limit of the partitions that do not set one. See `PartitionOptions`."""
     journal_error: str = field(default="")

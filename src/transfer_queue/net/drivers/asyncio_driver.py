@@ -247,8 +247,6 @@ class _Link:
             raise ConnectionResetError("the server closed the connection")
         future: asyncio.Future[_Outcome] = self._loop.create_future()
         self.waiting[sequence] = future
-        if self.target == CONTROLLER:
-            frame = self._session.notices.frame_for(self.connection, self._session.next_sequence) + frame
         self._send(frame)
         self._deadlines[sequence] = deadline
         if deadline < self._alarm_at:
@@ -267,11 +265,9 @@ class _Link:
             raise result
         return result
 
-    def send_notices(self) -> None:
-        """Write the notices that were not written to this connection."""
-        frame = self._session.notices.frame_for(self.connection, self._session.next_sequence)
-        if frame and not self.broken:
-            self._send(frame)
+    def write_notices(self) -> None:
+        """Write the notices that no request has carried yet."""
+        self._send(self._session.notices.frame())
 
     def _set_alarm(self, deadline: float) -> None:
         if self._alarm is not None:
@@ -368,7 +364,6 @@ class _Link:
 
     def _on_answer(self, body: bytes) -> None:
         answer = self._session.decode_reply(body)
-        self._session.confirm_notices(self.connection, answer.sequence)
         if answer.sequence not in self.waiting:
             return  # the reply to a request that was cancelled
         future = self.waiting.pop(answer.sequence)
@@ -428,13 +423,13 @@ class _LoopLinks:
         return None if link is None or link.broken else link
 
     def write_notice(self, call: Call) -> None:
-        """Write a notice to the controller at once. If this fails, it goes before the next request."""
+        """Write a notice to the controller at once. If this fails, the next request carries it."""
         link = self.working_link(CONTROLLER)
         if link is None:
             write_notice_blocking(self._session, self._session.transport(Pool), call)
         else:
             self._session.notices.add(call.request)
-            link.send_notices()
+            link.write_notices()
 
     async def connect(self, target: Target, deadline: float) -> _Link:
         """Return a new link. Calls that start meanwhile wait for the same one, also if the first one is cancelled."""

@@ -79,13 +79,13 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
 
 
 def write_notice(session: Session, pool: Pool, call: Call) -> None:
-    """Write a notice to the controller. If this fails, it goes before the next request."""
+    """Write a notice to the controller. If this fails, the next request carries it."""
     session.notices.add(call.request)
     with contextlib.suppress(OSError, TransferQueueError):
         deadline = time.monotonic() + NOTICE_SECONDS
         connection = pool.take(CONTROLLER) or pool.connect(session, CONTROLLER, deadline)
         try:
-            connection.send(session.notices.frame_for(connection, session.next_sequence), deadline)
+            connection.send(session.notices.frame(), deadline)
         except BaseException:
             pool.discard(connection)
             raise

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.drivers.connection import LONGEST_POLL, Connection, Pool
 from transfer_queue.net.drivers.reply_reader import ReplyReader
 from transfer_queue.net.session import RetryPolicy, Session, raise_failure
@@ -111,8 +110,6 @@ class _Try:
     def send(self) -> None:
         """Send the request."""
         assert self.connection is not None
-        if self._call.target == CONTROLLER:
-            self._frame = self._session.notices.frame_for(self.connection, self._sequence) + self._frame
         self.connection.send(self._frame, self.attempts.deadline, self._call.payload)
         self.incoming = ReplyReader(self.connection, self._call.into, self.attempts.deadline)
 
@@ -194,8 +191,6 @@ def retry_until_reply(
 def _exchange_once(session: Session, pool: Pool, call: Call, deadline: float, sequence: int, frame: bytes) -> AnyReply:
     connection = pool.take(call.target) or pool.connect(session, call.target, deadline)
     try:
-        if call.target == CONTROLLER:
-            frame = session.notices.frame_for(connection, sequence) + frame
         if call.into:
             body = connection.exchange_into(frame, deadline, call.into)
         else:
@@ -203,7 +198,6 @@ def _exchange_once(session: Session, pool: Pool, call: Call, deadline: float, se
         answer = session.decode_reply(body)
         if answer.sequence != sequence:
             raise ProtocolError(f"expected the reply to request {sequence}, got the reply to {answer.sequence}")
-        session.confirm_notices(connection, sequence)
         pool.give_back(call.target, connection)
     except BaseException as error:
         pool.discard(connection)

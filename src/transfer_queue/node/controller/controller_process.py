@@ -36,7 +36,7 @@ from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.hosting.process_metrics import ProcessMetrics
 from transfer_queue.node.samplers.sampler_files import SamplerFiles
 from transfer_queue.node.samplers.sampler_loading import SamplerLoading
-from transfer_queue.node.system.client_liveness import DepartedClients, is_client_alive
+from transfer_queue.node.system.client_liveness import DepartedClients, handed_over, is_client_alive
 from transfer_queue.node.system.paths import SystemFolder, is_network_storage
 from transfer_queue.node.system.sampler_transfer import PickledSampler
 from transfer_queue.node.unit.mirror_folders import boot_ids
@@ -98,6 +98,7 @@ def build_controller(
         made, config=config, capacity=settings.total_storage_size, timer=time.perf_counter,
         restored=None if recovered is None else recovered.state, now=time.monotonic(),
         lives=partial(is_client_alive, system.clients),
+        handed_over=partial(handed_over, system.clients),
         boot=uuid.uuid4().hex,
         max_deliveries=settings.max_deliveries,
         replicas=settings.replicas,

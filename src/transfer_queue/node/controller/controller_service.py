@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Union
 
+import msgspec
+
 from transfer_queue.core.checkpoint_handler import check_file_name
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
@@ -33,7 +35,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.journal.terms import Term
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
-from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.envelopes import NOTICE, RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.reports.overview import MeasureServers, ServersReply, ShowViews, ViewsReply
@@ -78,6 +80,10 @@ FROM_UNITS = (
 )
 SERVED_HERE = frozenset((*FROM_UNITS, MeasureServers, ShowViews, UseSampler))
 """The requests that this module looks at; the core serves all others."""
+
+
+NOT_OF_CORE = (*SERVED_HERE, FetchState, SendState)
+"""The requests that the core may not see, although it must see the reports that they carry."""
 
 
 class ControllerService(EnvelopeService):
@@ -194,7 +200,11 @@ class ControllerService(EnvelopeService):
         super().on_connect(peer, hello)
         self._controller.on_connect(hello.client_id, peer)
         if self._departed is not None:
-            self._departed.sweep(self._controller.context.connections.peers)
+            self._sweep(self._departed)
+
+    def _sweep(self, departed: DepartedClients) -> None:
+        context = self._controller.context
+        departed.sweep(context.connections.peers, context.absent_holders.awaited)
 
     def handle(
         self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
@@ -206,6 +216,13 @@ class ControllerService(EnvelopeService):
             self._puts[hello.client_id] = hello, peer, envelope, now
             return served
         before = self.serve_puts() if self._puts else []
+        if envelope.report is not None and (isinstance(body, NOT_OF_CORE) or self._waits_for_space):
+            notice = RequestEnvelope(NOTICE, 0, envelope.report)
+            envelope = msgspec.structs.replace(envelope, report=None)
+            if self._waits_for_space:
+                self._set_aside(hello, peer, notice)
+            else:
+                before = [*before, *self._serve(hello, peer, notice, now)]
         if isinstance(body, (FetchState, SendState)):
             return [*before, self._state_file(peer, envelope.sequence, body, payload)]
         if self._waits_for_space and not isinstance(body, READS):
@@ -329,7 +346,7 @@ class ControllerService(EnvelopeService):
         if self._departed is not None:
             if hello.client_id not in self._controller.context.connections.peers:
                 self._departed.note_departed(hello.client_id)
-            self._departed.sweep(self._controller.context.connections.peers)
+            self._sweep(self._departed)
         return outgoing
 
     def next_deadline(self) -> float | None:

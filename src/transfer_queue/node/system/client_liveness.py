@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
+import mmap
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -18,10 +20,19 @@ from transfer_queue.node.system.locks import is_alive, names_open_file
 LOOKS = 16  # files that a sweep checks
 
 
+MARKS = 256
+"""Batches of one client whose hand-over is noted. Every request of the client reports the ones before, so these are
+more than calls that one process makes at once."""
+_MARK = 8  # bytes
+
+
 class ClientLiveness:
     """Shows that a client lives, until `end` or the end of its process. The file is in the system's folder for this.
 
-    Raises OSError if the file cannot be created or locked.
+    The file also contains the tokens of the batches that the client handed over last, so that the controller knows them
+    if the process dies before a request reports them. To note one takes no system call.
+
+    Raises OSError if the file cannot be created, locked or extended.
     """
 
     def __init__(self, folder: Path, client_id: str) -> None:
@@ -30,8 +41,15 @@ class ClientLiveness:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX)  # a process that checks the lock holds it for an instant only
             if names_open_file(self._path, self._file):
-                return
+                break
             os.close(self._file)  # it was swept between open and lock
+        os.posix_fallocate(self._file, 0, MARKS * _MARK)  # otherwise a full file system would end the process later
+        self._marks = memoryview(mmap.mmap(self._file, MARKS * _MARK)).cast("Q")
+        self._marked = itertools.count()
+
+    def note_handed_over(self, token: int) -> None:
+        """Note that this client has handed over the batch with this token."""
+        self._marks[next(self._marked) % MARKS] = token
 
     def end(self) -> None:
         """Show that the client is gone."""
@@ -56,6 +74,16 @@ def is_client_alive(folder: Path, client_id: str) -> bool:
         return True
 
 
+def handed_over(folder: Path) -> set[int]:
+    """Return the tokens that the clients in a folder have noted last."""
+    found: set[int] = set()
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # it was removed meanwhile
+            data = path.read_bytes()
+            found.update(memoryview(data[: len(data) // _MARK * _MARK]).cast("Q"))
+    return found
+
+
 class DepartedClients:
     """Removes the files of killed clients. Each `sweep` checks a few of them.
 
@@ -70,13 +98,18 @@ class DepartedClients:
         """Note that a client has no connection any more. If it was killed, its lock is free within a moment."""
         self._left[client_id] = None
 
-    def sweep(self, connections: Mapping[str, Collection[int]]) -> None:
-        """Remove the files of clients that are gone, except those that have `connections` (again)."""
+    def sweep(self, connections: Mapping[str, Collection[int]], awaited: Container[str] = ()) -> None:
+        """Remove the files of clients that are gone, except those that have `connections` (again).
+
+        Args:
+            connections: The connections of each client.
+            awaited: The clients whose notes are still needed. Default: none.
+        """
         for client_id in list(islice(self._left, LOOKS)):
             del self._left[client_id]
             if connections.get(client_id):
                 continue
-            if is_client_alive(self._folder, client_id):
+            if client_id in awaited or is_client_alive(self._folder, client_id):
                 self._left[client_id] = None  # checked again after all others
             elif client_id.isalnum():
                 (self._folder / client_id).unlink(missing_ok=True)
