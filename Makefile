@@ -159,11 +159,6 @@ generate: venv
 	.venv/bin/python tools/make_tutorials.py
 	.venv/bin/python tools/make_diagrams.py
 
-# Tests of the contract that contradict API.md, which decides.
-# test_refused_put_leaves_nothing expects that a put of float32 into a field of int64 is refused. API.md says: "Rows of a
-# field may differ in numeric dtype". tests/client/test_kv.py has the same test with a difference of kind, which is refused.
-CONTRACT_LEFT_OUT = -k "not test_refused_put_leaves_nothing"
-
 gpu: venv
 	.venv/bin/python -m pytest -rs tests/gpu $(ARGS)
 	.venv/bin/python -m benchmarks gpu
@@ -172,7 +167,7 @@ contract: venv
 	@test -d $(CONTRACT) || { echo "no contract tests at $(CONTRACT); set CONTRACT" >&2; exit 1; }
 	@folder=$$(mktemp -d -t tq-contract-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && \
 		TQ_RUNTIME_DIR=$$folder PYTHONDONTWRITEBYTECODE=1 .venv/bin/python -m pytest -p no:cacheprovider \
-		-q --tb=short -o faulthandler_timeout=120 $(CONTRACT) $(CONTRACT_LEFT_OUT) $(ARGS)
+		-q --tb=short -o faulthandler_timeout=120 $(CONTRACT) $(ARGS)
 
 contract-ray:
 	@CONTRACT_RAY=1 $(MAKE) --no-print-directory contract
