@@ -161,7 +161,8 @@ class FieldStats(Persisted, array_like=True):
             raise FieldTypeError(
                 f"field {self.name!r} holds {_words(self.kind, self.dtype)} in its live rows, but this put contains "
                 f"{_words(spec.kind, spec.dtype)}; nothing was put. {_REMEDY[spec.kind]}, use another field name, or "
-                f"clear the rows that have the field first."
+                f"clear the rows that have the field first.",
+                field=self.name,
             )
         for dtype in (self.dtype, *self.others):
             if not can_promote(dtype, spec.dtype):
@@ -169,7 +170,8 @@ class FieldStats(Persisted, array_like=True):
                     f"field {self.name!r} holds {_words(self.kind, dtype)} in its live rows, but this put contains "
                     f"{_words(spec.kind, spec.dtype)}, and torch.promote_types has no dtype for both; nothing was put. "
                     f"Convert the values to {dtype}, use another field name, or clear the rows that have the field "
-                    f"first."
+                    f"first.",
+                    field=self.name,
                 )
 
     def copy(self) -> FieldStats:
