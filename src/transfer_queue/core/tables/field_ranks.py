@@ -5,13 +5,12 @@ Nearly all fields have rows of one rank, and cost nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import numpy as np
 
-from transfer_queue.core.blocks.block_table import BlockTable
 from transfer_queue.core.columns.schema import Column, Count, Persisted, custom_column
 from transfer_queue.core.tables.field_types import MIXED_RANK, FieldStats, dims_parts, mixed_shapes
 from transfer_queue.core.tables.row_table import Chunk, RowTable
@@ -19,6 +18,16 @@ from transfer_queue.messages.descriptors import FieldSpec
 
 _Rank = tuple[Annotated[int, msgspec.Meta(ge=0, le=64)], Count, tuple[Count, ...], Annotated[int, msgspec.Meta(ge=0)]]
 """A rank with the number of its values, and their `shape` and `differs` (`FieldStats`)."""
+
+
+class BlockShapes(Protocol):
+    """What is read of the table of blocks, which imports this package."""
+
+    def column(self, name: str, numbers: np.ndarray) -> np.ndarray:
+        """Return one column of these blocks, in order."""
+
+    def shape_source(self, number: int) -> tuple[Sequence[FieldSpec], bytes, int]:
+        """Return the schema, dims and row count of one block."""
 
 
 class _FurtherRanks(Column):
@@ -52,7 +61,7 @@ class FieldRanks(Persisted, bare=True):
 
     further: Any = custom_column(_FurtherRanks())
 
-    def __init__(self, rows: RowTable, blocks: BlockTable) -> None:
+    def __init__(self, rows: RowTable, blocks: BlockShapes) -> None:
         super().__init__()
         self.rows = rows
         self.names: set[str] = set()
@@ -129,7 +138,7 @@ NO_VALUE = -1
 
 
 def value_layouts(
-    blocks: BlockTable, name: str, numbers: np.ndarray
+    blocks: BlockShapes, name: str, numbers: np.ndarray
 ) -> Iterator[tuple[np.ndarray, FieldSpec, np.ndarray]]:
     """Iterate over the layouts of the values of a field in these blocks (0: no value).
 
@@ -148,7 +157,7 @@ def value_layouts(
         yield where, schema[at], dims_parts(schema, np.frombuffer(packed, "<i8"), rows)[at]
 
 
-def value_ranks(blocks: BlockTable, name: str, numbers: np.ndarray, slots: np.ndarray) -> np.ndarray:
+def value_ranks(blocks: BlockShapes, name: str, numbers: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """Return the rank of each of these values of a field; `NO_VALUE` in block 0."""
     out = np.full(len(numbers), NO_VALUE, "i8")
     for where, spec, dims in value_layouts(blocks, name, numbers):
