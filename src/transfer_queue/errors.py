@@ -124,10 +124,13 @@ class FieldTypeError(InvalidArgumentError):
     Args:
         *args: The message.
         tensors: See the attribute.
+        field: See the attribute.
     """
 
-    def __init__(self, *args: object, tensors: dict[str, list[str]] | None = None) -> None:
+    def __init__(self, *args: object, tensors: dict[str, list[str]] | None = None, field: str = "") -> None:
         super().__init__(*args)
+        self.field = field
+        """The field whose values do not match; "" if no value of the put is at fault."""
         self.tensors = tensors or {}
         """The dtypes of the live rows, for each field that holds tensors and that the put gives other values."""
 

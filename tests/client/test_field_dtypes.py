@@ -6,6 +6,7 @@ import itertools
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -167,3 +168,35 @@ def test_any_rows_of_any_dtypes(start: Start, blocks: list[tuple[torch.dtype, li
         found = client.kv_batch_get([str(number) for number in chosen], "p", layout=layout)["x"]
         got = rows_of(found)
         assert all(same(row, rows[number].to(dtype)) for row, number in zip(got, chosen, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (torch.ones(3), [1.0, "two", None], r"row 1 of the put \(key 'b'\), which has the type str"),
+        (torch.ones(3), [{"k": 1}] * 3, r"row 0 of the put \(key 'a'\), which has the type dict"),
+        (torch.ones(3), [None if row else torch.ones(2) for row in range(3)], "row 1 .* type NoneType"),
+        (torch.ones(3, dtype=torch.uint16), [1, torch.tensor(1, dtype=torch.int32), 2], "row 1 .* type Tensor"),
+        (torch.ones(3, dtype=torch.uint16), torch.ones(3, dtype=torch.int32), "row 0 .* type Tensor"),
+        (["x", "y", "z"], torch.ones(3), "row 0 .* type Tensor"),
+        (["x", "y", "z"], np.ones(3), "row 0 .* type ndarray"),
+        (torch.ones(3), [torch.ones(1), *["long" * 5000] * 2], "row 1 .* type str"),
+        (["x", "y", "z"], TensorDict({"i": torch.ones(3)}, batch_size=[3]), "row 0 .* type TensorDict"),
+    ],
+)
+def test_the_first_value_that_does_not_match_is_named(a: Client, first: Any, second: Any, words: str) -> None:
+    a.put({"x": first}, partition_id="p")  # type: ignore[arg-type]
+    with pytest.raises(FieldTypeError, match=f"field 'x' holds .* The first value .* that of {words}\\.$"):
+        a.kv_batch_put(["a", "b", "c"], "p", {"x": second})
+    meta = a.put(table(y=torch.ones(3)), partition_id="p")
+    with pytest.raises(FieldTypeError, match=r"that of the sample with global index [345], which has the type"):
+        a.put({"x": second}, meta)  # type: ignore[arg-type]
+    with pytest.raises(FieldTypeError, match=r"that of row [01] of the put, which has the type"):
+        a.put({"x": second}, partition_id="p")  # type: ignore[arg-type]
+    assert a.kv_list("p") == {"p": {}}
+
+
+def test_the_row_of_one_sample_is_named(a: Client) -> None:
+    a.kv_put("k", "p", {"x": torch.ones(())})
+    with pytest.raises(FieldTypeError, match=r"row 0 of the put \(key 'l'\), which has the type str"):
+        a.kv_put("l", "p", {"y": 1, "x": "text"})

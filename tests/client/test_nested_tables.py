@@ -8,10 +8,11 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 
-from simulated import ragged, rows_of, table
+from simulated import numbers, ragged, rows_of, same, table
 from transfer_queue.errors import FieldTypeError, StorageKeyNotFoundError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
+from transfer_queue.wire.blocks.gather import stack_of
 
 
 def nested(rows: int = 2, start: int = 0) -> TensorDict:
@@ -58,6 +59,33 @@ def test_by_metadata(a: Client) -> None:
     check(a.get_data(both), [0, 1, 2, 5])
     a.put(TensorDict({"more": nested(4)["x"]}, batch_size=[4]), both)
     assert a.get_data(both)["more", "inner", "w"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_over_two_partitions_with_columns_that_torch_does_not_index(a: Client, depth: int) -> None:
+    shapes = [(2, 3), (4, 2), (1, 1), (0, 2)]
+    columns = {
+        "s": [torch.full(shape, float(row)) for row, shape in enumerate(shapes)],
+        "j": [torch.full((2, length), float(length)) for length in (1, 0, 2, 3)],
+        "o": [None, "a", {"k": 1}, torch.ones(2)],
+    }
+    inner = table(
+        s=torch.nested.as_nested_tensor(columns["s"], layout=torch.strided),
+        j=torch.nested.as_nested_tensor(columns["j"], layout=torch.jagged),
+        o=stack_of(columns["o"], 4),
+    )
+    data = inner
+    for _ in range(depth):
+        data = table(t=data)
+    one, two = (a.put(numbers(2), partition_id=partition) for partition in "pq")
+    both = BatchMeta.concat([one, two])
+    both.reorder([2, 0, 3, 1])
+    a.put(data, both)
+    found = a.get_data(both.select_fields(list(map(str, data.keys()))))
+    for _ in range(depth):
+        found = found["t"]
+    for name, rows in columns.items():
+        assert all(map(same, rows_of(found.get(name)), rows)), name
 
 
 def test_what_is_selected(a: Client) -> None:

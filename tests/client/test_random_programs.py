@@ -16,6 +16,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tensordict import NonTensorStack
 
 from simulated import rows_of, same
 from transfer_queue.errors import CapacityError, FieldTypeError, StorageKeyNotFoundError
@@ -87,8 +88,8 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
 
 @st.composite
 def column(draw: st.DrawFn, rows: int) -> list[Any]:
-    """A value a row: tensors of one dtype (of equal shapes, or ragged in one or more dimensions), or objects."""
-    kind = draw(st.sampled_from(["dense", "large", "ragged", "objects"]))
+    """A value a row: tensors of one dtype (equal shapes, ragged in some dimensions, or several ranks), or objects."""
+    kind = draw(st.sampled_from(["dense", "large", "ragged", "ranks", "objects"]))
     if kind == "objects":
         return [draw(objects) for _ in range(rows)]
     dtype = draw(st.sampled_from(DTYPES))
@@ -97,6 +98,8 @@ def column(draw: st.DrawFn, rows: int) -> list[Any]:
         shapes = [(draw(st.integers(20_000, 60_000)),)] * rows
     elif kind == "dense":
         shapes = [tuple(draw(st.lists(st.integers(0, 5), max_size=3)))] * rows
+    elif kind == "ranks":
+        shapes = [tuple(draw(st.lists(st.integers(0, 3), max_size=2))) for _ in range(rows)]
     else:
         rank = draw(st.integers(1, 2))
         shapes = [tuple(draw(st.integers(0, 300)) for _ in range(rank)) for _ in range(rows)]
@@ -112,6 +115,17 @@ def as_column(values: list[Any], seed: int) -> Any:
     if seed % 2 and all(value.dim() == 1 for value in values):
         return torch.nested.nested_tensor(values, layout=torch.jagged)
     return values
+
+
+def check_container(column: Any, wanted: list[Any], layout: str = "jagged") -> None:
+    """A get returns a tensor if and only if the rows that it returns are tensors of one rank."""
+    tensors = all(isinstance(row, torch.Tensor) for row in wanted)
+    one_rank = tensors and len({row.dim() for row in wanted}) == 1
+    if one_rank and layout == "jagged":
+        assert isinstance(column, torch.Tensor)
+        assert column.is_nested == (wanted[0].dim() > 0)
+    elif not one_rank:
+        assert isinstance(column, NonTensorStack)
 
 
 class Programs(RuleBasedStateMachine):
@@ -193,6 +207,7 @@ class Programs(RuleBasedStateMachine):
         assert set(back.keys()) == fields
         for name in fields:
             wanted = promoted([rows[key][name] for key in keys])
+            check_container(back.get(name), wanted, layout)
             for value, row, key in zip(rows_of(back.get(name)), wanted, keys, strict=True):
                 assert same(value, row), (partition, key, name)
 
@@ -216,6 +231,7 @@ class Programs(RuleBasedStateMachine):
         back = self.clients[who].get_data(meta)
         for name in meta.field_names:
             wanted = promoted([row[name] for row in rows if row is not None])
+            check_container(back.get(name), wanted)
             for value, row in zip(rows_of(back.get(name)), wanted, strict=True):
                 assert same(value, row)
 

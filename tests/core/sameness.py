@@ -24,6 +24,7 @@ from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
 from transfer_queue.core.tables.field_groups import FieldGroups
+from transfer_queue.core.tables.field_ranks import FieldRanks
 from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
 from transfer_queue.core.tables.group_table import Group, GroupQuotas, GroupTable
 from transfer_queue.core.tables.lease_table import Counts, LeaseTable, RowLease
@@ -38,7 +39,7 @@ from transfer_queue.core.tables.unseen_batches import UnseenBatch, UnseenBatches
 PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
-    DigestIndex, FieldGroups, FieldGroup,
+    DigestIndex, FieldGroups, FieldGroup, FieldRanks,
     IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock, UnseenBatches, UnseenBatch,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
@@ -67,6 +68,7 @@ LEFT_OUT: dict[type, set[str]] = {
     FieldGroups: {"_rows", "changes", "_listed"},  # refers to the rows of the partition; caches
     FieldStats: {"own_live", "own_ever"},  # a group counts what is saved with its fields
     FieldGroup: {"ever"},
+    FieldRanks: {"rows", "_blocks"},  # of the partition
     # `watched` is set by samplers, `fields` are those of the partition, and the others are caches
     RowTable: {"watched", "fields", "_firsts", "_keys"},
     # `numbers` and `wrong` are derived; tags and keys are compared by `_shown`
@@ -92,7 +94,8 @@ def _shown(part: Any) -> dict[str, Any]:
         tags = [{}] * part.size if part.tags is None else part.tags.rows(slice(0, part.size))
         shown |= {"tags": tags, "keys": keys}
     elif isinstance(part, FieldStats):
-        shown |= {"live": part.live, "ever": part.ever}
+        ranks = {rank: (part.counts[rank], shapes) for rank, shapes in sorted(part.further.items())}
+        shown |= {"live": part.live, "ever": part.ever, "further": ranks, "counts": dict(sorted(part.counts.items()))}
     elif isinstance(part, InternTable):  # the order of this dict has no meaning
         shown["number"] = dict(sorted(part.number.items(), key=lambda item: item[1]))
     elif isinstance(part, LeaseTable):  # the same is true here, but not of the entries

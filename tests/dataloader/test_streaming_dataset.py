@@ -594,8 +594,10 @@ class TestFetchFunction:
             return result
 
         stream = dataset(fetch_batch_fn=fetch)
+        stream.sampling_config.clear()
         assert values(list(stream)) == list(range(8))
         assert stream.data_fields == ["x"]
+        assert stream.sampling_config == {"dp_rank": 0, "task_name": "train"}
 
     def test_its_result_is_what_is_yielded(self, a: Client, dataset: Build) -> None:
         a.put(numbers(4), partition_id="p")
@@ -880,9 +882,11 @@ class TestNumberOfRanks:
             said.append(arguments["sampling_config"])
             return default_fetch_batch_fn(**arguments)
 
-        take(iter(dataset(batch_size=2, fetch_batch_fn=fetch)), 1)
-        take(iter(dataset(batch_size=2, fetch_batch_fn=fetch, dp_size=2, task_name="other")), 1)
-        assert said == [{"dp_rank": 0, "task_name": "train"}, {"dp_rank": 0, "task_name": "other", "dp_size": 2}]
+        both = [dataset(batch_size=2, fetch_batch_fn=fetch, **more) for more in ({}, {"dp_size": 2, "task_name": "u"})]
+        for stream in both:
+            take(iter(stream), 1)
+        assert said == [{"dp_rank": 0, "task_name": "train"}, {"dp_rank": 0, "task_name": "u", "dp_size": 2}]
+        assert [stream.sampling_config for stream in both] == said
 
     def test_may_be_passed_to_any_sampler(self, start: Start, caplog: pytest.LogCaptureFixture) -> None:
         """A sampler that does not deal to ranks accepts it, like the rank, and ignores it."""

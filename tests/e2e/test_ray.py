@@ -471,6 +471,22 @@ def test_a_sampler_that_cannot_be_used_is_refused() -> None:
     assert tq.get_client().get_meta(["x"], 2, "p", task_name="t").global_indexes == [0, 1]
 
 
+def test_a_registered_rank_sampler_that_forwards_by_position() -> None:
+    class Forwarding(tq.RankAwareSampler):
+        def sample(self, ready_indexes, batch_size, dp_rank, batch_index, task_name, partition_id, *args, **kwargs):  # type: ignore[no-untyped-def]
+            return super().sample(
+                ready_indexes, batch_size, dp_rank, batch_index, task_name, partition_id, *args, **kwargs
+            )
+
+    tq.init()
+    call("register_sampler", Forwarding())
+    tq.kv_batch_put(keys(4), "p", numbers(4))
+    client = tq.get_client()
+    for rank, expected in [(0, [0, 1]), (1, [2, 3]), (0, [0, 1])]:
+        meta = client.get_meta(["x"], 2, "p", task_name="t", sampling_config={"dp_rank": rank, "batch_index": 0})
+        assert meta.global_indexes == expected
+
+
 def test_systems_side_by_side(cluster: str, tmp_path: Path) -> None:
     program = """
         import transfer_queue as tq

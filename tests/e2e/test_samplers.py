@@ -64,6 +64,25 @@ def test_token_budget_by_name_and_arguments() -> None:
         tq.close()
 
 
+def test_a_rank_sampler_that_forwards_by_position() -> None:
+    class Forwarding(tq.RankAwareSampler):
+        def sample(self, ready_indexes, batch_size, dp_rank, batch_index, task_name, partition_id, *args, **kwargs):  # type: ignore[no-untyped-def]
+            return super().sample(
+                ready_indexes, batch_size, dp_rank, batch_index, task_name, partition_id, *args, **kwargs
+            )
+
+    tq.init({"system": {"name": "forwarding"}, "controller": {"sampler": Forwarding}})
+    try:
+        put(tq.get_client(), [{}] * 8)
+        tq.get_client().seal("p")
+        ranks = [tq.StreamingDataset(None, 2, 1, ["x"], "p", "t", dp_rank=rank) for rank in (0, 0, 1)]
+        streams = [iter(dataset) for dataset in ranks]
+        taken = [[int(next(stream)[0]["x"]) for stream in streams] for _ in range(4)]
+        assert taken == [[0, 0, 2], [1, 1, 3], [4, 4, 6], [5, 5, 7]]
+    finally:
+        tq.close()
+
+
 # In a module that imports no torch, because each controller imports it.
 CLASSES = """
 from transfer_queue import BaseSampler

@@ -181,6 +181,7 @@ def put_kinds(a: Any) -> None:
     a.kv_batch_put(["k5"], "kinds", rows(number=torch.tensor([6])), tags=[{"to be": "cleared"}])
     a.kv_clear("k5", "kinds")
     a.put(rows(y=torch.arange(3)), partition_id="kinds")
+    a.put(rows(ranks=[torch.ones(2), torch.ones(()), torch.ones(1, 3)]), partition_id="ranks")
     reserved = a.get_meta(["y"], 4, "kinds", mode="insert")
     a.put(rows(y=torch.arange(2) + 10), metadata=reserved.select_samples([0, 1]))
     many = {f"f{number}": torch.full((2,), number, dtype=torch.int16) for number in range(66)}

@@ -20,7 +20,7 @@ MAPS = {
     *(
         f"partitions.*.{name}"
         for name in (
-            "owners", "fields", "dtypes", "tasks", "claimed", "consumed_ever", "dealt", "dealt.*.issued",
+            "owners", "fields", "dtypes", "field_ranks", "tasks", "claimed", "consumed_ever", "dealt", "dealt.*.issued",
             "dealt.*.counts", "dealt.*.sizes", "passed.codes", "passed.codes.*", "leases.delivered",
             "leases.delivered.*", "leases.acked", "leases.acked.*", "wants.groups", "drops.rows", "groups.unborn",
             "losses.events", "losses.counts", "changes.newest", "rows.chunks",

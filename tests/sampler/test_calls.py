@@ -40,40 +40,66 @@ def who(batch_index=0, dp_rank=0):
     return {"dp_rank": dp_rank, "batch_index": batch_index, "partition": partition_of(total_lengths=1, tokens=2)}
 
 
+def by_position(sampler, ready, batch_size, task, partition_id, *more, **caller):
+    """Call a sampler with everything by position that its `sample` takes so."""
+    caller = who() | caller
+    ranked = (caller.pop("dp_rank"), caller.pop("batch_index")) if isinstance(sampler, RankAwareSampler) else ()
+    return sampler(ready, batch_size, *ranked, task, partition_id, *more, **caller)
+
+
 class TestByPosition:
     @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
     def test_a_call_by_position_equals_one_by_keyword(self, build):
-        by_position, by_keyword = build(), build()
+        positional, keyword = build(), build()
         for task in ("actor", "critic"):
             for partition_id in ("p", "q"):
-                one = by_position.sample(READY, 4, task, partition_id, **who())
-                assert one == by_keyword.sample(READY, 4, task_name=task, partition_id=partition_id, **who())
-        assert by_position._states == by_keyword._states
+                one = by_position(positional, READY, 4, task, partition_id)
+                assert one == keyword.sample(READY, 4, task_name=task, partition_id=partition_id, **who())
+        assert positional._states == keyword._states
 
     @pytest.mark.parametrize("name", KEEPING)
     def test_a_second_task_gets_a_batch_of_its_own(self, name):
         sampler = BUILD[name]()
-        first = sampler.sample(READY[:8], 4, "actor", "p", **who())[0]
-        second = sampler.sample(READY[8:], 4, "critic", "p", **who())[0]
+        first = by_position(sampler, READY[:8], 4, "actor", "p")[0]
+        second = by_position(sampler, READY[8:], 4, "critic", "p")[0]
         assert first
         assert second
         assert not set(first) & set(second)
-        assert sampler.sample([], 4, "actor", "p", **who())[0] == first
+        assert by_position(sampler, [], 4, "actor", "p")[0] == first
 
     @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
     def test_more_arguments_by_position_are_ignored(self, build):
-        expected = build().sample(READY, 4, "actor", "p", **who())
-        assert build().sample(READY, 4, "actor", "p", "more", 7, **who()) == expected
+        expected = by_position(build(), READY, 4, "actor", "p")
+        assert by_position(build(), READY, 4, "actor", "p", "more", 7) == expected
+
+    def test_rank_aware_takes_rank_and_batch_index_before_the_names(self):
+        sampler = RankAwareSampler()
+        assert sampler.sample([4, 5, 6], 2, 1, 3, "t", "p") == ([4, 5], [4, 5])
+        assert sampler._states == {"p": {"t": {1: {3: [4, 5]}}}}
+
+    @pytest.mark.parametrize("given", range(4))
+    def test_rank_aware_without_one_of_the_four_is_a_type_error(self, given):
+        with pytest.raises(TypeError, match="missing"):
+            RankAwareSampler().sample(READY, 2, *(0, 0, "t")[:given])
+        four = {"dp_rank": 0, "batch_index": 0, "task_name": "t", "partition_id": "p"}
+        del four[list(four)[given]]
+        with pytest.raises(TypeError, match="missing"):
+            RankAwareSampler().sample(READY, 2, **four)
 
     @pytest.mark.parametrize("missing", ["task_name", "partition_id"])
-    def test_rank_aware_needs_task_and_partition(self, missing):
-        names = {"task_name": "t", "partition_id": "p", missing: ""}
+    @pytest.mark.parametrize("value", ["", None, 0])
+    def test_rank_aware_needs_task_and_partition(self, missing, value):
+        names = {"task_name": "t", "partition_id": "p", missing: value}
         with pytest.raises(InvalidArgumentError, match="needs task_name and partition_id"):
             RankAwareSampler().sample(READY, 2, **names, **who())
 
     def test_arguments_in_another_order_are_refused(self):
         with pytest.raises(InvalidArgumentError, match="task_name must be a str, got 0; the arguments of sample are"):
             GRPOGroupNSampler(2).sample(READY, 2, 0, 0)
+        with pytest.raises(InvalidArgumentError, match="dp_rank must be an int, got a str"):
+            RankAwareSampler().sample(READY, 2, "t", "p", "t", "p")
+        with pytest.raises(InvalidArgumentError, match="dp_rank, batch_index, task_name, partition_id in this order"):
+            RankAwareSampler().sample(READY, 2, "t", "p", 0, 0)
 
 
 def test_a_balanced_sampler_is_a_sampler_of_groups():
@@ -88,7 +114,7 @@ class TestPartition:
     @pytest.mark.parametrize("build", BUILD.values(), ids=BUILD)
     def test_a_sampler_reads_only_the_tags_of_a_mock(self, build, kind):
         given = partition_of(kind, total_lengths=3, tokens=3)
-        sampled, consumed = build().sample(READY, 4, "t", "p", dp_rank=0, batch_index=0, partition=given)
+        sampled, consumed = by_position(build(), READY, 4, "t", "p", partition=given)
         assert sampled
         assert set(sampled) <= set(consumed) <= set(READY)
 
@@ -115,9 +141,11 @@ class TestWarnings:
         for batch in range(3):
             shares = [sampler.sample(range(4), 2, "t", "p", batch_index=batch, dp_rank=rank)[0] for rank in range(2)]
             assert shares == [[0, 1], [2, 3]]
-        assert [record.getMessage().split(",")[0] for record in caplog.records] == [
-            "SeqlenBalancedSampler: no partition was given"
-        ]
+        (record,) = caplog.records
+        expected = "no partition object provided, falling back to equal-split without balancing"
+        assert expected in record.getMessage()
+        SeqlenBalancedSampler(1, 2).sample(range(4), 2)
+        assert len(caplog.records) == 2, "each instance warns"
 
     def test_without_lengths_the_split_is_equal_and_one_warning_is_logged(self, caplog):
         sampler, partition = SeqlenBalancedSampler(1, 2), partition_of(other=1)

@@ -23,6 +23,7 @@ from transfer_queue.wire.buffers.jagged import (
     moved_to,
     rows_follow,
     rows_of_jagged,
+    rows_of_strided,
 )
 from transfer_queue.wire.objects.scalar_values import lone_number
 
@@ -40,7 +41,8 @@ def chunk_batch_fn(td: TensorDictBase, batch_meta: BatchMeta, micro_batch_size: 
         micro_batch_size: The number of rows in a micro-batch; the last one may be smaller. Default: 1.
 
     Returns:
-        The micro-batches in order, (values, metadata) each. Their columns are views of the batch's columns.
+        The micro-batches in order, (values, metadata) each. Their columns are views of the batch's columns; only rows
+        that are ragged in several dimensions are copied.
 
     Raises:
         InvalidArgumentError: `micro_batch_size` is less than 1, or more than the rows of the batch.
@@ -283,17 +285,28 @@ def _concatenated(column: Any) -> torch.Tensor:
 
 
 def _rows(td: TensorDictBase, start: int, stop: int, cuts: dict[bytes, JaggedOffsets] | None = None) -> TensorDictBase:
-    """Return td[start:stop]. Jagged columns are cut at their offsets: torch's slicing is slower and writes logs."""
+    """Return td[start:stop], also with nested columns."""
     if stop - start == td.batch_size[0]:
         return td.copy()  # another table over the same columns, like a slice
     columns = {name: td.get(name) for name in td.keys()}  # noqa: SIM118  (a TensorDict iterates over its rows)
     cuts = {} if cuts is None else cuts
-    cut = {name: rows_of_jagged(column, start, stop, cuts) for name, column in columns.items() if rows_follow(column)}
-    cut |= {name: _rows(column, start, stop, cuts) for name, column in columns.items() if _is_table(column)}
+    cut = {name: rows for name, column in columns.items() if (rows := _cut(column, start, stop, cuts)) is not None}
     if not cut:
         return td[start:stop]
     rest = td.exclude(*cut)[start:stop]
     return table_of({name: cut[name] if name in cut else rest.get(name) for name in columns}, stop - start)
+
+
+def _cut(column: Any, start: int, stop: int, cuts: dict[bytes, JaggedOffsets]) -> Any:
+    """Return the rows of a nested column; None for a column that torch and tensordict slice well.
+
+    Jagged columns are cut at their offsets: torch's slicing is slower and writes logs.
+    """
+    if rows_follow(column):
+        return rows_of_jagged(column, start, stop, cuts)
+    if isinstance(column, torch.Tensor) and column.is_nested and column.layout == torch.strided:
+        return rows_of_strided(column, start, stop)
+    return _rows(column, start, stop, cuts) if _is_table(column) else None
 
 
 class MicroBatchIterator:

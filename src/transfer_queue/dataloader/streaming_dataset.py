@@ -379,8 +379,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             wanted = {
                 "data_fields": self.data_fields, "batch_size": self.batch_size, "partition_id": partition_id,
                 "task_name": self.task_name, "sampling_config": {
-                    **sampling_of(self.dp_rank, self.task_name, self._dp_size), "batch_index": number,
-                    "partition_id": partition_id,
+                    **self.sampling_config, "batch_index": number, "partition_id": partition_id,
                 },
             }  # fmt: skip
             yield from acknowledge_again(self.client(), wanted, self.lease_seconds, rows)
@@ -557,6 +556,14 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """
         if self.dp_size is None and self._census is not None and self.fetch_batch_fn is None:
             self._learned_dp_size, self._census = self._census.answer(), None
+
+    @property
+    def sampling_config(self) -> dict[str, Any]:
+        """What a `fetch_batch_fn` gets: `dp_rank` and `task_name`, and `dp_size` if the number of ranks is known.
+
+        A new dict at each access; to send other entries, pass a `fetch_batch_fn` that adds them.
+        """
+        return sampling_of(self.dp_rank, self.task_name, self._dp_size)
 
     @property
     def _dp_size(self) -> int | None:

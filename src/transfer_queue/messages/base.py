@@ -74,6 +74,8 @@ class Failure(Reply, frozen=True):
     message: str
     tensors: dict[str, list[str]] = {}
     """See `errors.FieldTypeError`."""
+    field: str = ""
+    """See `errors.FieldTypeError`."""
 
 
 class Done(Reply, frozen=True):

@@ -297,7 +297,7 @@ def raise_failure(reply: AnyReply) -> AnyReply:
     if type(reply) is Failure:
         error = by_name(reply.kind)(reply.message)
         if isinstance(error, FieldTypeError):
-            error.tensors = reply.tensors
+            error.tensors, error.field = reply.tensors, reply.field
         raise error
     return reply
 

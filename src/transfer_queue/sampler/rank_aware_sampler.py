@@ -49,36 +49,44 @@ class RankAwareSampler(RankConsistentSampler):
         self.dp_size = None if dp_size is None else validated_positive(dp_size, "dp_size")
         self.drop_last = drop_last
 
-    def sample(
+    def sample(  # type: ignore[override]  # the base class does not require a rank
         self,
         ready_indexes: Sequence[int],
         batch_size: int,
-        task_name: str = "",
-        partition_id: str = "",
+        dp_rank: int,
+        batch_index: int,
+        task_name: str,
+        partition_id: str,
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """Return the batch of the caller's task, partition, rank and batch index. All four are required.
+        """Return the batch of the caller's rank, batch index, task and partition. All four are required.
 
         Args:
             ready_indexes: The global indexes of the samples that are ready and not consumed.
             batch_size: The number of samples in the batch.
+            dp_rank: The data-parallel rank that asks, from 0.
+            batch_index: The number of the batch of this rank, from 0.
             task_name: The task that asks.
             partition_id: The partition of the samples.
             *args: Ignored.
-            **kwargs: `dp_rank`, `batch_index`, and the other entries of the sampling_config.
+            **kwargs: The other entries of the sampling_config, and `partition`.
 
         Returns:
             (sampled, consumed), two lists of global indexes; ([], []) if fewer than `batch_size` are ready.
 
         Raises:
-            InvalidArgumentError: One of the four is missing, or dp_rank, batch_index or batch_size is negative.
+            TypeError: One of the four is missing.
+            InvalidArgumentError: One of the four is of another type, or a number is negative, or a name is empty.
         """
-        if not task_name or not partition_id:
+        if not all(name and isinstance(name, str) for name in (task_name, partition_id)):
             raise InvalidArgumentError(
-                f"RankAwareSampler needs task_name and partition_id, got {task_name!r} and {partition_id!r}; pass both"
+                f"RankAwareSampler needs task_name and partition_id, got {task_name!r} and {partition_id!r}; the "
+                f"arguments of sample are ready_indexes, batch_size, dp_rank, batch_index, task_name, partition_id in "
+                f"this order"
             )
-        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
+        ranked = {"dp_rank": dp_rank, "batch_index": batch_index}
+        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **ranked, **kwargs)
 
     def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
         """Return True if a deal is only for the rank that asks."""

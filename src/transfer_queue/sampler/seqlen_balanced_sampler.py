@@ -239,8 +239,9 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         if values is None:
             self._warn_once(
                 "partition",
-                "no partition was given, so the lengths of the samples are not known: the samples are divided equally, "
-                "in order; pass partition=, an object with get_custom_meta(indexes)",
+                "no partition object provided, falling back to equal-split without balancing: the samples are divided "
+                "in order, because their lengths are not known; pass partition=, an object with "
+                "get_custom_meta(indexes)",
             )
             return None
         quick = numbers_of(values)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from harness import Harness, column, places, rows_of
+from harness import Harness, column, places, rows_of, tensor
 
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.state.invariants import check_loaded
@@ -188,3 +188,25 @@ def test_a_put_of_known_values_that_waits_for_capacity_is_decided_again(h: Harne
     h.clear(rows)
     with pytest.raises(EqualValueGoneError):
         h.result(waiting, "w")
+
+
+def test_shared_values_of_another_rank_are_counted_and_forgotten_with_the_rank(h: Harness) -> None:
+    (scalar,) = h.put(1, {"x": tensor(shape=())})
+    odd = {"x": tensor(shape=(2, 2)), "y": tensor()}
+    (first,) = rows_of(h.ask(h.publish_blocks(1, (odd, [0]), equal=[equal("x", [1])])))
+    (second,) = rows_of(h.ask(put(h, [1], known=[1])))
+
+    def ranks() -> dict[int, int]:
+        field = h.state.partitions["p"].fields["x"]
+        return {field.ndim: field.live - field.counts.total(), **field.counts}
+
+    assert ranks() == {0: 1, 2: 2}
+    h.clear([second])
+    assert ranks() == {0: 1, 2: 1}
+    h.put(1, {"x": tensor(shape=())}, rows=[first])
+    assert ranks() == {0: 2}
+    assert known(h, 1) == [False], "although its block is needed for y"
+    h.ask(put(h, [2], rows=column([scalar])))
+    assert ranks() == {0: 1, 1: 1}
+    h.ask(put(h, [2], known=[2], rows=column([first])))
+    assert ranks() == {1: 2}

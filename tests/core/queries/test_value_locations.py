@@ -47,37 +47,44 @@ class Value:
 
 @dataclass
 class Model:
-    """rows: of each live row, its values by field. shapes: of each field with live values, those that were ever put."""
+    """rows: of each live row, its values by field. shapes: all that were put of each (field, rank) with live values."""
 
     rows: dict[int, dict[str, Value]] = field(default_factory=dict)
-    shapes: dict[str, list[tuple[int, ...]]] = field(default_factory=dict)
+    shapes: dict[tuple[str, int], list[tuple[int, ...]]] = field(default_factory=dict)
     blocks: dict[int, Any] = field(default_factory=dict)
 
     def put(self, rows: list[int], fields: dict[str, list[tuple[int, ...]]], offset: int) -> None:
         for name, shapes in fields.items():
-            self.shapes.setdefault(name, []).extend(shapes)
+            for shape in shapes:
+                self.shapes.setdefault((name, len(shape)), []).append(shape)
             for slot, (row, shape) in enumerate(zip(rows, shapes, strict=True)):
                 self.rows.setdefault(row, {})[name] = Value(offset, slot, shape)
+        self.forget_gone()
 
     def clear(self, rows: list[int]) -> None:
         for row in rows:
             del self.rows[row]
-        for name in list(self.shapes):
-            if not any(name in values for values in self.rows.values()):
-                del self.shapes[name]
+        self.forget_gone()
 
-    def type(self, name: str) -> FieldType:
+    def forget_gone(self) -> None:
+        live = {(name, len(value.shape)) for values in self.rows.values() for name, value in values.items()}
+        self.shapes = {key: shapes for key, shapes in self.shapes.items() if key in live}
+
+    def type(self, name: str, rows: list[int]) -> FieldType | None:
+        """The type of a field in a reply with the values of these rows; None if they differ in rank."""
         if DTYPES[name] == "object":
             return FieldType(name, "object", "object", 1, None, 0, False)
-        shapes = self.shapes[name]
-        first = shapes[0]
-        mixed = any(len(shape) != len(first) for shape in shapes)
-        differs = sum(
-            1 << d for d in range(len(first))
-            if any(len(shape) == len(first) and shape[d] != first[d] for shape in shapes)
-        )  # fmt: skip
-        known = None if mixed or differs else list(first)
-        return FieldType(name, "tensor", DTYPES[name], len(first), known, differs, mixed)
+        ranks = {len(self.rows[row][name].shape) for row in rows if name in self.rows[row]}
+        if len(ranks) > 1:
+            return None
+        first, *others = self.shapes[name, ranks.pop()]
+        differs = sum(1 << d for d in range(len(first)) if any(shape[d] != first[d] for shape in others))
+        return FieldType(name, "tensor", DTYPES[name], len(first), None if differs else list(first), differs, False)
+
+    def check(self, found: FieldType, rows: list[int]) -> None:
+        wanted = self.type(found.name, rows)
+        assert found.mixed_rank is (wanted is None)
+        assert wanted in (None, found)
 
 
 @st.composite
@@ -85,9 +92,12 @@ def fields_of_put(draw: st.DrawFn, count: int) -> dict[str, list[tuple[int, ...]
     names = draw(st.sampled_from(["a", "ab", "b", "ba", "abc", "c", "ac"]))
     found = {}
     for name in names:
-        rank = draw(st.sampled_from([1, 1, 1, 2]))
-        other = draw(small)
-        found[name] = [(size, other)[:rank] for size in draw(row_lengths(count))]
+        ranks = st.sampled_from([0, 1, 1, 1, 2])
+        rank, other, apart = draw(ranks), draw(small), draw(st.sampled_from([False, False, False, True]))
+        sizes = draw(row_lengths(count))
+        found[name] = [(size, other)[: draw(ranks) if apart and name != "c" else rank] for size in sizes]
+        if name == "c":
+            found[name] = [(size,) for size in sizes]
     return found
 
 
@@ -113,19 +123,14 @@ def check_rows(h: Harness, model: Model, rows: list[int]) -> None:
     assert found == [
         {name: (value.offset, value.slot) for name, value in model.rows[row].items() if name in names} for row in rows
     ]
-    mixed = {each.name for each in reply.types if each.mixed_rank}
     for each in reply.types:
-        wanted = model.type(each.name)
-        if each.mixed_rank:
-            assert wanted.mixed_rank
-        else:
-            assert each == wanted
+        model.check(each, rows)
     offsets = np.frombuffer(reply.blocks.offset, "<i8").tolist()
     places = zip(*(np.frombuffer(part, "<i4").tolist() for part in (reply.blocks.schema, reply.blocks.dims)))
     for offset, count, (schema, dims) in zip(offsets, np.frombuffer(reply.blocks.rows, "<i4").tolist(), places):
         put = model.blocks[offset]
         assert (count, reply.blocks.schemas[schema], reply.blocks.dims_values[dims]) == put
-    check_shapes(h, model, [name for name in names if name not in mixed])
+    check_shapes(h, model, names)
 
 
 def check_shapes(h: Harness, model: Model, names: list[str]) -> None:
@@ -134,8 +139,11 @@ def check_shapes(h: Harness, model: Model, names: list[str]) -> None:
     assert isinstance(shown, ClaimReply)
     live = np.frombuffer(shown.rows, "<i8").tolist()
     assert live == sorted(model.rows)
+    ranks = {each.name: each.ndim for each in shown.fields}
+    for each in shown.fields:
+        model.check(each, live)
     for name, packed in shown.shapes.items():
-        rank = len(model.shapes[name][0])
+        rank = ranks[name]
         shapes = np.frombuffer(packed, "<i8").reshape(len(live), rank).tolist()
         for row, shape in zip(live, shapes, strict=True):
             value = model.rows[row].get(name)

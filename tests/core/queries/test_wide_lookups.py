@@ -165,3 +165,12 @@ def test_the_reply_is_right_at_a_moment_of_the_steps(
         places(moment) == places(reply) and [each.name for each in moment.types] == [each.name for each in reply.types]
         for moment in found
     )
+
+
+def test_fields_whose_rows_differ_in_rank_have_the_type_of_the_rows(h: Harness) -> None:
+    h.put(2, dict.fromkeys(NAMES, tensor("float32", [(2, 2), ()])))
+    for rows in ([0, 1], [3], [4], [1, 4], [3, 4]):
+        request = by_rows(rows, NAMES)
+        found = ended(h, h.send(request))
+        assert found == direct(h, request)
+        assert {each.mixed_rank for each in found.types} == {len(rows) == 2 and rows != [0, 1]}

@@ -31,25 +31,53 @@ class ForwardingBalance(SeqlenBalancedSampler):
 
 
 class ForwardingRanks(RankAwareSampler):
-    """The same with the sampler for ranks."""
+    """The same with the sampler for ranks, whose rank and batch index come first."""
 
     def sample(
-        self, ready_indexes: Any, batch_size: int, task_name: str = "", partition_id: str = "", *args: Any, **more: Any
+        self,
+        ready_indexes: Any,
+        batch_size: int,
+        dp_rank: int,
+        batch_index: int,
+        task_name: str,
+        partition_id: str,
+        *args: Any,
+        **more: Any,
     ) -> Any:
-        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **more)
+        return super().sample(ready_indexes, batch_size, dp_rank, batch_index, task_name, partition_id, *args, **more)
 
 
+@pytest.mark.parametrize("isolated", [False, True], ids=["inline", "process"])
 @pytest.mark.parametrize(
-    "sampler", [ForwardingGroups(2), ForwardingBalance(2, 1), ForwardingRanks()], ids=lambda each: type(each).__name__
-)
-def test_a_subclass_that_forwards_by_position_serves_two_tasks(sampler: Any) -> None:
-    h = Harness(sampler)
+    "build",
+    [lambda: ForwardingGroups(2), lambda: ForwardingBalance(2, 1), ForwardingRanks,
+     lambda: PrioritySampler(inner=ForwardingRanks())],
+    ids=["groups", "balance", "ranks", "priority around ranks"],
+)  # fmt: skip
+def test_a_subclass_that_forwards_by_position_serves_two_tasks(
+    build: Any, isolated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Harness, "isolated", isolated)
+    h = Harness(build())
     h.put(2, tags=[{"total_lengths": 1}] * 2)
     asked = {"dp_rank": 0, "batch_index": 0}
     assert h.dealt(2, "actor", **asked) == [0, 1]
     h.clear([0, 1])
     h.put(2, tags=[{"total_lengths": 1}] * 2)
     assert h.dealt(2, "critic", **asked) == [2, 3], "a batch of its own, not that of the first task"
+
+
+@pytest.mark.parametrize("isolated", [False, True], ids=["inline", "process"])
+def test_a_rank_subclass_without_rank_or_batch_index_is_refused(
+    isolated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Harness, "isolated", isolated)
+    h = Harness(ForwardingRanks())
+    h.put(2)
+    for missing in ({"dp_rank": 0}, {"batch_index": 0}, {}):
+        with pytest.raises(InvalidArgumentError, match="needs dp_rank and batch_index"):
+            h.dealt(2, **missing)
+    assert h.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
 
 
 class TestGroupSizePerClaim:

@@ -20,7 +20,7 @@ from transfer_queue.messages.queries import ShowRows
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
 
 NAMES = [f"f{number}" for number in range(6)]
-TYPES: list[Any] = [tensor(), tensor(shape=(7,)), tensor("float64"), OBJECT]
+TYPES: list[Any] = [tensor(), tensor(shape=(7,)), tensor("float64"), tensor(shape=()), tensor(shape=(2, 7)), OBJECT]
 
 fields = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(TYPES), min_size=1)
 actions = st.one_of(

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
-from harness import OBJECT, Harness, tensor
+from harness import OBJECT, Harness, column, rows_of, tensor
 
 from transfer_queue.core.state import serialization
-from transfer_queue.core.tables.field_types import check_block
+from transfer_queue.core.state.invariants import check_invariants
+from transfer_queue.core.tables.field_types import FieldStats, check_block
 from transfer_queue.errors import CheckpointError, FieldTypeError, InvalidArgumentError, ProtocolError
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, FieldType, NewBlock
 from transfer_queue.messages.partitions import ClearPartition
-from transfer_queue.messages.queries import ShowRows
+from transfer_queue.messages.puts import Drop
+from transfer_queue.messages.queries import Lookup, LookupReply, RetrieveMeta, ShowRows
+from transfer_queue.messages.reports.unit_reports import RegisterUnit
 
 
 def type_of(h: Harness, name: str = "x") -> FieldType:
     (found,) = h.ask(ShowRows("p", [name])).fields
     return found
+
+
+def types_of(h: Harness, rows: list[int], names: Sequence[str] = ("x",)) -> list[FieldType]:
+    found = h.look(Lookup("p", column(rows), fields=list(names)))
+    assert isinstance(found, LookupReply)
+    return found.types
 
 
 @pytest.mark.parametrize(
@@ -142,7 +153,99 @@ def test_a_field_may_have_rows_of_mixed_rank(h: Harness, second: object) -> None
 def test_the_first_block_may_have_rows_of_mixed_rank(h: Harness) -> None:
     h.put(3, {"x": tensor("float32", [(1,), (2, 2), ()])})
     assert type_of(h).mixed_rank
-    assert type_of(h).ndim == -1
+    assert [types_of(h, [row])[0] for row in range(3)] == [
+        FieldType("x", "tensor", "float32", 1, [1], 0, False),
+        FieldType("x", "tensor", "float32", 2, [2, 2], 0, False),
+        FieldType("x", "tensor", "float32", 0, [], 0, False),
+    ]
+
+
+class TestRanks:
+    """A rank is a part of the type of values that have it, and is forgotten with the last of them."""
+
+    SCALAR = FieldType("x", "tensor", "float32", 0, [], 0, False)
+    WAYS = ("clear", "replace", "replace by key", "drop", "free_when", "lose", "drop the partition")
+
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("fields", [1, 70], ids=["alone", "in a group"])
+    @pytest.mark.parametrize("odd_first", [False, True])
+    def test_is_forgotten_with_its_last_row(self, h: Harness, way: str, fields: int, odd_first: bool) -> None:
+        h.create(free_when=["t"] if way == "free_when" else [])
+        h.ask(RegisterUnit("unit1.sock", "/arena1"), "unit-1")
+        names = ["x", *(f"y{n}" for n in range(fields - 1))]
+        scalars, odd = ({name: tensor("float32", shape) for name in names} for shape in ((), (1, 1)))
+        puts = [(2, scalars, ["a", "b"]), (1, odd, ["odd"])]
+        rows = {}
+        for count, put, keys in reversed(puts) if odd_first else puts:
+            h.unit = int(put is odd)
+            rows |= dict(zip(keys, h.put(count, put, keys=keys), strict=True))
+        h.unit = 0
+        assert type_of(h).mixed_rank
+        assert types_of(h, [rows["odd"]]) == [FieldType("x", "tensor", "float32", 2, [1, 1], 0, False)]
+        assert types_of(h, [rows["a"], rows["b"]]) == [self.SCALAR]
+        assert types_of(h, list(rows.values()))[0].mixed_rank
+        if way == "clear":
+            h.clear([rows["odd"]])
+        elif way == "replace":
+            h.put(1, scalars, rows=[rows["odd"]])
+        elif way == "replace by key":
+            h.put(1, scalars, keys=["odd"])
+        elif way == "drop":
+            h.ask(Drop("p", rows=column([rows["odd"]]), reason="odd"))
+        elif way == "free_when":
+            leases = [h.lease(1) for _ in rows]
+            assert h.ack(next(lease for lease in leases if rows_of(lease) == [rows["odd"]]))
+        elif way == "lose":
+            h.disconnect("unit-1")
+            h.connect("unit-1")
+            h.ask(RegisterUnit("unit1.sock", "/arena1", when="at noon", extents=b""), "unit-1")
+        else:
+            h.ask(ClearPartition("p"))
+            h.put(2, scalars)
+        assert type_of(h) == self.SCALAR
+        assert h.state.partitions["p"].fields["x"].describe() == "float32[]"
+
+    def test_what_differed_is_remembered_for_each_rank(self, h: Harness) -> None:
+        """As long as one row has the rank, also in blocks whose rows differ in rank."""
+        h.put(2, {"x": tensor("float32", [(1, 2), (3,)])})
+        h.put(3, {"x": tensor("float32", [(1, 3), (4,), ()])})
+        found = [(t.ndim, t.differs, t.shape) for row in (0, 1, 4) for t in types_of(h, [row])]
+        assert found == [(2, 2, None), (1, 1, None), (0, 0, [])]
+        h.clear([0])
+        assert types_of(h, [2])[0].differs == 2
+        h.clear([2])
+        h.put(1, {"x": tensor("float32", (5, 5))})
+        assert types_of(h, [5])[0] == FieldType("x", "tensor", "float32", 2, [5, 5], 0, False)
+
+    def test_metadata_has_the_type_of_its_rows(self, h: Harness) -> None:
+        h.put(2, {"x": tensor("float32", ()), "y": tensor("int8", ())}, keys=["a", "b"])
+        h.put(2, {"x": tensor("float32", [(2,), (3, 1)]), "y": tensor("int8", ())}, keys=["c", "d"])
+        for rows, mixed, ndim in [([0, 1], False, 0), ([2], False, 1), ([3], False, 2), ([2, 3], True, 0)]:
+            (found, _) = types_of(h, rows, ["x", "y"])
+            assert (found.mixed_rank, found.ndim) == (mixed, ndim)
+            (shown, _) = h.ask(RetrieveMeta("p", ["abcd"[row] for row in rows])).fields
+            assert shown == found
+
+    def test_claims_that_are_met_together_get_the_types_of_their_own_rows(self, h: Harness) -> None:
+        claims = [h.claim(1, wait=10.0, name=name) for name in "kl"]
+        h.put(2, {"x": tensor("float32", [(), (2, 3)])})
+        types = [h.result(claim, name).fields[0] for claim, name in zip(claims, "kl", strict=True)]
+        assert [(t.mixed_rank, t.ndim, t.shape) for t in types] == [(False, 0, []), (False, 2, [2, 3])]
+
+    def test_a_state_of_an_older_release_is_counted_when_it_is_loaded(self, h: Harness) -> None:
+        h.put(3, {"x": tensor("float32", [(1,), (2, 2), ()]), "y": tensor()})
+        h.put(2, {"x": tensor("float32", (3,))})
+        h.put(2, {"y": tensor("float32", ())})
+        tree = serialization.save_state(h.state)
+        saved = tree["partitions"]["p"]
+        assert set(saved.pop("field_ranks")) == {"x", "y"}
+        at = [column.name for column in FieldStats.declared_columns()].index("ndim")
+        saved["fields"]["x"][at], saved["fields"]["x"][at + 1] = -1, ()
+        again = serialization.load_untrusted(tree)
+        check_invariants(again)
+        (x, y) = (again.partitions["p"].fields[name] for name in "xy")
+        assert ({x.ndim, *x.further}, {y.ndim, *y.further}) == ({0, 1, 2}, {0, 1})
+        assert (x.further.get(1) or (x.shape, x.differs))[1] == 1
 
 
 def test_the_type_of_a_field_as_text(h: Harness) -> None:

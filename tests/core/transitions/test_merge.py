@@ -160,7 +160,16 @@ STEPS = st.one_of(
     st.tuples(
         st.just("put"),
         st.sampled_from([1, 2, 5, 40]),
-        st.sampled_from([("x",), {"x": tensor(), "y": OBJECT}, WIDE, None]),
+        st.sampled_from(
+            [
+                ("x",),
+                {"x": tensor(), "y": OBJECT},
+                {"x": tensor(shape=()), "f1": tensor()},
+                {"x": tensor(shape=(2, 2))},
+                WIDE,
+                None,
+            ]
+        ),
         st.booleans(),
         st.booleans(),
         st.sampled_from([None, 2, 3]),

@@ -23,6 +23,7 @@ from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.messages.tag_table import COLUMNS_FROM, SentTags
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.encode import is_nested_table
+from transfer_queue.wire.blocks.gather import table_of
 from transfer_queue.wire.objects.object_values import DELETE, encode_tag_value
 from transfer_queue.wire.objects.tag_rows import table_of_tags
 
@@ -326,17 +327,19 @@ def one_row(fields: Columns) -> Columns:
 
 def select_rows(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Return the rows of columns at these positions."""
-    cut: dict[str, Any] = {}
-    for name, column in parser_columns(columns, rows).items():
-        if isinstance(column, torch.Tensor):
-            cut[name] = column[torch.from_numpy(positions)]
-        elif isinstance(column, np.ndarray):
-            cut[name] = column[positions]
-        elif is_nested_table(column):
-            cut[name] = column[torch.from_numpy(positions)]
-        else:
-            cut[name] = [column[p] for p in positions.tolist()]
-    return cut
+    return {name: _selected(column, positions) for name, column in parser_columns(columns, rows).items()}
+
+
+def _selected(column: Any, positions: np.ndarray[Any, Any]) -> Any:
+    if is_nested_table(column):
+        chosen = {str(name): _selected(column.get(name), positions) for name in column.keys()}  # noqa: SIM118
+        return table_of(chosen, len(positions))
+    if isinstance(column, torch.Tensor) and column.is_nested:
+        rows = column.unbind()  # torch does not index all nested tensors
+        return torch.nested.as_nested_tensor([rows[p] for p in positions.tolist()], layout=column.layout)
+    if isinstance(column, torch.Tensor | TensorDictBase):
+        return column[torch.from_numpy(positions)]
+    return column[positions] if isinstance(column, np.ndarray) else [column[p] for p in positions.tolist()]
 
 
 def validated_groups(group_ids: Sequence[str | int] | None, rows: int) -> list[str] | None:

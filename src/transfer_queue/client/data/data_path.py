@@ -172,6 +172,8 @@ class DataPath:
                 break
             except FieldTypeError as error:
                 if encoded is None or attempt + 1 == KIND_ATTEMPTS or not encoded.hold_as_tensors(error.tensors):
+                    if encoded is not None and error.field:
+                        error.args = (f"{error} {_first_mismatch(encoded, error, target)}",)
                     raise
         if encoded is not None:
             kinds.learn(name, encoded)
@@ -419,7 +421,7 @@ class DataPath:
             copy: See `get_data`.
             out: The caller's tensors, see `get_data`.
         """
-        operation, tracing = self._read_values(look, layout, device, shared, copy, out), self._state.tracing
+        operation, tracing = self._read_values(look, layout, device, partition, shared, copy, out), self._state.tracing
         if self._state.settings.timeline_events:
             operation = self._noted(operation, partition)
         return operation if tracing is None else tracing.get(operation, partition, task)
@@ -440,6 +442,7 @@ class DataPath:
         look: Callable[[], Operation[LookupReply]],
         layout: str,
         device: torch.device | None,
+        partition: str,
         shared: bool,
         copy: bool,
         out: Mapping[str, torch.Tensor] | None,
@@ -451,6 +454,8 @@ class DataPath:
             if not reply.types:
                 return TensorDict({}, batch_size=0)
             tables = [field.name for field in reply.types if field.kind == NESTED]
+            if layout == "jagged":
+                self._state.kinds.warn_of_ranks(partition, reply.types)
             if device is not None:
                 landed = yield from get_to_device(self._state, reply, device, layout, shared)
                 if landed is not None:
@@ -599,6 +604,16 @@ class _Rereads:
         return StorageKeyNotFoundError(
             f"values were replaced in each of {READ_ATTEMPTS} attempts to read them; read them when their writers pause"
         )
+
+
+def _first_mismatch(encoded: EncodedBlock, error: FieldTypeError, target: Mapping[str, Any]) -> str:
+    """Return a sentence that names the first value of a put because of which the controller refused it."""
+    row, kind = encoded.first_mismatch(error.field, error.tensors.get(error.field, []))
+    keys, rows = target.get("keys"), target.get("rows")
+    which = f"row {row} of the put" if keys is None else f"row {row} of the put (key {keys[row]!r})"
+    if rows is not None:
+        which = f"the sample with global index {int(np.frombuffer(rows, '<i8')[row])}"
+    return f"The first value that does not match is that of {which}, which has the type {kind}."
 
 
 def _publish_reply(reply: AnyReply) -> PublishReply:

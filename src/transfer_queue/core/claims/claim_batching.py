@@ -181,7 +181,11 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
     held = _hold(context, partition, waits, batches)
     whole = meta_reply(partition, positions, rows, claim.fields)
     warning = claim_handler.warning_of(context, partition, claim, rows)
-    replies = list(_split_reply(whole, batches, held))
+    if any(field.mixed_rank for field in whole.fields):  # not in all of the batches
+        parts = (meta_reply(partition, partition.rows.positions_of(mine), mine, claim.fields) for mine in batches)
+        replies = [msgspec.structs.replace(reply, held=mine) for reply, mine in zip(parts, held, strict=True)]
+    else:
+        replies = list(_split_reply(whole, batches, held))
     if leases and claim.lease is None:
         replies = [msgspec.structs.replace(each, token=its.token) for each, its in zip(replies, leases, strict=True)]
         for waiting in waits:

@@ -117,8 +117,10 @@ class ControllerContext:
     def failure(self, peer: int, sequence: int, error: TransferQueueError) -> Send:
         """Return the reply to a request that is refused."""
         self.measures.counters["failures"] += 1
-        tensors = error.tensors if isinstance(error, FieldTypeError) else {}
-        return Send(peer, sequence, Failure(type(error).__name__, str(error), tensors))
+        kind, text = type(error).__name__, str(error)
+        if isinstance(error, FieldTypeError):
+            return Send(peer, sequence, Failure(kind, text, error.tensors, error.field))
+        return Send(peer, sequence, Failure(kind, text))
 
     def refuse(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
         """End the wait of a request that cannot be met any more, and send the error to its client."""

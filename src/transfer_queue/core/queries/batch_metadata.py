@@ -8,7 +8,8 @@ from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.core.tables.field_types import dims_parts
+from transfer_queue.core.tables.field_ranks import value_layouts
+from transfer_queue.core.tables.field_types import MIXED_RANK, mixed_shapes
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.messages import queries
 from transfer_queue.messages.base import Done
@@ -26,8 +27,8 @@ def meta_reply(
     there = positions >= 0
     whole = bool(there.all())
     live = positions if whole else positions[there]
-    known = (partition.fields.get(name) for name in fields)
-    types = [field.to_field_type() for field in known if field is not None and field.live]
+    known = [name for name in fields if (field := partition.fields.get(name)) is not None and field.live]
+    types = [_type_of_rows(partition, name, live) for name in known]
     tags = partition.packed_tags_of(live)
     if tags is not None and not whole:
         living = iter(tag_rows(tags, len(live)))
@@ -43,39 +44,32 @@ def meta_reply(
     )  # fmt: skip
 
 
+def _type_of_rows(partition: Partition, name: str, positions: np.ndarray) -> FieldType:
+    if name not in partition.field_ranks.names:
+        return partition.fields[name].to_field_type()
+    return partition.type_of_values(name, *partition.blocks_of(name, positions))
+
+
 def row_dtypes(partition: Partition, field: FieldType, positions: np.ndarray) -> np.ndarray:
     """Return, for each row, the position of its dtype in `field.dtypes`, i1 [rows]; 0 if a row has no value."""
     numbers, _ = partition.blocks_of(field.name, positions)
-    unique, inverse = np.unique(numbers, return_inverse=True)
-    codes = np.zeros(len(unique), "i1")
-    for i, number in enumerate(unique.tolist()):
-        if number:
-            schema, _, _ = partition.blocks.shape_source(number)
-            codes[i] = field.dtypes.index(next(spec.dtype for spec in schema if spec.name == field.name))
-    out: np.ndarray = codes[inverse.reshape(-1)]
-    return out
+    codes = np.zeros(len(positions), "i1")
+    for where, spec, _ in value_layouts(partition.blocks, field.name, numbers):
+        codes[where] = field.dtypes.index(spec.dtype)
+    return codes
 
 
 def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) -> np.ndarray:
     """Return the row shapes of one field, i8 [rows, ndim]; -1 for a row without a value."""
     out = np.full((len(positions), field.ndim), -1, "i8")
     numbers, slots = partition.blocks_of(field.name, positions)
-    unique, inverse = np.unique(numbers, return_inverse=True)
-    cache: dict[tuple[int, bytes], tuple[np.ndarray, bool]] = {}
-    order = np.argsort(inverse, kind="stable")
-    bounds = np.searchsorted(inverse[order], np.arange(len(unique) + 1))
-    for i, number in enumerate(unique.tolist()):
-        if not number:
-            continue
-        schema, dims, rows = partition.blocks.shape_source(number)
-        found = cache.get((id(schema), dims))
-        if found is None:
-            parts = dims_parts(schema, np.frombuffer(dims, "<i8"), rows)
-            at = next(k for k, spec in enumerate(schema) if spec.name == field.name)
-            found = cache[id(schema), dims] = (parts[at].reshape(-1, field.ndim), schema[at].ragged)
-        shapes, ragged = found
-        where = order[bounds[i] : bounds[i + 1]]
-        out[where] = shapes[slots[where]] if ragged else shapes[0]
+    for where, spec, dims in value_layouts(partition.blocks, field.name, numbers):
+        if spec.ndim == MIXED_RANK:
+            shapes = mixed_shapes(dims)
+            out[where] = [shapes[slot] for slot in slots[where].tolist()]
+        else:
+            rows = dims.reshape(-1, field.ndim)
+            out[where] = rows[slots[where]] if spec.ragged else rows[0]
     return out
 
 

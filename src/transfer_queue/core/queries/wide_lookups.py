@@ -183,14 +183,14 @@ class _WideLookup:
 
     def _add(self, names: list[str], asked: Mapping[str, Any], count: int) -> None:
         """Look up some fields. Fields that not all rows have are left out."""
-        request, fields = self._request, self._partition.fields
+        request = self._request
         by_keys, wanted = request.rows is None, request.fields is not None
         types = []
         for name, (numbers, slots) in value_locations.places_of_fields(self._partition, self._positions, names).items():
             having = int(np.count_nonzero(numbers))
             if having == count:
                 self.alike.setdefault((numbers.tobytes(), slots.tobytes()), []).append(name)
-                types.append(_encode(fields[name].to_field_type()))
+                types.append(_encode(self._partition.type_of_values(name, numbers, slots)))
             elif by_keys:
                 if (having or wanted) and name in asked:
                     self._lacking[name] = count - having

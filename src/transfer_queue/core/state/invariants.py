@@ -18,6 +18,7 @@ from transfer_queue.core.state import validation
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ClaimQueue, RequestKey, ShareKey, WatchQueue, share_key
+from transfer_queue.core.tables.field_ranks import value_ranks
 from transfer_queue.core.tables.row_table import CLAIMED, CONSUMED
 from transfer_queue.messages.descriptors import DIGEST
 from transfer_queue.sampler.numeric_tags import number as number_of
@@ -87,12 +88,20 @@ def _check_rows(partition: Partition, needed: Counter[int]) -> list[int]:
         require(chunk.shared.keys() <= groups, f"chunk {key} of {name} has columns of an unknown group of fields")
     _check_field_groups(partition)
     for field_name, field in partition.fields.items():
-        numbers, _ = partition.blocks_of(field_name, positions)
+        numbers, slots = partition.blocks_of(field_name, positions)
         live = int(np.count_nonzero(numbers))
         require(field.live == live, f"7: field {field_name} of {name} counts {field.live} values, not {live}")
         field.forget_if_gone()
         require((not field.kind) == (live == 0), f"field {field_name} of {name} has no type, or a type without values")
         needed.update(numbers[numbers > 0].tolist())
+        if field.kind == "tensor":
+            ranks = value_ranks(partition.blocks, field_name, numbers, slots)
+            validation.check_ranks(field, ranks[numbers > 0], f"field {field_name} of {name}")
+        several = field_name in partition.field_ranks.names
+        require(
+            bool(field.further) == field.mixed_rank == several,
+            f"field {field_name} of {name} has several ranks, or not",
+        )
     waiting = [p for p in positions.tolist() if partition.rows.chunks[p >> 12].waiting[p & 4095]]
     require(waiting == partition.waiting, f"the list of pre-allocated rows of {name} is wrong")
     keyed = partition.keys_of(positions)

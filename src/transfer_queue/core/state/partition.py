@@ -35,6 +35,7 @@ from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.core.tables.field_groups import MANY_FIELDS, FieldGroups
+from transfer_queue.core.tables.field_ranks import FieldRanks
 from transfer_queue.core.tables.field_types import BlockShape, FieldGroup, FieldStats, PreparedTypes
 from transfer_queue.core.tables.group_table import GroupQuotas, GroupTable
 from transfer_queue.core.tables.lease_table import BatchKey, LeaseTable
@@ -44,7 +45,7 @@ from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.skipped_rows import SkippedRows
 from transfer_queue.core.tables.unseen_batches import UnseenBatches
-from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
+from transfer_queue.messages.descriptors import FieldSpec, FieldType, PartitionOptions
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.tag_table import (
     COLUMNS_FROM,
@@ -127,6 +128,8 @@ class Partition(Persisted):
     dtypes: Any = custom_column(_FurtherDtypes(dict[str, list[str]], None, missing={}))
     field_groups: FieldGroups = part(FieldGroups, missing={})
     """The groups of fields that are put together."""
+    field_ranks: FieldRanks = part(FieldRanks, missing={})
+    """The ranks of the fields whose rows differ in rank."""
     keys: dict[str, int] = numbers_of_texts("keys", "keyed", _give_keys)
     """Key -> position, in order of creation."""
     waiting: list[int] = numbers()
@@ -173,6 +176,7 @@ class Partition(Persisted):
         self.rows = RowTable()
         self.rows.use_fields(self.fields)
         self.field_groups = FieldGroups(self.rows)
+        self.field_ranks = FieldRanks(self.rows, blocks)
         self.changes = ChangeFeed(self.rows)
         self.losses = LostValues(self.rows)
         self.groups = GroupTable(self.rows, options.group_size)
@@ -414,6 +418,7 @@ class Partition(Persisted):
         self.fields = types.install(self.fields)
         self.rows.use_fields(self.fields)
         self.field_groups.install(types, schemas)
+        self.field_ranks.names.update(types.ranked)
 
     def names_of(self, specs: Sequence[FieldSpec]) -> Fields:
         """Return the names of these fields; the same object if they are requested again."""
@@ -506,6 +511,19 @@ class Partition(Persisted):
             if ready is not None and not fields.isdisjoint(ready.fields) and self.unseen.apply_to(ready):
                 self.gained.add(ready.task)
         self.unseen.trim(self.ready.values())
+
+    def type_of_values(self, name: str, numbers: np.ndarray, slots: np.ndarray) -> FieldType:
+        """Return the type of a field for these values: their blocks (0: no value) and their rows in the blocks."""
+        return self.fields[name].to_field_type(self.field_ranks.ranks_of(name, numbers, slots))
+
+    def forget_gone_ranks(self) -> None:
+        """Forget the ranks of fields of which no row has a value any more, at the end of a change."""
+        if not self.field_ranks.names:
+            return
+        for name in self.field_ranks.forget_gone():
+            self.blocks.equal.forget_field(self.number, name)
+            self.learnt = None
+            self.field_groups.changes += 1
 
     def remove_values(self, name: str, count: int) -> None:
         """Record that this number of values of a field that is in no group was removed."""

@@ -179,6 +179,11 @@ class State(Persisted):
         self.stores: set[int] = set()
         """The units of external stores. Derived."""
 
+    def derive(self) -> None:
+        """Count what a state of an older release has not counted."""
+        for partition in self.partitions.values():
+            partition.field_ranks.count_old()
+
     @property
     def row_count(self) -> int:
         """The rows of all partitions, which count towards the capacity."""

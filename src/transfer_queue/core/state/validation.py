@@ -22,7 +22,8 @@ from transfer_queue.core.columns.schema import MOST, BrokenInvariant, require
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.dealt_batches import DealtBatches
-from transfer_queue.core.tables.field_types import MIXED_RANK, FieldStats, dims_parts
+from transfer_queue.core.tables.field_ranks import value_ranks
+from transfer_queue.core.tables.field_types import FieldStats, dims_parts
 from transfer_queue.core.tables.lease_table import Counts
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, CONSUMED, Chunk
 from transfer_queue.errors import InvalidArgumentError
@@ -255,7 +256,7 @@ def _check_values(partition: Partition, blocks: _NeededBlocks) -> None:
         require(field.live == len(numbers), f"7: {where} counts {field.live} values, a recount gives {len(numbers)}")
         require(field.live <= field.ever, f"7: {where} has more live values than it ever got")
         require((not field.kind) == (not field.live), f"{where} has values without a type, or a type without values")
-        dimensions = MIXED_RANK <= field.ndim <= 64 and len(field.shape) == max(field.ndim, 0)
+        dimensions = 0 <= field.ndim <= 64 and len(field.shape) == field.ndim
         require(
             field.kind in ("", "tensor", "object", NESTED) and dimensions,
             f"{where} has an unknown kind or dimensions that do not match",
@@ -263,11 +264,24 @@ def _check_values(partition: Partition, blocks: _NeededBlocks) -> None:
         dtypes = (field.dtype, *field.others)
         apart = len(set(dtypes)) == len(dtypes) and (not field.others or field.kind == "tensor")
         require(apart, f"{where} cannot have the dtypes {dtypes}")
+        require(field.mixed_rank == bool(field.further), f"{where} has rows of several ranks, or not")
+        if field.further:
+            shapes = all(len(shape) == rank != field.ndim for rank, (shape, _) in field.further.items())
+            require(shapes and field.kind == "tensor", f"{where} cannot have these ranks")
+            check_ranks(field, value_ranks(partition.blocks, name, numbers, slots), where)
     require(not (mine & blocks.owned).any(), f"a block of {partition.name} also has values of another partition")
     blocks.owned |= mine
     of_it = bool((blocks.owner[mine] == partition.number).all())
     require(of_it, f"a block of {partition.name} is recorded as another partition's")
     require(int(blocks.nbytes[mine].sum()) == partition.nbytes, f"7: {partition.name} miscounts its bytes")
+
+
+def check_ranks(field: FieldStats, ranks: np.ndarray, where: str) -> None:
+    """Check the counts of the ranks of a field, whose live values have these ranks."""
+    found = dict(zip(*(each.tolist() for each in np.unique(ranks, return_counts=True)), strict=True))
+    first = field.live - field.counts.total()
+    counted = {field.ndim: first, **field.counts} if field.live else {}
+    require(found == counted, f"7: {where} counts rows of ranks {counted}, a recount gives {found}")
 
 
 def _check_keys(partition: Partition) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -73,11 +73,13 @@ class FieldStats(Persisted, array_like=True):
     dtype: str = scalar(str, "")
     """The dtype of the first value."""
     ndim: int = scalar(int, 0)
+    """The rank of the first value, as long as a row has that rank."""
     shape: tuple[int, ...] = scalar(tuple[Count, ...], ())
-    """The row shape of the first value."""
+    """The row shape of the first value of this rank."""
     differs: int = scalar(Annotated[int, msgspec.Meta(ge=0)], 0)
-    """Bit d is set once rows differ in dimension d."""
+    """Bit d is set once rows of this rank differ in dimension d."""
     mixed_rank: bool = scalar(bool, False)
+    """Whether there are `further` ranks."""
 
     def __init__(self, name: str) -> None:  # super().__init__() would take four times as long
         self.own_live = self.own_ever = self.ndim = self.differs = 0
@@ -87,6 +89,10 @@ class FieldStats(Persisted, array_like=True):
         self.name = name
         self.others: tuple[str, ...] = ()
         """The other dtypes of values, in order of appearance. The partition saves them."""
+        self.further: dict[int, tuple[tuple[int, ...], int]] = {}
+        """Each other rank of values -> `shape` and `differs` of the values of this rank. `FieldRanks` saves them."""
+        self.counts: Counter[int] = Counter()
+        """Each other rank -> the number of rows that have a value of it. `FieldRanks` counts them."""
         self.group: FieldGroup | None = None
         """The group that has the columns of the field. None: the field has columns of its own."""
 
@@ -106,6 +112,20 @@ class FieldStats(Persisted, array_like=True):
         self.others = self.shape = ()
         self.ndim = self.differs = 0
         self.mixed_rank = False
+        self.further, self.counts = {}, Counter()
+
+    def forget_gone_ranks(self) -> bool:
+        """Forget the ranks of which no row has a value. Return whether there were any."""
+        gone = [rank for rank in self.further if not self.counts[rank]]
+        for rank in gone:
+            del self.further[rank], self.counts[rank]
+        first_is_gone = bool(self.further) and self.counts.total() == self.live
+        if first_is_gone:
+            self.ndim = min(self.further)
+            self.shape, self.differs = self.further.pop(self.ndim)
+            del self.counts[self.ndim]
+        self.mixed_rank = bool(self.further)
+        return bool(gone) or first_is_gone
 
     def forget_if_gone(self) -> None:
         """Forget the type if the group of the field has no values any more.
@@ -141,7 +161,8 @@ class FieldStats(Persisted, array_like=True):
             raise FieldTypeError(
                 f"field {self.name!r} holds {_words(self.kind, self.dtype)} in its live rows, but this put contains "
                 f"{_words(spec.kind, spec.dtype)}; nothing was put. {_REMEDY[spec.kind]}, use another field name, or "
-                f"clear the rows that have the field first."
+                f"clear the rows that have the field first.",
+                field=self.name,
             )
         for dtype in (self.dtype, *self.others):
             if not can_promote(dtype, spec.dtype):
@@ -149,7 +170,8 @@ class FieldStats(Persisted, array_like=True):
                     f"field {self.name!r} holds {_words(self.kind, dtype)} in its live rows, but this put contains "
                     f"{_words(spec.kind, spec.dtype)}, and torch.promote_types has no dtype for both; nothing was put. "
                     f"Convert the values to {dtype}, use another field name, or clear the rows that have the field "
-                    f"first."
+                    f"first.",
+                    field=self.name,
                 )
 
     def copy(self) -> FieldStats:
@@ -158,6 +180,7 @@ class FieldStats(Persisted, array_like=True):
         made.own_live, made.own_ever, made.group = self.own_live, self.own_ever, self.group
         made.kind, made.dtype, made.others, made.ndim = self.kind, self.dtype, self.others, self.ndim
         made.shape, made.differs, made.mixed_rank = self.shape, self.differs, self.mixed_rank
+        made.further, made.counts = {**self.further}, self.counts  # the values that are counted are the same
         return made
 
     def add(self, spec: FieldSpec, dims: np.ndarray) -> bool:
@@ -167,30 +190,45 @@ class FieldStats(Persisted, array_like=True):
         """
         news = False
         if not self.kind:
-            self.kind, self.dtype, self.ndim = spec.kind, spec.dtype, spec.ndim
-            self.shape = tuple(dims[: max(spec.ndim, 0)].tolist())
+            self.kind, self.dtype = spec.kind, spec.dtype
+            mixed = spec.ndim == MIXED_RANK
+            self.ndim = int(dims[0]) if mixed else spec.ndim
+            self.shape = tuple(dims[mixed : mixed + self.ndim].tolist())
             news = True
         elif spec.dtype != self.dtype and spec.dtype not in self.others:
             self.others += (spec.dtype,)
             news = True
         if spec.kind != "tensor":
             return news
-        if spec.ndim != self.ndim or spec.ndim == MIXED_RANK:
-            news |= not self.mixed_rank
-            self.mixed_rank = True
-            return news
-        if not spec.ndim:
-            return news
-        before = self.differs
-        if len(dims) == spec.ndim:  # one shape for all rows
-            for d, size in enumerate(dims.tolist()):
-                if size != self.shape[d]:
-                    self.differs |= 1 << d
+        if spec.ndim != MIXED_RANK:
+            return self._add_shapes(spec.ndim, dims) or news
+        by_rank: dict[int, list[int]] = {}
+        for shape in mixed_shapes(dims):
+            by_rank.setdefault(len(shape), []).extend(shape)
+        changes = [self._add_shapes(rank, np.array(sizes, "i8")) for rank, sizes in by_rank.items()]
+        return any(changes) or news
+
+    def _add_shapes(self, rank: int, dims: np.ndarray) -> bool:
+        """Add the row shapes of values of one rank. Returns whether this changes the type."""
+        new = rank != self.ndim and rank not in self.further
+        if new:
+            shape, before = tuple(dims[:rank].tolist()), 0
         else:
-            shapes = dims.reshape(-1, spec.ndim)
-            for d in np.flatnonzero((shapes != self.shape).any(axis=0)).tolist():
-                self.differs |= 1 << d
-        return news or self.differs != before
+            shape, before = (self.shape, self.differs) if rank == self.ndim else self.further[rank]
+        differs = before
+        if len(dims) == rank:  # one shape for all rows
+            for d, size in enumerate(dims.tolist()):
+                if size != shape[d]:
+                    differs |= 1 << d
+        else:
+            for d in np.flatnonzero((dims.reshape(-1, rank) != shape).any(axis=0)).tolist():
+                differs |= 1 << d
+        if rank == self.ndim:
+            self.differs = differs
+        else:
+            self.further[rank] = shape, differs
+            self.mixed_rank = True
+        return new or differs != before
 
     def absorb(self, other: FieldStats) -> None:
         """Add the values and the type of a field of another partition, which `check` allows. Both are in no group."""
@@ -198,24 +236,34 @@ class FieldStats(Persisted, array_like=True):
         if not self.live:
             self.kind, self.dtype, self.others, self.ndim = other.kind, other.dtype, other.others, other.ndim
             self.shape, self.differs, self.mixed_rank = other.shape, other.differs, other.mixed_rank
+            self.further, self.counts = {**other.further}, Counter(other.counts)
         else:
             self.others += tuple(
                 dtype for dtype in (other.dtype, *other.others) if dtype not in (self.dtype, *self.others)
             )
-            self.mixed_rank |= other.mixed_rank or other.ndim != self.ndim
-            self.differs |= other.differs
-            for d, (one, two) in enumerate(zip(self.shape, other.shape)):
-                self.differs |= (one != two) << d
+            first = other.live - other.counts.total()
+            for rank, (shape, differs), count in [
+                (other.ndim, (other.shape, other.differs), first),
+                *((rank, shapes, other.counts[rank]) for rank, shapes in other.further.items()),
+            ]:
+                self._add_shapes(rank, np.array(shape, "i8"))
+                if rank == self.ndim:
+                    self.differs |= differs
+                else:
+                    self.further[rank] = self.further[rank][0], self.further[rank][1] | differs
+                    self.counts[rank] += count
         self.own_live, self.own_ever = live, ever
 
-    def to_field_type(self) -> FieldType:
-        """Return the type as replies contain it."""
+    def to_field_type(self, ranks: Collection[int] = ()) -> FieldType:
+        """Return the type as replies contain it. ranks: the ranks of the values in the reply, if there are several."""
         self.forget_if_gone()
-        known = not self.differs and not self.mixed_rank and self.kind == "tensor"
+        mixed = len(ranks) > 1
+        ndim = next(iter(ranks)) if len(ranks) == 1 else self.ndim
+        shape, differs = (self.shape, self.differs) if ndim == self.ndim else self.further[ndim]
+        known = not differs and not mixed and self.kind == "tensor"
         return FieldType(
-            name=self.name, kind=self.kind, dtype=self.dtype, ndim=self.ndim,
-            shape=list(self.shape) if known else None, differs=self.differs, mixed_rank=self.mixed_rank,
-            dtypes=[self.dtype, *self.others] if self.others else [],
+            name=self.name, kind=self.kind, dtype=self.dtype, ndim=ndim, shape=list(shape) if known else None,
+            differs=differs, mixed_rank=mixed, dtypes=[self.dtype, *self.others] if self.others else [],
         )  # fmt: skip
 
     def describe(self) -> str:
@@ -281,6 +329,8 @@ class PreparedTypes:
         """The fields of new groups that were in no group before, and had values once."""
         self.several: dict[str, list[str]] = {}
         """The dtypes of those fields of the blocks that have several."""
+        self.ranked: list[str] = []
+        """Those fields of the blocks whose values differ in rank."""
         self.unused = self.changed
         """The dict of fields that is not needed after the put: this one, or that of the partition."""
         self.installed = False
@@ -316,6 +366,8 @@ class PreparedTypes:
         self.parts[-1].add(field)
         if field.others:
             self.several[field.name] = [field.dtype, *field.others]
+        if field.further:
+            self.ranked.append(field.name)
 
     def _begin(self, spec: FieldSpec, dims: np.ndarray, ever: int) -> FieldStats:
         """Return a field that no row has, as a field of the new group."""
@@ -381,6 +433,16 @@ def dims_end(spec: FieldSpec, dims: np.ndarray, at: int, rows: int) -> int:
     if not 0 <= spec.ndim <= 64:
         raise InvalidArgumentError(f"field {spec.name!r}: a tensor cannot have {spec.ndim} dimensions")
     return at + spec.ndim * (rows if spec.ragged else 1)
+
+
+def mixed_shapes(dims: np.ndarray) -> list[list[int]]:
+    """Return the shape of each row of a column whose rows differ in rank."""
+    listed, shapes, at = dims.tolist(), [], 0
+    while at < len(listed):
+        end = at + 1 + listed[at]
+        shapes.append(listed[at + 1 : end])
+        at = end
+    return shapes
 
 
 def check_dims(dims: np.ndarray, end: int, rows: int, fields: int) -> None:

@@ -67,12 +67,14 @@ def clear_rows(partition: Partition, positions: np.ndarray) -> None:
             partition.changes.forget_chunk(key)
             for ready in partition.ready.values():
                 ready.forget_chunk(key)
+    partition.forget_gone_ranks()
 
 
 def _clear_values(partition: Partition, chunk: Chunk, at: np.ndarray) -> None:
     released: list[Released] = []
     for name in chunk.lost:
         partition.losses.forget(chunk, name, at)
+    partition.field_ranks.remove(chunk, at)
     for number, (column, _) in chunk.shared.items():
         old = column[at]
         count = int(np.count_nonzero(old))

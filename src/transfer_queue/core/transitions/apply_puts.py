@@ -57,9 +57,12 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
             elif block.slots is not None:
                 slots = slot_column(block, before, done)[0]
             _set_new_values(chunk, at, parts, number, slots)
+        if partition.field_ranks.names:
+            partition.field_ranks.add(chunk, at)
         if values or put.keys is not None or put.tags is not None:
             chunk.changed[at] = partition.version
             partition.changes.mark_chunk_changed(partition.version, key)
+    partition.forget_gone_ranks()
     if put.groups is not None:
         partition.join(put.groups, range(start, start + count))
     if blocks and partition.ready:
@@ -101,8 +104,11 @@ def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
         _set_new_values(
             chunk, slice(first, last), parts, numbers[mine], slots if isinstance(slots, int) else slots[mine]
         )
+        if partition.field_ranks.names:
+            partition.field_ranks.add(chunk, at)
         chunk.changed[at] = partition.version
         partition.changes.mark_chunk_changed(partition.version, key)
+    partition.forget_gone_ranks()
     if partition.ready:
         fields = partition.names_of(schema)
         for key, chunk, _, first, last in runs:
@@ -156,12 +162,17 @@ def publish(partition: Partition, positions: np.ndarray, put: Published) -> None
     blocks = partition.blocks.complete_schemas(put.block, put.further)
     rows = list(partition.rows.split(positions))
     released: list[Released] = []
+    for _, chunk, at, _ in rows:
+        partition.field_ranks.remove(chunk, at)
     for number, block in enumerate(blocks, put.block_number):
         values = len(positions) if block.slots is None else _count_slots(block.slots)
         partition.blocks.add(number, put.writer, block, values * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
         schema = add_types(partition, block, len(blocks) == 1)
         released += _set_values(partition, rows, len(positions), number, block, schema)
+    for _, chunk, at, _ in rows:
+        partition.field_ranks.add(chunk, at)
+    partition.forget_gone_ranks()
     if released:
         partition.nbytes -= partition.blocks.release_values(released)
     if partition.ready:
@@ -229,11 +240,17 @@ def share_values(partition: Partition, shared: ValuesShared) -> None:
     for field in shared.fields:
         partition.blocks.retain(np.frombuffer(field.blocks, "<i8"))
     partition.field_groups.leave(field.name for field in shared.fields)
+    rows = list(partition.rows.split(positions))
+    for _, chunk, at, _ in rows:
+        partition.field_ranks.remove(chunk, at)
     released = [old for field in shared.fields for old in _set_shared(partition, positions, field)]
+    for _, chunk, at, _ in rows:
+        partition.field_ranks.add(chunk, at)
+    partition.forget_gone_ranks()
     partition.nbytes -= partition.blocks.release(np.concatenate(released))
     if partition.ready:
         names = frozenset(field.name for field in shared.fields)
-        for key, chunk, at, _ in partition.rows.split(positions):
+        for key, chunk, at, _ in rows:
             partition.unseen.add_rows(names, key, chunk, at)
         partition.update_awaited_sets(names)
     partition.changes.mark_changed(partition.version, positions)
@@ -264,7 +281,9 @@ def lose_values(partition: Partition, found: list[Found], number: int, loss: Los
     touched: dict[int, list[np.ndarray]] = {}
     for key, chunk, names, columns, at in found:
         released.append((columns[0][at], len(names)))
+        partition.field_ranks.remove(chunk, at)
         columns[0][at] = 0
+        partition.field_ranks.add(chunk, at)
         for name in names:
             partition.losses.mark(chunk, name, at, number)
         group = partition.fields[names[0]].group
@@ -273,6 +292,7 @@ def lose_values(partition: Partition, found: list[Found], number: int, loss: Los
         else:
             partition.remove_group_values(group, len(at))
         touched.setdefault(key, []).append(at)
+    partition.forget_gone_ranks()
     partition.nbytes -= partition.blocks.release_values(released)
     for key, parts in touched.items():
         at = np.unique(np.concatenate(parts))
@@ -369,6 +389,8 @@ def add_types(partition: Partition, block: NewBlock, alone: bool) -> Sequence[Fi
             partition.field_groups.leave([spec.name])
         news |= field.add(spec, part)
         several |= bool(field.others)
+        if field.further:
+            partition.field_ranks.names.add(spec.name)
     partition.field_groups.changes += news
     # every put into a field of several dtypes is checked, so that each client can warn once
     partition.learnt = known if alone and not several else None

@@ -224,6 +224,7 @@ class _Merge:
                 (self._take_columns if self._made else self._copy_columns)(names, known)
         target.learnt = None
         target.field_groups.changes += 1
+        target.field_ranks.derive()
         if target.ready:
             fields = frozenset(source.fields)
             for key, chunk, at, _ in target.rows.split(self._to):

@@ -47,7 +47,7 @@ from transfer_queue.wire.blocks.shared_rows import (
 )
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES, MIXED_RANK, align
 from transfer_queue.wire.buffers.copies import U8, Copies, address_of, allocate, copy_all
-from transfer_queue.wire.buffers.tensor_conversion import tensors_of
+from transfer_queue.wire.buffers.tensor_conversion import first_without_tensor, tensors_of
 from transfer_queue.wire.buffers.tensors import NAMES, dtype_name, is_carriable, to_host
 from transfer_queue.wire.objects.extensions import Buffer
 from transfer_queue.wire.objects.object_encoder import Refusal, encode_parts
@@ -105,6 +105,22 @@ class EncodedBlock:
         self.converted = converted
         self._lay_out(columns)
         return True
+
+    def first_mismatch(self, name: str, dtypes: Sequence[str]) -> tuple[int, str]:
+        """Return the first row of a put with a value that does not match its field, and the Python type of the value.
+
+        Args:
+            name: The field, whose values do not match.
+            dtypes: The dtypes of the live rows of a field of tensors; [] for another field, of which no row matches.
+        """
+        spec, _, _, source, slots = next(column for column in self._given if column[0].name == name)
+        if spec.kind == NESTED:
+            return 0, "TensorDict"
+        if not isinstance(source, EncodedBytes) or not source.values:
+            return 0, "ndarray" if isinstance(source, ArrayColumn) else "Tensor"
+        at = first_without_tensor(source.values, dtypes) if dtypes else 0
+        at = 0 if at == len(source.values) else at
+        return at if slots is None else int(np.argmax(slots == at)), type(source.values[at]).__name__
 
     def with_columns(self, positions: Sequence[int]) -> EncodedBlock:
         """Return a block of some columns, given by their positions in the schema, as they are encoded now."""

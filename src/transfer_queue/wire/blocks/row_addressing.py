@@ -226,15 +226,17 @@ class _ReplyRows:
             return FieldRows(field, self._units, nothing, nothing, np.zeros((0, max(field.ndim, 0)), np.int64))
         if isinstance(self._parts, _SchemaGroup):
             starts, lengths, shapes = self._within(field, self._parts, self._layouts, self._offsets, self._slots)
-            typed = with_dtype(field, self._parts.columns[field.name].spec.dtype)
-            return FieldRows(typed, self._units, starts, lengths, shapes)
+            spec = self._parts.columns[field.name].spec
+            if spec.ndim == MIXED_RANK:
+                shapes = _highest_rank(shapes)
+            return FieldRows(with_dtype(field, spec.dtype), self._units, starts, lengths, shapes)
         starts, lengths = np.empty_like(self._slots), np.empty_like(self._slots)
         found = []
         dtypes: dict[str, list[I8]] = {}
         for chosen, group in self._parts:
             places = self._layouts[chosen], self._offsets[chosen], self._slots[chosen]
             starts[chosen], lengths[chosen], part = self._within(field, group, *places)
-            found.append((chosen, part))
+            found.append((chosen, _highest_rank(part)))
             dtypes.setdefault(group.columns[field.name].spec.dtype, []).append(chosen)
         shapes = np.full((len(self._slots), max(part.shape[1] for _, part in found)), -1, np.int64)
         for chosen, part in found:
@@ -252,6 +254,13 @@ class _ReplyRows:
         which: I8 | int = 0 if len(column.offsets) == 1 else layouts
         starts, lengths = column.locate(which, slots)
         return offsets + starts, lengths, column.row_shapes(which, slots)
+
+
+def _highest_rank(shapes: I8) -> I8:
+    """Return shapes filled with -1 without the last columns that have nothing else: other rows of a block use them."""
+    while shapes.shape[1] and len(shapes) and (shapes[:, -1] < 0).all():
+        shapes = shapes[:, :-1]
+    return shapes
 
 
 _STUMBLES = (

@@ -245,6 +245,16 @@ def rows_of_jagged(value: Any, start: int, stop: int, cuts: dict[bytes, JaggedOf
     return cut.make_jagged(values.narrow(value._ragged_idx - 1, first, last - first), value._ragged_idx)
 
 
+def rows_of_strided(value: Any, start: int, stop: int) -> torch.Tensor:
+    """Return a copy of the rows from start to stop of a strided nested tensor, which torch does not slice.
+
+    Most of torch's operations refuse a view, because its rows do not begin where its memory begins.
+    """
+    parts = value._nested_tensor_size(), value._nested_tensor_strides(), value._nested_tensor_storage_offsets()
+    view = torch._nested_view_from_buffer(value.values(), *(part[start:stop] for part in parts))
+    return view.clone(memory_format=torch.contiguous_format)
+
+
 def _values(value: Any) -> torch.Tensor:
     """Return value.values(), faster if the value does not need a gradient."""
     ways = _ways()

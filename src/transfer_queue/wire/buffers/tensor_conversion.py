@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,11 @@ def tensors_of(values: Sequence[Any], dtypes: Sequence[str]) -> list[torch.Tenso
         made.append(tensor)
     dtype = _promoted(list({tensor.dtype for tensor in made}))
     return None if dtype is None else [tensor.to(dtype) for tensor in made]
+
+
+def first_without_tensor(values: Sequence[Any], dtypes: Sequence[str]) -> int:
+    """Return the position of the first value because of which `tensors_of` returns None; the end if there is none."""
+    return bisect.bisect_left(range(len(values)), True, key=lambda at: tensors_of(values[: at + 1], dtypes) is None)
 
 
 def _promoted(dtypes: list[torch.dtype]) -> torch.dtype | None:
