@@ -21,6 +21,7 @@ from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.columns.wide_schema import WideSchema
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
+from transfer_queue.core.tables.admission_window import AdmissionWindow
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
 from transfer_queue.core.tables.field_groups import FieldGroups
@@ -38,7 +39,7 @@ PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
     DigestIndex, FieldGroups, FieldGroup,
-    IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock,
+    IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock, AdmissionWindow,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
 LEFT_OUT: dict[type, set[str]] = {

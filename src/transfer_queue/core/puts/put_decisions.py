@@ -45,6 +45,8 @@ def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord
     if not 0 <= request.pre_allocate <= MAX_RESERVED:
         raise InvalidArgumentError(f"pre_allocate must be from 0 to {MAX_RESERVED} rows, got {request.pre_allocate}")
     made: list[r.AnyRecord] = [r.PartitionMade(request.partition, request.options)]
+    if request.policy_version:
+        made.append(r.PolicyAdvanced(request.partition, request.policy_version))
     if request.pre_allocate:
         made.append(r.RowsReserved(request.partition, state.next_index, request.pre_allocate, pre_allocated=True))
     return made

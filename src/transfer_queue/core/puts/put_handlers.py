@@ -26,7 +26,10 @@ def handle_create_partition(
     """Create a partition. The reply is False if it exists. Raises InvalidArgumentError if it has other options."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
-        return Decision(put_decisions.create_partition(context.state, request), lambda: Done(True))
+        records = put_decisions.create_partition(context.state, request)
+        if request.policy_version:
+            context.timeline.note_policy(caller.client, request.partition, 0, request.policy_version)
+        return Decision(records, lambda: Done(True))
     put_decisions.check_same_options(partition, request.options)
     return Decision([], lambda: Done(False))
 
@@ -150,3 +153,11 @@ def handle_set_policy_version(
         before = context.state.partitions[request.partition].policy_version
         context.timeline.note_policy(caller.client, request.partition, before, request.version)
     return Decision(records, Done)
+
+
+@handles(partitions.ReadPolicyVersion, reads=True)
+def handle_read_policy_version(
+    context: ControllerContext, caller: Caller, request: partitions.ReadPolicyVersion
+) -> Done:
+    """Reply with the policy version of a partition."""
+    return Done(require_partition(context.state.partitions, request.partition).policy_version)

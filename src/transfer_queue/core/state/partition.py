@@ -18,6 +18,7 @@ from transfer_queue.core.columns.schema import (
     Column,
     Count,
     Persisted,
+    RetiredColumn,
     counter,
     custom_column,
     map_of,
@@ -32,6 +33,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies_to_partition
 from transfer_queue.core.ready.deferred_updates import DeferredUpdates, Fields
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
+from transfer_queue.core.tables.admission_window import AdmissionWindow
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.core.tables.field_groups import MANY_FIELDS, FieldGroups
@@ -106,8 +108,6 @@ class Partition(Persisted):
     groups: GroupTable = part(GroupTable)
     admitted: int = scalar(int, 0)
     """The number of rows that were added so far, without dropped ones."""
-    replaced: int = scalar(int, 0, missing=0)
-    """How many of these rows a task has skipped, so that others may be admitted in their place."""
     policy_version: int = scalar(int, 0)
     done: int = counter(missing=0)
     """The number of rows that were reported as done so far."""
@@ -140,6 +140,9 @@ class Partition(Persisted):
     dealt: dict[str, DealtBatches] = parts_of(str, DealtBatches)
     passed: SkippedRows = part(SkippedRows)
     """The rows that tasks skipped."""
+    replaced: Any = custom_column(RetiredColumn(int))
+    window: AdmissionWindow = part(AdmissionWindow, missing=0)
+    """The rows that count for `max_staleness`."""
     version: int = counter()
     """Grows with every change."""
 
@@ -179,6 +182,7 @@ class Partition(Persisted):
         self.wants = GroupQuotas()
         self.leases = LeaseTable(self.rows)
         self.passed = SkippedRows(self.rows)
+        self.window = AdmissionWindow(self.rows, self.passed, options)
         self.ready: dict[ReadyKey, ReadySet] = {}
         """The ready sets that were requested; the least recently used one is first."""
         self.unseen = DeferredUpdates(self.rows, self.groups)
@@ -191,6 +195,10 @@ class Partition(Persisted):
         None after a put of several blocks.
         """
         self._named: tuple[Sequence[FieldSpec], Fields] | None = None  # the last result of `names_of`, if it is long
+
+    def derive(self) -> None:
+        """See `Persisted`."""
+        self.window.recount(self.tasks)
 
     # ------------------------------------------------------------ reading
 
@@ -479,6 +487,7 @@ class Partition(Persisted):
     def count_new_rows(self, client: str, rows: int) -> None:
         """Record that a client has begun this number of new rows."""
         self.admitted += rows
+        self.window.add_rows(rows)
         if self.wants.promised:
             self.wants.fulfil(client, rows)
 
@@ -570,10 +579,18 @@ class Partition(Persisted):
                 self.count_unclaimed(task, column[fresh])
             else:
                 fresh = at
+            self.add_task(task)
+            self.window.consume(task, key, chunk, fresh)
             column[fresh] = CONSUMED
-            self.tasks[task] = self.tasks.get(task, 0) + len(fresh)
+            self.tasks[task] += len(fresh)
             self.consumed_ever[task] = self.consumed_ever.get(task, 0) + len(fresh)
             self.remove_from_ready_sets(task, key, chunk, fresh)
+
+    def add_task(self, task: str) -> None:
+        """Record that a task gets rows."""
+        if task not in self.tasks:
+            self.tasks[task] = 0
+            self.window.add_task(self.tasks)
 
     def count_unclaimed(self, task: str, before: np.ndarray) -> None:
         """Record that rows with these former states are not claimed any more."""
@@ -606,7 +623,8 @@ class Partition(Persisted):
 
     def pass_over(self, task: str, positions: np.ndarray, reason: str) -> None:
         """Apply a `records.PassedOver`."""
-        self.replaced += int(np.count_nonzero(~self.passed.skipped(positions)))
+        for key, chunk, at, _ in self.rows.split(positions):
+            self.window.remove(key, chunk, at)
         self.passed.add(task, positions, reason)
         self.holds.skip(task, positions)
         self.leases.acked.reset(task, positions)
@@ -614,7 +632,6 @@ class Partition(Persisted):
 
     def forget_consumption(self, task: str | None) -> None:
         """Apply a `records.ConsumptionForgotten`."""
-        before = self.passed.skipped_count()
         for name in list(self.tasks) if task is None else [task]:
             self.tasks.pop(name, None)
             self.claimed.pop(name, None)
@@ -628,7 +645,7 @@ class Partition(Persisted):
             for key in [key for key in self.ready if key[0] == name]:
                 del self.ready[key]
             self.gained.add(name)
-        self.replaced = max(0, self.replaced - before + self.passed.skipped_count())
+        self.window.recount(self.tasks)
 
     def seal(self) -> None:
         """Record that one more producer has sealed. After the last one, the controller clears pre-allocated rows."""
@@ -643,6 +660,7 @@ class Partition(Persisted):
 @applies_to_partition(r.PolicyAdvanced)
 def _apply_policy_advanced(partition: Partition, record: r.PolicyAdvanced) -> None:
     partition.policy_version = record.version
+    partition.window.finished = 0
 
 
 @applies_to_partition(r.RowsDone)

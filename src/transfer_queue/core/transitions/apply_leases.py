@@ -12,7 +12,7 @@ from transfer_queue.core.tables.row_table import CLAIMED
 
 def claim_rows(partition: Partition, task: str, positions: np.ndarray) -> None:
     """Record that the task got these rows under a lease."""
-    partition.tasks.setdefault(task, 0)
+    partition.add_task(task)
     for key, chunk, at, _ in partition.rows.split(positions):
         column = chunk.consumed_column(task)
         fresh = at[(column[at] == 0) & (chunk.alive[at] == 1)]
