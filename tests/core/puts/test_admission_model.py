@@ -102,7 +102,7 @@ class Admission(RuleBasedStateMachine):
         for row in offered:
             if self.version - row.version > self.staleness:
                 self.consume(row, task, skipped=True)
-        fresh = [row for row in offered if not row.skipped or task not in row.consumed]
+        fresh = [row for row in offered if self.is_ready(row, task)]
         taken = fresh[:count] if len(fresh) >= count else []
         assert [row.index for row in taken] == list(memoryview(reply.rows).cast("q")), "in order, and none that is old"
         for row in taken:

@@ -177,8 +177,24 @@ def test_rows_that_a_reset_makes_ready_again_are_not_finished():
     h.ask(ResetConsumption("p", "t"))
     assert counts(h) == 8
     h.dealt(4)
+    assert counts(h) == 8
+    h.ask(ResetConsumption("p", "t"))
+    assert counts(h) == 8
+    h.dealt(4)
     h.ask(SetPolicyVersion("p", 2))
     assert counts(h) == 4
+
+
+def test_a_reset_of_one_of_the_tasks_finishes_what_the_others_have_consumed():
+    h = made()
+    h.put(8)
+    h.dealt(6, "reward")
+    h.dealt(2, "train")
+    assert counts(h) == 8
+    h.ask(ResetConsumption("p", "train"))
+    assert counts(h) == 8, "6 are finished, but not before this version"
+    h.ask(SetPolicyVersion("p", 1))
+    assert counts(h) == 2
 
 
 def test_rows_skipped_as_poison_make_space_at_once():

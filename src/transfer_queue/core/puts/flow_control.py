@@ -28,8 +28,8 @@ If no task is named, a row is finished when all tasks of `free_when` have consum
 count that have claimed rows of the partition so far: to wait for one task too many delays producers, which errors and
 `explain` then name, and to wait for one too few would let them run ahead unseen.
 
-What a reset of the consumption makes ready again is not finished. What was finished since the version was set counts
-until the next one, even if it is consumed again. A load of a whole checkpoint restores the counts with the rows; rows
+What a reset of the consumption makes ready again is not finished, and is taken from the rows that were finished since
+the version was set, as far as there are any. A load of a whole checkpoint restores the counts with the rows; rows
 that are added to a partition from a checkpoint count unless they were finished when it was saved.
 
 A partition with `max_rows` admits new rows while fewer than `max_rows` rows wait for its tasks. A put beyond either

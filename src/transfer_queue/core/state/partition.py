@@ -632,6 +632,7 @@ class Partition(Persisted):
 
     def forget_consumption(self, task: str | None) -> None:
         """Apply a `records.ConsumptionForgotten`."""
+        before = self.window.finished_rows()
         for name in list(self.tasks) if task is None else [task]:
             self.tasks.pop(name, None)
             self.claimed.pop(name, None)
@@ -645,7 +646,7 @@ class Partition(Persisted):
             for key in [key for key in self.ready if key[0] == name]:
                 del self.ready[key]
             self.gained.add(name)
-        self.window.recount(self.tasks)
+        self.window.change_tasks(before, self.tasks)
 
     def seal(self) -> None:
         """Record that one more producer has sealed. After the last one, the controller clears pre-allocated rows."""

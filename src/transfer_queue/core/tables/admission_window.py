@@ -40,7 +40,7 @@ class AdmissionWindow(Persisted, bare=True):
     def add_task(self, tasks: Collection[str]) -> None:
         """Record that these tasks have had rows of the partition."""
         if self.limit is not None and not self._named:
-            self.recount(tasks)
+            self.change_tasks(self.finished_rows(), tasks)
 
     def add_rows(self, count: int) -> None:
         """Record that rows were added."""
@@ -65,24 +65,46 @@ class AdmissionWindow(Persisted, bare=True):
         self.unfinished -= count
         self.finished += count
 
+    def finished_rows(self) -> dict[int, np.ndarray]:
+        """Return chunk number -> which of its live rows are finished, bool [rows]; nothing without a limit."""
+        if self.limit is None:
+            return {}
+        return {key: self._classify(key, chunk, np.arange(chunk.size))[1] for key, chunk in self._rows.chunks.items()}
+
+    def change_tasks(self, before: dict[int, np.ndarray], tasks: Collection[str]) -> None:
+        """Record that the consumption of a task was reset, or that a task had its first rows, if none is named.
+
+        Rows that are not finished any more are taken from those that were finished since the version was set. Rows
+        that the other tasks alone have finished are added to these.
+
+        before: The result of `finished_rows` before. tasks: See `recount`.
+        """
+        self.recount(tasks)
+        for key, done in self.finished_rows().items():
+            self.finished -= min(self.finished, int(np.count_nonzero(before[key] & ~done)))
+            self.finished += int(np.count_nonzero(done & ~before[key]))
+
     def recount(self, tasks: Collection[str]) -> None:
         """Count the rows that are not finished. tasks: those that have had rows of the partition."""
-        if self.limit is None:
-            return
-        self.tasks = list(self._named or tasks)
-        self.unfinished = self.count_unfinished()
+        if self.limit is not None:
+            self.tasks = list(self._named or tasks)
+            self.unfinished = self.count_unfinished()
 
     def count_unfinished(self) -> int:
         """Return the number of live rows that are not finished, and that no task has skipped."""
         return sum(self._count(key, chunk, np.arange(chunk.size)) for key, chunk in self._rows.chunks.items())
 
     def _count(self, key: int, chunk: Chunk, at: np.ndarray) -> int:
-        """Return how many of these rows are live, not finished and not skipped."""
-        open_ = (chunk.alive[at] == 1) & (chunk.waiting[at] == 0)
-        if self.tasks:
-            open_ &= ~_consumed_by(self.tasks, chunk, at)
-        open_ &= ~self._skipped.skipped(at + (key << CHUNK_BITS))
-        return int(np.count_nonzero(open_))
+        return int(np.count_nonzero(self._classify(key, chunk, at)[0]))
+
+    def _classify(self, key: int, chunk: Chunk, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of these rows of a chunk are not finished, and which are finished, bool [rows].
+
+        Rows that are cleared, not taken or skipped are neither.
+        """
+        taken = (chunk.alive[at] == 1) & (chunk.waiting[at] == 0) & ~self._skipped.skipped(at + (key << CHUNK_BITS))
+        done = _consumed_by(self.tasks, chunk, at) & bool(self.tasks)
+        return taken & ~done, taken & done
 
 
 def _consumed_by(tasks: Collection[str], chunk: Chunk, at: np.ndarray) -> np.ndarray:
