@@ -58,7 +58,7 @@ def handle_reserve(context: ControllerContext, caller: Caller, request: puts.Res
 def handle_publish(context: ControllerContext, caller: Caller, request: puts.Publish) -> Decision | ParkDecision:
     """Publish a put. The reply has the rows, and their tags and common fields if some of the keys existed before."""
     try:
-        records, indexes, new = put_decisions.publish(context.state, caller.client, request)
+        records, indexes, new, warning = put_decisions.publish(context.state, caller.client, request)
     except CapacityError:
         if request.wait is None or request.wait <= 0:
             raise
@@ -70,13 +70,13 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
         partition = context.state.partitions[request.partition]
         dtypes = partition.mixed_dtypes(request)
         if new or request.keys is None:
-            return puts.PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
+            return puts.PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes, warning=warning)
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
         as_sent = isinstance(request.tags, TagTable) and partition.has_no_other_tags(positions, request.tags)
         tags = None if as_sent else partition.packed_tags_of(positions)
         each = partition.common_fields_of_parts(positions, request.puts) if request.puts else []
-        return puts.PublishReply(indexes.tobytes(), tags, fields, context.state.epoch, dtypes, each, as_sent)
+        return puts.PublishReply(indexes.tobytes(), tags, fields, context.state.epoch, dtypes, each, as_sent, warning)
 
     return Decision(records, reply)
 

@@ -447,7 +447,7 @@ class Partition(Persisted):
         count: int,
         taken: int,
         keys: list[str] | None,
-        groups: list[str] | None,
+        groups: list[str | None] | None,
         waiting: bool,
         client: str,
     ) -> None:
@@ -491,14 +491,17 @@ class Partition(Persisted):
         if self.wants.promised:
             self.wants.fulfil(client, rows)
 
-    def join(self, groups: list[str], positions: Sequence[int]) -> None:
-        """Make rows members of declared groups. A row that is a member already stays in its group."""
+    def join(self, groups: Sequence[str | None], positions: Sequence[int]) -> None:
+        """Make rows members of declared groups (None: of no group). A row that is a member already stays in its group.
+
+        Rows that are members of no group are dropped at once.
+        """
         if not self.groups.explicit:
             for ready in self.ready.values():
                 ready.whole.clear()  # the partition has no groups by order of reservation any longer
         for name, p in zip(groups, positions, strict=True):
             column = self.rows.chunks[p >> CHUNK_BITS].group_column()
-            if column[p & MASK] >= 0:
+            if column[p & MASK] >= 0 or name is None:
                 continue
             group = self.groups.join(name, p)
             for ready in self.ready.values():
