@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in, sort_unique
 from transfer_queue.errors import InvalidArgumentError

@@ -7,22 +7,21 @@ producer that reads the weights of version v, and puts after the version has ris
 version younger than its sample is.
 
 So that few samples are skipped, the partition limits how many rows are ahead of the training. The rule, with
-`rows_per_version` n: at every policy version, at most (s + 1) * n rows *count*. A row counts from its reservation or put
-until
+`rows_per_version` n: at every policy version, at most (s + 1) * n rows *count*. A row counts from its put, or from its
+reservation, until
 
-    - the version is set for the first time after the row was finished. A row is finished as soon as the task
-      `trained_by` has consumed it: at the claim, or with a lease at the acknowledgement. Whether it is then cleared
-      makes no difference.
+    - a version is set after the row was finished. A row is finished as soon as the task `trained_by` has consumed it:
+      at the claim, or with a lease at the acknowledgement. Whether it is then cleared makes no difference.
     - or it is dropped, cleared before it was finished, or skipped by any task, because it is not trained on: it makes
       space at once. A finished row that is dropped or skipped counts as finished.
 
-So rows that were finished since the version was set make space only together with the next version. A producer that
-puts at version v then has at most (s + 1) * n rows in front of the end of its put which the training of version v or
-later has to take. If rows are trained on in order, n for each version, the last of these rows is trained on at version
-v + s, and no row more than s versions late. The rule counts rows and not versions, so it holds from any first version,
-and for the rows that are put after the version has jumped. (The rows before the jump may be older than s versions; the
-claim skips them, and they make space at once.) This limit is the staleness control of asynchronous RL that AReaL
-describes (arXiv:2505.24298, section 5.1), stated without the number of the version.
+So rows that were finished since the version was set make space only together with the next version: they were a part of
+what this version trains on. When a row is put at version v, the rows before it that are trained on at version v or
+later are among the (s + 1) * n that count, of which it is the last. If rows are trained on in order, n for each
+version, it is trained on at version v + s at the latest. The rule counts rows and not versions, so it holds from any
+first version, and for the rows that are put after the version has jumped. (A row from before the jump may be more than
+s versions old; the claim skips it, and it makes space at once.) This limit is the staleness control of asynchronous RL
+that AReaL describes (arXiv:2505.24298, section 5.1), stated without the number of the version.
 
 If no task is named, a row is finished when all tasks of `free_when` have consumed it. Without `free_when`, all tasks
 count that have claimed rows of the partition so far: to wait for one task too many delays producers, which errors and
