@@ -433,7 +433,7 @@ def dropped(h: Harness) -> dict[str, int]:
 def late_then_whole(h: Harness, rows: list[int]) -> None:
     """The group of these rows is complete; the late member of the old attempt is dropped, before or after the deal."""
     reply = h.ask(h.publish(1, groups=["g"]))
-    assert "If they belong to a new attempt, put all 4 samples of the group in one call" in reply.warning
+    assert "If they belong to a new attempt, put all 4 samples of a group in one call" in reply.warning
     assert dropped(h)["of a dropped group"] == 1
     assert h.dealt(4, dp_rank=0, batch_index=0) == rows
     assert missing(h) == {}

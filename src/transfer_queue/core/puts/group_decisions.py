@@ -27,11 +27,11 @@ LATE = "of a dropped group"
 class Joining(NamedTuple):
     """What becomes of the rows of a put, in their order."""
 
-    groups: list[str | None] | None = None
+    groups: list[str | None] | None
     """The group that each row joins, or is in already; None for a late row. None if the put declares no groups."""
-    late: Sequence[int] = ()
+    late: Sequence[int]
     """The places in the put of the rows that are late."""
-    missing: dict[str, int] = {}
+    missing: dict[str, int]
     """Id of a dropped group -> the members that are missing after this put, for the groups of late rows."""
 
     def drop_late(self, partition: str, rows: np.ndarray) -> list[r.AnyRecord]:
@@ -47,9 +47,9 @@ class Joining(NamedTuple):
         found = list(self.missing)
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         return (
-            f"{len(self.late)} samples of partition {partition.name!r} were dropped when they were put, because their groups "
-            f"were dropped before, without these members: {found[:3]!r}{more}. If they belong to a new attempt, put "
-            f"all {partition.groups.size} samples of the group in one call, or give each attempt another group_id."
+            f"{len(self.late)} samples of partition {partition.name!r} were dropped when they were put, because they "
+            f"are late: their groups {found[:3]!r}{more} were dropped before. If they belong to a new attempt, put "
+            f"all {partition.groups.size} samples of a group in one call, or give each attempt another group_id."
         )
 
 
@@ -68,7 +68,7 @@ def join_groups(
         InvalidArgumentError: A row, which may be a new one, cannot become a member of its group.
     """
     if groups is None or partition is None:
-        return Joining(None if groups is None else [*groups])
+        return Joining(None if groups is None else [*groups], (), {})
     table = partition.groups
     known = table.groups_of(np.array(rows, "i8"), 1).tolist() if table.explicit else [-1] * len(rows)
     for name, number in zip(groups, known, strict=True):
@@ -78,7 +78,7 @@ def join_groups(
                 f"the group of a sample cannot change"
             )
     if table.size is None:
-        return Joining([*groups])
+        return Joining([*groups], (), {})
     there: Counter[str] = Counter()
     missing: dict[str, int] = {}
     joined: list[str | None] = []
