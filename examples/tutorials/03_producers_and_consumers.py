@@ -96,8 +96,8 @@ def update() -> list[int]:
 # - `free_when=tq.consumed_by["update"]`: a sample is cleared when the update has finished it. Fetching the next batch
 #   says so. Nothing calls `clear`.
 # - `max_staleness=1, rows_per_version=8`: no fetch returns a sample whose tag `policy_version` is more than one version
-#   old. To keep the number of such samples small, new ones are accepted only while fewer than (version + 1 + 1) * 8
-#   were accepted.
+#   old. To keep the number of such samples small, at most (1 + 1) * 8 are accepted at a version that the update had
+#   not consumed before the version was set.
 # - `producers=2`: two calls of `seal` seal the partition.
 #
 # The system itself accepts 24 samples (`total_storage_size`), so memory is bounded for all partitions together. 32

@@ -6,8 +6,10 @@ import random
 
 import pytest
 import torch
+from test_checkpoints import load, save
 
 from simulated import Start, numbers
+from transfer_queue.client.checkpoint.checkpoint_folder import METADATA, write_json
 from transfer_queue.core.claims import batch_selection
 from transfer_queue.errors import StalenessError
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, SequentialSampler
@@ -46,9 +48,8 @@ class Producer:
 
 
 def counted(cluster: Cluster) -> int:
-    """How many samples count for the limit: those that were admitted, without skipped and dropped ones."""
-    partition = cluster.controller.state.partitions["p"]
-    return partition.admitted - partition.replaced
+    """How many samples count for the limit."""
+    return cluster.controller.state.partitions["p"].window.counted
 
 
 def train(cluster: Cluster, k: int, seed: int, steps: int = 12) -> tuple[list[int], int]:
@@ -65,7 +66,7 @@ def train(cluster: Cluster, k: int, seed: int, steps: int = 12) -> tuple[list[in
     for _ in range(3000):
         for producer in producers:
             producer.step(weights)
-        ahead = max(ahead, counted(cluster) - len(ages) * ROWS)
+        ahead = max(ahead, counted(cluster))
         if busy:
             busy -= 1
             if busy == 1:
@@ -110,7 +111,7 @@ def put(client: Client, versions: list[int | None]) -> None:
 def bounded(start: Start) -> Cluster:
     """A cluster with a partition whose samples may be one version old."""
     cluster = start(seed=1, conf=POLLING)
-    cluster.client("a").create_partition("p", max_staleness=1, rows_per_version=4)
+    cluster.client("a").create_partition("p", max_staleness=1, rows_per_version=4, trained_by="train")
     return cluster
 
 
@@ -126,12 +127,11 @@ def test_each_task_skips_old_samples_and_says_why(bounded: Cluster):
 
 
 def test_a_skipped_sample_frees_space_for_another_one(bounded: Cluster):
-    """It counts once, for whatever number of tasks, also after it is dropped."""
+    """It does not count, whatever number of tasks skip it, and however it is removed."""
     client = bounded.client("b")
     put(client, [0] * 8)
     client.set_policy_version("p", 2)
     assert counted(bounded) == 8
-    put(client, [2] * 8)
     waiting = bounded.client("w")
     task = waiting.start(waiting.operations.put(numbers(8), partition_id="p", timeout=100))
     bounded.run()
@@ -140,15 +140,66 @@ def test_a_skipped_sample_frees_space_for_another_one(bounded: Cluster):
     bounded.run()
     assert task.done
     client.get_meta("x", 8, "p", task_name="log")
-    assert counted(bounded) == 16
+    assert counted(bounded) == 8
     client.reset_consumption("p", "train")
-    assert counted(bounded) == 16
+    assert counted(bounded) == 8, "the log has skipped the old ones"
     client.reset_consumption("p", "log")
-    assert counted(bounded) == 24, "every sample may be trained on again"
+    assert counted(bounded) == 16, "every sample may be trained on again"
     client.get_meta("x", 8, "p", task_name="log")
     stale = client.get_meta("x", None, "p", mode="force_fetch").select_samples(list(range(8)))
     client.drop("p", metadata=stale, reason="filtered")
-    assert counted(bounded) == 16
+    assert counted(bounded) == 8
+
+
+def test_a_partition_begins_at_any_version(start: Start):
+    """At 500 it admits as many samples as at 0."""
+    cluster = start(seed=1, conf=POLLING)
+    client = cluster.client("a")
+    for name, first in (("zero", 0), ("made", 500), ("set", 0)):
+        client.create_partition(name, max_staleness=1, rows_per_version=8, policy_version=first)
+        if name == "set":
+            client.set_policy_version(name, 500)
+        for _ in range(2):
+            client.put(numbers(8), partition_id=name)
+        with pytest.raises(StalenessError, match="16 are not finished"):
+            client.put(numbers(1), partition_id=name)
+        assert client.get_policy_version(name) == (0 if name == "zero" else 500)
+    assert not client.create_partition("made", max_staleness=1, rows_per_version=8, policy_version=7)
+    assert client.get_policy_version("made") == 500
+
+
+def test_a_loaded_checkpoint_has_the_same_space(start: Start, tmp_path):
+    """So has a new partition after the load, at the version of the checkpoint."""
+    cluster = start(seed=1, conf=POLLING)
+    client = cluster.client("a")
+    client.create_partition("p", max_staleness=1, rows_per_version=4, trained_by="train", policy_version=7)
+    put(client, [7] * 8)
+    client.get_meta("x", 4, "p", task_name="train")
+    client.set_policy_version("p", 8)
+    put(client, [8] * 2)
+    client.get_meta("x", 2, "p", task_name="train")
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    save(client, saved)
+    write_json(saved / METADATA, {"storage_saved": True, "user_metadata": {}, "partitions": ["p"]})
+    client.set_policy_version("p", 9)
+    put(client, [9] * 4)
+    for some in (None, "p"):
+        client.clear_partition("p")
+        if some is None:
+            load(client, saved)
+        else:
+            client.load_samples(saved, some)
+        assert client.get_policy_version("p") == 8
+        window = cluster.controller.state.partitions["p"].window
+        assert (window.unfinished, window.finished) == (4, 2)
+        put(client, [8] * 2)
+        with pytest.raises(StalenessError):
+            put(client, [8])
+    client.create_partition("q", max_staleness=1, rows_per_version=4, policy_version=8)
+    client.put(numbers(8), partition_id="q")
+    with pytest.raises(StalenessError):
+        client.put(numbers(1), partition_id="q")
 
 
 def test_the_timeline_shows_the_oldest_sample_of_a_batch(bounded: Cluster):

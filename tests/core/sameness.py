@@ -21,6 +21,7 @@ from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.columns.wide_schema import WideSchema
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
+from transfer_queue.core.tables.admission_window import AdmissionWindow
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
 from transfer_queue.core.tables.field_groups import FieldGroups
@@ -39,7 +40,7 @@ from transfer_queue.core.tables.unseen_batches import UnseenBatch, UnseenBatches
 PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
-    DigestIndex, FieldGroups, FieldGroup, FieldRanks,
+    DigestIndex, FieldGroups, FieldGroup, FieldRanks, AdmissionWindow,
     IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock, UnseenBatches, UnseenBatch,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.

@@ -112,8 +112,8 @@ def _puts(client: Any) -> Iterator[tuple[str, Any]]:
 
     yield "a late member of a dropped group", put("groups", 2, 500, group_ids=["g1", "g9"])
     yield "missing groups", client.wanted("groups", "train")
-    yield "too many rows for the policy", put("policy", 8)
-    yield "as many rows as the policy allows", put("policy", 7)
+    yield "too many rows for the policy", put("policy", 2)
+    yield "as many rows as the policy allows", put("policy", 1)
     yield "more rows than are kept", put("few", 2, 70)
     yield "more bytes than are kept", put("small", 2, 80)
     yield "rows for a sealed partition", put("sealed", 1)

@@ -301,6 +301,7 @@ def _limits(cluster: FaultyCluster, a: Any, b: Any) -> None:
     a.create_partition("policy", max_staleness=1, rows_per_version=2)
     a.put(numbers(3), partition_id="policy")
     a.set_policy_version("policy", 3)
+    a.await_batch(["x"], 1, "policy", "train", timeout=0)
     a.create_partition("queue", max_rows=2, order="lifo", free_when=["get"])
     a.put(numbers(2), partition_id="queue")
     a.await_batch(["x"], 1, "queue", "get", timeout=0)

@@ -840,8 +840,9 @@ class GeneratedMethods(ABC):
     ) -> int:
         """Remove samples that are of no use, and count them under a reason.
 
-        Members of a dropped group that are put later are dropped, too, if the partition has a `group_size`. Unknown
-        groups and cleared samples are ignored. `status` shows the counts. A warning is logged if the partition does not
+        A dropped group is over. If the partition has a `group_size`, members that are put later are dropped, too, and a
+        put of all members of a group in one call begins a new group, also under the same id. Unknown groups and cleared
+        samples are ignored. `status` shows the counts. A warning is logged if the partition does not
         exist.
 
         Args:
@@ -877,8 +878,9 @@ class GeneratedMethods(ABC):
     ) -> int:
         """Remove samples that are of no use, and count them under a reason.
 
-        Members of a dropped group that are put later are dropped, too, if the partition has a `group_size`. Unknown
-        groups and cleared samples are ignored. `status` shows the counts. A warning is logged if the partition does not
+        A dropped group is over. If the partition has a `group_size`, members that are put later are dropped, too, and a
+        put of all members of a group in one call begins a new group, also under the same id. Unknown groups and cleared
+        samples are ignored. `status` shows the counts. A warning is logged if the partition does not
         exist.
 
         Args:
@@ -959,6 +961,8 @@ class GeneratedMethods(ABC):
         replicas: int = 1,
         max_staleness: int | None = None,
         rows_per_version: int | None = None,
+        trained_by: str | None = None,
+        policy_version: int = 0,
         keep_rows: int | None = None,
         keep_bytes: int | None = None,
         keep_seconds: float | None = None,
@@ -979,14 +983,20 @@ class GeneratedMethods(ABC):
             max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
                 generated it, is more than this number behind the version of the partition (`set_policy_version`) at
                 the time of the fetch. Older samples are skipped, in whole groups if the sampler deals groups. To keep
-                the number of skipped samples small, new samples are accepted only while fewer than
-                `(version + max_staleness + 1) * rows_per_version` were accepted; skipped and dropped ones do not count.
-                A put beyond this waits, if it has a timeout, or raises StalenessError.
-                `get_meta([], n, mode="insert", timeout=...)` makes a producer wait before it generates. Samples without
-                the tag are limited only at the put. A trainer that fetches n steps ahead trains on samples that are n
-                versions older: set the limit n lower. Default: no limit.
+                the number of skipped samples small, at most `(max_staleness + 1) * rows_per_version` samples are
+                accepted at a version that were not finished before this version was set (see `trained_by`). Samples
+                that are skipped or dropped, or cleared before they were finished, do not count. A put beyond this
+                waits, if it has a timeout, or raises StalenessError. `get_meta([], n, mode="insert", timeout=...)`
+                makes a producer wait before it generates. Samples without the tag are limited only at the put. A
+                trainer that fetches n steps ahead trains on samples that are n versions older: set the limit n lower.
+                Default: no limit.
             rows_per_version: The number of samples that training consumes for each policy version. Required with
                 `max_staleness`.
+            trained_by: The task that trains. A sample is finished, for `max_staleness`, when this task has consumed
+                it: at the fetch, or with a lease at the ack. Default: all tasks of `free_when`; without `free_when` all
+                tasks that have fetched samples of the partition, so name it if other tasks fetch them, too.
+            policy_version: The version of the policy at which the partition begins, for example that of the checkpoint
+                from which the training continues. If the partition exists, its version does not change. Default: 0.
             keep_rows: The number of samples to keep; the oldest beyond it are dropped, whole groups together. Default:
                 no limit.
             keep_bytes: The same in bytes of values. Default: no limit.
@@ -1023,6 +1033,8 @@ class GeneratedMethods(ABC):
                 replicas=replicas,
                 max_staleness=max_staleness,
                 rows_per_version=rows_per_version,
+                trained_by=trained_by,
+                policy_version=policy_version,
                 keep_rows=keep_rows,
                 keep_bytes=keep_bytes,
                 keep_seconds=keep_seconds,
@@ -1043,6 +1055,8 @@ class GeneratedMethods(ABC):
         replicas: int = 1,
         max_staleness: int | None = None,
         rows_per_version: int | None = None,
+        trained_by: str | None = None,
+        policy_version: int = 0,
         keep_rows: int | None = None,
         keep_bytes: int | None = None,
         keep_seconds: float | None = None,
@@ -1063,14 +1077,20 @@ class GeneratedMethods(ABC):
             max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
                 generated it, is more than this number behind the version of the partition (`set_policy_version`) at
                 the time of the fetch. Older samples are skipped, in whole groups if the sampler deals groups. To keep
-                the number of skipped samples small, new samples are accepted only while fewer than
-                `(version + max_staleness + 1) * rows_per_version` were accepted; skipped and dropped ones do not count.
-                A put beyond this waits, if it has a timeout, or raises StalenessError.
-                `get_meta([], n, mode="insert", timeout=...)` makes a producer wait before it generates. Samples without
-                the tag are limited only at the put. A trainer that fetches n steps ahead trains on samples that are n
-                versions older: set the limit n lower. Default: no limit.
+                the number of skipped samples small, at most `(max_staleness + 1) * rows_per_version` samples are
+                accepted at a version that were not finished before this version was set (see `trained_by`). Samples
+                that are skipped or dropped, or cleared before they were finished, do not count. A put beyond this
+                waits, if it has a timeout, or raises StalenessError. `get_meta([], n, mode="insert", timeout=...)`
+                makes a producer wait before it generates. Samples without the tag are limited only at the put. A
+                trainer that fetches n steps ahead trains on samples that are n versions older: set the limit n lower.
+                Default: no limit.
             rows_per_version: The number of samples that training consumes for each policy version. Required with
                 `max_staleness`.
+            trained_by: The task that trains. A sample is finished, for `max_staleness`, when this task has consumed
+                it: at the fetch, or with a lease at the ack. Default: all tasks of `free_when`; without `free_when` all
+                tasks that have fetched samples of the partition, so name it if other tasks fetch them, too.
+            policy_version: The version of the policy at which the partition begins, for example that of the checkpoint
+                from which the training continues. If the partition exists, its version does not change. Default: 0.
             keep_rows: The number of samples to keep; the oldest beyond it are dropped, whole groups together. Default:
                 no limit.
             keep_bytes: The same in bytes of values. Default: no limit.
@@ -1107,6 +1127,8 @@ class GeneratedMethods(ABC):
                 replicas=replicas,
                 max_staleness=max_staleness,
                 rows_per_version=rows_per_version,
+                trained_by=trained_by,
+                policy_version=policy_version,
                 keep_rows=keep_rows,
                 keep_bytes=keep_bytes,
                 keep_seconds=keep_seconds,
@@ -1224,7 +1246,9 @@ class GeneratedMethods(ABC):
     def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> None:
         """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
 
-        The trainer calls it when its own version rises. Producers may get the weights of that version earlier.
+        The trainer calls it when its own version rises, after it has fetched (with a lease: acknowledged) the samples
+        that it has trained on: they make space for as many new ones. Producers may get the weights of that version
+        earlier. The version may begin with any number and skip numbers.
 
         Args:
             partition_id: The partition.
@@ -1244,7 +1268,9 @@ class GeneratedMethods(ABC):
     async def async_set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> None:
         """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
 
-        The trainer calls it when its own version rises. Producers may get the weights of that version earlier.
+        The trainer calls it when its own version rises, after it has fetched (with a lease: acknowledged) the samples
+        that it has trained on: they make space for as many new ones. Producers may get the weights of that version
+        earlier. The version may begin with any number and skip numbers.
 
         Args:
             partition_id: The partition.
@@ -1260,6 +1286,46 @@ class GeneratedMethods(ABC):
             >>> await client.async_set_policy_version("train_0", 1)
         """
         return await self._run_async(self._operations.set_policy_version(partition_id, version, timeout=timeout))
+
+    def get_policy_version(self, partition_id: str, *, timeout: float | None = None) -> int:
+        """Return the version of the policy that a partition has reached.
+
+        Args:
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The version that `set_policy_version` has set last, or with which the partition was created.
+
+        Raises:
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> created = client.create_partition("train_0", policy_version=500)
+            >>> client.get_policy_version("train_0")
+            500
+        """
+        return self._run(self._operations.get_policy_version(partition_id, timeout=timeout))
+
+    async def async_get_policy_version(self, partition_id: str, *, timeout: float | None = None) -> int:
+        """Return the version of the policy that a partition has reached.
+
+        Args:
+            partition_id: The partition.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            The version that `set_policy_version` has set last, or with which the partition was created.
+
+        Raises:
+            UnknownPartitionError: The partition does not exist.
+
+        Example:
+            >>> created = await client.async_create_partition("train_0", policy_version=500)
+            >>> await client.async_get_policy_version("train_0")
+            500
+        """
+        return await self._run_async(self._operations.get_policy_version(partition_id, timeout=timeout))
 
     def report_done(self, partition_id: str, count: int = 1, *, timeout: float | None = None) -> None:
         """Report that samples are done: a consumer has processed them, not only received them.
@@ -1429,7 +1495,7 @@ class GeneratedMethods(ABC):
         """Return how many groups a task is missing, and promise to produce some of them.
 
         A missing group is one of the group demand (`want`) that does not exist, is not in production, and that no
-        producer has promised.
+        producer has promised. With `max_staleness`, there are never more than the partition accepts at its version.
 
         Args:
             partition_id: The partition.
@@ -1458,7 +1524,7 @@ class GeneratedMethods(ABC):
         """Return how many groups a task is missing, and promise to produce some of them.
 
         A missing group is one of the group demand (`want`) that does not exist, is not in production, and that no
-        producer has promised.
+        producer has promised. With `max_staleness`, there are never more than the partition accepts at its version.
 
         Args:
             partition_id: The partition.

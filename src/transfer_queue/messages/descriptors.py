@@ -206,6 +206,8 @@ class PartitionOptions(Message, frozen=True):
     """The largest number of rows that the tasks have not consumed (`core.puts.flow_control`)."""
     order: str = ""
     """One of `ORDERS`, in which all tasks get the rows one by one; "": the system's sampler deals them."""
+    trained_by: str = ""
+    """The task that finishes rows for `max_staleness`; "": those of `free_when`, or all (`core.puts.flow_control`)."""
 
 
 ORDERS = ("fifo", "lifo", "priority")

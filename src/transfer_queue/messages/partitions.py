@@ -17,6 +17,8 @@ class CreatePartition(Request, frozen=True):
     pre_allocate: Natural = 1
     """The number of rows to reserve at once."""
     options: PartitionOptions = PartitionOptions()
+    policy_version: Natural = 0
+    """The policy version at which the partition begins."""
 
 
 class ListPartitions(Request, frozen=True):
@@ -28,6 +30,12 @@ class SetPolicyVersion(Request, frozen=True):
 
     partition: str
     version: Natural
+
+
+class ReadPolicyVersion(Request, frozen=True):
+    """Ask for the policy version of a partition. The reply is `Done(int)`."""
+
+    partition: str
 
 
 class SetGroupDemand(Request, frozen=True, tag="Want"):

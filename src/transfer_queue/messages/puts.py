@@ -141,3 +141,5 @@ class PublishReply(Reply, frozen=True):
     tags_as_sent: bool = False
     """Whether the rows have exactly the tags of the put. So do new rows, without the entries to remove, for which this
     is False."""
+    warning: str | None = None
+    """A warning that the client logs."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from harness import Harness
+from harness import Harness, column, rows_of, through_file
 
-from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.core.state.state import State
+from transfer_queue.core.transitions.merge import merge_state
+from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.messages.partitions import Seal
-from transfer_queue.messages.puts import Reserve
+from transfer_queue.messages.puts import Drop, Reserve
 from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.system import Status
 from transfer_queue.sampler import (
@@ -405,3 +407,184 @@ def test_joining_a_group_after_the_seal_may_end_a_stream(g: Harness) -> None:
     assert g.parked(sequence)
     g.ask(g.publish(1, None, rows=[2], groups=["g"]))
     assert g.got(sequence) is None
+
+
+# ---------------------------------------------------------------- dropped, and put again
+
+
+@pytest.fixture
+def q() -> Harness:
+    """A controller that deals groups of four, and a partition in which 3 of 4 samples of group "g" were dropped."""
+    h = Harness(GRPOGroupNSampler(4))
+    h.create(group_size=4)
+    h.put(3, groups=["g"] * 3)
+    h.ask(Drop("p", "all alike", groups=["g"]))
+    return h
+
+
+def missing(h: Harness) -> dict[str, int]:
+    return h.state.partitions["p"].groups.unborn
+
+
+def dropped(h: Harness) -> dict[str, int]:
+    return h.state.partitions["p"].drops.rows
+
+
+def late_then_whole(h: Harness, rows: list[int]) -> None:
+    """The group of these rows is complete; the late member of the old attempt is dropped, before or after the deal."""
+    reply = h.ask(h.publish(1, groups=["g"]))
+    assert "If they belong to a new attempt, put all 4 samples of a group in one call" in reply.warning
+    assert dropped(h)["of a dropped group"] == 1
+    assert h.dealt(4, dp_rank=0, batch_index=0) == rows
+    assert missing(h) == {}
+
+
+def test_a_whole_new_attempt_under_the_same_id_is_a_new_group(q: Harness) -> None:
+    late_then_whole(q, q.put(4, groups=["g"] * 4))
+
+
+def test_a_late_member_that_comes_first_is_dropped(q: Harness) -> None:
+    q.put(1, groups=["g"])
+    assert missing(q) == {}
+    assert q.dealt(4, dp_rank=0, batch_index=0) == []
+    assert q.dealt(4, dp_rank=0, batch_index=0) == []
+    rows = [q.put(1, groups=["g"])[0] for _ in range(4)]
+    assert q.dealt(4, dp_rank=0, batch_index=0) == rows, "nothing can be late any more"
+
+
+def test_a_new_attempt_by_keys_is_a_new_group(q: Harness) -> None:
+    rows = q.put(4, keys=list("abcd"), groups=["g"] * 4)
+    q.put(4, ("y",), keys=list("abcd"), groups=["g"] * 4)
+    q.put(1, ("z",), keys=["b"], groups=["g"])
+    late_then_whole(q, rows)
+
+
+def test_a_new_attempt_of_existing_rows_is_a_new_group(q: Harness) -> None:
+    rows = q.put(4)
+    q.ask(q.publish(4, None, rows=rows, groups=["g"] * 4))
+    late_then_whole(q, rows)
+
+
+def test_a_reserved_new_attempt_is_a_new_group(q: Harness) -> None:
+    rows = rows_of(q.ask(Reserve("p", 4, None, 0, ["g"] * 4)))
+    q.put(4, rows=rows)
+    late_then_whole(q, rows)
+
+
+def test_a_reserved_late_member_is_gone(q: Harness) -> None:
+    rows = rows_of(q.ask(Reserve("p", 1, None, 0, ["g"])))
+    with pytest.raises(StorageKeyNotFoundError, match="nothing was put"):
+        q.put(1, rows=rows)
+    assert missing(q) == {}
+
+
+def test_reserved_members_are_dropped_with_their_group() -> None:
+    h = Harness(GRPOGroupNSampler(4))
+    h.create(group_size=4)
+    rows = rows_of(h.ask(Reserve("p", 4, None, 0, ["g"] * 4)))
+    h.put(2, rows=rows[:2])
+    h.ask(Drop("p", "all alike", groups=["g"]))
+    assert missing(h) == {}
+    with pytest.raises(StorageKeyNotFoundError, match="nothing was put"):
+        h.put(2, rows=rows[2:])
+    again = h.put(4, groups=["g"] * 4)
+    assert h.dealt(4, dp_rank=0, batch_index=0) == again
+
+
+def test_a_new_attempt_takes_pre_allocated_rows() -> None:
+    h = Harness(GRPOGroupNSampler(4))
+    h.create(group_size=4, pre_allocate=9)
+    h.put(3, groups=["g"] * 3)
+    h.ask(Drop("p", "all alike", groups=["g"]))
+    rows = h.put(4, groups=["g"] * 4)
+    assert rows == [3, 4, 5, 6]
+    late_then_whole(h, rows)
+
+
+def test_puts_that_were_joined_are_looked_at_one_by_one(q: Harness) -> None:
+    """One late row and a whole attempt of two groups: joined puts have one row, but need not."""
+    names = ["g", *["g"] * 4, *["h"] * 4]
+    request = q.publish(9, keys=list("abcdefghi"), groups=names, puts=[1, 4, 4])
+    assert q.ask(request).warning is not None
+    assert missing(q) == {}
+    assert q.dealt(8, dp_rank=0, batch_index=0) == list(range(4, 12))
+    h = Harness(GRPOGroupNSampler(4))
+    h.create(group_size=4)
+    rows = h.put(4, keys=list("abcd"), groups=["g"] * 4, puts=[1] * 4)
+    assert h.dealt(4, dp_rank=0, batch_index=0) == rows
+
+
+def test_a_group_is_dropped_and_put_again_many_times(q: Harness) -> None:
+    for _ in range(3):
+        q.put(4, groups=["g"] * 4)
+        q.ask(Drop("p", "all alike", groups=["g"]))
+        assert missing(q) == {"g": 1}
+    late_then_whole(q, q.put(4, groups=["g"] * 4))
+    q.ask(Drop("p", "all alike", groups=["g"]))
+    q.put(2, groups=["g"] * 2)
+    q.ask(Drop("p", "all alike", groups=["g"]))
+    assert missing(q) == {"g": 2}
+    for _ in range(2):
+        q.put(1, groups=["g"])
+    assert missing(q) == {}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_part_of_a_new_attempt_is_refused(q: Harness, count: int) -> None:
+    before = q.state.snapshot()["partitions"]
+    with pytest.raises(InvalidArgumentError, match=r"dropped while 1 of its 4 samples .* Put all 4 samples"):
+        q.put(count, groups=["g"] * count)
+    assert q.state.snapshot()["partitions"] == before
+
+
+def test_a_group_of_which_another_attempt_lives_is_full(q: Harness) -> None:
+    q.put(4, groups=["g"] * 4)
+    for count in (2, 4, 5):
+        with pytest.raises(InvalidArgumentError, match=f"it has 4, and this put adds {count}"):
+            q.put(count, groups=["g"] * count)
+
+
+@pytest.mark.parametrize("how", ["restart", "checkpoint"])
+def test_a_dropped_group_is_remembered(q: Harness, how: str) -> None:
+    if how == "restart":
+        q.restart()
+        late_then_whole(q, q.put(4, groups=["g"] * 4))
+        return
+    state = State()
+    for unit in q.state.units.values():
+        state.add_unit(unit)
+    merge_state(state, through_file(q.state))
+    assert state.partitions["p"].groups.unborn == {"g": 1}
+
+
+def test_a_group_whose_members_are_all_dropped_is_over() -> None:
+    """Whether it was named or its samples were, and in how many steps."""
+    h = Harness(GRPOGroupNSampler(4))
+    h.create(group_size=4)
+    rows = h.put(3, groups=["g"] * 3)
+    h.ask(Drop("p", "all alike", column(rows[:2])))
+    assert missing(h) == {}
+    h.ask(Drop("p", "all alike", column(rows[2:])))
+    assert missing(h) == {"g": 1}
+    late_then_whole(h, h.put(4, groups=["g"] * 4))
+
+
+def test_a_group_that_the_retention_drops_is_over() -> None:
+    h = Harness(GRPOGroupNSampler(4))
+    h.create(group_size=4, keep_rows=6)
+    h.put(3, groups=["g"] * 3)
+    h.put(4, groups=["h"] * 4)
+    assert dropped(h) == {"retention: keep_rows": 3}
+    assert missing(h) == {"g": 1}
+    h.put(1, groups=["g"])
+    assert missing(h) == {}
+
+
+def test_late_members_do_not_count_for_limits() -> None:
+    h = Harness(GRPOGroupNSampler(4))
+    h.create(group_size=4, max_staleness=0, rows_per_version=8, max_rows=8)
+    h.put(3, groups=["g"] * 3)
+    h.ask(Drop("p", "all alike", groups=["g"]))
+    h.put(1, groups=["g"])
+    h.put(8, groups=["g"] * 4 + ["h"] * 4)
+    assert h.state.partitions["p"].window.counted == 8

@@ -144,14 +144,3 @@ class TestSpanningGroups:
         g.put(1, name="a", groups=["one"])
         g.put(1, name="b", groups=["one"])
         assert g.result(g.claim(2), "r").warning is None
-
-
-def test_a_put_of_more_than_the_missing_members_of_a_dropped_group_is_refused(h: Harness) -> None:
-    h.create(group_size=2)
-    h.put(1, groups=["g"])
-    assert h.ask(Drop("p", "stale", groups=["g"])).value == 1
-    with pytest.raises(InvalidArgumentError, match="has at most 2 samples"):
-        h.put(2, groups=["g", "g"])
-    h.put(1, groups=["g"])
-    h.put(2, groups=["g", "g"])
-    assert h.dealt(2) == [2, 3]

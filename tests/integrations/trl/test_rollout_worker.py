@@ -274,3 +274,40 @@ def test_an_engine_that_returns_too_few_completions_is_named(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"must return 4 completions for each of \d prompts, got groups of \[3"):
         generate_rollouts(Short())
     worker.stop()
+
+
+def test_samples_that_the_trainer_leaves_out_make_space_at_once(tmp_path: Path) -> None:
+    """They were not trained on, so they count as dropped; those that it trained on make space with the next version."""
+    worker = begin(tmp_path, prompts=1000)
+    with toy.producers():
+        take(worker, 3 * toy.BATCH)
+        worker.rollout_buffer.release(toy.BATCH, range(toy.BATCH - toy.GROUP))
+        take(worker, toy.GROUP)
+        with pytest.raises(queue.Empty):
+            worker.rollout_buffer.get(timeout=1.0)
+        (progress,) = (p for p in tq.get_client().status().partitions if p.name == "rollouts")
+        assert progress.dropped == {rollout_buffer.LEFT_OUT: toy.GROUP}
+        worker.stop()
+
+
+def test_a_trainer_that_leaves_samples_out_goes_on(tmp_path: Path) -> None:
+    """TRL leaves out what is too old for it, here every sample of some versions."""
+    args = toy.arguments(tmp_path, max_steps=6)
+    worker = TransferQueueRolloutWorker(toy.rows(64), args)
+    make, left_out = worker.rollout_buffer._sample, []
+
+    def sample(values: Mapping[str, Any], tag: Mapping[str, Any]) -> Any:
+        made = make(values, tag)
+        if tag["group"] % 3 == 1:
+            left_out.append(tag["group"])
+            made.model_version -= 1000
+        return made
+
+    worker.rollout_buffer._sample = sample  # type: ignore[method-assign]
+    trainer = toy.make_trainer(tmp_path, args, **worker.trainer_arguments())
+    with toy.producers():
+        trainer.train()
+    assert trainer.state.global_step == 6
+    (progress,) = (p for p in tq.get_client().status().partitions if p.name == "rollouts")
+    assert progress.dropped[rollout_buffer.LEFT_OUT] > 0
+    assert left_out

@@ -179,6 +179,8 @@ class DataPath:
             kinds.learn(name, encoded)
         if reply.dtypes:
             kinds.warn_of_dtypes(name, reply.dtypes)
+        if reply.warning is not None:
+            self._state.warn(reply.warning)
         return reply
 
     def _publish_somewhere(

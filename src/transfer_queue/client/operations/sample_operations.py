@@ -204,8 +204,9 @@ class SampleOperations(DataPath):
     ) -> Operation[int]:
         """Remove samples that are of no use, and count them under a reason.
 
-        Members of a dropped group that are put later are dropped, too, if the partition has a `group_size`. Unknown
-        groups and cleared samples are ignored. `status` shows the counts. A warning is logged if the partition does not
+        A dropped group is over. If the partition has a `group_size`, members that are put later are dropped, too, and a
+        put of all members of a group in one call begins a new group, also under the same id. Unknown groups and cleared
+        samples are ignored. `status` shows the counts. A warning is logged if the partition does not
         exist.
 
         Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.events import records as r
+from transfer_queue.core.puts import flow_control
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
@@ -63,6 +64,8 @@ def describe_spanning_group(partition: Partition, rows: np.ndarray, size: int) -
 def missing_groups(partition: Partition | None, task: str, size: int) -> int:
     """Return how many groups the task wants in addition to those that exist undealt or that producers have promised.
 
+    They are not more than the limit of staleness admits now.
+
     size: samples of a group, used if the partition was created without a group_size.
     """
     if partition is None or task not in partition.wants.groups:
@@ -74,7 +77,8 @@ def missing_groups(partition: Partition | None, task: str, size: int) -> int:
     else:
         there = -(-(partition.row_count - consumed) // size)
     promised = -(-partition.wants.promised_rows(task) // size)
-    return max(0, partition.wants.groups[task] - max(0, there) - promised)
+    missing = partition.wants.groups[task] - max(0, there) - promised
+    return max(0, min(missing, flow_control.free_rows(partition) // size))
 
 
 def decide_demand(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:

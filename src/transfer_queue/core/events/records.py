@@ -67,8 +67,8 @@ class RowsReserved(Record, frozen=True):
     """Number of pre-allocated rows that are taken."""
     keys: list[str] | None = None
     """One for each of the taken + count rows; None if rows have no keys."""
-    groups: list[str] | None = None
-    """The group id of each of these rows; None if rows have none."""
+    groups: list[str | None] | None = None
+    """The group id of each of these rows; None if rows have none. A row without one is dropped with this event."""
     pre_allocated: bool = False
     """Whether the new rows wait to be taken by later puts."""
     client: str = ""
@@ -91,8 +91,8 @@ class Published(Record, frozen=True):
     """The tags that are merged into those of the rows."""
     replace_tags: bool = False
     """Whether the tags replace those of the rows instead."""
-    groups: list[str] | None = None
-    """The group id of each row."""
+    groups: list[str | None] | None = None
+    """As in `RowsReserved`, for each row."""
     further: list[NewBlock] = []
     """The blocks after the first one, whose numbers follow. No two blocks have the same field."""
 
@@ -117,8 +117,8 @@ class RowsPut(Record, frozen=True):
     count: int
     keys: list[str] | None = None
     """One for each row; None if rows have no keys."""
-    groups: list[str] | None = None
-    """The group id of each row; None if rows have none."""
+    groups: list[str | None] | None = None
+    """As in `RowsReserved`, for each row."""
     tags: SentTags | None = None
     """The tags of the rows, without entries that remove a tag; None if rows have no tags."""
     block_number: int = 0

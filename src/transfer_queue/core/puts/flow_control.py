@@ -6,11 +6,30 @@ task skips the rows that are more than `max_staleness` s versions behind the par
 producer that reads the weights of version v, and puts after the version has risen to v + 1, would be admitted as one
 version younger than its sample is.
 
-So that few samples are skipped, the partition admits new rows while it has admitted fewer than (version + s + 1) * n,
-with `rows_per_version` n. If rows are trained on in order, n for each version, a row that was generated at the version
-of its put is then at most s versions old. Dropped and skipped rows do not count, because they are not trained on; other
-rows are admitted in their place. This limit is the staleness control of asynchronous RL that AReaL describes
-(arXiv:2505.24298, section 5.1).
+So that few samples are skipped, the partition limits how many rows are ahead of the training. The rule, with
+`rows_per_version` n: at every policy version, at most (s + 1) * n rows *count*. A row counts from its put, or from its
+reservation, until
+
+    - a version is set after the row was finished. A row is finished as soon as the task `trained_by` has consumed it:
+      at the claim, or with a lease at the acknowledgement. Whether it is then cleared makes no difference.
+    - or it is dropped, cleared before it was finished, or skipped by any task, because it is not trained on: it makes
+      space at once. A finished row that is dropped or skipped counts as finished.
+
+So rows that were finished since the version was set make space only together with the next version: they were a part of
+what this version trains on. When a row is put at version v, the rows before it that are trained on at version v or
+later are among the (s + 1) * n that count, of which it is the last. If rows are trained on in order, n for each
+version, it is trained on at version v + s at the latest. The rule counts rows and not versions, so it holds from any
+first version, and for the rows that are put after the version has jumped. (A row from before the jump may be more than
+s versions old; the claim skips it, and it makes space at once.) This limit is the staleness control of asynchronous RL
+that AReaL describes (arXiv:2505.24298, section 5.1), stated without the number of the version.
+
+If no task is named, a row is finished when all tasks of `free_when` have consumed it. Without `free_when`, all tasks
+count that have claimed rows of the partition so far: to wait for one task too many delays producers, which errors and
+`explain` then name, and to wait for one too few would let them run ahead unseen.
+
+What a reset of the consumption makes ready again is not finished, and is taken from the rows that were finished since
+the version was set, as far as there are any. A load of a whole checkpoint restores the counts with the rows; rows
+that are added to a partition from a checkpoint count unless they were finished when it was saved.
 
 A partition with `max_rows` admits new rows while fewer than `max_rows` rows wait for its tasks. A put beyond either
 limit is refused, or waits at the controller in order of arrival, so producers do not race for the space that a consumer
@@ -30,24 +49,44 @@ from transfer_queue.messages.puts import Publish, Reserve
 
 def row_limit(partition: Partition) -> int | None:
     """Return the number of rows that the partition may have admitted by now; None if there is no limit."""
-    options = partition.options
-    if options.max_staleness is None or options.rows_per_version is None:
-        return None
-    rows = (partition.policy_version + options.max_staleness + 1) * options.rows_per_version
-    return min(rows + partition.replaced, r.LARGEST)
+    window = partition.window
+    return None if window.limit is None else min(partition.admitted - window.counted + window.limit, r.LARGEST)
+
+
+def free_rows(partition: Partition) -> int:
+    """Return how many more rows the limit of staleness admits, without those that producers have promised."""
+    if partition.window.limit is None:
+        return r.LARGEST
+    return max(0, partition.window.limit - partition.window.counted - sum(partition.wants.promised.values()))
 
 
 def check_staleness(partition: Partition, count: int) -> None:
     """Raise StalenessError if `count` more rows would be too far ahead of the policy."""
-    most = row_limit(partition)
-    if most is None or not count or partition.admitted + count <= most:
+    window, options = partition.window, partition.options
+    if window.limit is None or not count or window.counted + count <= window.limit:
         return
-    options = partition.options
+    if count > window.limit:
+        raise InvalidArgumentError(
+            f"partition {partition.name!r} accepts at most {window.limit} rows at a policy version (max_staleness "
+            f"{options.max_staleness}, {options.rows_per_version} rows per version), and this put alone adds {count}; "
+            f"put fewer rows at a time"
+        )
     raise StalenessError(
         f"partition {partition.name!r} has admitted {partition.admitted} rows, and its limit at policy version "
-        f"{partition.policy_version} is {most} (max_staleness {options.max_staleness}, "
-        f"{options.rows_per_version} rows per version); {count} more would be too far ahead of the policy. "
-        f"Pass timeout= to wait for set_policy_version."
+        f"{partition.policy_version} is {row_limit(partition)} (max_staleness {options.max_staleness}, "
+        f"{options.rows_per_version} rows per version): {describe_counted(partition)}. {count} more would be too far "
+        f"ahead of the policy. Pass timeout= to wait for set_policy_version."
+    )
+
+
+def describe_counted(partition: Partition) -> str:
+    """Return which rows count for the limit of staleness, for messages."""
+    window = partition.window
+    tasks = f"task {window.tasks[0]!r}" if len(window.tasks) == 1 else f"all of the tasks {window.tasks}"
+    by = tasks if window.tasks else "a task (none has fetched samples so far)"
+    return (
+        f"{window.unfinished} are not finished by {by}, and {window.finished} were finished since this version was "
+        f"set, which make space with the next version"
     )
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import chain, repeat
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.msgpack import Ext
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.puts import clear_decisions, equal_values, flow_control
+from transfer_queue.core.puts import equal_values, flow_control
+from transfer_queue.core.puts.group_decisions import join_groups
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -45,6 +47,8 @@ def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord
     if not 0 <= request.pre_allocate <= MAX_RESERVED:
         raise InvalidArgumentError(f"pre_allocate must be from 0 to {MAX_RESERVED} rows, got {request.pre_allocate}")
     made: list[r.AnyRecord] = [r.PartitionMade(request.partition, request.options)]
+    if request.policy_version:
+        made.append(r.PolicyAdvanced(request.partition, request.policy_version))
     if request.pre_allocate:
         made.append(r.RowsReserved(request.partition, state.next_index, request.pre_allocate, pre_allocated=True))
     return made
@@ -76,7 +80,7 @@ class NewRows:
         count: int,
         pre_allocate: int,
         keys: list[str] | None,
-        groups: list[str] | None,
+        groups: list[str | None] | None,
         client: str,
     ) -> None:
         partition = state.partitions.get(name)
@@ -114,33 +118,6 @@ def check_new(state: State, partition: Partition, count: int) -> None:
     check_capacity(state, count)
 
 
-def _check_groups(partition: Partition, groups: list[str], rows: list[int]) -> None:
-    """Raise InvalidArgumentError if a row, at this position (-1: a new row), cannot become a member of its group."""
-    arriving: dict[str, int] = {}
-    known = partition.groups.groups_of(np.array(rows, "i8"), 1) if partition.groups.explicit else np.full(len(rows), -1)
-    for name, number in zip(groups, known.tolist(), strict=True):
-        if number < 0:
-            arriving[name] = arriving.get(name, 0) + 1
-        elif partition.groups.declared[number].name != name:
-            raise InvalidArgumentError(
-                f"a sample of group {partition.groups.declared[number].name!r} cannot join group {name!r}; "
-                f"the group of a sample cannot change"
-            )
-    size = partition.groups.size
-    if size is None:
-        return
-    for name, count in arriving.items():
-        group = partition.groups.by_name.get(name)
-        there = len(group.members) if group else 0
-        if name in partition.groups.unborn:  # a dropped group accepts only its missing samples, which are dropped
-            there = size - partition.groups.unborn[name]
-        if there + count > size:
-            raise InvalidArgumentError(
-                f"group {name!r} of partition {partition.name!r} has at most {size} samples (group_size); it has "
-                f"{there}, and this put adds {count}. Give the others another group_id."
-            )
-
-
 def check_capacity(state: State, count: int) -> None:
     """Raise CapacityError if `count` more rows exceed the capacity of the system."""
     if state.capacity is None or not count:
@@ -159,14 +136,12 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
     partition = state.partitions.get(request.partition)
     if not 0 <= request.count <= MAX_RESERVED:
         raise InvalidArgumentError(f"a request can reserve from 0 to {MAX_RESERVED} rows, got {request.count}")
-    if request.groups is not None:
-        if request.keys is not None or len(request.groups) != request.count:
-            raise InvalidArgumentError("group_ids are only for new rows without keys, and there must be one per row")
-        if partition is not None:
-            _check_groups(partition, request.groups, [-1] * request.count)
+    if request.groups is not None and (request.keys is not None or len(request.groups) != request.count):
+        raise InvalidArgumentError("group_ids are only for new rows without keys, and there must be one per row")
     if request.keys is None:
-        new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups, client)
-        return new.records + clear_decisions.drop_late_members(partition, request.groups, new.indexes), new.indexes
+        joining = join_groups(partition, request.groups, [-1] * request.count)
+        new = NewRows(state, request.partition, request.count, request.pre_allocate, None, joining.groups, client)
+        return new.records + joining.drop_late(request.partition, new.indexes), new.indexes
     positions, unknown = _find_keys(partition, request.keys)
     fresh = dict.fromkeys(unknown)
     new = NewRows(state, request.partition, len(fresh), request.pre_allocate, list(fresh), None, client)
@@ -198,8 +173,20 @@ def _indexes_of_keys(partition: Partition | None, positions: np.ndarray | None, 
     return out
 
 
-def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray, bool]:
-    """Return the records of a put, the global indexes of its rows in order, and whether all of them are new."""
+class PutDecision(NamedTuple):
+    """What a put changes."""
+
+    records: list[r.AnyRecord]
+    rows: np.ndarray
+    """The global indexes of its rows, in order."""
+    is_new: bool
+    """Whether all of them are new, and have the fields of the put."""
+    warning: str | None
+    """A warning for the client; None if there is none."""
+
+
+def publish(state: State, writer: str, request: Publish) -> PutDecision:
+    """Decide a put."""
     check_writer(state, writer)
     check_shape(request)
     partition = state.partitions.get(request.partition)
@@ -215,19 +202,28 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     new = request.rows is None and positions is None
     shared = equal_values.find_shared(state, partition, request) if request.equal else []
     waiting = request.pre_allocate > request.count if partition is None else partition.waiting
+    existing = None if request.rows is None else _existing_rows(partition, request)
+    joining = join_groups(partition, request.groups, _positions_of(request, positions, existing), request.puts)
     if new and not waiting and not shared:
-        records, indexes = _put_new(state, partition, writer, request)
+        records, indexes = _put_new(state, partition, writer, request, joining.groups)
     else:
-        records, indexes = _put(state, partition, writer, request, positions, unknown, shared)
+        targets = _Targets(existing, positions, unknown, joining.groups)
+        records, indexes = _put(state, partition, writer, request, targets, shared)
     if request.equal:
         records += equal_values.note_digests(state, partition, request)
-    if request.groups is not None:
-        dropped = clear_decisions.drop_late_members(partition, request.groups, indexes)
-        records += dropped
-        new = new and not dropped  # dropped rows have fewer fields than were put
+    records += joining.drop_late(request.partition, indexes)
     if request.closes:
         records += close_extents(state, writer, request.closes)
-    return records, indexes, new
+    warning = None if partition is None else joining.warning(partition)
+    return PutDecision(records, indexes, new and not joining.late, warning)  # dropped rows have no fields
+
+
+def _positions_of(request: Publish, keyed: np.ndarray | None, existing: np.ndarray | None) -> Sequence[int]:
+    """Return the position of each row of a put, -1 for a new one; nothing if the put declares no groups."""
+    if request.groups is None:
+        return ()
+    found = keyed if existing is None else existing
+    return [-1] * request.count if found is None else found.tolist()
 
 
 def check_writer(state: State, writer: str) -> None:
@@ -293,23 +289,21 @@ def _find_distinct(partition: Partition | None, keys: list[str]) -> tuple[np.nda
 
 
 def _put_new(
-    state: State, partition: Partition | None, writer: str, request: Publish
+    state: State, partition: Partition | None, writer: str, request: Publish, groups: list[str | None] | None
 ) -> tuple[list[r.AnyRecord], np.ndarray]:
-    """Decide a put of only new rows, none of them pre-allocated."""
+    """Decide a put of only new rows, none of them pre-allocated. groups: the group that each joins."""
     count, first, tags = request.count, state.next_index, request.tags
     made: list[r.AnyRecord] = []
     if partition is None:  # rows to pre-allocate would be taken at once
         made = create_partition(state, CreatePartition(request.partition, 0))
         check_capacity(state, count)
     else:
-        if request.groups is not None:
-            _check_groups(partition, request.groups, [-1] * count)
         check_new(state, partition, count)
     if tags is not None:
         tags = without_deletes(tags)
     number = 0 if request.block is None else state.next_block
     record = r.RowsPut(
-        request.partition, writer, first, count, request.keys, request.groups, tags, number, request.block,
+        request.partition, writer, first, count, request.keys, groups, tags, number, request.block,
         request.further,
     )  # fmt: skip
     return [*made, record], np.arange(first, first + count)
@@ -328,37 +322,46 @@ def without_deletes(tags: SentTags) -> SentTags:
     ]
 
 
+class _Targets(NamedTuple):
+    """The rows of a put."""
+
+    existing: np.ndarray | None
+    """The positions of the rows that it names; None if it names none."""
+    positions: np.ndarray | None
+    """The rows of its keys, see `_find_keys`; so is `unknown`."""
+    unknown: list[str]
+    groups: list[str | None] | None
+    """See `Joining`."""
+
+
 def _put(
     state: State,
     partition: Partition | None,
     writer: str,
     request: Publish,
-    positions: np.ndarray | None,
-    unknown: list[str],
+    targets: _Targets,
     shared: list[r.SharedField],
 ) -> tuple[list[r.AnyRecord], np.ndarray]:
-    """Decide any other put. positions, unknown: the rows of its keys, see `_find_keys`."""
-    groups_left = request.groups
-    if request.rows is not None:
+    """Decide any other put."""
+    positions, unknown = targets.positions, targets.unknown
+    groups_left = targets.groups
+    if targets.existing is not None:
+        assert partition is not None
         made: list[r.AnyRecord] = []
-        indexes = _existing_rows(partition, request)
+        indexes = partition.rows.indexes_of(targets.existing)
     elif request.keys is not None:
         fresh_groups = None
-        if request.groups is not None:
+        if targets.groups is not None:
             rows = [-1] * request.count if positions is None else positions.tolist()
-            if partition is not None:
-                _check_groups(partition, request.groups, rows)
-            fresh_groups = [group for group, row in zip(request.groups, rows, strict=True) if row < 0]
-            groups_left = None if positions is None else request.groups
+            fresh_groups = [group for group, row in zip(targets.groups, rows, strict=True) if row < 0]
+            groups_left = None if positions is None else targets.groups
         made, fresh = [], NOBODYS
         if unknown:
             new = NewRows(state, request.partition, len(unknown), request.pre_allocate, unknown, fresh_groups, writer)
             made, fresh = new.records, new.indexes
         indexes = _indexes_of_keys(partition, positions, fresh)
     else:
-        if partition is not None and request.groups is not None:
-            _check_groups(partition, request.groups, [-1] * request.count)
-        new = NewRows(state, request.partition, request.count, request.pre_allocate, None, request.groups, writer)
+        new = NewRows(state, request.partition, request.count, request.pre_allocate, None, targets.groups, writer)
         made, indexes, groups_left = new.records, new.indexes, None
     if shared:
         made.append(r.ValuesShared(request.partition, indexes.tobytes(), shared))
@@ -434,6 +437,7 @@ def _check_conditions(state: State, partition: Partition | None, request: Publis
 
 
 def _existing_rows(partition: Partition | None, request: Publish) -> np.ndarray:
+    """Return the positions of the rows that a put names."""
     assert request.rows is not None
     indexes = np.frombuffer(request.rows, "<i8")
     if len(indexes) > 1 and len(np.unique(indexes)) != len(indexes):
@@ -451,9 +455,7 @@ def _existing_rows(partition: Partition | None, request: Publish) -> np.ndarray:
             f"a put names pre-allocated rows of partition {request.partition!r} that no producer has taken yet; "
             f"take them by inserting samples, or with mode='insert'"
         )
-    if request.groups is not None:
-        _check_groups(partition, request.groups, positions.tolist())
-    return indexes
+    return positions
 
 
 def check_limits(state: State, name: str, count: int) -> None:

@@ -26,7 +26,10 @@ def handle_create_partition(
     """Create a partition. The reply is False if it exists. Raises InvalidArgumentError if it has other options."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
-        return Decision(put_decisions.create_partition(context.state, request), lambda: Done(True))
+        records = put_decisions.create_partition(context.state, request)
+        if request.policy_version:
+            context.timeline.note_policy(caller.client, request.partition, 0, request.policy_version)
+        return Decision(records, lambda: Done(True))
     put_decisions.check_same_options(partition, request.options)
     return Decision([], lambda: Done(False))
 
@@ -55,7 +58,7 @@ def handle_reserve(context: ControllerContext, caller: Caller, request: puts.Res
 def handle_publish(context: ControllerContext, caller: Caller, request: puts.Publish) -> Decision | ParkDecision:
     """Publish a put. The reply has the rows, and their tags and common fields if some of the keys existed before."""
     try:
-        records, indexes, new = put_decisions.publish(context.state, caller.client, request)
+        records, indexes, new, warning = put_decisions.publish(context.state, caller.client, request)
     except CapacityError:
         if request.wait is None or request.wait <= 0:
             raise
@@ -67,13 +70,13 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
         partition = context.state.partitions[request.partition]
         dtypes = partition.mixed_dtypes(request)
         if new or request.keys is None:
-            return puts.PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
+            return puts.PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes, warning=warning)
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
         as_sent = isinstance(request.tags, TagTable) and partition.has_no_other_tags(positions, request.tags)
         tags = None if as_sent else partition.packed_tags_of(positions)
         each = partition.common_fields_of_parts(positions, request.puts) if request.puts else []
-        return puts.PublishReply(indexes.tobytes(), tags, fields, context.state.epoch, dtypes, each, as_sent)
+        return puts.PublishReply(indexes.tobytes(), tags, fields, context.state.epoch, dtypes, each, as_sent, warning)
 
     return Decision(records, reply)
 
@@ -150,3 +153,11 @@ def handle_set_policy_version(
         before = context.state.partitions[request.partition].policy_version
         context.timeline.note_policy(caller.client, request.partition, before, request.version)
     return Decision(records, Done)
+
+
+@handles(partitions.ReadPolicyVersion, reads=True)
+def handle_read_policy_version(
+    context: ControllerContext, caller: Caller, request: partitions.ReadPolicyVersion
+) -> Done:
+    """Reply with the policy version of a partition."""
+    return Done(require_partition(context.state.partitions, request.partition).policy_version)

@@ -59,5 +59,6 @@ def rows_to_drop(partition: Partition, now: float) -> Iterator[r.RowsDropped]:
 
 def _drop_records(partition: Partition, positions: np.ndarray, reason: str) -> Iterator[r.RowsDropped]:
     if len(positions):
-        rows = partition.rows.indexes_of(partition.groups.with_members(positions))
-        yield r.RowsDropped(partition.name, rows.tobytes(), reason)
+        positions = partition.groups.with_members(positions)
+        rows = partition.rows.indexes_of(positions)
+        yield r.RowsDropped(partition.name, rows.tobytes(), reason, partition.groups.missing_after(positions))

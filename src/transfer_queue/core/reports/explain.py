@@ -281,7 +281,8 @@ def _flow_words(partition: Partition) -> str:
     if most is not None and partition.admitted >= most:
         words += (
             f" New samples wait for the policy: {partition.admitted} samples were admitted, and the limit at policy "
-            f"version {partition.policy_version} is {most}. set_policy_version raises it."
+            f"version {partition.policy_version} is {most}: {flow_control.describe_counted(partition)}. "
+            f"set_policy_version raises it."
         )
     if partition.options.max_rows is not None and not flow_control.admits_rows(partition):
         words += (

@@ -160,6 +160,9 @@ def _check_tasks(partition: Partition) -> None:
     positions = partition.rows.live_positions()
     ever = max(0, partition.admitted + sum(partition.drops.rows.values()))
     require(partition.done <= ever, f"7: {partition.done} rows of {partition.name} are done, and {ever} were added")
+    window = partition.window
+    fine = window.limit is None or window.unfinished == window.count_unfinished()
+    require(fine, f"7: {partition.name} miscounts the rows that are not finished")
     require(set(partition.claimed) <= set(partition.tasks), f"{partition.name} has claimed rows of an unknown task")
     for task, count in partition.tasks.items():
         taken = partition.consumption_states(task, positions)

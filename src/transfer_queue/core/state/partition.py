@@ -18,6 +18,7 @@ from transfer_queue.core.columns.schema import (
     Column,
     Count,
     Persisted,
+    RetiredColumn,
     counter,
     custom_column,
     map_of,
@@ -32,6 +33,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies_to_partition
 from transfer_queue.core.ready.deferred_updates import DeferredUpdates, Fields
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
+from transfer_queue.core.tables.admission_window import AdmissionWindow
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.core.tables.field_groups import MANY_FIELDS, FieldGroups
@@ -44,7 +46,7 @@ from transfer_queue.core.tables.retention_log import DropLog, RowAges
 from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.skipped_rows import SkippedRows
-from transfer_queue.core.tables.unseen_batches import UnseenBatches
+from transfer_queue.core.tables.unseen_batches import UnseenBatch, UnseenBatches
 from transfer_queue.messages.descriptors import FieldSpec, FieldType, PartitionOptions
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.tag_table import (
@@ -108,8 +110,6 @@ class Partition(Persisted):
     groups: GroupTable = part(GroupTable)
     admitted: int = scalar(int, 0)
     """The number of rows that were added so far, without dropped ones."""
-    replaced: int = scalar(int, 0, missing=0)
-    """How many of these rows a task has skipped, so that others may be admitted in their place."""
     policy_version: int = scalar(int, 0)
     done: int = counter(missing=0)
     """The number of rows that were reported as done so far."""
@@ -146,6 +146,9 @@ class Partition(Persisted):
     dealt: dict[str, DealtBatches] = parts_of(str, DealtBatches)
     passed: SkippedRows = part(SkippedRows)
     """The rows that tasks skipped."""
+    replaced: Any = custom_column(RetiredColumn(int))
+    window: AdmissionWindow = part(AdmissionWindow, missing=0)
+    """The rows that count for `max_staleness`."""
     version: int = counter()
     """Grows with every change."""
 
@@ -187,6 +190,7 @@ class Partition(Persisted):
         self.leases = LeaseTable(self.rows)
         self.unseen_batches = UnseenBatches()
         self.passed = SkippedRows(self.rows)
+        self.window = AdmissionWindow(self.rows, self.passed, options)
         self.ready: dict[ReadyKey, ReadySet] = {}
         """The ready sets that were requested; the least recently used one is first."""
         self.unseen = DeferredUpdates(self.rows, self.groups)
@@ -199,6 +203,10 @@ class Partition(Persisted):
         None after a put of several blocks.
         """
         self._named: tuple[Sequence[FieldSpec], Fields] | None = None  # the last result of `names_of`, if it is long
+
+    def derive(self) -> None:
+        """See `Persisted`."""
+        self.window.recount(self.tasks)
 
     # ------------------------------------------------------------ reading
 
@@ -448,7 +456,7 @@ class Partition(Persisted):
         count: int,
         taken: int,
         keys: list[str] | None,
-        groups: list[str] | None,
+        groups: list[str | None] | None,
         waiting: bool,
         client: str,
     ) -> None:
@@ -488,17 +496,21 @@ class Partition(Persisted):
     def count_new_rows(self, client: str, rows: int) -> None:
         """Record that a client has begun this number of new rows."""
         self.admitted += rows
+        self.window.add_rows(rows)
         if self.wants.promised:
             self.wants.fulfil(client, rows)
 
-    def join(self, groups: list[str], positions: Sequence[int]) -> None:
-        """Make rows members of declared groups. A row that is a member already stays in its group."""
+    def join(self, groups: Sequence[str | None], positions: Sequence[int]) -> None:
+        """Make rows members of declared groups (None: of no group). A row that is a member already stays in its group.
+
+        Rows that are members of no group are dropped at once.
+        """
         if not self.groups.explicit:
             for ready in self.ready.values():
                 ready.whole.clear()  # the partition has no groups by order of reservation any longer
         for name, p in zip(groups, positions, strict=True):
             column = self.rows.chunks[p >> CHUNK_BITS].group_column()
-            if column[p & MASK] >= 0:
+            if column[p & MASK] >= 0 or name is None:
                 continue
             group = self.groups.join(name, p)
             for ready in self.ready.values():
@@ -592,20 +604,30 @@ class Partition(Persisted):
                 self.count_unclaimed(task, column[fresh])
             else:
                 fresh = at
+            self.add_task(task)
+            self.window.consume(task, key, chunk, fresh)
             column[fresh] = CONSUMED
-            self.tasks[task] = self.tasks.get(task, 0) + len(fresh)
+            self.tasks[task] += len(fresh)
             self.consumed_ever[task] = self.consumed_ever.get(task, 0) + len(fresh)
             self.remove_from_ready_sets(task, key, chunk, fresh)
 
-    def take_back(self, task: str, positions: np.ndarray) -> None:
-        """Make those of these rows that the task has consumed ready again, as if they had not been dealt."""
-        for key, chunk, at, _ in self.rows.split(positions):
+    def take_back(self, batch: UnseenBatch) -> None:
+        """Make the rows of a batch that are not cleared ready again, as if they had not been dealt."""
+        task, is_current = batch.task, batch.policy_version == self.policy_version
+        for key, chunk, at, _ in self.rows.split(self.rows.positions_of(batch.indexes)):
             column = chunk.consumed_column(task)
             back = at[(column[at] == CONSUMED) & (chunk.alive[at] == 1)]
+            self.window.take_back(task, key, chunk, back, is_current)
             column[back] = 0
             self.tasks[task] -= len(back)
             self.consumed_ever[task] -= len(back)
             self.update_ready_sets(task, key, chunk, back)
+
+    def add_task(self, task: str) -> None:
+        """Record that a task gets rows."""
+        if task not in self.tasks:
+            self.tasks[task] = 0
+            self.window.add_task(self.tasks)
 
     def count_unclaimed(self, task: str, before: np.ndarray) -> None:
         """Record that rows with these former states are not claimed any more."""
@@ -638,7 +660,8 @@ class Partition(Persisted):
 
     def pass_over(self, task: str, positions: np.ndarray, reason: str) -> None:
         """Apply a `records.PassedOver`."""
-        self.replaced += int(np.count_nonzero(~self.passed.skipped(positions)))
+        for key, chunk, at, _ in self.rows.split(positions):
+            self.window.remove(key, chunk, at)
         self.passed.add(task, positions, reason)
         self.holds.skip(task, positions)
         self.leases.acked.reset(task, positions)
@@ -646,7 +669,7 @@ class Partition(Persisted):
 
     def forget_consumption(self, task: str | None) -> None:
         """Apply a `records.ConsumptionForgotten`."""
-        before = self.passed.skipped_count()
+        before = self.window.finished_rows()
         for name in list(self.tasks) if task is None else [task]:
             self.tasks.pop(name, None)
             self.claimed.pop(name, None)
@@ -661,7 +684,7 @@ class Partition(Persisted):
             for key in [key for key in self.ready if key[0] == name]:
                 del self.ready[key]
             self.gained.add(name)
-        self.replaced = max(0, self.replaced - before + self.passed.skipped_count())
+        self.window.change_tasks(before, self.tasks)
 
     def seal(self) -> None:
         """Record that one more producer has sealed. After the last one, the controller clears pre-allocated rows."""
@@ -676,6 +699,7 @@ class Partition(Persisted):
 @applies_to_partition(r.PolicyAdvanced)
 def _apply_policy_advanced(partition: Partition, record: r.PolicyAdvanced) -> None:
     partition.policy_version = record.version
+    partition.window.finished = 0
 
 
 @applies_to_partition(r.RowsDone)

@@ -424,6 +424,11 @@ def check_options(options: PartitionOptions) -> None:
             f"max_staleness ({options.max_staleness}) and rows_per_version ({options.rows_per_version}) go together: "
             f"how many policy versions a row may be old, and how many rows train one version"
         )
+    if options.trained_by and options.max_staleness is None:
+        raise InvalidArgumentError(
+            f"trained_by ({options.trained_by!r}) names the task that finishes rows for max_staleness, which is not "
+            f"set; pass max_staleness and rows_per_version, too"
+        )
     if options.order not in ("", *ORDERS):
         raise InvalidArgumentError(
             f"order must be one of {', '.join(ORDERS)}, or empty for the system's sampler, got {options.order!r}"

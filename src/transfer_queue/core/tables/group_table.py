@@ -69,7 +69,7 @@ class GroupTable(Persisted):
     """The declared groups by number."""
     next_number: int = counter()
     unborn: dict[str, int] = map_of(str, Count)
-    """Id of a dropped group -> the number of members that are not put yet. They are dropped when they are put."""
+    """Id of a dropped group -> the number of its members that are not put yet (`core.puts.group_decisions`)."""
     largest: int = counter(missing=0)
     """The largest number of members that a declared group has ever had; the default group size of a sampler."""
 
@@ -114,6 +114,7 @@ class GroupTable(Persisted):
 
         The other table must not be used afterwards.
         """
+        self.unborn = other.unborn
         if not other.declared:
             return
         for group in other.declared.values():
@@ -184,6 +185,18 @@ class GroupTable(Persisted):
         members = [p for number in numbers.tolist() if number >= 0 for p in self.declared[number].members]
         alive = [p for p in members if not self.rows.has_cleared(range(p, p + 1))]
         return np.union1d(positions, np.array(alive, "i8"))
+
+    def missing_after(self, positions: np.ndarray) -> list[tuple[str, int]]:
+        """Return (id, members that were never put) of the incomplete groups that end when these rows are dropped."""
+        if not self.explicit or self.size is None:
+            return []
+        numbers, counts = np.unique(self.groups_of(positions, 1), return_counts=True)
+        ends = [
+            group
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
+            if number >= 0 and (group := self.declared[number]).cleared + count == len(group.members)
+        ]
+        return [(group.name, self.size - len(group.members)) for group in ends if len(group.members) < self.size]
 
     def first_position(self, group: int, size: int) -> int:
         """Return the position by which a group is ordered."""

@@ -23,6 +23,8 @@ class UnseenBatch(msgspec.Struct, frozen=True):
     """The client that claimed the rows."""
     rows: bytes
     """Global indexes, i8, ascending. Some may be cleared."""
+    policy_version: int
+    """The policy version of the partition when the rows were dealt."""
 
     @property
     def indexes(self) -> np.ndarray:

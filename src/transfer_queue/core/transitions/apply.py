@@ -124,7 +124,7 @@ def _apply_leased(state: State, record: r.RowsLeased) -> None:
     partition = state.partitions[record.partition]
     state.next_token = max(state.next_token, record.token + 1)
     if not record.replicas:
-        batch = UnseenBatch(record.token, record.task, record.client, record.rows)
+        batch = UnseenBatch(record.token, record.task, record.client, record.rows, partition.policy_version)
         partition.unseen_batches.by_token[record.token] = batch
         return
     partition.leases.add(

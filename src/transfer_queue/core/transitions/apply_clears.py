@@ -13,7 +13,6 @@ def drop_rows(partition: Partition, rows: np.ndarray, reason: str, unborn: list[
     """Apply a `records.RowsDropped`."""
     positions = partition.rows.positions_of(rows)
     partition.admitted -= len(rows)
-    partition.replaced = max(0, partition.replaced - int(np.count_nonzero(partition.passed.skipped(positions))))
     partition.drops.add(rows, reason)
     clear_rows(partition, positions)
     for name, count in unborn:
@@ -33,6 +32,7 @@ def clear_all(partition: Partition) -> None:
 def clear_rows(partition: Partition, positions: np.ndarray) -> None:
     """Remove these rows."""
     for key, chunk, at, _ in partition.rows.split(np.sort(positions)):
+        partition.window.remove(key, chunk, at)
         chunk.alive[at] = 0
         chunk.living -= len(at)
         partition.rows.count -= len(at)

@@ -12,7 +12,7 @@ from transfer_queue.core.tables.row_table import CLAIMED
 
 def claim_rows(partition: Partition, task: str, positions: np.ndarray) -> None:
     """Record that the task got these rows under a lease."""
-    partition.tasks.setdefault(task, 0)
+    partition.add_task(task)
     for key, chunk, at, _ in partition.rows.split(positions):
         column = chunk.consumed_column(task)
         fresh = at[(column[at] == 0) & (chunk.alive[at] == 1)]
@@ -53,7 +53,7 @@ def take_back_batch(partition: Partition, token: int) -> None:
     """Make the rows of a batch that was not handed over ready again. Its client does not refer to them any longer."""
     batch = partition.unseen_batches.by_token.pop(token)
     partition.holds.drop(batch.task, batch.indexes)
-    partition.take_back(batch.task, partition.rows.positions_of(batch.indexes))
+    partition.take_back(batch)
 
 
 def end_all_leases(partition: Partition) -> None:

@@ -131,6 +131,7 @@ class _Merge:
     def run(self) -> None:
         """Copy everything that is recorded about the samples."""
         source, target = self._source, self._target
+        finished = (source if self._made else target).window.finished
         if not self._made:
             self._copy_names()
         self._copy_groups()
@@ -144,7 +145,7 @@ class _Merge:
             target.changes.mark_changed(target.version, self._to)
         self._state.counted.mark_changed(target.name)
         if self._made:
-            target.admitted, target.replaced, target.done = source.admitted, source.replaced, source.done
+            target.admitted, target.done = source.admitted, source.done
             for _ in range(source.seals):
                 target.seal()
         else:
@@ -152,6 +153,9 @@ class _Merge:
         free = self._to[target.holds.finished_rows(self._to)]
         apply_clears.clear_rows(target, free)
         target.freed += len(free)
+        # to load rows finishes none: they count as they did when they were saved, or in the partition before
+        target.window.finished = finished
+        target.window.recount(target.tasks)
 
     def _append_rows(self) -> np.ndarray:
         """Add a row for each sample, and return their positions."""

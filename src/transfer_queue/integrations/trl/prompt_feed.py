@@ -74,7 +74,7 @@ class PromptFeed:
             progress = progress_of(self._partition)
             assert progress is not None
             assert progress.policy is not None
-            number = progress.policy.admitted // self._group_size
+            number = (progress.policy.admitted + sum(progress.dropped.values())) // self._group_size
             while not self._stop.is_set() and (self._end is None or number < self._end):
                 number += self._put(number)
             if not self._stop.is_set():

@@ -7,7 +7,7 @@ import math
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -27,6 +27,8 @@ from transfer_queue.metadata import BatchMeta
 FIELDS = [PROMPT, *GENERATED, *SCORED]
 WAIT = 5.0
 """Seconds after which a get that waits checks whether the producers are alive."""
+LEFT_OUT = "left out by the trainer"
+"""The reason of the samples that the trainer took and did not train on."""
 IN_ORDER = {"sampler": "SequentialSampler"}
 """Ready samples in the order of their prompts. A group is ready as a whole, since its advantages are put together."""
 
@@ -38,7 +40,7 @@ class RolloutBuffer:
     """The part of `queue.Queue` that TRL's trainer uses.
 
     Samples have positions: the first that is taken has 0. `release` acknowledges and clears the samples before a
-    position. Samples that were taken and not released are delivered again if this process dies.
+    position, or drops them. Samples that were taken and not released are delivered again if this process dies.
 
     Args:
         partition_id: The partition of the rollouts.
@@ -110,21 +112,31 @@ class RolloutBuffer:
         """Return the position of a sample that was taken and not released, by the object with its token ids."""
         return self._positions[id(input_ids)]
 
-    def release(self, position: int) -> None:
-        """Acknowledge and clear the samples before a position."""
+    def release(self, position: int, trained: Collection[int] | None = None) -> None:
+        """Acknowledge and clear the samples before a position, and drop those that were not trained on.
+
+        Args:
+            position: The position.
+            trained: The positions of those samples that were trained on. The trainer has taken the others and left them
+                out, because they were too old. Default: all of them.
+        """
         client = current_client()
-        used = []
+        used, dropped = [], []
         while self._claims and self._claims[0][0] < position:
             first, meta = self._claims.popleft()
             count = min(position - first, len(meta))
-            used.append(meta.select_samples(range(count)))
+            rows = [row for row in range(count) if trained is None or first + row in trained]
+            used += [meta.select_samples(rows)] if rows else []
+            dropped += [meta.select_samples(sorted({*range(count)} - {*rows}))] if len(rows) < count else []
+            self._held.difference_update(meta.global_indexes[:count])
             if count < len(meta):
                 self._claims.appendleft((first + count, meta.select_samples(range(count, len(meta)))))
         for meta in used:
             client.ack(meta)
-            self._held.difference_update(meta.global_indexes)
         if used:
             client.clear_samples(BatchMeta.concat(used))
+        if dropped:
+            client.drop(self._partition, metadata=BatchMeta.concat(dropped), reason=LEFT_OUT)
         while self._arrays and self._arrays[0][0] < position:
             del self._positions[id(self._arrays.popleft()[1])]
 

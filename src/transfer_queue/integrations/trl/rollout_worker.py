@@ -108,8 +108,8 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
         self._is_open = self._has_ended = False
         self._feed = PromptFeed(prompts, partition_id, self._group_size, epochs, seed)
         self._missing: dict[str, float] = {}
-        self._batches: deque[int] = deque()
-        self._used = 0
+        self._batches: deque[list[int]] = deque()
+        self._used: list[int] = []
         self.rollout_buffer = RolloutBuffer(partition_id, self._group_size, lease, self.check_health)
         """The buffer from which the trainer takes samples."""
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
@@ -240,7 +240,7 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
         collate = loader.collate_fn
 
         def observed(examples: Any) -> Any:
-            self._batches.append(self._end_of(examples))
+            self._batches.append(self._positions_of(examples))
             return collate(examples)
 
         loader.collate_fn = observed
@@ -248,13 +248,14 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note that a micro-batch was used, whose gradients are accumulated."""
         if state.is_world_process_zero:
-            self._used = self._batches.popleft()
+            self._used += self._batches.popleft()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Acknowledge the samples that this step has used."""
+        """Acknowledge the samples that this step has used, and drop those that the trainer has left out."""
         if state.is_world_process_zero:
-            self._used = self._batches.popleft()
-            self.rollout_buffer.release(self._used)
+            self._used += self._batches.popleft()
+            self.rollout_buffer.release(1 + max(self._used), set(self._used))
+            self._used.clear()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the queue into the checkpoint of the trainer."""
@@ -282,14 +283,14 @@ class TransferQueueRolloutWorker(TrainerCallback):  # type: ignore[misc]  # tran
                 client.clear_partition(partition)
             client.create_partition(
                 self._partition, self._group_size, max_staleness=self._args.max_staleness,
-                rows_per_version=self._rows_per_version,
+                rows_per_version=self._rows_per_version, trained_by=TRAIN,
             )  # fmt: skip
         self._is_open = True
 
-    def _end_of(self, examples: Any) -> int:
-        """Return the position behind the last sample of a batch. TRL 1.4 collates samples, 1.16 rows of samples."""
+    def _positions_of(self, examples: Any) -> list[int]:
+        """Return the positions of the samples of a batch. TRL 1.4 collates samples, 1.16 rows of samples."""
         samples = examples if isinstance(examples[0], dict) else [s for row in examples[0] for s in row.samples]
-        return 1 + max(self.rollout_buffer.position_of(sample["input_ids"]) for sample in samples)
+        return [self.rollout_buffer.position_of(sample["input_ids"]) for sample in samples]
 
 
 def _dealt(progress: PartitionProgress) -> int:
