@@ -7,7 +7,7 @@ from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller, Decision, handles
-from transfer_queue.core.samplers.user_sampler import AnySampler, name_of, watched_tags
+from transfer_queue.core.samplers.user_sampler import name_of, watched_tags
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
@@ -42,15 +42,13 @@ def handle_register_sampler(context: ControllerContext, caller: Caller, request:
 def _own_sampler(context: ControllerContext, task: str) -> tuple[str, tuple[str, str] | None] | None:
     """Return the sampler that the configuration or a dataset has set for exactly this task; None if there is none.
 
-    It is described, with its specification, which is None for a user's sampler.
+    It is described, with its specification, which is None for a user's sampler. The specification of a registered one
+    is made again, because it may be from a release in which the sampler had other arguments.
     """
-    configured = context.samplers.of_tasks.get(task)
-    if configured is not None:
-        spec = spec_of(configured)
-        return f"{_describe(configured, spec)} (controller.task_samplers)", spec
-    registered = context.state.samplers.get(task)
-    return None if registered is None else (f"{describe_spec(*registered)} (of another dataset)", registered)
-
-
-def _describe(sampler: AnySampler, spec: tuple[str, str] | None) -> str:
-    return name_of(sampler) if spec is None else describe_spec(*spec)
+    configured, registered = context.samplers.of_tasks.get(task), context.state.samplers.get(task)
+    if configured is None and registered is None:
+        return None
+    sampler = configured if configured is not None else context.samplers.of_task(task)
+    where = "of another dataset" if configured is None else "controller.task_samplers"
+    spec = spec_of(sampler)
+    return f"{name_of(sampler) if spec is None else describe_spec(*spec)} ({where})", spec

@@ -21,6 +21,7 @@ def describe_held(task: str, held: Mapping[int, int], ranks: int) -> str:
     """
     if not held:
         return ""
+    task = task if task.isprintable() else repr(task)
     named = sorted(held)
     some = ", ".join(map(str, named[:MOST_RANKS])) + (", ..." if len(named) > MOST_RANKS else "")
     rows = count_text(sum(held.values()), "sample")
