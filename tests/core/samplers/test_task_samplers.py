@@ -184,7 +184,7 @@ def test_equal_samplers_are_the_same_and_another_one_is_refused_with_both() -> N
         (RankAwareSampler(dp_size=3), r"RankAwareSampler\(dp_size=3\)"),
         (PrioritySampler(inner=GRPOGroupNSampler(4)), r"PrioritySampler\(inner=GRPOGroupNSampler\(n_samples_.*=4\)\)"),
     ):
-        with pytest.raises(InvalidArgumentError, match=rf"has the sampler RankAwareSampler\(dp_size=2\).*but {shown} is"):
+        with pytest.raises(InvalidArgumentError, match=rf"has .* RankAwareSampler\(dp_size=2\).*but {shown} is"):
             register(h, "reward", other)
     assert chosen(h, "reward") == "RankAwareSampler"
 
@@ -192,7 +192,7 @@ def test_equal_samplers_are_the_same_and_another_one_is_refused_with_both() -> N
 def test_the_configuration_of_exactly_this_task_is_not_replaced_but_a_pattern_is() -> None:
     h = Harness(task_samplers={"reward": RankAwareSampler(dp_size=1), "judge": Newest(), "*": GRPOGroupNSampler()})
     register(h, "reward", RankAwareSampler(dp_size=1))
-    with pytest.raises(InvalidArgumentError, match=r"RankAwareSampler\(dp_size=1\) \(controller.task_samplers\), but S"):
+    with pytest.raises(InvalidArgumentError, match=r"RankAwareSampler\(dp_size=1\) \(controller.task_samplers\), but"):
         register(h, "reward", SequentialSampler())
     with pytest.raises(InvalidArgumentError, match=r"Newest \(controller.task_samplers\), but SequentialSampler\(\)"):
         register(h, "judge", SequentialSampler())
@@ -425,7 +425,8 @@ def test_a_rank_that_asks_later_gets_its_samples_and_the_words_end() -> None:
     h = Harness(SeqlenBalancedSampler(dp_size=3))
     h.put(6)
     h.dealt(2, "reward", dp_rank=0, batch_index=0)
-    assert "for dp_ranks 1, 2 of reward, which have never asked" in h.ask(Explain("p", task="reward", fields=["x"])).value
+    words = h.ask(Explain("p", task="reward", fields=["x"])).value
+    assert "for dp_ranks 1, 2 of reward, which have never asked" in words
     assert h.dealt(2, "reward", name="b", dp_rank=1, batch_index=0) == [2, 3]
     words = h.ask(Explain("p", task="reward", fields=["x"])).value
     assert "for dp_rank 2 of reward, which has never asked; reward has 2 ranks: pass dp_size=2" in words
