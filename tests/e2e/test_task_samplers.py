@@ -164,8 +164,8 @@ def test_samples_for_a_rank_that_never_asks_are_reported_everywhere(
     assert words in format_table(client.status())
     assert words in client.verdict().text
     with pytest.raises(TimeoutError, match=words):
-        client.await_batch(
-            ["answer", "reward"], ROWS, "held", "train all", {"sampler": "SequentialSampler"}, timeout=0.1
+        client.get_meta(
+            ["advantage"], 1, "held", task_name="train", sampling_config={"sampler": "SequentialSampler"}, timeout=0.05
         )
 
 
