@@ -23,7 +23,7 @@ LOWEST = {"errors", "messages", "display"}
 SETTINGS = {"config", "names", "utils"}
 BYTES = LOWEST | {"wire"}
 SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "metrics", "net"}
-CLIENT = BYTES | SETTINGS | {"metadata", "storage", "core", "journal", "net", "node", "timeline"}
+CLIENT = BYTES | SETTINGS | {"metadata", "sampler", "storage", "core", "journal", "net", "node", "timeline"}
 MAY_IMPORT = {
     "errors": set(),
     "display": set(),

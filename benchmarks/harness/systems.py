@@ -65,7 +65,9 @@ def system(conf: dict[str, Any] | None = None, sampler: object | None = None) ->
     with own_folder():
         settings = Settings.from_config(conf)
         config = {"settings": settings.to_json(), "conf": {}}
-        running = start_local("bench", config, sampler, environment=process_environment())
+        running = start_local(
+            "bench", config, {} if sampler is None else {"": sampler}, environment=process_environment()
+        )
         try:
             tq.init()
             yield System(running)

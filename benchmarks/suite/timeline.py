@@ -86,7 +86,7 @@ def _system(name: str, events: int) -> Iterator[tuple[System, TransferQueueClien
     with own_folder():
         settings = Settings.from_config({"timeline": {"events": events}})
         config = {"settings": settings.to_json(), "conf": {}}
-        running = start_local(name, config, None, environment=process_environment())
+        running = start_local(name, config, environment=process_environment())
         client = TransferQueueClient(running)
         try:
             yield System(running), client

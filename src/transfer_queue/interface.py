@@ -57,7 +57,7 @@ from transfer_queue.errors import (
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.ray_runtime import launcher as on_ray
-from transfer_queue.sampler.factory import sampler_object
+from transfer_queue.sampler.factory import sampler_objects
 from transfer_queue.utils.installations import warn_of_other_installations
 from transfer_queue.utils.logging_utils import get_logger
 
@@ -170,12 +170,12 @@ def init(
             if not CURRENT.system.will_return():
                 close()
         settings = Settings.from_config(conf)
-        sampler = sampler_object(settings, conf)
+        samplers = sampler_objects(settings, conf)
         warn_of_other_installations()
-        found = find_system(settings) or _start(settings, conf, sampler, attach)
+        found = find_system(settings) or _start(settings, conf, samplers, attach)
         while not still_runs(found):
             found.leave()
-            found = find_system(settings) or _start(settings, conf, sampler, attach)
+            found = find_system(settings) or _start(settings, conf, samplers, attach)
         if not found.new:
             _refuse_running(found, attach)
             _logger.info("attached to the system %s", found.describe())
@@ -206,7 +206,7 @@ def _client_of_before(system: RunningSystem) -> TransferQueueClient | None:
 
 
 def _start(
-    settings: Settings, conf: DictConfig | Mapping[str, Any] | None, sampler: object | None, attach: str
+    settings: Settings, conf: DictConfig | Mapping[str, Any] | None, samplers: Mapping[str, object], attach: str
 ) -> RunningSystem:
     """Start a system with these settings, or return the one that another process has just started."""
     under_ray = on_ray.is_used(settings.runtime)
@@ -221,13 +221,13 @@ def _start(
     merged = merge(conf)
     plain = {"settings": settings.to_json(), "conf": as_json(merged)}
     if under_ray:
-        found = on_ray.start(settings, merged, plain, sampler)
+        found = on_ray.start(settings, merged, plain, samplers)
     else:
         settings.refuse_one_node()
         found = start_local(
             settings.name,
             plain,
-            sampler,
+            samplers,
             timeout=settings.start_timeout,
             environment=process_environment(),
         )

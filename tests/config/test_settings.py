@@ -79,6 +79,7 @@ class TestSettings:
             "store_options": {},
             "dedup_fields": [],
             "strict": False,
+            "task_samplers": {},
             "sampler_isolation": "process",
             "sampler_timeout": 30.0,
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,15 +135,17 @@ class Harness:
         capacity: int | None = None,
         max_lag: MaxLag | None = None,
         part: int | None = None,
+        task_samplers: Mapping[str, BaseSampler] | None = None,
     ) -> None:
-        self.users = sampler or SequentialSampler()
-        self.sampler: AnySampler = self.users
-        if self.isolated and not built_in(self.users):
-            self.sampler = UserSampler(HostedRunner(describe(self.users)))
-        self.asks: list[AskSampler] = []  # emitted and not answered; one at a time
+        self.users = {"": sampler or SequentialSampler(), **(task_samplers or {})}  # by the pattern of tasks
+        self.samplers: dict[str, AnySampler] = {**self.users}
+        for pattern, each in self.users.items():
+            if self.isolated and not built_in(each):
+                self.samplers[pattern] = UserSampler(HostedRunner(describe(each), pattern))
+        self.asks: list[AskSampler] = []  # emitted and not answered; one at a time for each sampler
         self.asks_wait = False  # until `answer` is called
         self.max_lag = max_lag
-        self.controller = Controller(self.sampler, capacity=capacity, max_lag=max_lag, part=part)
+        self.controller = self._make_controller(capacity=capacity, max_lag=max_lag, part=part)
         self.now = 0.0
         self.replies: dict[tuple[int, int], AnyReply] = {}
         self.freed: list[tuple[int, int]] = []
@@ -159,6 +161,10 @@ class Harness:
         self.unit = 0
         made.append(self)
         self.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
+
+    def _make_controller(self, **more: Any) -> Controller:
+        of_tasks = {pattern: sampler for pattern, sampler in self.samplers.items() if pattern}
+        return Controller(self.samplers[""], task_samplers=of_tasks, **more)
 
     @property
     def state(self) -> State:
@@ -199,10 +205,9 @@ class Harness:
             self.answer()
 
     def answer(self) -> None:
-        """Answer the current call, as the process of the sampler does."""
-        (ask,) = self.asks
-        ask = msgspec.msgpack.decode(encode(ask), type=AskSampler)
-        self.asks.clear()
+        """Answer the first of the current calls, as the process of the sampler does."""
+        ask = msgspec.msgpack.decode(encode(self.asks.pop(0)), type=AskSampler)
+        sampler = self.users[ask.sampler]
 
         def reads(question: Question) -> ViewReply:
             asked = msgspec.msgpack.decode(encode(question), type=Question)
@@ -212,7 +217,7 @@ class Harness:
         view = RemotePartition(ask.shown, reads, copy_containers)
         outcome: Any
         try:
-            found = answer(self.users, describe(self.users), ask.call, RemoteReady(ask.shown, reads, view), view)
+            found = answer(sampler, describe(sampler), ask.call, RemoteReady(ask.shown, reads, view), view)
             outcome = msgspec.msgpack.decode(encode(found), type=RESULTS[ask.call.kind])
         except RowsChanged:
             outcome = None
@@ -319,7 +324,7 @@ class Harness:
         self.records += [Unparked(*waiter) for waiter in self.state.waiting.by_waiter]
         self.works.clear()
         self.asks.clear()
-        self.controller = Controller(self.sampler, restored=state, now=self.now, max_lag=self.max_lag)
+        self.controller = self._make_controller(restored=state, now=self.now, max_lag=self.max_lag)
         for name in self.clients:
             self.connect(name)
         invariants.check_invariants(state)

@@ -771,12 +771,12 @@ class StuckSampler(FailingSampler):
 
 def test_an_error_of_the_users_sampler_reaches_the_caller(place: Place) -> None:
     with pytest.raises(StartError, match=r"(?s)Traceback.*ZeroDivisionError: in the user's sampler"):
-        place.start(sampler=FailingSampler())
+        place.start(samplers={"": FailingSampler()})
 
 
 def test_a_start_that_takes_too_long_ends_with_the_reason(place: Place) -> None:
     with pytest.raises(StartError, match=r"the controller was not up within [01]\.\d s"):
-        start_local("s", place.config(), sampler=StuckSampler(), timeout=1.0)
+        start_local("s", place.config(), samplers={"": StuckSampler()}, timeout=1.0)
     assert place.is_empty(), place.story()
 
 
@@ -788,7 +788,7 @@ def test_an_interrupted_start_leaves_nothing(place: Place) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        place.start(sampler=StuckSampler())
+        place.start(samplers={"": StuckSampler()})
     thread.join()
     assert place.is_empty(), place.story()
 
@@ -799,7 +799,7 @@ def test_a_sampler_that_cannot_be_pickled_is_said_to_be_one(place: Place) -> Non
     sampler.__class__.__getstate__, kept = lambda self: self.__dict__, sampler.__class__.__getstate__  # type: ignore[method-assign]
     try:
         with pytest.raises(StartError, match="define its class at the top level"):
-            place.start(sampler=sampler)
+            place.start(samplers={"": sampler})
     finally:
         sampler.__class__.__getstate__ = kept  # type: ignore[method-assign]
 
@@ -821,7 +821,7 @@ class Mine(SequentialSampler):
 
 def main():
     config, name, seen = (sys.argv + os.environ.get("ARGUMENTS", "").split("|"))[1:4]
-    system = start_local(name, json.loads(config), sampler=Mine(seen))
+    system = start_local(name, json.loads(config), samplers={"": Mine(seen)})
     print(json.dumps({"pid": system.description.pid}))
     system.stop()
 

@@ -52,7 +52,7 @@ from transfer_queue.sampler import (
     SequentialSampler,
     TokenBudgetSampler,
 )
-from transfer_queue.sampler.factory import sampler_object
+from transfer_queue.sampler.factory import sampler_objects
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
@@ -334,7 +334,7 @@ def settings(data: bytes) -> None:
         return
     if isinstance(conf, dict):
         with refused():
-            sampler_object(Settings.from_config(conf), conf)
+            sampler_objects(Settings.from_config(conf), conf)
 
 
 DECODERS: dict[str, Callable[[bytes], None]] = {

@@ -43,6 +43,7 @@ from golden_systems import (
 )
 
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.wire.objects.object_values import DELETE
 
 
@@ -95,6 +96,7 @@ def _run(cluster: FaultyCluster) -> dict[str, Any]:
     _leases(cluster, a, b)
     _locks(a, b)
     _waiting(cluster, a, b)
+    _rounds(a, b)
     _ends(a, b)
     _clients(cluster)
     a.drain_unit(0)
@@ -328,6 +330,14 @@ def _limits(cluster: FaultyCluster, a: Any, b: Any) -> None:
     a.put(numbers(3), partition_id="read twice")
     first, _ = a.await_batch(["x"], 2, "read twice", "one", {"dp_rank": 0, "batch_index": 0}, timeout=0)
     a.finish(first, "one")
+
+
+def _rounds(a: Any, b: Any) -> None:
+    """Deal a round for three ranks with the sampler of a task; one of them never asks."""
+    a.register_task_sampler("rounds", RankAwareSampler(dp_size=3))
+    a.put(numbers(6), partition_id="rounds")
+    for rank in range(2):
+        b.await_batch(["x"], 2, "rounds", "rounds", {"dp_rank": rank, "batch_index": 0}, timeout=0)
 
 
 def _ends(a: Any, b: Any) -> None:

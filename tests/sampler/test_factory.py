@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import BUILT_IN, BaseSampler, GRPOGroupNSampler, SequentialSampler
-from transfer_queue.sampler.factory import sampler_from, sampler_object
+from transfer_queue.sampler.factory import sampler_from, sampler_objects
 
 
 class Newest(BaseSampler):
@@ -34,7 +34,7 @@ def held(value) -> DictConfig:
 
 def to_send(conf):
     """Return what `init` sends to the controller for a conf."""
-    return sampler_object(Settings.from_config(conf), conf)
+    return sampler_objects(Settings.from_config(conf), conf).get("")
 
 
 class TestSamplerObject:

@@ -260,6 +260,7 @@ def test_imports_are_pure():
         "dataclasses",
         "functools",
         "heapq",
+        "inspect",
         "itertools",
         "math",
         "numbers",

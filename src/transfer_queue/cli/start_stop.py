@@ -107,7 +107,7 @@ def start(options: argparse.Namespace) -> int:
     from transfer_queue.config.loading import as_json, merge, unknown_keys
     from transfer_queue.config.settings import Settings
     from transfer_queue.node.system.launcher import start_local
-    from transfer_queue.sampler.factory import sampler_object
+    from transfer_queue.sampler.factory import sampler_objects
 
     conf = read_conf(options.conf, options.set)
     unknown_keys(conf, strict=True)
@@ -115,7 +115,7 @@ def start(options: argparse.Namespace) -> int:
     settings.check_runtime(under_ray=False)
     config = {"settings": settings.to_json(), "conf": as_json(merge(conf))}
     begin = partial(
-        start_local, options.name or settings.name, config, sampler_object(settings, conf), detached=True,
+        start_local, options.name or settings.name, config, sampler_objects(settings, conf), detached=True,
         timeout=settings.start_timeout,
     )  # fmt: skip
     system = begin()

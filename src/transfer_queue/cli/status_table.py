@@ -162,6 +162,7 @@ def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
         over = partition.passed.get(task.name, {}).items()
         passed = "".join(f"  {count} skipped ({printable_name(REASONS.get(reason, reason))})" for reason, count in over)
         lines.append(f"  task  {name}  consumed {task.consumed:>9}/{partition.rows}{speed}{claimed}{waits}{passed}")
+        lines += [f"        {task.held_text}"] if task.held else []
     return lines
 
 

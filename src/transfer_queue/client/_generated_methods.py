@@ -1547,6 +1547,52 @@ class GeneratedMethods(ABC):
         """
         return await self._run_async(self._operations.wanted(partition_id, task_name, most, timeout=timeout))
 
+    def register_task_sampler(self, task_name: str, sampler: Any, *, timeout: float | None = None) -> None:
+        """Use a built-in sampler for a task, in all partitions, for as long as the system exists.
+
+        `StreamingDataset(sampler=)` calls this. Batches that were dealt before stay; claims that wait are decided with
+        the new sampler. To register the sampler that the task has changes nothing.
+
+        Args:
+            task_name: The task.
+            sampler: The name, the class or an instance of a built-in sampler, or a mapping with the keys `sampler` and
+                `sampler_args`. A sampler of your own is named in `controller.task_samplers` where the system starts.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            InvalidArgumentError: The task has another sampler of its own, or the sampler is not built in.
+
+        Example:
+            >>> client.register_task_sampler("reward", tq.RankAwareSampler(dp_size=1))
+            >>> client.register_task_sampler("reward", "SequentialSampler")
+            Traceback (most recent call last):
+            transfer_queue.errors.InvalidArgumentError: task 'reward' has the sampler RankAwareSampler(dp_size=1) (...
+        """
+        return self._run(self._operations.register_task_sampler(task_name, sampler, timeout=timeout))
+
+    async def async_register_task_sampler(self, task_name: str, sampler: Any, *, timeout: float | None = None) -> None:
+        """Use a built-in sampler for a task, in all partitions, for as long as the system exists.
+
+        `StreamingDataset(sampler=)` calls this. Batches that were dealt before stay; claims that wait are decided with
+        the new sampler. To register the sampler that the task has changes nothing.
+
+        Args:
+            task_name: The task.
+            sampler: The name, the class or an instance of a built-in sampler, or a mapping with the keys `sampler` and
+                `sampler_args`. A sampler of your own is named in `controller.task_samplers` where the system starts.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            InvalidArgumentError: The task has another sampler of its own, or the sampler is not built in.
+
+        Example:
+            >>> await client.async_register_task_sampler("reward", tq.RankAwareSampler(dp_size=1))
+            >>> await client.async_register_task_sampler("reward", "SequentialSampler")
+            Traceback (most recent call last):
+            transfer_queue.errors.InvalidArgumentError: task 'reward' has the sampler RankAwareSampler(dp_size=1) (...
+        """
+        return await self._run_async(self._operations.register_task_sampler(task_name, sampler, timeout=timeout))
+
     def get_production_status(
         self, data_fields: Sequence[str] | str, partition_id: str, *, timeout: float | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:

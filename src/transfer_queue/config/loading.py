@@ -122,10 +122,18 @@ def differences(conf: DictConfig | Mapping[str, Any] | None, in_force: Mapping[s
 
 
 def _same_value(path: str, wanted: Any, found: Any) -> bool:
-    if path == "controller.sampler" and isinstance(wanted, str) and isinstance(found, str):
-        # a class, its instance and its import path are the same sampler
-        return re.split("[.:]", wanted)[-1] == re.split("[.:]", found)[-1]
-    return bool(wanted == found)
+    if path == "controller.task_samplers" and isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        return list(map(_sampler_name, wanted.items())) == list(map(_sampler_name, found.items()))
+    return bool(_sampler_name(wanted) == _sampler_name(found) if path == "controller.sampler" else wanted == found)
+
+
+def _sampler_name(value: Any) -> Any:
+    """Return a sampler without its module: a class, its instance and its import path are the same sampler."""
+    if isinstance(value, tuple):
+        return value[0], _sampler_name(value[1])
+    if isinstance(value, Mapping):
+        return {**value, "sampler": _sampler_name(value.get("sampler"))}
+    return re.split("[.:]", value)[-1] if isinstance(value, str) else value
 
 
 @lru_cache(maxsize=1)

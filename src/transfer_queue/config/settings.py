@@ -31,6 +31,8 @@ from transfer_queue.config.validators import (
     SamplerReference,
     Seconds,
     SystemName,
+    TaskSampler,
+    TaskSamplers,
     Text,
     TlsFiles,
     WholeNumber,
@@ -41,6 +43,9 @@ from transfer_queue.errors import StartError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+SYSTEM = ""
+"""What `Settings.samplers` has for `controller.sampler`, in place of the name of a task."""
 
 _BACKEND = Choice(SIMPLE, *STORE_OPTIONS, or_import_path=True)
 
@@ -151,6 +156,15 @@ class Settings:
         "The arguments with which the class of the sampler is called, by name, for example {token_budget: 16384, "
         "dp_size: 4}. The `inner` of a PrioritySampler or FreshnessSampler is a name, or a mapping with its own "
         "`sampler` and `sampler_args`. null: no arguments.",
+    )
+    task_samplers: dict[str, TaskSampler] = setting(
+        "controller.task_samplers",
+        {},
+        TaskSamplers(),
+        "The samplers of tasks that do not use `controller.sampler`, for example {reward: SequentialSampler, "
+        '"train*": {sampler: SeqlenBalancedSampler, sampler_args: {dp_size: 2}}}. A key is the name of a task or a '
+        "pattern with `*`, `?` and `[...]`. The name of the task counts first, then the first pattern that fits. A "
+        "value is what `controller.sampler` may be, or a mapping with the keys `sampler` and `sampler_args`.",
     )
     sampler_isolation: str = setting(
         "controller.sampler_isolation",
@@ -426,7 +440,7 @@ class Settings:
     def from_config(cls, conf: DictConfig | Mapping[str, Any] | None = None) -> Settings:
         """Return the settings of a conf that is merged over the defaults.
 
-        Whether the sampler exists is checked by `transfer_queue.sampler.factory.sampler_object`.
+        Whether the sampler exists is checked by `transfer_queue.sampler.factory.sampler_objects`.
 
         Args:
             conf: What the caller gave. Default: nothing, which results in the defaults.
@@ -478,6 +492,11 @@ class Settings:
     def from_json(cls, values: Mapping[str, Any]) -> Settings:
         """Return the settings of `to_json`. Entries that only a newer release has are ignored."""
         return cls(**{each.name: values[each.name] for each in fields(cls)})
+
+    @property
+    def samplers(self) -> dict[str, TaskSampler]:
+        """`SYSTEM` or the pattern of tasks -> (name of the sampler, arguments), in the order of the configuration."""
+        return {SYSTEM: (self.sampler, self.sampler_args), **self.task_samplers}
 
     @property
     def backends(self) -> list[str]:

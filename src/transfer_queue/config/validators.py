@@ -12,7 +12,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, Union
 
 from transfer_queue.errors import InvalidArgumentError
 
@@ -331,6 +331,37 @@ class SamplerReference(Validator[str | None]):
         if not isinstance(value, type) or value.__module__ == "__main__" or "<" in value.__qualname__:
             return None
         return f"{value.__module__}:{value.__qualname__}"
+
+
+TaskSampler: TypeAlias = tuple[Union[str, None], dict[str, Any]]
+"""The name or import path of a sampler, None if other processes cannot import it; and the arguments of its class."""
+
+
+class TaskSamplers(Validator[dict[str, TaskSampler]]):
+    """A mapping from tasks, or patterns of tasks, to samplers, in the order of the caller."""
+
+    def __init__(self) -> None:
+        self._sampler = SamplerReference()
+        self._arguments = PlainMapping(
+            content="the arguments of the sampler", instead="pass an instance", null_is_empty=True
+        )
+        super().__init__("mapping", f"a mapping from the name or a pattern of tasks to {self._sampler.allowed}")
+
+    def _accept(self, key: str, value: object) -> dict[str, TaskSampler]:
+        found = _resolved(value)
+        if not isinstance(found, Mapping) or not all(isinstance(pattern, str) and pattern for pattern in found):
+            raise NotAllowedError
+        return {pattern: self._task_sampler(f"{key}.{pattern}", sampler) for pattern, sampler in found.items()}
+
+    def _task_sampler(self, key: str, value: object) -> TaskSampler:
+        if not isinstance(value, Mapping):
+            return self._sampler.convert(key, value), {}
+        if "sampler" not in value or not set(value) <= {"sampler", "sampler_args"}:
+            raise not_allowed(key, value, "a sampler, or a mapping with the keys sampler and sampler_args")
+        arguments = self._arguments.convert(f"{key}.sampler_args", value.get("sampler_args"))
+        if arguments and not isinstance(value["sampler"], (str, type)):
+            raise not_allowed(f"{key}.sampler_args", arguments, "nothing if the sampler is an instance")
+        return self._sampler.convert(f"{key}.sampler", value["sampler"]), arguments
 
 
 class OrNull(Validator[V | None]):

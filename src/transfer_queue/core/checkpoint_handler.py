@@ -26,15 +26,16 @@ from transfer_queue.core.control.pending_checkpoints import PendingSave
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Release, RemoveState, Send, WriteState
 from transfer_queue.core.events.registry import Caller, Decision, handles
-from transfer_queue.core.samplers.remote_calls import plain_call
-from transfer_queue.core.samplers.user_sampler import AnySampler, Ask, UserSampler, name_of
+from transfer_queue.core.samplers import sampler_states
+from transfer_queue.core.samplers.sampler_states import SavedStates
+from transfer_queue.core.samplers.user_sampler import UserSampler
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_untrusted, save_checked
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.core.transitions.merge import check_merge
-from transfer_queue.errors import CheckpointError, InvalidArgumentError, SamplerError, TransferQueueError
+from transfer_queue.errors import CheckpointError, InvalidArgumentError, TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState
 from transfer_queue.messages.envelopes import RequestEnvelope
@@ -58,10 +59,13 @@ class SavedForm(msgspec.Struct, forbid_unknown_fields=True):
     time: Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
     """The time of the save, on the clock of the controller that saved it."""
     sampler: SamplerForm | None
+    """That of the system's sampler."""
     origin: str
     """See `_origin`."""
     state: Any
     """See `core.columns.schema`."""
+    task_samplers: dict[str, SamplerForm] = {}
+    """Those of the samplers of tasks, by the patterns of the configuration."""
 
 
 class SavedState(NamedTuple):
@@ -123,29 +127,33 @@ def handle_begin_checkpoint(context: ControllerContext, caller: Caller, request:
     ours.peers[waiter] = caller.peer
     if known is not None or is_known:
         return []
-    try:
-        return _begin_save(context, waiter, name, sampler_state(context.samplers.default))
-    except Ask as ask:
-        context.sampler_calls.queue_call(ask.call, lambda outcome: _on_sampler_saved(context, waiter, name, outcome))
-        return []
+    samplers = context.samplers.of_users
+    return sampler_states.save_states(
+        context.sampler_calls, samplers, lambda found: _on_samplers_saved(context, waiter, name, samplers, found)
+    )
 
 
-def _on_sampler_saved(context: ControllerContext, waiter: RequestKey, name: str, outcome: Any) -> list[Effect]:
-    """Continue a save: the process of a user's sampler has returned the sampler's state, or has failed."""
+def _on_samplers_saved(
+    context: ControllerContext, waiter: RequestKey, name: str, samplers: dict[str, UserSampler], found: SavedStates
+) -> list[Effect]:
+    """Continue a save: the users' samplers have returned their states, or one has failed."""
     peer = context.checkpoints.peers.get(waiter)
     if peer is None or name in context.checkpoints.saves:
         return []  # the client is gone, or its request has come again and has begun the save
-    if not isinstance(outcome, BaseException):
-        return _begin_save(context, waiter, name, {"name": name_of(context.samplers.default), "state": outcome})
+    if not isinstance(found, TransferQueueError):
+        forms = {pattern: {"name": samplers[pattern].name, "state": state} for pattern, state in found.items()}
+        return _begin_save(context, waiter, name, forms)
     del context.checkpoints.peers[waiter]
-    return [context.failure(peer, waiter[1], error_of(outcome))]
+    return [context.failure(peer, waiter[1], found)]
 
 
 def _begin_save(
-    context: ControllerContext, waiter: RequestKey, name: str, sampler: dict[str, Any] | None
+    context: ControllerContext, waiter: RequestKey, name: str, samplers: dict[str, dict[str, Any]]
 ) -> list[Effect]:
+    """Write the state. samplers: the states of users' samplers by pattern, "" for the system's sampler."""
     for record in lease_decisions.settle_unseen(context.state, context.handed_over):
         context.log.apply(record)
+    of_tasks = {pattern: form for pattern, form in samplers.items() if pattern}
     extents = frozenset(place for place, extent in context.state.blocks.extents.items() if extent.blocks)
     origin = _origin(context)
     context.checkpoints.saves[name] = PendingSave(
@@ -157,9 +165,10 @@ def _begin_save(
         return {
             "format": FORMAT,
             "time": time,
-            "sampler": sampler,
+            "sampler": samplers.get(""),
             "origin": origin,
             "state": save_checked(context.state),
+            **({"task_samplers": of_tasks} if of_tasks else {}),
         }
 
     return [WriteState(name, tree)]
@@ -214,20 +223,12 @@ def record_of(context: ControllerContext, read: SavedState | BaseException) -> r
         raise CheckpointError(f"this release loads states of format {FORMAT}, got {tree.get('format')!r}")
     try:
         form = msgspec.convert(tree, SavedForm)
-        if form.sampler is not None:
-            msgspec.msgpack.decode(form.sampler.state)
+        for each in [form.sampler, *form.task_samplers.values()]:
+            if each is not None:
+                msgspec.msgpack.decode(each.state)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CheckpointError(f"the file was not written by a save: {error}; nothing was changed") from None
     return r.StateLoaded(b"", context.now, read.file)
-
-
-def sampler_state(sampler: AnySampler) -> dict[str, Any] | None:
-    """Return the state of a user's sampler; None for a built-in one.
-
-    Raises:
-        SamplerError: The state cannot be saved without pickle.
-    """
-    return {"name": sampler.name, "state": sampler.save_checkpoint()} if isinstance(sampler, UserSampler) else None
 
 
 def finish_reading(
@@ -245,22 +246,15 @@ def finish_reading(
             return _merge_state(
                 context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
             )
-        kept, sampler = found.tree["sampler"], context.samplers.default
-        if kept is None or not isinstance(sampler, UserSampler) or kept["name"] != sampler.name:
-            return _replace_state(
-                context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
-            )
-        if context.sampler_calls.runner is not None:
-            return _load_with_process(context, client, peer, sequence, record, found, kept["state"])
-        before = sampler.save_checkpoint()
-        sampler.load_checkpoint(kept["state"])
-        try:
-            return _replace_state(
-                context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
-            )
-        except BaseException:
-            sampler.load_checkpoint(before)
-            raise
+        kept = {"": found.tree["sampler"], **found.tree.get("task_samplers", {})}
+        states = {
+            pattern: kept[pattern]["state"]
+            for pattern, sampler in context.samplers.of_users.items()
+            if kept.get(pattern) is not None and kept[pattern]["name"] == sampler.name
+        }
+        if states:
+            return _load_with_samplers(context, client, peer, sequence, record, found, states)
+        return _replace_state(context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found)
     except TransferQueueError as error:
         return [context.failure(peer, sequence, error), *_remove_unused(found)]
 
@@ -317,51 +311,42 @@ def _remove_unused(found: SavedState | Exception) -> list[Effect]:
     return [ForgetState(found.file)] if isinstance(found, SavedState) and found.file else []
 
 
-def _load_with_process(
+def _load_with_samplers(
     context: ControllerContext,
     client: str,
     peer: int,
     sequence: int,
     record: r.StateLoaded,
     found: SavedState,
-    state: bytes,
+    states: dict[str, bytes],
 ) -> list[Effect]:
-    """Load a state with a user's sampler in a process of its own. If the sampler refuses its part, nothing changes.
+    """Load a state with those of users' samplers, by pattern. If a sampler refuses its part, nothing changes.
 
-    Nothing changes either if the client is gone before the sampler has answered. If the client reconnects meanwhile,
+    Nothing changes either if the client is gone before the samplers have answered. If the client reconnects meanwhile,
     its repeated request waits for the same load.
     """
+    samplers = {pattern: sampler for pattern, sampler in context.samplers.of_users.items() if pattern in states}
     context.checkpoints.wait_for_load(client, sequence, peer)
 
-    def known(before: Any) -> list[Effect]:
-        if isinstance(before, BaseException):
-            return not_loaded(context.checkpoints.end_load(client, sequence), error_of(before))
-        context.sampler_calls.queue_call(plain_call("load_checkpoint", state), lambda outcome: loaded(before, outcome))
-        return []
+    def known(before: SavedStates) -> list[Effect]:
+        if isinstance(before, TransferQueueError):
+            return not_loaded(context.checkpoints.end_load(client, sequence), before)
+        return sampler_states.load_states(context.sampler_calls, samplers, states, lambda error: loaded(before, error))
 
-    def loaded(before: bytes, outcome: Any) -> list[Effect]:
+    def loaded(before: dict[str, bytes], error: TransferQueueError | None) -> list[Effect]:
         peer = context.checkpoints.end_load(client, sequence)
         try:
-            if isinstance(outcome, BaseException):
-                raise error_of(outcome)
-            if peer is not None:
+            if error is None and peer is not None:
                 return _replace_state(
                     context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
                 )
-            error = None
         except TransferQueueError as raised:
             error = raised
-        context.sampler_calls.queue_call(plain_call("load_checkpoint", before), lambda _: [])
-        return not_loaded(peer, error)
+        restored = sampler_states.load_states(context.sampler_calls, samplers, before, lambda _: [])
+        return [*restored, *not_loaded(peer, error)]
 
     def not_loaded(peer: int | None, error: TransferQueueError | None) -> list[Effect]:
         unused = _remove_unused(found)
         return unused if peer is None or error is None else [context.failure(peer, sequence, error), *unused]
 
-    context.sampler_calls.queue_call(plain_call("save_checkpoint"), known)
-    return []
-
-
-def error_of(outcome: BaseException) -> TransferQueueError:
-    """Return what a call of a sampler has raised, as an error of the tree."""
-    return outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a call failed: {outcome!r}")
+    return sampler_states.save_states(context.sampler_calls, samplers, known)

@@ -18,13 +18,13 @@ that the records are the same as without parts, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from transfer_queue.core import checkpoint_handler
-from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_decisions
+from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_decisions, sampler_registration
 from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.claims.index_builder import IndexBuilder
 from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
@@ -48,8 +48,8 @@ from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
 from transfer_queue.core.queries.wide_lookups import WideLookups
 from transfer_queue.core.reports import explain, sample_report, status, stuck_samples
-from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
-from transfer_queue.core.samplers.remote_calls import SamplerAsks
+from transfer_queue.core.samplers.claim_samplers import NONE_OF_TASKS, SamplerRegistry
+from transfer_queue.core.samplers.remote_calls import SamplerAsks, hosted_runner
 from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copy_containers, watched_tags
 from transfer_queue.core.state.state import State
 from transfer_queue.core.timeline import timeline_handlers
@@ -89,6 +89,7 @@ HANDLERS = (
     put_handlers,
     equal_values,
     sample_report,
+    sampler_registration,
     status,
     stuck_samples,
     timeline_handlers,
@@ -120,6 +121,7 @@ class Controller:
         timeline_events: int = DEFAULT_CAPACITY,
         max_lag: MaxLag | None = None,
         part: int | None = None,
+        task_samplers: Mapping[str, AnySampler] = NONE_OF_TASKS,
     ) -> None:
         """Begin with an empty state, or with that of a controller before this one.
 
@@ -142,13 +144,14 @@ class Controller:
             max_lag: How far a mirror may be behind acknowledged puts; None: the system has no mirror.
             part: The number of effects after which an event may return, before it has met all requests that can be met.
                 The caller must call `settle_further` as long as `unfinished`. None: an event returns all effects.
+            task_samplers: Task, or pattern of tasks -> its sampler in the configuration.
         """
         self.state = state = State(capacity) if restored is None else restored
         """The state of the system."""
-        state.watched = watched_tags(sampler)
+        samplers = SamplerRegistry(sampler, values, strict, task_samplers, lambda: state.samplers)
+        state.watched = watched_tags(*samplers.all)
         log, measures = RecordLog(state), ControllerMeasures()
         log.now = now
-        samplers = SamplerRegistry(sampler, values, strict)
         timeline = TimelineRecorder(log, state, timeline_events)
         changes = ChangeLog(log)
         migrations = MigrationPlanner(state, replicas, marks)
@@ -156,7 +159,7 @@ class Controller:
             state=state,
             log=log,
             samplers=samplers,
-            sampler_calls=SamplerAsks(samplers.default, lambda *args: claim_handler.decide_parked(self.context, *args)),
+            sampler_calls=SamplerAsks(lambda *args: claim_handler.decide_parked(self.context, *args)),
             measures=measures,
             connections=Connections(state, now, lives),
             parked=ParkedRequests(log, measures, timeline, changes),
@@ -439,8 +442,10 @@ class Controller:
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
         before, context = self._finish_last(), self.context
-        effects = context.sampler_calls.replace(context.samplers.replace_default(sampler))
-        context.state.watched = watched_tags(sampler)
+        former = hosted_runner(context.samplers.default)
+        context.samplers.replace_default(sampler)
+        effects = context.sampler_calls.replace(former)
+        context.state.watched = watched_tags(*context.samplers.all)
         for waiting in list(context.state.waiting.by_waiter.values()):
             if isinstance(waiting.request, Claim):
                 effects += claim_handler.recheck_claim(context, waiting)

@@ -136,7 +136,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             that, the batch is delivered again. A `fetch_batch_fn` must then pass `lease=` to `get_meta` itself.
             Default: "at_most_once".
         lease_seconds: The length of a lease; the dataset renews it. Default: 30 s.
-        dp_size: The number of ranks, or a process group or one-dimensional DeviceMesh of them. A rank-consistent
+        dp_size: The number of ranks of this task, or a process group or one-dimensional DeviceMesh of them. It may
+            differ from that of the system's sampler, and must be that of the task's own sampler. A rank-consistent
             sampler then deals one batch to every rank at a time, so that no rank takes samples that another rank needs,
             even if its workers fetch far ahead. Default: the `dp_size` of the sampler; if it has none, the number of
             ranks of torch.distributed, if that is initialized and each process has a dataset of this task. If the
@@ -147,6 +148,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         copy: False to read batches as views of the store where possible; see `get_data`. A batch in the buffer holds
             its space, so pass `keep_batches`, too. Workers of a loader copy each batch once, into memory that they
             share with the loader. A `fetch_batch_fn` decides itself. Default: True.
+        sampler: The built-in sampler of this task: its name, its class, an instance, or a mapping with the keys
+            `sampler` and `sampler_args`. It is registered for the task for as long as the system exists; another
+            dataset of the task may leave it out, and is refused if it asks for another one. A sampler of your own is
+            named in `controller.task_samplers`. Default: that of the task there, or else that of the system.
         device: The device of the tensors of the items, for example "cuda"; see `get_data`. Batches are then fetched in
             the process that iterates, without workers, and the buffer keeps none unless `keep_batches` is given. A
             `fetch_batch_fn` must pass `device=` to `get_data` itself. Default: None, the host.
@@ -199,6 +204,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     """The length of a lease in seconds."""
     dp_size: int | None
     """The number of ranks that was given; None if it was not."""
+    sampler: Any
+    """The sampler of the task that was given; None if none was."""
     copy: bool
     """Whether batches are copied; False if they are read as views."""
     shared: bool
@@ -239,6 +246,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         shared: bool = False,
         copy: bool = True,
         device: torch.device | str | None = None,
+        sampler: Any = None,
     ) -> None:
         super().__init__()
         _at_least(1, micro_batch_size=micro_batch_size, batch_size=batch_size, max_tokens=max_tokens)
@@ -275,7 +283,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.shared = arguments.validated_bool(shared, "shared")
         self._lease = lease_of(delivery, lease_seconds)
         self._census: Census | None = None if self.dp_size is not None else census(task_name, dp_rank)
+        self.sampler = sampler
         self._begin()
+        if sampler is not None:
+            self.client()  # registers it, so that another one is refused here
 
     def _begin(self) -> None:
         """Set what changes while the dataset is used."""
@@ -601,6 +612,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """
         if self._tq_client is None or (self._tq_client is self._found and self._find_client() is not self._found):
             self._create_client()
+            if self.sampler is not None and self._tq_client is not None:
+                self._tq_client.register_task_sampler(self.task_name, self.sampler)
         assert self._tq_client is not None
         return self._tq_client
 

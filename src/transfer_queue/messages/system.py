@@ -58,6 +58,19 @@ class UseSampler(Request, frozen=True):
     """The name of the file: 32 hex digits."""
 
 
+class RegisterSampler(Request, frozen=True):
+    """Use a built-in sampler for a task, for as long as the system exists.
+
+    It is refused if the task has another sampler of its own.
+    """
+
+    task: str
+    sampler: str
+    """The name of the class."""
+    arguments: str = "{}"
+    """The arguments of the class, as JSON. An inner sampler is a mapping with the keys `sampler`, `sampler_args`."""
+
+
 class TopologyReply(Reply, frozen=True):
     """The storage units and the configuration of the system."""
 

@@ -189,7 +189,7 @@ class Supervisor:
         sockets = Sockets(listeners, self._listen_for_metrics())
         journal = self._folders.open_journal()
         term = self._folders.term
-        build = partial(build_controller, system, start.config, start.key, start.sampler, sockets, journal, term)
+        build = partial(build_controller, system, start.config, start.key, start.samplers, sockets, journal, term)
         self._start_child(self._child("controller", build, restarts=journal is not None))
         self._controller = str(system.controller)
 

@@ -64,7 +64,8 @@ class SystemSpec:
     """The merged DictConfig, pickled, because it may contain objects of the driver."""
     config: dict[str, Any]
     """See `start_local`."""
-    sampler: PickledSampler | None
+    samplers: dict[str, PickledSampler]
+    """See `start_local`."""
     seconds: float
     """Seconds until it must be up."""
     restart_seconds: float
@@ -133,7 +134,7 @@ class ControllerActor:
                 self._system = start_local(
                     self._successor_name if succeeds else order.name,
                     order.config,
-                    order.sampler,
+                    order.samplers,
                     timeout=order.seconds,
                     heirs=order.restart_seconds,
                     seat=NodeRole(self._node, self._address, units, system=order.system, succeeds=succeeds),

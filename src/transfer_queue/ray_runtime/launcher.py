@@ -10,6 +10,7 @@ import secrets
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from transfer_queue.config import environment
@@ -194,14 +195,14 @@ def _system_at(place: NodeSystem) -> RunningSystem:
     return found
 
 
-def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object | None) -> RunningSystem:
+def start(settings: Settings, conf: Any, plain: dict[str, Any], samplers: Mapping[str, object]) -> RunningSystem:
     """Return the system of the settings' name; start it if there is none, held by an actor on this node.
 
     Args:
         settings: The settings.
         conf: The merged DictConfig, for `get_config`.
         plain: See `config` of `start_local`.
-        sampler: An object or class that the settings do not name.
+        samplers: See `start_local`.
 
     Raises:
         StartError: If it does not start, with the resources that Ray lacks. Nothing of the system is left then.
@@ -209,7 +210,7 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], sampler: object 
     ray = _ray()
     limit = time.monotonic() + settings.start_timeout
     name = settings.name or environment.system_name()
-    pickled = None if sampler is None else sampler_transfer.dump(sampler, alone=True)
+    pickled = sampler_transfer.dump_all(samplers, alone=True)
     plain, keeper = _start_store_actor(ray, settings, plain)
     order = SystemSpec(
         f"{FOLDERS}{uuid.uuid4().hex[:12]}", ray.cloudpickle.dumps(conf), plain, pickled, settings.start_timeout,

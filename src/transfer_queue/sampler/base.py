@@ -295,6 +295,8 @@ class RankConsistentSampler(BaseSampler):
     """Whether `deal` takes `final=True` and then decides itself what the last rounds of a sealed partition are."""
     dp_size: int | None = None
     """The number of ranks; None if it is not known."""
+    dp_size_given: bool = True
+    """Whether a request with another number than `dp_size` is refused. False: the number of the request counts."""
     drop_last = False
     """Whether samples that do not suffice for `batch_size` for every rank are dealt to none after a seal."""
 
@@ -367,7 +369,7 @@ class RankConsistentSampler(BaseSampler):
             raise InvalidArgumentError(f"dp_rank ({rank}) must be less than dp_size ({ranks})")
 
     def ranks(self, sampling_config: Mapping[str, Any]) -> int | None:
-        """Return the number of ranks: `dp_size` of the sampler, or else of the request.
+        """Return the number of ranks: `dp_size` of the request, or else of the sampler.
 
         Args:
             sampling_config: The sampling_config of the request.
@@ -376,20 +378,27 @@ class RankConsistentSampler(BaseSampler):
             The number of ranks; None if neither has it.
 
         Raises:
-            InvalidArgumentError: The two differ.
+            InvalidArgumentError: The two differ, and the sampler was made with a number (`dp_size_given`).
 
         Example:
             >>> tq.RankAwareSampler().ranks({"dp_size": 4})
             4
         """
         said = validated_count(sampling_config, "dp_size")
-        if self.dp_size is not None and said not in (None, self.dp_size):
+        if said is None:
+            return self.dp_size
+        if self.dp_size_given and self.dp_size not in (None, said):
             raise InvalidArgumentError(
-                f"dp_size ({said}) must be equal to the sampler's, which is {self.dp_size}. A dataset that was made "
-                f"without dp_size= sends the number of dp_ranks of the processes of torch.distributed; pass dp_size= "
-                f"to it if these are not all ranks"
+                f"dp_size ({said}) must be equal to that of the task's sampler, which is {self.dp_size}. A dataset "
+                f"that was made without dp_size= sends the number of dp_ranks of the processes of torch.distributed; "
+                f"pass dp_size= to it if these are not all ranks"
             )
-        return said if self.dp_size is None else self.dp_size
+        return said
+
+    def _take_dp_size(self, dp_size: int | None, otherwise: int | None = None) -> None:
+        """Set the number of ranks with which the sampler is made. otherwise: the number if it is made without one."""
+        self.dp_size_given = dp_size is not None
+        self.dp_size = otherwise if dp_size is None else validated_positive(dp_size, "dp_size")
 
     def sample(
         self,

@@ -7,34 +7,47 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.config.loading import merge, select
-from transfer_queue.config.settings import KEYS, Settings
+from transfer_queue.config.settings import KEYS, SYSTEM, Settings
 from transfer_queue.config.validators import not_allowed
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.names import did_you_mean
 from transfer_queue.sampler import BUILT_IN, SamplerWrapper
+from transfer_queue.sampler.sampler_spec import ARGUMENTS, SAMPLER, spec_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def sampler_object(settings: Settings, conf: DictConfig | Mapping[str, Any] | None) -> object | None:
-    """Return the sampler of a conf as an object or class, to be sent to the controller.
+def sampler_objects(settings: Settings, conf: DictConfig | Mapping[str, Any] | None) -> dict[str, object]:
+    """Return the samplers of a conf that are to be sent to the controller as objects or classes.
 
     Args:
         settings: The settings of this conf.
         conf: The conf that the caller passed.
 
     Returns:
-        An instance or a class. None for the name of a built-in sampler, which every process finds by this name.
+        The pattern of `controller.task_samplers`, or `SYSTEM` for `controller.sampler` -> an instance or a class.
+        Samplers with the name of a built-in one are left out, because every process finds them by their names.
 
     Raises:
-        InvalidArgumentError: The sampler is unknown, or a built-in sampler does not take these arguments.
+        InvalidArgumentError: A sampler is unknown, or a built-in sampler does not take these arguments.
     """
-    if settings.sampler in BUILT_IN:
-        sampler_from(settings.sampler, settings.sampler_args)
-        return None
-    value: object = select(merge(conf), KEYS["sampler"])
-    return sampler_class(value) if isinstance(value, str) else value
+    merged = merge(conf)
+    given = {SYSTEM: select(merged, KEYS["sampler"]), **select(merged, KEYS["task_samplers"])}
+    found: dict[str, object] = {}
+    for pattern, (name, args) in settings.samplers.items():
+        value = given[pattern]
+        try:
+            if name in BUILT_IN:
+                sampler_from(name, args)
+                continue
+            value = value[SAMPLER] if isinstance(value, Mapping) else value
+            found[pattern] = sampler_class(value) if isinstance(value, str) else value
+        except InvalidArgumentError as error:
+            if pattern == SYSTEM:
+                raise
+            raise InvalidArgumentError(f"{KEYS['task_samplers']}.{pattern}: {error}") from error
+    return found
 
 
 def sampler_from(value: object, args: Mapping[str, Any] | None = None) -> object:
@@ -67,6 +80,27 @@ def sampler_from(value: object, args: Mapping[str, Any] | None = None) -> object
             raise not_allowed(KEYS["sampler"], value, allowed) from error
         raise not_allowed(KEYS["sampler_args"], dict(args or {}), f"arguments of {value.__name__} ({error})") from error
     return made
+
+
+def built_in_spec(value: object, task: str) -> tuple[str, str]:
+    """Return the specification of a built-in sampler that a client gives to a task (`sampler.sampler_spec`).
+
+    Args:
+        value: See `sampler_from`, or a mapping with the keys `sampler` and `sampler_args`.
+        task: The task.
+
+    Raises:
+        InvalidArgumentError: It is no sampler, or a user's sampler, whose code a client cannot send.
+    """
+    sampler = sampler_from(_inner_sampler(value, "sampler"))
+    spec = spec_of(sampler)
+    if spec is None:
+        raise InvalidArgumentError(
+            f"sampler is {type(sampler).__name__}, which is not built in, or has a sampler inside that is not; the "
+            f"controller accepts no code from a dataset. Name it where the system is started, and leave it out here: "
+            f"tq.init({{'controller': {{'task_samplers': {{{task!r}: {type(sampler).__name__}}}}}}})"
+        )
+    return spec
 
 
 def sampler_class(name: str) -> type:
@@ -104,12 +138,12 @@ def _check_sampler(value: object) -> None:
         raise not_allowed(KEYS["sampler"], value, allowed)
 
 
-def _inner_sampler(value: Any) -> object:
+def _inner_sampler(value: Any, what: str = "inner") -> object:
     if isinstance(value, Mapping):
-        if "sampler" not in value or not set(value) <= {"sampler", "sampler_args"}:
+        if SAMPLER not in value or not set(value) <= {SAMPLER, ARGUMENTS}:
             raise InvalidArgumentError(
-                f"inner is {value!r}; allowed: a sampler, its name, or a mapping that has the keys sampler and "
+                f"{what} is {value!r}; allowed: a sampler, its name, or a mapping that has the keys sampler and "
                 f"sampler_args"
             )
-        return sampler_from(value["sampler"], value.get("sampler_args"))
+        return sampler_from(value[SAMPLER], value.get(ARGUMENTS))
     return sampler_from(value) if isinstance(value, str) else value

@@ -13,7 +13,6 @@ from transfer_queue.sampler.base import (
     check_batch_size,
     split_in_order,
     validated_count,
-    validated_positive,
 )
 from transfer_queue.sampler.ready_views import DealsGroups, pick_groups, whole_groups
 
@@ -50,7 +49,7 @@ class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
     ) -> None:
         super().__init__()
         self._take_group_size(n_samples_per_prompt)
-        self.dp_size = None if dp_size is None else validated_positive(dp_size, "dp_size")
+        self._take_dp_size(dp_size)
         self.drop_last = drop_last
 
     def validate(self, batch_size: int, sampling_config: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ from transfer_queue.sampler.base import (
     Share,
     split_in_order,
     validated_count,
-    validated_positive,
 )
 
 
@@ -29,7 +28,9 @@ class RankAwareSampler(RankConsistentSampler):
     `_states[partition_id][task_name][dp_rank][batch_index]`.
 
     Args:
-        dp_size: The number of ranks. In a system, a larger dp_rank is an error. Default: not known.
+        dp_size: The number of ranks. In a system, a larger dp_rank is an error. A request with another number is
+            refused, unless the sampler is that of the system (`controller.sampler`): a task may have another number of
+            ranks. Default: the number of the request; without it, not known.
         drop_last: True to skip the remainder unless it suffices for `batch_size` for every rank. Default: False.
 
     Raises:
@@ -46,7 +47,7 @@ class RankAwareSampler(RankConsistentSampler):
 
     def __init__(self, dp_size: int | None = None, drop_last: bool = False) -> None:
         super().__init__()
-        self.dp_size = None if dp_size is None else validated_positive(dp_size, "dp_size")
+        self._take_dp_size(dp_size)
         self.drop_last = drop_last
 
     def sample(  # type: ignore[override]  # the base class does not require a rank

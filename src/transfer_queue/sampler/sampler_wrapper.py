@@ -249,6 +249,18 @@ def with_group_size(sampler: BaseSampler, size: int, *, given: bool) -> BaseSamp
     return twin  # type: ignore[no-any-return]
 
 
+def with_open_dp_size(sampler: BaseSampler) -> BaseSampler:
+    """Return a built-in sampler like this one whose number of ranks counts only for requests that have none."""
+    if not isinstance(sampler, (SamplerWrapper, RankConsistentSampler)):
+        return sampler
+    twin: Any = copy.copy(sampler)
+    if isinstance(twin, SamplerWrapper):
+        twin.inner = with_open_dp_size(twin.inner)
+    else:
+        twin.dp_size_given = False
+    return twin  # type: ignore[no-any-return]
+
+
 def dealer(sampler: BaseSampler) -> RankConsistentSampler | None:
     """Return the innermost sampler if `deal` may replace `sample` for it and all around it; otherwise None."""
     if overrides_sample(sampler):

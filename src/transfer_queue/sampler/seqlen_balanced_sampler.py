@@ -20,7 +20,6 @@ from transfer_queue.sampler.base import (
     check_batch_size,
     copy_saved_part,
     validated_count,
-    validated_positive,
 )
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
 from transfer_queue.sampler.numeric_tags import TagColumns, entries_of, numbers_of
@@ -45,7 +44,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
 
     Args:
         n_samples_per_prompt: The number of samples in a group; see GRPOGroupNSampler.
-        dp_size: The number of ranks, positive. Default: 1.
+        dp_size: The number of ranks, positive; see RankAwareSampler. Default: that of the request, or else 1.
         drop_last: True to skip the remainder after a seal unless it suffices for `batch_size` for every rank. Default:
             False.
 
@@ -69,14 +68,13 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
     dp_size: int
     sampling_entries: Collection[str] = ("dp_size", "n_samples_per_prompt")
 
-    def __init__(self, n_samples_per_prompt: int | None = None, dp_size: int = 1, drop_last: bool = False) -> None:
-        super().__init__(n_samples_per_prompt, validated_positive(dp_size, "dp_size"), drop_last)
+    def __init__(
+        self, n_samples_per_prompt: int | None = None, dp_size: int | None = None, drop_last: bool = False
+    ) -> None:
+        super().__init__(n_samples_per_prompt, drop_last=drop_last)
+        self._take_dp_size(dp_size, otherwise=1)
         self._balanced_cache: dict[tuple[str, str, int], list[list[int]]] = {}
         self._warned: set[str] = set()
-
-    def ranks(self, sampling_config: Mapping[str, Any]) -> int:
-        """Return `dp_size`, whatever the request has."""
-        return self.dp_size
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
         """Return the samples of the complete groups of one rank; without batch_index, of all complete groups."""
@@ -113,7 +111,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         """
         for name in ("dp_rank", "batch_index"):
             kwargs[name] = validated_count(kwargs, name) or 0
-        if kwargs["dp_rank"] >= self.dp_size:
+        if kwargs["dp_rank"] >= (self.ranks(kwargs) or 1):
             return [], []
         return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
 
@@ -189,7 +187,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
 
     def _ranks_of(self, config: Mapping[str, Any]) -> int:
         """Return the number of ranks of a deal: without batch_index no other rank could fetch its share."""
-        return 1 if config.get("batch_index") is None else self.dp_size
+        return 1 if config.get("batch_index") is None else self.ranks(config) or 1
 
     def _groups_in(self, batch_size: int, config: Mapping[str, Any]) -> int:
         """Return the number of groups in a deal for all its ranks."""

@@ -40,7 +40,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         token_budget: The maximum sum of the tag entries `tag` of a micro-batch, positive. A group that is longer is
             alone in its micro-batch.
         n_samples_per_prompt: The number of samples in a group; see GRPOGroupNSampler.
-        dp_size: The number of ranks, positive. Default: 1.
+        dp_size: The number of ranks, positive; see RankAwareSampler. Default: that of the request, or else 1.
         tag: The tag entry with the number of tokens of a sample. Default: "total_lengths".
         drop_last: True to deal nothing but full micro-batches. Default: False.
 
@@ -65,7 +65,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         self,
         token_budget: int,
         n_samples_per_prompt: int | None = None,
-        dp_size: int = 1,
+        dp_size: int | None = None,
         tag: str = "total_lengths",
         drop_last: bool = False,
     ) -> None:
@@ -75,7 +75,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         self.token_budget = validated_positive(token_budget, "token_budget")
         """The maximum number of tokens in a micro-batch."""
         self._take_group_size(n_samples_per_prompt)
-        self.dp_size = validated_positive(dp_size, "dp_size")
+        self._take_dp_size(dp_size, otherwise=1)
         self.tag = tag
         """The tag entry with the number of tokens of a sample."""
         self.drop_last = bool(drop_last)
@@ -153,7 +153,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         """Find out whether the micro-batches can be full. What remains is to fill them as well as possible."""
         held = self._groups_in(batch_size, config)
         size = self._group_size(config)
-        ranks = 1 if config.get("batch_index") is None else self.dp_size
+        ranks = 1 if config.get("batch_index") is None else self.ranks(config) or 1
         # One group more than the ranks can hold shows whether all of them are full.
         groups = list(islice(whole_groups(ready_indexes, size), ranks * held + 1))
         lengths = self._lengths(groups, partition)

@@ -57,13 +57,20 @@ def judge(recording: Recording, status: SystemStatus | None = None, seconds: flo
 def judge_with_account(
     recording: Recording, status: SystemStatus | None = None, seconds: float | None = None
 ) -> tuple[Verdict, Account]:
-    """Return the verdict, and the account of time of the window that it is about.
+    """Return the verdict, and the account of time of the window that it is about. The arguments are those of `judge`.
 
-    Args:
-        recording: As in `judge`.
-        status: As in `judge`.
-        seconds: As in `judge`.
+    The verdict also names the samples that are held for ranks that have never asked, because no event shows them.
     """
+    verdict, account = _judge_events(recording, status, seconds)
+    tasks = () if status is None else (task for partition in status.partitions for task in partition.tasks)
+    held = "; ".join(task.held_text for task in tasks if task.held)
+    if held:
+        text = f"{verdict.text} {held[0].upper()}{held[1:]}."
+        verdict = msgspec.structs.replace(verdict, text=text, cause=verdict.cause or held)
+    return verdict, account
+
+
+def _judge_events(recording: Recording, status: SystemStatus | None, seconds: float | None) -> tuple[Verdict, Account]:
     table = EventTable(recording)
     quiet = max(STOPPED_AFTER, STOPPED_STEPS * max((median for median, _ in table.steps.values()), default=0.0))
     dealt, happened = _last_times(table)

@@ -222,7 +222,7 @@ class TestEnds:
 def with_known_processes(alive: set[str]) -> Harness:
     """A controller that knows which clients' processes live, as on one node."""
     h = Harness()
-    h.controller = Controller(h.sampler, restored=h.state, now=h.now, lives=alive.__contains__)
+    h.controller = Controller(h.samplers[""], restored=h.state, now=h.now, lives=alive.__contains__)
     for name in h.clients:
         h.connect(name)
     return h
@@ -252,7 +252,7 @@ class TestRestarts:
         held = locked(h, "a", "x", lease=1000.0)
         alive = {"a"}
         state = h.state
-        h.controller = Controller(h.sampler, restored=state, now=h.now, lives=alive.__contains__)
+        h.controller = Controller(h.samplers[""], restored=state, now=h.now, lives=alive.__contains__)
         alive.discard("a")
         h.tick(h.now + 2 * LONGEST_CHECK)
         assert held not in state.locks.by_token

@@ -291,8 +291,8 @@ def test_the_process_of_a_sampler_that_was_replaced_is_gone(asking: Asking, tmp_
     process = asking.host._process
     assert process is not None
     service = ControllerService(Controller(core_sampler(asking.host)), StateFiles(tmp_path))
-    service.use_host(asking.host, asking.loop)
-    service.use_host(SequentialSampler(), asking.loop)
+    service.use_hosts({"": asking.host}, asking.loop)
+    service.use_hosts({"": SequentialSampler()}, asking.loop)
     limit = time.monotonic() + 60
     while Path(f"/proc/{process.pid}").exists():
         assert time.monotonic() < limit, "it is a zombie"

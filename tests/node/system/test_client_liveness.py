@@ -172,7 +172,7 @@ def test_a_controller_checks_the_lock_before_it_treats_a_client_as_gone(tmp_path
         path = str(tmp_path / f"{time.monotonic_ns()}.sock")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
-        server = build_controller(system, config, bytes(32), None, Sockets([listener], None), journal)
+        server = build_controller(system, config, bytes(32), {}, Sockets([listener], None), journal)
         service: Any = server._service
         server.close()
         return service._controller

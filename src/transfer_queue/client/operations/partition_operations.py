@@ -1,8 +1,9 @@
-"""Defines the operations on partitions, with policy versions and group demand, as generators of calls."""
+"""Defines the operations on partitions and tasks: policy versions, group demand, samplers; as generators of calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import ConsumedBy
@@ -12,6 +13,8 @@ from transfer_queue.messages import partitions, queries
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import PartitionOptions
 from transfer_queue.messages.queries import Backlog
+from transfer_queue.messages.system import RegisterSampler
+from transfer_queue.sampler.factory import built_in_spec
 
 
 class PartitionOperations(DataPath):
@@ -326,3 +329,27 @@ class PartitionOperations(DataPath):
             partition_id, arguments.validated_text(task_name, "task_name"), taken, wait
         )
         return int((yield from self._ask(request, Done, None, parked=wait)).value)
+
+    def register_task_sampler(self, task_name: str, sampler: Any, *, timeout: float | None = None) -> Operation[None]:
+        """Use a built-in sampler for a task, in all partitions, for as long as the system exists.
+
+        `StreamingDataset(sampler=)` calls this. Batches that were dealt before stay; claims that wait are decided with
+        the new sampler. To register the sampler that the task has changes nothing.
+
+        Args:
+            task_name: The task.
+            sampler: The name, the class or an instance of a built-in sampler, or a mapping with the keys `sampler` and
+                `sampler_args`. A sampler of your own is named in `controller.task_samplers` where the system starts.
+            timeout: See `TransferQueueClient`.
+
+        Raises:
+            InvalidArgumentError: The task has another sampler of its own, or the sampler is not built in.
+
+        Example:
+            >>> client.register_task_sampler("reward", tq.RankAwareSampler(dp_size=1))
+            >>> client.register_task_sampler("reward", "SequentialSampler")
+            Traceback (most recent call last):
+            transfer_queue.errors.InvalidArgumentError: task 'reward' has the sampler RankAwareSampler(dp_size=1) (...
+        """
+        task = arguments.validated_text(task_name, "task_name")
+        yield from self._ask(RegisterSampler(task, *built_in_spec(sampler, task)), Done, timeout)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union, cast
 
+import msgspec
 import numpy as np
 
-from transfer_queue.core.claims import final_rounds, lease_decisions
+from transfer_queue.core.claims import consumer_state, final_rounds, lease_decisions
 from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, Shares
 from transfer_queue.core.events import records as r
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
@@ -151,6 +152,16 @@ def decide_passed_over(state: State, samplers: SamplerRegistry, claim: Claim) ->
     return _skips(partition, claim.task, passed)
 
 
+def decide_asked(state: State, claim: Claim) -> list[r.AnyRecord]:
+    """Return the record that a rank asks for the first time, if rounds already hold batches for it."""
+    partition = state.partitions.get(claim.partition)
+    dealt = None if partition is None else partition.dealt.get(claim.task)
+    rank = consumer_state.rank_of(claim)
+    if dealt is None or rank not in dealt.unasked:
+        return []
+    return [r.RankAsked(claim.partition, claim.task, rank)]
+
+
 def decide_stale(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r.AnyRecord]:
     """Return the records of rows that are too old for the partition (`max_staleness`), whatever the sampler is.
 
@@ -190,7 +201,7 @@ def select_batch(
         return NOTHING
     sampler = samplers.sampler_for(claim, partition)
     if isinstance(sampler, UserSampler):
-        return _outcome(partition, claim, _decide_by_user(state, partition, sampler, claim))
+        return _outcome(state, partition, claim, _decide_by_user(state, partition, sampler, claim))
     inner = dealer(sampler)
     if inner is not None:
         try:
@@ -199,18 +210,31 @@ def select_batch(
             outcome = ClaimOutcome(np.zeros(0, "i8")) if claim.probe else wait_for_deal(long)
     else:
         outcome = wait_for_deal() if busy else _decide_plainly(partition, sampler, claim)
-    return _outcome(partition, claim, outcome)
+    return _outcome(state, partition, claim, outcome)
 
 
-def _outcome(partition: Partition, claim: Claim, outcome: ClaimOutcome) -> ClaimOutcome:
-    """Return the outcome after the conditions of the claim itself: `finite` and `since`."""
+def _outcome(state: State, partition: Partition, claim: Claim, outcome: ClaimOutcome) -> ClaimOutcome:
+    """Return the outcome after the conditions of the claim itself (`finite`, `since`). Deals get `unasked`."""
     if outcome.busy:
         return outcome
+    for at, record in enumerate(outcome.records):
+        if isinstance(record, r.Dealt) and record.batch_index is not None and len(record.shares) > 1:
+            unasked = _unasked_ranks(state, partition, claim, record)
+            outcome.records[at] = msgspec.structs.replace(record, unasked=unasked) if unasked else record
     if outcome.rows is None and not outcome.ended and claim.finite and partition.is_wholly_consumed(claim.task):
         return ENDED
     if outcome.rows is not None and claim.since == partition.version:
         return NOTHING  # the client has seen this version, and could not use it
     return outcome
+
+
+def _unasked_ranks(state: State, partition: Partition, claim: Claim, deal: r.Dealt) -> list[int]:
+    """Return the ranks of a deal that have never asked: they were dealt no batch before, and do not wait for one."""
+    dealt = partition.dealt.get(claim.task)
+    queue = state.waiting.claim_queues(partition.name).get(claim.task)
+    asked = {consumer_state.rank_of(claim)}.union(() if dealt is None else dealt.issued)
+    asked.update(() if queue is None else (rank for rank, _ in queue.shares))
+    return [share.dp_rank for share in deal.shares if share.dp_rank not in asked]
 
 
 def _find_dealt(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> ClaimOutcome | None:

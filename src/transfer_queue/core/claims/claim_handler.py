@@ -22,7 +22,7 @@ from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.remote_calls import PendingCall
 from transfer_queue.core.samplers.unused_entries import unused_entries_warning
-from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError
+from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError, name_of
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
@@ -69,7 +69,7 @@ def retry_claim(context: ControllerContext, waiting: ParkedRequest, made: Comput
 
 def decide_parked(context: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
     """Decide a parked claim with the answers of the user's sampler so far, or when it is its turn for a call."""
-    claim, peer, runner = waiting.claim, context.parked.peers.get(waiting.waiter), context.sampler_calls.runner
+    claim, peer, runner = waiting.claim, context.parked.peers.get(waiting.waiter), pending.runner
     if peer is None:
         return []
     if runner is not None:
@@ -131,9 +131,9 @@ def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimR
         fields = [partition.fields[name].to_field_type() for name in sorted(set(names)) if name in partition.fields]
     version = -1 if partition is None or not claim.probe else partition.version
     sampler = context.samplers.sampler_for(claim, partition)
-    return ClaimReply(
-        b"", fields, ended=ended, version=version, warning=unused_entries_warning(sampler, claim.sampling)
-    )
+    dealt = partition.dealt.get(claim.task) if ended and partition is not None else None
+    words = (unused_entries_warning(sampler, claim.sampling), dealt.describe_held(claim.task) if dealt else None)
+    return ClaimReply(b"", fields, ended=ended, version=version, warning=". ".join(filter(None, words)) or None)
 
 
 def _begin_long_deal(
@@ -207,9 +207,12 @@ def _decide(context: ControllerContext, claim: Claim, made: ComputedDeal | None 
     partition = context.state.partitions.get(claim.partition)
     if partition is not None and context.index_builder.needs_indexes(context.samplers, partition, claim):
         return batch_selection.wait_for_deal()
-    timed = context.samplers.is_timed(claim)
+    sampler = context.samplers.sampler_for(claim, partition)
+    timed = context.samplers.is_timed(sampler)
     began = context.timer() if timed else 0.0
     try:
+        for record in batch_selection.decide_asked(context.state, claim):
+            context.log.apply(record)
         for record in batch_selection.decide_stale(context.state, context.samplers, claim):
             context.log.apply(record)
         for record in batch_selection.decide_passed_over(context.state, context.samplers, claim):
@@ -218,7 +221,7 @@ def _decide(context: ControllerContext, claim: Claim, made: ComputedDeal | None 
         return batch_selection.select_batch(context.state, context.samplers, claim, busy, made)
     finally:
         if timed:
-            context.samplers.note(context.timer() - began)
+            context.samplers.note(name_of(sampler), context.timer() - began)
 
 
 def _end_previous_batch(context: ControllerContext, client: str, claim: Claim, rows: np.ndarray | None) -> None:

@@ -131,7 +131,7 @@ def handle_take_group_demand(
 ) -> Decision | ParkDecision:
     """Reply with the number of groups that a producer is to make, or park the request."""
     partition = context.state.partitions.get(request.partition)
-    size = context.group_size_of(request.partition) or 1
+    size = context.group_size_of(request.partition, request.task) or 1
     if (
         request.wait is not None
         and request.wait > 0

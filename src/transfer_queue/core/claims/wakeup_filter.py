@@ -42,7 +42,7 @@ def claims_to_retry(
     yield from [[queue.claims[waiter]] for waiter in queue.watchers]
     if consumed:
         yield from [[queue.claims[waiter]] for waiter in queue.finite]
-    others = not claim_samplers.deals_itself(samplers.default)  # a user's sampler may depend on anything
+    others = not claim_samplers.deals_itself(samplers.of_task(task))  # a user's sampler may depend on anything
     if not gained and not others:
         return
     hopes: dict[tuple[tuple[str, ...], AnySampler], bool] = {}

@@ -304,9 +304,9 @@ def list_of(value: Any) -> Any:
     return Column(list_form(_form_of(value)), list)
 
 
-def set_of(value: Any) -> Any:
+def set_of(value: Any, missing: Any = msgspec.NODEFAULT) -> Any:
     """Declare a set, which is saved as an ascending list."""
-    return Column(list_form(_form_of(value)), set, save=sorted, load=set)
+    return Column(list_form(_form_of(value)), set, save=sorted, load=set, missing=missing)
 
 
 def numbers() -> Any:

@@ -81,15 +81,13 @@ class ControllerContext:
         """The time of the current event, on the controller's clock."""
         return self.log.now
 
-    @property
-    def group_size(self) -> int:
-        """Samples in a group of a partition that does not set the size."""
-        return claim_samplers.group_size(self.samplers.default) or 1
+    def group_size_of(self, name: str, task: str | None) -> int | None:
+        """Return the samples in a group that the sampler of a task deals of a partition; None if it deals no groups.
 
-    def group_size_of(self, name: str) -> int | None:
-        """Return the samples in a group that the system's sampler deals of a partition; None if it deals no groups."""
+        task: None for the system's sampler.
+        """
         partition = self.state.partitions.get(name)
-        return claim_samplers.group_size(self.samplers.adapt_to_partition(self.samplers.default, partition))
+        return claim_samplers.group_size(self.samplers.choose(task or "", {}, partition))
 
     def commit(self, caller: Caller, decision: Decision) -> list[Effect]:
         """Apply what a request does, and reply to it; see `reply`."""

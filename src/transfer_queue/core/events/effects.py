@@ -70,6 +70,8 @@ class AskSampler(msgspec.Struct, frozen=True):
     number: int
     call: SamplerCall
     shown: Shown
+    sampler: str = ""
+    """Which sampler (`HostedRunner.pattern`)."""
 
 
 class WriteState(msgspec.Struct, frozen=True):

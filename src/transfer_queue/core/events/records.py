@@ -281,6 +281,8 @@ class Dealt(Record, frozen=True):
     """The lease of the client whose claim was dealt."""
     leases: list[RowsLeased] = []
     """The leases of the clients whose claims were dealt together."""
+    unasked: list[int] = []
+    """The ranks of the shares that have never asked for a batch of the task."""
 
 
 class LeaseAcked(Record, frozen=True):
@@ -515,6 +517,28 @@ class ClientIntroduced(Record, frozen=True):
     introduction: Introduce
 
 
+class SamplerRegistered(Record, frozen=True):
+    """A task has a built-in sampler of its own from now on."""
+
+    wakes: ClassVar[Wakes] = Wakes.NONE
+
+    task: str
+    sampler: str
+    """The name of the class."""
+    arguments: str
+    """All arguments of the class, as JSON."""
+
+
+class RankAsked(Record, frozen=True):
+    """A rank for which a round holds batches has asked for one for the first time."""
+
+    wakes: ClassVar[Wakes] = Wakes.NONE
+
+    partition: str
+    task: str
+    dp_rank: int
+
+
 class ClientForgotten(Record, frozen=True):
     """A client is gone for long enough that its cached replies are removed."""
 
@@ -673,5 +697,5 @@ AnyRecord = Union[
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
     HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone, StateMerged,
-    ValuesShared, DigestsNoted, RowsPutTogether, HandedOver,
+    ValuesShared, DigestsNoted, RowsPutTogether, SamplerRegistered, RankAsked, HandedOver,
 ]  # fmt: skip

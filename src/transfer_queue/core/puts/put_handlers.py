@@ -96,7 +96,7 @@ def handle_clear_keys(context: ControllerContext, caller: Caller, request: puts.
 @handles(partitions.ClearPartition)
 def handle_clear_partition(context: ControllerContext, caller: Caller, request: partitions.ClearPartition) -> Decision:
     """Drop a partition with all its rows. An unknown partition is ignored."""
-    claim_samplers.forget_partition(context.samplers.default, request.partition)
+    claim_samplers.forget_partition(context.samplers, request.partition)
     known = request.partition in context.state.partitions
     return Decision([r.PartitionDropped(request.partition)] if known else [], Done)
 

@@ -43,8 +43,8 @@ def handle_count_columns(context: ControllerContext, caller: Caller, request: Co
 def _group_size(context: ControllerContext, partition: Partition) -> int:
     """Return the samples of a group; 0 if the partition has no groups."""
     if partition.groups.explicit:
-        return partition.groups.size or context.group_size_of(partition.name) or partition.groups.largest
-    size = context.group_size_of(partition.name) or 0
+        return partition.groups.size or context.group_size_of(partition.name, None) or partition.groups.largest
+    size = context.group_size_of(partition.name, None) or 0
     return size if size > 1 else 0
 
 

@@ -32,7 +32,7 @@ WAITS_FOR = ", which waits for "  # what follows the description of a group
 def handle_explain(context: ControllerContext, caller: Caller, request: Explain) -> Done:
     """Reply why a sample is not dealt, or what a claim with these arguments would wait for."""
     if request.count is None or request.task is None or not request.fields:
-        words = explain(context.state, request, context.group_size_of(request.partition))
+        words = explain(context.state, request, context.group_size_of(request.partition, request.task))
         return Done(words + _lock_words(context.state, request, context.now))
     claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
     sampler = context.samplers.sampler_for(claim, context.state.partitions.get(request.partition))
@@ -163,7 +163,8 @@ def _task_words(partition: Partition, position: int, task: str) -> str:
     dealt = chunk.dealt.get(task)
     if dealt is not None and dealt[at]:
         batch = partition.dealt[task].batches[int(dealt[at])]
-        return f"was dealt to task {task!r} in batch {batch.batch_index} of dp_rank {batch.dp_rank}"
+        never = ", which has never asked" if batch.dp_rank in partition.dealt[task].unasked else ""
+        return f"was dealt to task {task!r} in batch {batch.batch_index} of dp_rank {batch.dp_rank}{never}"
     return f"was consumed by task {task!r}"
 
 
@@ -271,7 +272,17 @@ def _partition_words(state: State, partition: Partition, request: Explain, dealt
     if request.task is None or request.fields is None:
         raise InvalidArgumentError("explain needs a global_index or a key, or the task and fields of a claim")
     words = nearest_rows(partition, request.task, request.fields, dealt)
-    return words + _describe_uneven_ranks(state, partition, request.task) + _flow_words(partition)
+    uneven = _describe_uneven_ranks(state, partition, request.task)
+    return words + uneven + _held_words(partition, request.task) + _flow_words(partition)
+
+
+def _held_words(partition: Partition, task: str) -> str:
+    """Return sentences about rows that are held for ranks that have never asked, of other tasks than this one.
+
+    What this task waits for may be what another one puts after it was dealt such rows.
+    """
+    others = (partition.dealt[other].describe_held(other) for other in sorted(partition.dealt) if other != task)
+    return "".join(f" {text[0].upper()}{text[1:]}." for text in others if text)
 
 
 def _flow_words(partition: Partition) -> str:
@@ -319,6 +330,11 @@ def nearest_rows(partition: Partition, task: str, fields: list[str], dealt: int 
     positions = partition.rows.live_positions(waiting=False)
     open_rows = positions[partition.consumption_states(task, positions) == 0]
     claimed = partition.claimed.get(task, 0)
+    dealt_batches = partition.dealt.get(task)
+    held = "" if dealt_batches is None else dealt_batches.describe_held(task)
+    if held and not len(open_rows):
+        return f"Every sample of partition {partition.name!r} was dealt to task {task!r}, but {held}."
+    more = f" {held[0].upper()}{held[1:]}." if held else ""
     if claimed and not len(open_rows):
         return (
             f"Every sample of partition {partition.name!r} was delivered to task {task!r}, and {claimed} of them are "
@@ -335,9 +351,9 @@ def nearest_rows(partition: Partition, task: str, fields: list[str], dealt: int 
         if claimed:
             return (
                 f"All {len(open_rows)} samples that task {task!r} has not received are ready; received and not "
-                f"acknowledged yet: {claimed}{_unacknowledged(partition, task)}.{sizes}"
+                f"acknowledged yet: {claimed}{_unacknowledged(partition, task)}.{sizes}{more}"
             )
-        return f"All {len(open_rows)} samples that task {task!r} has not consumed are ready.{sizes}"
+        return f"All {len(open_rows)} samples that task {task!r} has not consumed are ready.{sizes}{more}"
     order = np.argsort(-have[have < len(fields)], kind="stable")[:NEAREST]
     told: list[str] = []
     waits: set[str] = set()
@@ -347,7 +363,7 @@ def nearest_rows(partition: Partition, task: str, fields: list[str], dealt: int 
         request = Explain(partition.name, row=index, task=task, fields=fields)
         name = f"{'Sample' if told else 'sample'} {index}" + (f" (key {key!r})" if key is not None else "")
         told.append(f"{name} " + "; it ".join(_row_words(partition, position, request, dealt, waits)[:2]))
-    return "Nearest to ready: " + ". ".join(told) + "." + sizes
+    return "Nearest to ready: " + ". ".join(told) + "." + sizes + more
 
 
 def _unacknowledged(partition: Partition, task: str) -> str:
@@ -396,7 +412,8 @@ def _hindrances(state: State, claim: Claim, dealt: int | None) -> str:
         words += " (it may need complete groups, batches for all ranks, or full micro-batches)."
     sealed = " The partition is sealed: no new samples can be put." if partition.sealed else ""
     near = nearest_rows(partition, claim.task, claim.fields, dealt)
-    return f"{words} {near}{_ranks_ahead(partition, claim)}{sealed}{_flow_words(partition)}"
+    held = _held_words(partition, claim.task)
+    return f"{words} {near}{_ranks_ahead(partition, claim)}{held}{sealed}{_flow_words(partition)}"
 
 
 def _ranks_ahead(partition: Partition, claim: Claim) -> str:

@@ -283,7 +283,7 @@ def _about(context: ControllerContext, partition: Partition, position: int) -> d
 
 def _group(context: ControllerContext, partition: Partition, position: int) -> SampleGroup | None:
     """Return the declared group of a sample, or that by order of reservation if the system's sampler deals groups."""
-    groups, dealt = partition.groups, context.group_size_of(partition.name)
+    groups, dealt = partition.groups, context.group_size_of(partition.name, None)
     if not groups.explicit:
         if dealt is None or dealt < 2:
             return None

@@ -117,7 +117,7 @@ def measure(context: ControllerContext, now: float) -> Generator[None, None, Sta
     for name in reversed(names[-NAMED:]):
         partition = context.state.partitions.get(name)
         if partition is not None:
-            found.partitions.append(progress(context.state, partition, now, context.group_size))
+            found.partitions.append(progress(context, partition, now))
             found.series["leases"].update((name, lease.task) for lease in partition.leases.by_token.values())
             found.series["ready_rows"].update(_ready_rows(partition))
         yield

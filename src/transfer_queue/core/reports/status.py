@@ -34,7 +34,7 @@ def handle_status(context: ControllerContext, caller: Caller, request: Status) -
 def collect_status(context: ControllerContext, now: float) -> SystemStatus:
     """Return the progress of every partition, and the counters including those of the connections."""
     partitions = context.state.partitions.values()
-    return _collect(context, [progress(context.state, each, now, context.group_size) for each in partitions], now)
+    return _collect(context, [progress(context, each, now) for each in partitions], now)
 
 
 def _collect(context: ControllerContext, partitions: list[PartitionProgress], now: float) -> SystemStatus:
@@ -73,7 +73,7 @@ def handle_read_progress(context: ControllerContext, caller: Caller, request: Re
                 following = others[-1].number
     found.update((partition.name, partition) for partition in others)
     listed = list(found.values())
-    status = _collect(context, [progress(state, each, context.now, context.group_size) for each in listed], context.now)
+    status = _collect(context, [progress(context, each, context.now) for each in listed], context.now)
     return ProgressReply(status, [each.number for each in listed], newest, len(names), rows, nbytes, following)
 
 
@@ -92,8 +92,9 @@ def unit_progress(state: State) -> list[UnitProgress]:
     ]
 
 
-def progress(state: State, partition: Partition, now: float, size: int) -> PartitionProgress:
-    """Return the progress of one partition. size: samples of a group, if the partition has no group_size."""
+def progress(context: ControllerContext, partition: Partition, now: float) -> PartitionProgress:
+    """Return the progress of one partition."""
+    state = context.state
     queues = state.waiting.claim_queues(partition.name)
     tasks = []
     for task in sorted({*partition.tasks, *queues}):
@@ -101,7 +102,9 @@ def progress(state: State, partition: Partition, now: float, size: int) -> Parti
         longest = max((now - w.since for w in waiting), default=0.0)
         ever = partition.consumed_ever.get(task, 0)
         consumed, claimed = partition.tasks.get(task, 0), partition.claimed.get(task, 0)
-        tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed))
+        dealt = partition.dealt.get(task)
+        held, ranks = ({}, 0) if dealt is None else (dealt.held_for_unasked(), dealt.rank_count)
+        tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed, held, ranks))
     lost = partition.losses.counts
     fields = [
         FieldProgress(name, f.live, f.describe(), f.ever, lost.get(name, 0)) for name, f in partition.fields.items()
@@ -111,7 +114,10 @@ def progress(state: State, partition: Partition, now: float, size: int) -> Parti
     if partition.options.max_staleness is not None or partition.policy_version:
         limit = flow_control.row_limit(partition)
         policy = PolicyProgress(partition.policy_version, partition.admitted, limit, partition.options.max_staleness)
-    wanted = {task: (groups, missing_groups(partition, task, size)) for task, groups in partition.wants.groups.items()}
+    wanted = {
+        task: (groups, missing_groups(partition, task, context.group_size_of(partition.name, task) or 1))
+        for task, groups in partition.wants.groups.items()
+    }
     puts = sum(1 for waiting in state.waiting.space.values() if waiting.request.partition == partition.name)
     return PartitionProgress(
         partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.samplers.user_sampler import (
-    AnySampler,
-    InlineRunner,
-    UserSampler,
-    Values,
-    copy_containers,
-    name_of,
-)
+from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, Values, copy_containers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
@@ -22,69 +18,124 @@ from transfer_queue.messages.reports.progress import SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, PrioritySampler, RankAwareSampler, SequentialSampler
 from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler
 from transfer_queue.sampler.ready_views import RankKey
-from transfer_queue.sampler.sampler_wrapper import built_in, with_group_size
+from transfer_queue.sampler.sampler_spec import sampler_of
+from transfer_queue.sampler.sampler_wrapper import built_in, with_group_size, with_open_dp_size
 
 MOST_SIZES = 64  # samplers for other group sizes to keep; clients choose the sizes
+NONE_OF_TASKS: Mapping[str, AnySampler] = {}
 
 
 class SamplerRegistry:
-    """The system's sampler, and the built-in ones that a claim may name in `sampling_config["sampler"]`.
+    """The samplers of tasks: which one decides a claim. `sampler_for` is the only place that chooses it.
+
+    The first one of these counts:
+
+    1. the order of the partition
+    2. the built-in sampler that the claim names in `sampling_config["sampler"]`
+    3. the sampler of the task: the one that the configuration names for exactly this task, the one that a dataset has
+       registered for it (`State.samplers`), or the first pattern of the configuration that fits
+    4. the system's sampler. Its number of ranks counts only for claims without a dp_size.
 
     A partition's own group_size overrides that of a built-in sampler. A sampler that was made without a size takes the
     size in the claim, or else the size of the groups that are declared in the partition (`declared_size`). A claim with
     another size than its sampler or its partition is refused.
     """
 
-    def __init__(self, default: AnySampler, values: Values = copy_containers, strict: bool = False) -> None:
+    def __init__(
+        self,
+        default: AnySampler,
+        values: Values = copy_containers,
+        strict: bool = False,
+        of_tasks: Mapping[str, AnySampler] = NONE_OF_TASKS,
+        registered: Callable[[], Mapping[str, tuple[str, str]]] = dict,
+    ) -> None:
+        """Begin with these samplers.
+
+        Args:
+            default: The system's sampler.
+            values: Decodes a value of a message, for a user's sampler in this process.
+            strict: See `self.strict`.
+            of_tasks: Task, or pattern of tasks -> the sampler in the configuration.
+            registered: Returns the samplers that datasets have registered, by task (`sampler.sampler_spec`).
+        """
         self.strict = strict
         """Whether unknown entries of a sampling_config are errors instead of warnings."""
         self.warned: set[str] = set()
         """The partitions of which a client was warned that their groups have rows of several clients."""
         self.values = values
-        self.replace_default(default)
-
-    def replace_default(self, default: AnySampler) -> AnySampler:
-        """Use another sampler from now on, and return it as the core uses it."""
-        if isinstance(default, BaseSampler) and not built_in(default):
-            default = UserSampler(InlineRunner(default, self.values))
-        self.default: AnySampler = default
+        self._registered = registered
         self.costs: dict[str, SamplerCost] = {}
         """The calls of users' samplers and their time, by name."""
-        self.restarts = 0
-        """How often the sampler process was restarted."""
-        self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
-        return default
+        self.restarts: Counter[str] = Counter()
+        """How often the process of a sampler was restarted, by name."""
+        self.of_tasks = {pattern: self._in_core(sampler) for pattern, sampler in of_tasks.items()}
+        """Task, or pattern of tasks -> the sampler in the configuration."""
+        self.replace_default(default)
 
-    def is_timed(self, claim: Claim) -> bool:
-        """Return whether a user's sampler decides this claim in the controller's loop, so that its calls are timed."""
-        sampler = self.sampler_for(claim, None)
+    def _in_core(self, sampler: AnySampler) -> AnySampler:
+        """Return a sampler as the core uses it."""
+        if isinstance(sampler, BaseSampler) and not built_in(sampler):
+            return UserSampler(InlineRunner(sampler, self.values))
+        return sampler
+
+    def replace_default(self, default: AnySampler) -> None:
+        """Use another system's sampler from now on."""
+        default = self._in_core(default)
+        self.default: AnySampler = default if isinstance(default, UserSampler) else with_open_dp_size(default)
+        """The system's sampler."""
+        self.costs.clear()
+        self.restarts.clear()
+        self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
+
+    @property
+    def all(self) -> list[AnySampler]:
+        """The samplers of the system and of all tasks."""
+        return [self.default, *self.of_tasks.values(), *(sampler_of(*spec) for spec in self._registered().values())]
+
+    @property
+    def of_users(self) -> dict[str, UserSampler]:
+        """The users' samplers: by pattern, "" for the system's sampler."""
+        named = {"": self.default, **self.of_tasks}
+        return {name: sampler for name, sampler in named.items() if isinstance(sampler, UserSampler)}
+
+    def is_timed(self, sampler: AnySampler) -> bool:
+        """Return whether this is a user's sampler that runs in the controller's loop, so that its calls are timed."""
         return isinstance(sampler, UserSampler) and isinstance(sampler.runner, InlineRunner)
 
-    def note(self, seconds: float) -> None:
-        """Count a call of the user's sampler that took this time."""
-        name = name_of(self.default)
+    def note(self, name: str, seconds: float) -> None:
+        """Count a call of the user's sampler of this name that took this time."""
         before = self.costs.get(name, SamplerCost(name, 0, 0.0, 0.0))
         self.costs[name] = SamplerCost(
-            name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds), self.restarts
+            name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds), self.restarts[name]
         )  # fmt: skip
+
+    def of_task(self, task: str) -> AnySampler:
+        """Return the sampler of a task, for claims that name no other."""
+        if task in self.of_tasks:
+            return self.of_tasks[task]
+        spec = self._registered().get(task)
+        if spec is not None:
+            return sampler_of(*spec)
+        fits = (sampler for pattern, sampler in self.of_tasks.items() if fnmatchcase(task, pattern))
+        return next(fits, self.default)
 
     def sampler_for(self, claim: Claim, partition: Partition | None) -> AnySampler:
         """Return the sampler for a claim of this partition."""
+        return self.choose(claim.task, claim.sampling, partition)
+
+    def choose(self, task: str, sampling: Mapping[str, Any], partition: Partition | None) -> AnySampler:
+        """Return the sampler for claims of a task with this sampling_config in a partition."""
         if partition is not None and partition.options.order:
             return _OF_ORDERS[partition.options.order]
-        if not claim.sampling:  # the usual case
-            return self.adapt_to_partition(self.default, partition)
-        name = claim.sampling.get("sampler")
-        sampler = self.default
-        if name is not None:
-            sampler = _built_in(str(name))
-        said = claim.sampling.get(GROUP_SIZE)
+        name = sampling.get("sampler")
+        sampler = self.of_task(task) if name is None else _built_in(str(name))
+        said = sampling.get(GROUP_SIZE)
         sized = isinstance(sampler, UserSampler) or getattr(sampler, "size_given", True)
         if isinstance(said, int) and said > 0 and not sized:
             return self._copy_for_size(cast(BaseSampler, sampler), said, given=True)
-        return self.adapt_to_partition(sampler, partition)
+        return self._adapt_to_partition(sampler, partition)
 
-    def adapt_to_partition(self, sampler: AnySampler, partition: Partition | None) -> AnySampler:
+    def _adapt_to_partition(self, sampler: AnySampler, partition: Partition | None) -> AnySampler:
         """Return this sampler with the group size of a partition."""
         size = None if partition is None else declared_size(partition, sampler)
         if size is None or isinstance(sampler, UserSampler) or group_size(sampler) in (None, size):
@@ -124,7 +175,7 @@ def _built_in(name: str) -> BaseSampler:
         return GRPOGroupNSampler()
     raise InvalidArgumentError(
         f"a claim may name SequentialSampler, RankAwareSampler or GRPOGroupNSampler, not {name!r}; "
-        f"set any other sampler for the whole system in controller.sampler"
+        f"set any other sampler for the task in controller.task_samplers, or for the system in controller.sampler"
     )
 
 
@@ -165,7 +216,7 @@ def available_rows(partition: Partition, ready: ReadySet, sampler: AnySampler) -
     return len(ready.whole_groups(size, partition.groups)) * (partition.groups.size or size)
 
 
-def forget_partition(sampler: AnySampler, partition: str) -> None:
-    """Make a user's sampler forget what it keeps of a dropped partition."""
-    if isinstance(sampler, UserSampler):
+def forget_partition(samplers: SamplerRegistry, partition: str) -> None:
+    """Make users' samplers forget what they keep of a dropped partition."""
+    for sampler in samplers.of_users.values():
         sampler.clear_cache(partition)

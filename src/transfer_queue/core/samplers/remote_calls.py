@@ -1,4 +1,4 @@
-"""Calls a user's sampler that runs in a process of its own, one call at a time, in the order in which claims need them.
+"""Calls users' samplers that run in processes of their own, each one call at a time, in the order of the claims.
 
 A claim that needs an answer waits like any other claim that cannot be met. When the answer arrives, the claim is
 decided again with all its answers so far, and the result of the sampler is checked against the current state. None of
@@ -7,8 +7,9 @@ this is part of the state: after a restart the client sends the claim again.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.errors import SamplerError, TransferQueueError
-from transfer_queue.sampler.calls.call_messages import Question, SamplerCall, SamplerRequest, Shown, ViewReply
+from transfer_queue.sampler.calls.call_messages import Question, SamplerCall, Shown, ViewReply
 from transfer_queue.sampler.calls.remote_partition import PAGE
 from transfer_queue.sampler.ready_views import RankKey
 
@@ -46,6 +47,9 @@ class PendingCall:
         self.void = False
         """Whether the state was replaced during the call. The answer is then ignored, and the claim asks again."""
         self.answers = Answers()
+        """The answers of `runner`."""
+        self.runner: HostedRunner | None = None
+        """Represents the sampler that was called last; None before the first call."""
         self.ask: Ask | None = None
         self.began = 0.0
 
@@ -69,13 +73,80 @@ class CallContext(Protocol):
 
 
 class SamplerAsks:
-    """The calls of the system's sampler that wait or were sent. True while there are any."""
+    """The calls of all users' samplers that wait or were sent. True while there are any."""
 
-    def __init__(self, sampler: AnySampler, decide_again: DecideAgain) -> None:
+    def __init__(self, decide_again: DecideAgain) -> None:
         self._decide_again = decide_again
-        self.runner = _runner_of(sampler)
-        """Has the answers of the sampler; None if it does not run in a process of its own."""
-        self._begun = 0  # calls so far, including those of former samplers
+        self._queues: dict[HostedRunner, CallQueue] = {}
+        self._numbers = itertools.count(1)
+
+    def __bool__(self) -> bool:
+        return any(self._queues.values())
+
+    def _queue_of(self, runner: HostedRunner) -> CallQueue:
+        queue = self._queues.get(runner)
+        if queue is None:
+            queue = self._queues[runner] = CallQueue(runner, self._numbers, self._decide_again)
+        return queue
+
+    def request_call(self, context: CallContext, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
+        """Start this call, which a parked claim needs for its decision, or queue the claim."""
+        return self._queue_of(ask.runner).request_call(context, waiter, ask, fresh)
+
+    def start_further(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
+        """Start one more call, which the claim of a pending call needs."""
+        if pending.runner is not ask.runner:
+            pending.answers = Answers()  # the claim has another sampler now
+        return self._queue_of(ask.runner).start_further(context, pending, ask)
+
+    def queue_call(self, runner: HostedRunner, call: SamplerCall, done: Done) -> None:
+        """Queue a call that no claim needs. done: called with the answer, or the exception; see `start_next`."""
+        self._queue_of(runner).queue_call(call, done)
+
+    def is_pending(self, waiter: RequestKey) -> bool:
+        """Return whether a claim waits for its answer or for its turn. It is decided again after that."""
+        return any(queue.is_pending(waiter) for queue in self._queues.values())
+
+    def start_next(self, context: CallContext) -> list[Effect]:
+        """Start the next calls of all samplers that are not in a call."""
+        for sampler in context.samplers.of_users.values():
+            if isinstance(sampler.runner, HostedRunner) and sampler.runner.orders:
+                self._queue_of(sampler.runner)
+        return [effect for queue in list(self._queues.values()) for effect in queue.start_next(context)]
+
+    def replace(self, runner: HostedRunner | None) -> list[Effect]:
+        """The sampler of this runner was replaced: its claims get the new one, and its calls have failed."""
+        queue = None if runner is None else self._queues.get(runner)
+        return [] if queue is None else queue.end()
+
+    def void(self) -> None:
+        """The state was replaced: do not decide the current claims with answers about the old state."""
+        for queue in self._queues.values():
+            queue.void()
+
+    def on_answer(self, context: CallContext, number: int, outcome: Any) -> list[Effect]:
+        """Handle the end of a call. outcome: its result, or an exception."""
+        queue = self._queue_in_call(number)
+        return [] if queue is None else queue.on_answer(context, outcome)
+
+    def answer_read(self, context: CallContext, number: int, question: Question) -> ViewReply:
+        """Reply to what a sampler reads during a call; an empty reply if the claim or the partition is gone."""
+        queue = self._queue_in_call(number)
+        return ViewReply() if queue is None else queue.answer_read(context, question)
+
+    def _queue_in_call(self, number: int) -> CallQueue | None:
+        """Return the queue of the sampler in this call; None if the sampler was replaced."""
+        return next((queue for queue in self._queues.values() if queue.is_in_call(number)), None)
+
+
+class CallQueue:
+    """The calls of one sampler that wait or were sent."""
+
+    def __init__(self, runner: HostedRunner, numbers: Iterator[int], decide_again: DecideAgain) -> None:
+        self._decide_again = decide_again
+        self._runner: HostedRunner | None = runner  # None: the sampler was replaced
+        self._numbers = numbers
+        self._number = 0  # of the last call
         self._active: PendingCall | None = None
         self._claims: dict[RequestKey, bool] = {}  # claims that wait for their turn -> whether they are fresh
         self._orders: deque[tuple[SamplerCall, Done]] = deque()
@@ -83,8 +154,9 @@ class SamplerAsks:
     def __len__(self) -> int:
         return len(self._claims) + len(self._orders) + (self._active is not None)
 
-    def __bool__(self) -> bool:
-        return len(self) > 0
+    def is_in_call(self, number: int) -> bool:
+        """Return whether the sampler is in this call."""
+        return self._active is not None and self._number == number
 
     # ------------------------------------------------------------ which calls are needed
 
@@ -109,13 +181,14 @@ class SamplerAsks:
     def start_next(self, context: CallContext) -> list[Effect]:
         """Start the next call, unless the sampler is still in a call."""
         effects: list[Effect] = []
-        if self.runner is not None and self.runner.orders:
-            calls, self.runner.orders = self.runner.orders, []
+        if self._runner is not None and self._runner.orders:
+            calls, self._runner.orders = self._runner.orders, []
             self._orders.extend((call, lambda outcome: []) for call in calls)
         while self._active is None and (self._orders or self._claims):
             if self._orders:
                 call, done = self._orders.popleft()
-                effects += self._begin(context, PendingCall(None, done=done), Ask(call, None, None))
+                assert self._runner is not None
+                effects += self._begin(context, PendingCall(None, done=done), Ask(self._runner, call, None, None))
                 break
             waiter = next(iter(self._claims))
             fresh = self._claims.pop(waiter)
@@ -124,13 +197,13 @@ class SamplerAsks:
                 effects += self._decide_again(waiting, PendingCall(waiter, fresh))
         return effects
 
-    def replace(self, sampler: AnySampler) -> list[Effect]:
-        """Replace the sampler. Claims that wait for an answer of the old one are decided with the new one.
+    def end(self) -> list[Effect]:
+        """The sampler was replaced. Claims that wait for its answer are decided with the new one.
 
-        Calls of the old sampler that no claim needs have failed.
+        Calls that no claim needs have failed.
         """
         error = SamplerError("the system's sampler was replaced meanwhile")
-        active, self._active, self.runner = self._active, None, _runner_of(sampler)
+        active, self._active, self._runner = self._active, None, None
         waits = [done for _, done in self._orders]
         if active is not None and active.done is not None:
             waits.append(active.done)
@@ -148,12 +221,13 @@ class SamplerAsks:
     # ------------------------------------------------------------ calls
 
     def _begin(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
-        self._begun += 1
+        self._number = next(self._numbers)
         self._active, pending.ask, pending.began = pending, ask, context.timer()
+        pending.runner = ask.runner
         shown = NOTHING_SHOWN
         if ask.partition is not None and ask.ready is not None:
             shown = self._shown_rows(pending, ask.partition, ask.ready)
-        return [AskSampler(self._begun, ask.call, shown)]
+        return [AskSampler(self._number, ask.call, shown, ask.runner.pattern)]
 
     def start_further(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
         """Start one more call, which the claim of a pending call needs."""
@@ -163,14 +237,12 @@ class SamplerAsks:
             return []
         return self._begin(context, pending, ask)
 
-    def on_answer(self, context: CallContext, number: int, outcome: Any) -> list[Effect]:
-        """Handle the end of a call. outcome: its result, or an exception."""
-        pending = self._active
-        if pending is None or number != self._begun:
-            return []  # the call of a sampler that was replaced
-        self._active = None
+    def on_answer(self, context: CallContext, outcome: Any) -> list[Effect]:
+        """Handle the end of the call. outcome: its result, or an exception."""
+        pending, self._active = self._active, None
+        assert pending is not None
         assert pending.ask is not None
-        context.samplers.note(context.timer() - pending.began)
+        context.samplers.note(pending.ask.runner.facts.name, context.timer() - pending.began)
         if pending.done is not None:
             effects = pending.done(outcome)
         else:
@@ -209,11 +281,11 @@ class SamplerAsks:
         pending.answers.offered.append(rows)
         return ViewReply(rows.tobytes(), after)
 
-    def answer_read(self, context: CallContext, number: int, question: Question) -> ViewReply:
-        """Reply to what the sampler reads during a call; an empty reply if the claim or the partition is gone."""
+    def answer_read(self, context: CallContext, question: Question) -> ViewReply:
+        """Reply to what the sampler reads during the call; an empty reply if the claim or the partition is gone."""
         pending = self._active
         ask = None if pending is None else pending.ask
-        if pending is None or ask is None or number != self._begun or ask.partition is None or ask.ready is None:
+        if pending is None or ask is None or ask.partition is None or ask.ready is None:
             return ViewReply()
         partition, ready = ask.partition, ask.ready
         if context.state.partitions.get(partition.name) is not partition:
@@ -239,11 +311,7 @@ class SamplerAsks:
         return ViewReply(np.array(spoiled, "i8").tobytes())
 
 
-def _runner_of(sampler: AnySampler) -> HostedRunner | None:
+def hosted_runner(sampler: AnySampler) -> HostedRunner | None:
+    """Return what represents a sampler in a process of its own; None for other samplers."""
     runner = sampler.runner if isinstance(sampler, UserSampler) else None
     return runner if isinstance(runner, HostedRunner) else None
-
-
-def plain_call(kind: str, state: bytes | None = None) -> SamplerCall:
-    """Return a call that belongs to no claim."""
-    return SamplerCall(kind, SamplerRequest("", "", 0, {}), state=state)

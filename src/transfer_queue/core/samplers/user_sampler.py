@@ -76,8 +76,11 @@ class InlineRunner:
 class Ask(Exception):
     """The decision of a claim needs a call of a user's sampler that runs in a process of its own."""
 
-    def __init__(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> None:
+    def __init__(
+        self, runner: HostedRunner, call: SamplerCall, partition: Partition | None, ready: ReadySet | None
+    ) -> None:
         super().__init__()
+        self.runner = runner
         self.call = call
         self.partition = partition
         self.ready = ready
@@ -105,9 +108,11 @@ class Answers:
 class HostedRunner:
     """Represents a sampler in a process of its own. Returns answers that have arrived, and raises `Ask` for others."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, pattern: str = "") -> None:
         self.facts = facts
         """The facts that the process has reported."""
+        self.pattern = pattern
+        """The tasks that use the sampler, as in the configuration; "" for the system's sampler."""
         self.answers: Answers | None = None
         """The answers for the claim that is being decided; None before its first call."""
         self.orders: list[SamplerCall] = []
@@ -118,7 +123,7 @@ class HostedRunner:
         if call.kind == "clear_cache":
             self.orders.append(call)
             return None
-        ask = Ask(call, partition, ready)
+        ask = Ask(self, call, partition, ready)
         if self.answers is None or ask.key not in self.answers.by_key:
             raise ask
         found = self.answers.by_key[ask.key]
@@ -198,15 +203,6 @@ class UserSampler:
         for name in [name for name in self._batches if name[0] == partition]:
             del self._batches[name]
         self.runner.run(SamplerCall("clear_cache", SamplerRequest(partition, "", 0, {})), None, None)
-
-    def save_checkpoint(self) -> bytes:
-        """Return its state, as msgpack."""
-        saved: bytes = self.runner.run(SamplerCall("save_checkpoint", SamplerRequest("", "", 0, {})), None, None)
-        return saved
-
-    def load_checkpoint(self, state: bytes) -> None:
-        """Replace its state by one that `save_checkpoint` returned."""
-        self.runner.run(SamplerCall("load_checkpoint", SamplerRequest("", "", 0, {}), state=state), None, None)
 
     # ------------------------------------------------------------ checks of its results
 
@@ -296,9 +292,10 @@ def request_of(claim: Claim, count: int | None = None) -> SamplerRequest:
     return SamplerRequest(claim.partition, claim.task, claim.count if count is None else count, sampling)
 
 
-def watched_tags(sampler: AnySampler) -> list[str]:
-    """Return the tags by which a sampler, or one inside it, orders rows."""
-    return sampler.runner.facts.tags if isinstance(sampler, UserSampler) else ranked_tags(sampler)
+def watched_tags(*samplers: AnySampler) -> list[str]:
+    """Return the tags by which samplers, or those inside them, order rows."""
+    found = (each.runner.facts.tags if isinstance(each, UserSampler) else ranked_tags(each) for each in samplers)
+    return list(dict.fromkeys(tag for tags in found for tag in tags))
 
 
 AnySampler = Union[BaseSampler, UserSampler]

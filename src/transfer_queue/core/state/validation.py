@@ -28,6 +28,7 @@ from transfer_queue.core.tables.lease_table import Counts
 from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, CONSUMED, Chunk
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import NESTED, ORDERS, PartitionOptions
+from transfer_queue.sampler.sampler_spec import sampler_of
 
 MOST_ROUNDS = 1 << 28  # of one task in one partition; more than one round each second for eight years
 
@@ -57,6 +58,7 @@ def check_references(state: State) -> None:
     blocks.check_all_used()
     for client, kept in state.clients.items():
         kept.check_columns(f"client {client!r}")
+    _check_samplers(state)
     require(state.draining <= set(state.units), "a unit that is drained does not exist")
 
 
@@ -175,6 +177,14 @@ def _check_shapes(table: BlockTable, schema: np.ndarray, dims: np.ndarray, rows:
             dims_parts(table.schemas[one], np.frombuffer(packed, "<i8"), count)
         except InvalidArgumentError as error:
             raise BrokenInvariant(str(error)) from None
+
+
+def _check_samplers(state: State) -> None:
+    for task, spec in state.samplers.items():
+        try:
+            sampler_of(*spec)
+        except InvalidArgumentError as error:
+            raise BrokenInvariant(f"task {task!r} cannot have its sampler: {error}") from None
 
 
 def check_apart(state: State) -> None:
@@ -410,6 +420,7 @@ def _check_dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
     size = sum(last - first + 1 for first, last in zip(dealt.rounds.starts, dealt.rounds.ends, strict=True))
     fine = size == dealt.round_count <= MOST_ROUNDS
     require(fine, f"7: {where} counts {dealt.round_count} rounds, a recount gives {size}")
+    require(dealt.unasked <= dealt.issued.keys(), f"{where} has ranks that have never asked and were dealt nothing")
 
 
 def check_options(options: PartitionOptions) -> None:

@@ -66,7 +66,7 @@ class AdmissionWindow(Persisted, bare=True):
         self.finished += count
 
     def take_back(self, task: str, key: int, chunk: Chunk, at: np.ndarray, is_current: bool) -> None:
-        """Record that rows of a chunk are about to be unconsumed. is_current: the task consumed them at this version."""
+        """Record that rows of a chunk are about to be ready again. is_current: they were dealt at this version."""
         if self.limit is None or task not in self.tasks:
             return
         count = int(np.count_nonzero(self._classify(key, chunk, at)[1]))

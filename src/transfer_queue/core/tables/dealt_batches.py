@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -10,6 +11,7 @@ import numpy as np
 from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.columns.joined_columns import rows_of
 from transfer_queue.core.columns.schema import Count, Persisted, counter, map_of, part, parts_of, set_of
+from transfer_queue.messages.reports.progress import describe_held
 
 
 class DealtBatch(msgspec.Struct, eq=False):
@@ -43,6 +45,8 @@ class DealtBatches(Persisted):
     """How many these are."""
     left: set[int] = set_of(int)
     """The ranks that were declared gone and were not dealt anything since."""
+    unasked: set[int] = set_of(int, missing=[])
+    """The ranks that were dealt batches of rounds and have never asked for one."""
     next_number: int = counter(1)
 
     def __init__(self) -> None:
@@ -80,6 +84,25 @@ class DealtBatches(Persisted):
     def is_gone(self, dp_rank: int, batch_index: int) -> bool:
         """Return whether a batch was dealt under this key and is gone: its rows are cleared, or its rank is gone."""
         return (dp_rank, batch_index) not in self.by_key and self.was_dealt(dp_rank, batch_index)
+
+    def held_for_unasked(self) -> dict[int, int]:
+        """Return the number of live rows in the batches of each rank that has never asked, if there are any."""
+        if not self.unasked:
+            return {}
+        held: Counter[int] = Counter()
+        for batch in self.batches.values():
+            if batch.dp_rank in self.unasked:
+                held[batch.dp_rank] += batch.live
+        return dict(sorted(held.items()))
+
+    def describe_held(self, task: str) -> str:
+        """Return a clause about the rows that are held for ranks that have never asked; "" if there are none."""
+        return describe_held(task, self.held_for_unasked(), self.rank_count)
+
+    @property
+    def rank_count(self) -> int:
+        """The number of ranks that were dealt batches and have asked for one."""
+        return len(self.issued.keys() - self.unasked - self.left)
 
     def missing_rounds(self, dp_rank: int) -> Iterator[int]:
         """Iterate over the rounds that were dealt to other ranks and not to this one, ascending."""

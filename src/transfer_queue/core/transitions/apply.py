@@ -99,6 +99,7 @@ def _apply_dealt(state: State, record: r.Dealt) -> None:
     if record.batch_index is not None:
         shares = [(share.dp_rank, np.frombuffer(share.rows, "<i8")) for share in record.shares]
         positions = partition.deal(record.task, record.batch_index, record.batch_size, shares)
+        partition.dealt[record.task].unasked.update(record.unasked)
         if b"".join(share.rows for share in record.shares) == record.consumed:  # true for all built-in samplers
             consumed = positions
     if consumed is None:
@@ -289,6 +290,16 @@ def _apply_answered(state: State, record: r.RepliesSent) -> None:
             kept = state.clients[client] = ReplyCache()
         if not kept.is_finished(sequence):
             kept.replies[sequence] = reply
+
+
+@applies(r.SamplerRegistered)
+def _apply_sampler_registered(state: State, record: r.SamplerRegistered) -> None:
+    state.samplers[record.task] = (record.sampler, record.arguments)
+
+
+@applies(r.RankAsked)
+def _apply_rank_asked(state: State, record: r.RankAsked) -> None:
+    state.partitions[record.partition].dealt[record.task].unasked.discard(record.dp_rank)
 
 
 @applies(r.ClientIntroduced)

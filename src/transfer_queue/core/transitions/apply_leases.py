@@ -73,6 +73,7 @@ def apply_rank_left(partition: Partition, record: r.RankLeft) -> None:
         partition.leases.remove(token)
     dealt = partition.dealt.setdefault(task, DealtBatches())
     dealt.left.add(record.dp_rank)
+    dealt.unasked.discard(record.dp_rank)
     positions = partition.rows.positions_of(np.frombuffer(record.rows, "<i8"))
     for key in {partition.batch_of(task, position) for position in positions.tolist()}:
         assert key is not None

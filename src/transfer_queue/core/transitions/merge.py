@@ -18,7 +18,7 @@ from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
 from transfer_queue.core.tables.lost_values import LossEvent
 from transfer_queue.core.tables.row_table import CONSUMED, Chunk
 from transfer_queue.core.transitions import apply_clears, apply_leases
-from transfer_queue.core.transitions.restore import check_new_extents
+from transfer_queue.core.transitions.restore import check_new_extents, keep_samplers
 from transfer_queue.errors import CapacityError, DuplicateError, InvalidArgumentError, SealedError
 from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
 from transfer_queue.messages.tag_table import TagTable
@@ -84,6 +84,7 @@ def _differences(there: PartitionOptions, saved: PartitionOptions) -> str:
 
 def merge_state(state: State, loaded: State) -> None:
     """Apply a `records.StateMerged`: add the partitions of `loaded`, which must not be used afterwards."""
+    keep_samplers(state, loaded)
     targets = [(source, *_target_of(state, source)) for source in loaded.partitions.values()]
     owners = {source.number: target.number for source, target, _ in targets}
     numbers = sorted(loaded.blocks.chunks)

@@ -34,6 +34,7 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
     state.changes = max(state.changes, loaded.changes) + 1
     state.blocks = loaded.blocks
     state.locks.clear()
+    keep_samplers(state, loaded)
     state.origins = dict([*loaded.origins.items(), (tree["origin"], loaded.next_block)][-MOST_ORIGINS:])
     shift_ages(loaded, record.time - tree["time"])
     state.partitions, state.aging, state.counted = loaded.partitions, loaded.aging, loaded.counted
@@ -57,6 +58,11 @@ def take_loaded(state: State, record: r.StateLoaded) -> tuple[dict[str, Any], St
     assert not record.file, "the file that a record names must be read before the record is applied"
     tree = unpack(record.state)
     return tree, load_state(tree["state"], state.capacity, state.watched)
+
+
+def keep_samplers(state: State, loaded: State) -> None:
+    """Add the samplers of tasks that were saved. Those that datasets of this system have registered stay."""
+    state.samplers = {**loaded.samplers, **state.samplers}
 
 
 def check_new_extents(state: State, blocks: BlockTable) -> None:

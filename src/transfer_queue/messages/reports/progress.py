@@ -2,8 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from transfer_queue.display import count_text
 from transfer_queue.messages.base import Finite, Message, Natural
 from transfer_queue.messages.storage import ReadHold
+
+MOST_RANKS = 8  # that a text names
+
+
+def describe_held(task: str, held: Mapping[int, int], ranks: int) -> str:
+    """Return a clause about rows that are held for ranks that have never asked; "" if there are none.
+
+    Args:
+        task: The task.
+        held: dp_rank -> number of rows.
+        ranks: The number of ranks of the task that have asked.
+    """
+    if not held:
+        return ""
+    task = task if task.isprintable() else repr(task)
+    named = sorted(held)
+    some = ", ".join(map(str, named[:MOST_RANKS])) + (", ..." if len(named) > MOST_RANKS else "")
+    rows = count_text(sum(held.values()), "sample")
+    are, whom = ("is" if sum(held.values()) == 1 else "are"), f"dp_rank{'s' if len(named) > 1 else ''} {some}"
+    have = "have" if len(named) > 1 else "has"
+    return (
+        f"{rows} {are} held for {whom} of {task}, which {have} never asked; {task} has {count_text(ranks, 'rank')}: "
+        f"pass dp_size={ranks} or a sampler to its StreamingDataset"
+    )
 
 
 class FieldProgress(Message, frozen=True):
@@ -36,6 +63,15 @@ class TaskProgress(Message, frozen=True):
     """The number of rows consumed so far, including those cleared since. A row that is consumed again counts again."""
     claimed: int = 0
     """The number of live rows that are claimed under a lease."""
+    held: dict[int, int] = {}
+    """dp_rank -> number of live rows that are held for it, if the rank has never asked for a batch."""
+    ranks: int = 0
+    """The number of ranks that have asked for a batch, if the sampler deals to ranks."""
+
+    @property
+    def held_text(self) -> str:
+        """A clause about the rows that are held for ranks that have never asked; "" if there are none."""
+        return describe_held(self.name, self.held, self.ranks)
 
 
 class PolicyProgress(Message, frozen=True):

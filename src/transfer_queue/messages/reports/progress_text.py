@@ -140,6 +140,7 @@ def _lines(partition: PartitionProgress) -> Iterator[Row]:
             f"{count_text(task.waiting, 'claim')} waiting, the longest {task.longest_wait:.1f} s"
             if task.waiting
             else "",
+            task.held_text,
         ]
         yield ["task", task.name, ProgressCell(task.consumed, partition.rows), ", ".join(filter(None, texts))]
     yield from _left(len(partition.tasks), "task")

@@ -7,14 +7,14 @@ import logging
 import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from transfer_queue.config.settings import Settings
+from transfer_queue.config.settings import SYSTEM, Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
 from transfer_queue.core.units.mirror_writer import MaxLag
@@ -62,7 +62,7 @@ def build_controller(
     system: SystemFolder,
     config: str,
     key: bytes,
-    sampler: PickledSampler | None,
+    pickled: Mapping[str, PickledSampler],
     sockets: Sockets,
     journal: Path | None,
     term: Term | None = None,
@@ -73,7 +73,7 @@ def build_controller(
         system: The folder for state files of clients that save and load, and for the liveness files of clients.
         config: JSON text with the "settings" of `config.settings.Settings`.
         key: The key of the system.
-        sampler: A sampler that the settings do not name.
+        pickled: The samplers that the settings do not name, by the keys of `Settings.samplers`.
         sockets: Where the server listens.
         journal: The folder of the journal, from which the state of the previous controller is recovered. None: there
             is no journal.
@@ -90,12 +90,15 @@ def build_controller(
         raise StartError(f"a controller of a later term than {term.number} has taken over the journal in {journal}")
     loading = SamplerLoading.create(settings, system.log("sampler"))
     files = SamplerFiles(system.samplers, loading)
-    host = files.current() or loading.from_settings(settings, sampler)
-    made = core_sampler(host)
+    hosts = {
+        pattern: (files.current() if pattern == SYSTEM else None) or loading.from_settings(settings, pickled, pattern)
+        for pattern in settings.samplers
+    }
+    made = {pattern: core_sampler(host, pattern) for pattern, host in hosts.items()}
     clock = ClockIdentity.now()
-    recovered = None if journal is None else _recover(journal, clock, settings, made)
+    recovered = None if journal is None else _recover(journal, clock, settings, made.values())
     controller = Controller(
-        made, config=config, capacity=settings.total_storage_size, timer=time.perf_counter,
+        made.pop(SYSTEM), config=config, capacity=settings.total_storage_size, timer=time.perf_counter,
         restored=None if recovered is None else recovered.state, now=time.monotonic(),
         lives=partial(is_client_alive, system.clients),
         handed_over=partial(handed_over, system.clients),
@@ -108,6 +111,7 @@ def build_controller(
         max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
         values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
         part=PART,
+        task_samplers=made,
     )  # fmt: skip
     _lose_former_units(controller, settings, sockets, term)
     journaling = loaded = None
@@ -126,7 +130,7 @@ def build_controller(
     )  # fmt: skip
     service.attach(server.call_soon)
     service.end, service.serves_one = server.stop, server.serves_one
-    service.use_host(host, server)
+    service.use_hosts(hosts, server)
     controller.context.measures.server_counters = server.counters
     secret = server_context(settings.tls)
     for listener in sockets.controller:
@@ -141,9 +145,9 @@ def build_controller(
     return server
 
 
-def _recover(folder: Path, clock: ClockIdentity, settings: Settings, sampler: AnySampler) -> Recovered:
+def _recover(folder: Path, clock: ClockIdentity, settings: Settings, samplers: Iterable[AnySampler]) -> Recovered:
     begun = time.perf_counter()
-    recovered = recover(folder, clock, settings.total_storage_size, watched_tags(sampler))
+    recovered = recover(folder, clock, settings.total_storage_size, watched_tags(*samplers))
     if not recovered.fresh:
         logger.warning(
             "the controller resumes from the journal in %s: %d rows, %d records after the snapshot, %d bytes of an "

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Union
 
 import msgspec
 
+from transfer_queue.config.settings import SYSTEM
 from transfer_queue.core.checkpoint_handler import check_file_name
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
@@ -141,8 +142,8 @@ class ControllerService(EnvelopeService):
         """Client -> its put that has arrived in this turn, with the time, and is served at the end of the turn."""
         self._look_again = 0.0
         """When the disk is checked again."""
-        self._host: SamplerHost | None = None
-        """The process of a user's sampler."""
+        self._hosts: dict[str, SamplerHost] = {}
+        """The processes of users' samplers, by the keys of `Settings.samplers`."""
         self._loop: Loop | None = None
 
     def attach(self, call_soon: CallSoon) -> None:
@@ -153,23 +154,25 @@ class ControllerService(EnvelopeService):
             if self._journaling.late is not None:
                 self._journaling.late.attach(call_soon)
 
-    def use_host(self, sampler: AnyMade, loop: Loop) -> None:
-        """Use this sampler from now on. The loop watches the socket of its process."""
+    def use_hosts(self, samplers: Mapping[str, AnyMade], loop: Loop) -> None:
+        """Use these samplers from now on, by the keys of `Settings.samplers`. The loop watches their sockets."""
         self._loop = loop
-        self._replace(sampler)
+        for pattern, sampler in samplers.items():
+            self._replace(pattern, sampler)
 
-    def _replace(self, sampler: AnyMade) -> None:
-        if self._host is not None:
-            self._host.close()
-            self._worker.begin(self._host.stop, lambda outcome: None)  # reaps the process
-        self._host = sampler if isinstance(sampler, SamplerHost) else None
-        if self._host is not None:
+    def _replace(self, pattern: str, sampler: AnyMade) -> None:
+        former = self._hosts.pop(pattern, None)
+        if former is not None:
+            former.close()
+            self._worker.begin(former.stop, lambda outcome: None)  # reaps the process
+        if isinstance(sampler, SamplerHost):
             assert self._loop is not None
-            self._host.attach(self._loop, self._on_sampler_answer, self._controller.answer_sampler_read)
+            self._hosts[pattern] = sampler
+            answered = partial(self._on_sampler_answer, sampler)
+            sampler.attach(self._loop, answered, self._controller.answer_sampler_read)
 
-    def _on_sampler_answer(self, number: int, outcome: Any) -> list[Outgoing]:
-        assert self._host is not None
-        self._controller.context.samplers.restarts = self._host.restarts
+    def _on_sampler_answer(self, host: SamplerHost, number: int, outcome: Any) -> list[Outgoing]:
+        self._controller.context.samplers.restarts[host.facts.name] = host.restarts
         return self._carry_out(self._controller.on_sampler_answer(number, outcome, time.monotonic()))
 
     def commit(self) -> bool:
@@ -352,8 +355,8 @@ class ControllerService(EnvelopeService):
     def next_deadline(self) -> float | None:
         """See `net.server.server_connection.Service.next_deadline`."""
         due = self._look_again if self._waits_for_space else self._controller.next_deadline()
-        if self._host is not None:
-            due = _earlier(due, self._host.next_deadline())
+        for host in self._hosts.values():
+            due = _earlier(due, host.next_deadline())
         if self._late is not None:
             due = _earlier(due, self._late.next_deadline())
         return due if self._term is None else _earlier(due, self._next_check)
@@ -363,7 +366,7 @@ class ControllerService(EnvelopeService):
         if self._late is not None:
             self._late.tick(now)
         self._next_check = now + CHECK_SECONDS  # the commit of this turn checks the term
-        late = list(self._host.tick(now)) if self._host is not None else []
+        late = [outgoing for host in self._hosts.values() for outgoing in host.tick(now)]
         return [*late, *self._tick(now)]
 
     def _tick(self, now: float) -> Iterable[Outgoing]:
@@ -436,7 +439,7 @@ class ControllerService(EnvelopeService):
             if isinstance(outcome, BaseException):
                 words = f"the sampler cannot be used: {type(outcome).__name__}: {outcome}"
                 return [self.answer(peer, sequence, Failure("SamplerError", words))]
-            self._replace(outcome)
+            self._replace(SYSTEM, outcome)
             met = self._carry_out(self._controller.use_sampler(core_sampler(outcome)))
             return [self.answer(peer, sequence, Done()), *met]
 
@@ -461,8 +464,7 @@ class ControllerService(EnvelopeService):
             elif isinstance(effect, ComputeDeal):
                 self._begin(effect)
             elif isinstance(effect, AskSampler):
-                assert self._host is not None
-                self._host.ask(effect.number, effect.call, effect.shown)
+                self._hosts[effect.sampler].ask(effect.number, effect.call, effect.shown)
             elif isinstance(effect, WriteState):
                 yield from self._write(effect)
             elif isinstance(effect, ReadState):
@@ -502,6 +504,6 @@ def _ignore_result(outcome: object) -> None:
     """Ignore the result of the worker."""
 
 
-def core_sampler(made: AnyMade) -> AnySampler:
+def core_sampler(made: AnyMade, pattern: str = SYSTEM) -> AnySampler:
     """Return the sampler as the core uses it: a built-in sampler itself, a `UserSampler` for one in a process."""
-    return UserSampler(HostedRunner(made.facts)) if isinstance(made, SamplerHost) else made
+    return UserSampler(HostedRunner(made.facts, pattern)) if isinstance(made, SamplerHost) else made

@@ -56,15 +56,22 @@ class SamplerLoading:
         isolated = settings.sampler_isolation == "process"
         return cls(isolated, settings.sampler_timeout, settings.start_timeout, settings.allow_pickle, log)
 
-    def from_settings(self, settings: Settings, pickled: PickledSampler | None) -> AnyMade:
-        """Return the sampler of a system that starts. Raises the error that the user's code raises."""
-        if pickled is not None:
-            return self.from_pickle(pickled, settings.sampler_args)
-        if settings.sampler is None:
+    def from_settings(self, settings: Settings, pickled: Mapping[str, PickledSampler], pattern: str) -> AnyMade:
+        """Return a sampler of a system that starts. Raises the error that the user's code raises.
+
+        Args:
+            settings: The settings of the system.
+            pickled: The samplers that the settings do not name, by pattern.
+            pattern: Which of `settings.samplers` it is.
+        """
+        name, args = settings.samplers[pattern]
+        if pattern in pickled:
+            return self.from_pickle(pickled[pattern], args)
+        if name is None:
             raise SamplerError("the settings do not name a sampler, and no object was passed; pass one to the launcher")
-        if self.isolated and not _names_built_in_only(settings.sampler, settings.sampler_args):
-            return self._start_isolated(None, settings.sampler, settings.sampler_args)
-        return _make_sampler(settings.sampler, settings.sampler_args)
+        if self.isolated and not _names_built_in_only(name, args):
+            return self._start_isolated(None, name, args)
+        return _make_sampler(name, args)
 
     def from_pickle(self, pickled: PickledSampler, args: dict[str, Any] | None = None) -> AnyMade:
         """Return a sampler that was sent as an object or a class. Raises the error that the user's code raises."""

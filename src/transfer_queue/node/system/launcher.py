@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -53,6 +53,7 @@ END_SECONDS = 10.0  # for a supervisor to end after SIGTERM, or for its orphans 
 
 _ADDRESS = "TQ_ADDRESS"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)  # not inherited from this process
+NO_SAMPLERS: Mapping[str, object] = {}
 _FIRST_FREE = 10  # descriptors from here on are not among those that the supervisor is started with
 
 logger = logging.getLogger(__name__)
@@ -346,7 +347,7 @@ def _find(system: SystemFolder) -> RunningSystem | None:
 def start_local(
     system: str | None,
     config: dict[str, Any],
-    sampler: object | None = None,
+    samplers: Mapping[str, object] = NO_SAMPLERS,
     detached: bool = False,
     timeout: float = START_SECONDS,
     environment: MutableMapping[str, str] | None = None,
@@ -359,7 +360,8 @@ def start_local(
     Args:
         system: The name. None: TQ_SYSTEM, else the user's default.
         config: JSON values that attaching clients get; `config["settings"]` is `Settings.to_json()`.
-        sampler: An object or class that the settings do not name, or one that was pickled in another process.
+        samplers: The samplers that the settings do not name, by the keys of `Settings.samplers`: objects or classes, or
+            such that were pickled in another process.
         detached: The system outlives this process.
         timeout: Seconds until the system must be up.
         environment: Gets TQ_ADDRESS while this process owns the system (`os.environ`, so that its children attach).
@@ -386,10 +388,9 @@ def start_local(
                     f"{folder.logs}"
                 )
         folder.sweep()
-        pickled = sampler is None or isinstance(sampler, sampler_transfer.PickledSampler)
-        message: Any = sampler if pickled else sampler_transfer.dump(sampler)
+        pickled = sampler_transfer.dump_all(samplers)
         seconds = max(0.1, limit - time.monotonic())
-        started = _start(folder, config, message, detached, seconds, environment, heirs, seat, key)
+        started = _start(folder, config, pickled, detached, seconds, environment, heirs, seat, key)
     if environment is not None and not detached:
         environment[_ADDRESS] = str(folder.folder)
     return started
@@ -408,7 +409,7 @@ def sweep_killed(prefix: str) -> None:
 
 
 def _start(
-    folder: SystemFolder, config: dict[str, Any], sampler: sampler_transfer.PickledSampler | None, detached: bool,
+    folder: SystemFolder, config: dict[str, Any], samplers: dict[str, sampler_transfer.PickledSampler], detached: bool,
     seconds: float, environment: MutableMapping[str, str] | None, heirs: float, seat: launcher_protocol.NodeRole,
     key: bytes | None,
 ) -> RunningSystem:  # fmt: skip
@@ -426,7 +427,7 @@ def _start(
                 identity=identity,
                 config=msgspec.json.encode(config).decode(),
                 key=key,
-                sampler=sampler,
+                samplers=samplers,
                 starter_pid=os.getpid(),
                 starter_started=processes.start_time(os.getpid()),
                 starter_command=processes.command(),

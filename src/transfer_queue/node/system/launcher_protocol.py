@@ -56,7 +56,8 @@ class StartRequest(msgspec.Struct, frozen=True):
     config: str
     """JSON text for attaching clients; its "settings" are `config.settings.Settings`."""
     key: bytes
-    sampler: PickledSampler | None
+    samplers: dict[str, PickledSampler]
+    """The samplers that the settings do not name, by the keys of `Settings.samplers`."""
     starter_pid: int
     starter_started: int | None
     """See `processes.start_time`."""

@@ -11,6 +11,7 @@ import importlib
 import os
 import pickle
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -52,6 +53,14 @@ def dump(sampler: object, alone: bool = False) -> PickledSampler:
         if by_value:
             pickled = _by_value(sampler, None)
     return PickledSampler(pickled, [entry for entry in sys.path if entry], main if b"__main__" in pickled else {})
+
+
+def dump_all(samplers: Mapping[str, object], alone: bool = False) -> dict[str, PickledSampler]:
+    """Pickle those of these samplers that are not pickled yet. See `dump`."""
+    return {
+        name: sampler if isinstance(sampler, PickledSampler) else dump(sampler, alone)
+        for name, sampler in samplers.items()
+    }
 
 
 def _by_value(sampler: object, cause: Exception | None) -> bytes:

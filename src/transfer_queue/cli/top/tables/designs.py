@@ -328,6 +328,8 @@ def _task_notes(row: TaskRow, width: int) -> Cell:
     its, words = row.progress, []
     if its.claimed:
         words.append(f"{its.claimed:,} claimed, not acknowledged")
+    if its.held:
+        words.append(its.held_text)
     for reason, number in row.skipped.items():
         words.append(f"{number:,} skipped ({'poison' if reason == POISON else printable_name(reason)})")
     waits = [(f"{its.waiting:,} wait, {duration(its.longest_wait)}  ", "waits")] if its.waiting else []
