@@ -88,7 +88,7 @@ def handle_nack(context: ControllerContext, caller: Caller, request: claims.Nack
 
 @handles(claims.ReportBatches)
 def handle_report_batches(context: ControllerContext, caller: Caller, request: claims.ReportBatches) -> list[Effect]:
-    """Note which batches were handed over or are returned, and cancel claims. There is no reply."""
+    """Note which batches were handed over or are returned, and cancel claims. A notice gets no reply."""
     for batches, end in (
         (request.handed_over, lease_decisions.hand_over),
         (request.finished, lease_decisions.hand_over_finished),
@@ -103,7 +103,9 @@ def handle_report_batches(context: ControllerContext, caller: Caller, request: c
         for record in lease_decisions.return_lease(context.state, name, token):
             context.log.apply(record)
     cancelled = [handle_cancel(context, caller, claims.Cancel(sequence)) for sequence in request.withdrawn]
-    return [effect for effects in cancelled for effect in effects[:-1]]  # the last one is the reply of a `Cancel`
+    effects = [effect for found in cancelled for effect in found[:-1]]  # the last one is the reply of a `Cancel`
+    sequence = caller.envelope.sequence
+    return [*effects, Send(caller.peer, sequence, Done())] if sequence else effects
 
 
 @handles(claims.RankGone)
