@@ -211,6 +211,10 @@ class RetryingClient(Client):
             work, seconds = call.work, self._cluster.network.random.uniform(0, MOST_WORK_SECONDS)
             self._plan(seconds, lambda: task.resume(outcome_of(work)))
             return
+        if call.is_notice:
+            self._notify(call.request)
+            task.resume(Done())
+            return
         attempts = RetryPolicy(self.state.session, call)
         sequence, frame = self.state.session.begin_request(call.request)
         task.call, task.sequence = call, sequence

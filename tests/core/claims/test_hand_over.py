@@ -134,7 +134,7 @@ class TestClaims:
         waiting = {name: h.claim(2, name=name, wait=50.0, hand_over=True) for name in ("a", "b", "c")}
         rows = h.put(6)
         got = {name: h.result(sequence, name) for name, sequence in waiting.items()}
-        assert sorted(sum(map(rows_of, got.values()), [])) == rows
+        assert sorted(row for reply in got.values() for row in rows_of(reply)) == rows
         assert sorted(reply.token for reply in got.values()) == held(h)
         h.notify("b", returned=of(got["b"]))
         assert h.dealt(2, name="a") == rows_of(got["b"])
