@@ -21,10 +21,10 @@ from transfer_queue.client.operations.operations import Operations
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done, Failure
-from transfer_queue.messages.claims import Cancel
-from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.claims import Cancel, Claim, ReportBatches
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.net.calls import Call, pause
+from transfer_queue.net.calls import CONTROLLER, Call, pause
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import RetryPolicy, Target
 from transfer_queue.storage.protocols import Reserved
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from tests.simulation.faulty_cluster import FaultyCluster
 
 MOST_WORK_SECONDS = 0.05  # of virtual time that a call of an external store takes
+
+
+class Cancelled(Exception):
+    """A task was cancelled. Operations get it as they get `asyncio.CancelledError`."""
+
 
 Script = Callable[["RetryingClient"], Generator[Call, AnyReply, None]]
 
@@ -241,14 +246,48 @@ class RetryingClient(Client):
             self._connections[target] = connection
             self._readers[connection] = FrameReader()
         self._sent[sequence] = connection
+        if target == CONTROLLER:
+            frame = self._notices_for(connection) + frame
         self._cluster.network.send(connection, "up", frame)
+
+    def _notices_for(self, connection: int) -> bytes:
+        session = self.state.session
+        return session.notices.frame_for(connection, session.next_sequence)
+
+    def _notify(self, report: AnyRequest) -> None:
+        """Write a notice to the controller; if there is no connection, it goes before the next request."""
+        self.state.session.notices.add(report)
+        connection = self._connections.get(CONTROLLER)
+        frame = b"" if connection is None else self._notices_for(connection)
+        if connection is not None and frame:
+            self._cluster.network.send(connection, "up", frame)
+
+    def cancel(self, task: Task[Any]) -> None:
+        """Cancel the task that runs an operation, as `asyncio.Task.cancel` does."""
+        if task.done or task.sequence not in self._tasks:
+            return  # it pauses, or does work that is not interrupted
+        sequence, call = task.sequence, task.call
+        assert call is not None
+        self._drop(sequence)
+        self._abandon(sequence, call)
+        task.resume(Cancelled())
+
+    def _abandon(self, sequence: int, call: Call) -> None:
+        """Do what the drivers do with a request whose reply nobody awaits any more."""
+        if isinstance(call.request, Claim):
+            self._notify(ReportBatches(withdrawn=[sequence]))
+        else:
+            self.state.session.finish(sequence)
 
     def _broke(self, sequence: int, error: OSError) -> None:
         """Handle a failed attempt of a request: try again, or end it with an error."""
         try:
             delay = self._attempts[sequence].next_delay(error)
         except TransferQueueError as told:
-            self._end(sequence, failure_of(told))
+            task = self._drop(sequence)
+            assert task.call is not None
+            self._abandon(sequence, task.call)
+            task.resume(failure_of(told))
         else:
             self._plan(delay, lambda: self._try(sequence))
 
@@ -259,20 +298,24 @@ class RetryingClient(Client):
 
     def _on_frame(self, connection: int, frame: bytes) -> None:
         for body, _ in self._readers[connection].feed(frame):
-            self._on_body(body)
+            self._on_body(connection, body)
 
-    def _on_body(self, body: bytes) -> None:
+    def _on_body(self, connection: int, body: bytes) -> None:
         answer = self.state.session.decode_reply(body)
+        self.state.session.confirm_notices(connection, answer.sequence)
         if answer.sequence in self._given_up:
             self._given_up.discard(answer.sequence)
             self.state.session.finish(answer.sequence)
         elif answer.sequence in self._tasks:
             self._end(answer.sequence, answer.body)
 
-    def _end(self, sequence: int, reply: AnyReply) -> None:
-        task = self._tasks.pop(sequence)
+    def _drop(self, sequence: int) -> Task[Any]:
         del self._frames[sequence], self._attempts[sequence]
         self._sent.pop(sequence, None)
+        return self._tasks.pop(sequence)
+
+    def _end(self, sequence: int, reply: AnyReply) -> None:
+        task = self._drop(sequence)
         self.state.session.finish(sequence)
         if isinstance(reply, LookupReply) and self.late is not None:
             seconds, self.late = self.late, None

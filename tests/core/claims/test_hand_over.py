@@ -303,6 +303,16 @@ class TestReturns:
         rows = h.put(1)
         assert h.dealt(1, name="other") == rows
 
+    def test_a_withdrawn_claim_that_arrives_later_gets_nothing(self, h: Harness) -> None:
+        """It was written to a connection that broke, and which the controller reads after the notice."""
+        h.put(1)
+        h.client("r").sequence = 1
+        h.notify(withdrawn=[1])
+        h.send(Claim("p", "t", ["x"], 1, hand_over=True), "r", 1)
+        assert isinstance(h.reply(1, "r"), Failure)
+        assert consumed(h) == [0]
+        assert h.dealt(1) != []
+
     def test_a_withdrawn_lease_ends_without_a_delivery(self, h: Harness) -> None:
         h.put(1)
         sequence = h.claim(1, lease=50.0, hand_over=True)
