@@ -38,7 +38,7 @@ from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
 from transfer_queue.messages.base import DELETE_CODE, Done, Failure
-from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack
+from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, ReportBatches
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition
@@ -59,6 +59,7 @@ EXTENT = 64 << 10
 Fields = Sequence[str] | dict[str, Any]
 
 encode = msgspec.msgpack.Encoder().encode
+envelope_of = msgspec.msgpack.Decoder(RequestEnvelope).decode
 
 made: list[Harness] = []  # those of the running test; `conftest` replays each at its end
 
@@ -399,12 +400,13 @@ class Harness:
         lease: float | None = None,
         replicas: int | None = None,
         ahead: int = 0,
+        hand_over: bool = False,
         **sampling: Any,
     ) -> int:
         """Sends a claim of client `name`; gives its sequence."""
         request = Claim(
             partition, task, list(fields), count, sampling, wait, probe, finite, None, hold, lease, replicas,
-            ahead=ahead,
+            ahead=ahead, hand_over=hand_over,
         )  # fmt: skip
         return self.send(request, name)
 
@@ -413,6 +415,19 @@ class Harness:
         reply = self.result(self.claim(count, *args, name=name, lease=lease, **more), name)
         assert isinstance(reply, ClaimReply), reply
         return reply
+
+    def unseen(self, count: int, *args: Any, name: str = "r", **more: Any) -> ClaimReply:
+        """Claims rows that stay with the client until it has handed them over; the reply, which must have come."""
+        reply = self.result(self.claim(count, *args, name=name, hand_over=True, **more), name)
+        assert isinstance(reply, ClaimReply), reply
+        return reply
+
+    def notify(self, name: str = "r", **batches: Any) -> None:
+        """Sends a notice of a client, which gets no reply. batches: see `ReportBatches`."""
+        client = self.client(name)
+        sent = encode(RequestEnvelope(0, client.acknowledged, ReportBatches(**batches), client.finished))
+        self.take(self.controller.handle(name, client.peer, envelope_of(sent), self.now))
+        assert (client.peer, 0) not in self.replies
 
     def ack(self, reply: ClaimReply, rows: Iterable[int] | None = None, partition: str = "p", name: str = "r") -> bool:
         """Acknowledges what a claim got, or these rows of it; whether it counts."""

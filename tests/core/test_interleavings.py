@@ -1,7 +1,8 @@
 """All that may interleave, against a model in plain dicts: hypothesis looks for an order that breaks a rule.
 
 The model does not choose rows as samplers do. It knows what is produced, consumed, tagged, keyed and grouped, and
-checks what was dealt: only ready rows, whole groups, no row twice, the same key the same batch. After every event no
+checks what was dealt: only ready rows, whole groups, no row twice, the same key the same batch. A batch without a key
+is held until it is handed over; until then it may come back, and afterwards it never does. After every event no
 claim may be left waiting that could be met, or for which nothing will come.
 """
 
@@ -19,9 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from transfer_queue.core.claims import batch_selection
-from transfer_queue.core.events.records import Dealt, PassedOver
+from transfer_queue.core.control.absent_holders import ABSENCE_SECONDS
+from transfer_queue.core.events.records import Dealt, HandedOver, LeaseEnded, PassedOver
 from transfer_queue.messages.base import Failure
-from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, ResetConsumption
+from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, Nack, ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.messages.puts import ClearKeys, ClearRows, Publish
 from transfer_queue.messages.queries import (
@@ -33,6 +35,7 @@ from transfer_queue.messages.queries import (
     ProductionStatus,
     RetrieveMeta,
 )
+from transfer_queue.messages.reports.timeline import Leave
 from transfer_queue.messages.reports.unit_reports import RegisterUnit, WriterGone
 from transfer_queue.sampler import (
     BaseSampler,
@@ -64,7 +67,7 @@ TAGS = st.sampled_from([None, {}, {"n": 1}, {"n": 2, "s": "x"}, {"n": harness.DE
 
 KINDS = [
     *("insert",) * 3, *("write",) * 4, *("by_keys",) * 2, "join", *("claim",) * 6,
-    *("work",) * 3, *("retry",) * 2, *("clear_rows",) * 2, *("end",) * 2, *("world",) * 2,
+    *("work",) * 3, *("retry",) * 2, *("report",) * 2, *("clear_rows",) * 2, *("end",) * 2, *("world",) * 2,
 ]  # fmt: skip
 
 # (task, rows of a share) dealt by the last event -> rows of the whole deal, and whether they were ready for each who
@@ -153,6 +156,9 @@ class Interleavings(RuleBasedStateMachine):
         self.waiting: dict[tuple[str, int], Claim] = {}
         self.got: dict[tuple[str, int], Any] = {}  # kept replies by (client, sequence)
         self.requests: list[tuple[str, int, Any]] = []  # puts and claims that were sent, for retries
+        self.unseen: dict[int, tuple[str, str, str, set[int]]] = {}  # token -> client, partition, task, rows
+        self.tokens: list[tuple[str, int]] = []  # (partition, token) of all batches so far, that notices may name
+        self.handed_over: set[tuple[str, int]] = set()  # (task, row): a ledger of what was handed over, until a reset
 
     # ------------------------------------------------------------ what happened
 
@@ -172,6 +178,12 @@ class Interleavings(RuleBasedStateMachine):
         for deal in records:
             if isinstance(deal, PassedOver):
                 self.pass_over(deal)
+            elif isinstance(deal, LeaseEnded):
+                self.take_back(deal)
+            elif isinstance(deal, HandedOver):
+                _, _, task, rows = self.unseen.pop(deal.token)
+                assert not {(task, row) for row in rows} & self.handed_over, "a row was handed over twice"
+                self.handed_over |= {(task, row) for row in rows}
             if not isinstance(deal, Dealt):
                 whole = ([], [])  # the deals of one claim, of several rounds at the end, lie side by side
                 continue
@@ -193,6 +205,12 @@ class Interleavings(RuleBasedStateMachine):
                     model.batches[key] = rows
                 whole[0].extend(rows)
                 fresh[deal.task, tuple(rows)] = whole
+            for lease in [*([deal.lease] if deal.lease is not None else []), *deal.leases]:
+                assert deal.batch_index is None, "a batch under a key stays under it"
+                self.unseen[lease.token] = (
+                    lease.client, deal.partition, deal.task, set(np.frombuffer(lease.rows, "<i8").tolist())
+                )  # fmt: skip
+                self.tokens.append((deal.partition, lease.token))
         for (client, sequence), claim in list(self.waiting.items()):
             reply = self.h.reply(sequence, client)
             if reply is None:
@@ -210,6 +228,10 @@ class Interleavings(RuleBasedStateMachine):
         assert rows <= set(model.rows)
         assert not rows & model.consumed.setdefault(record.task, set()), "a row was passed over that was consumed"
         model.consumed[record.task] |= rows
+
+    def take_back(self, record: LeaseEnded) -> None:
+        _, partition, task, rows = self.unseen.pop(record.token)
+        self.model[partition].consumed[task] -= rows
 
     def check_reply(self, claim: Claim, reply: Any, fresh: Fresh) -> None:
         model = self.model.get(claim.partition)
@@ -234,6 +256,9 @@ class Interleavings(RuleBasedStateMachine):
             return
         assert model is not None
         assert not claim.probe
+        held = reply.token in self.unseen
+        assert held == (claim.hand_over and self.key(claim) is None)
+        assert not held or self.unseen[reply.token][3] == set(rows)
         kept = model.batches.get(self.key(claim)) if self.key(claim) is not None else None
         if (claim.task, tuple(rows)) in fresh:
             assert len(rows) == claim.count or (model.sealed and len(rows) < claim.count)
@@ -264,7 +289,11 @@ class Interleavings(RuleBasedStateMachine):
             who = draw(st.lists(st.tuples(READERS, st.integers(0, RANKS - 1)), min_size=1, max_size=4))
             batch, wait = draw(st.sampled_from([None, 0, 0, 0, 1, 2])), draw(st.sampled_from([None, 25.0, 25.0, 25.0]))
             what = draw(st.sampled_from(["claim", "claim", "claim", "probe", "finite"]))
-            self.claim(partition, draw(TASKS), draw(FIELDS), draw(st.sampled_from([1, 1, 2])), who, batch, wait, what)
+            size, hold = draw(st.sampled_from([1, 1, 2])), draw(st.booleans())
+            self.claim(partition, draw(TASKS), draw(FIELDS), size, who, batch, wait, what, hold)
+        elif kind == "report":
+            if self.tokens:
+                self.report(draw(st.sampled_from(self.tokens[-8:])), draw(st.integers(0, 4)), draw(READERS))
         elif kind == "work":
             if self.h.works:
                 self.work()
@@ -281,7 +310,7 @@ class Interleavings(RuleBasedStateMachine):
                 draw(st.none() | TASKS),
             )
         else:
-            self.world(draw(st.integers(0, 7)), draw(READERS), draw(st.sampled_from([0.5, 5.0, 30.0])), data)
+            self.world(draw(st.integers(0, 8)), draw(READERS), draw(st.sampled_from([0.5, 5.0, 30.0])), data)
 
     # ------------------------------------------------------------ puts
 
@@ -363,19 +392,32 @@ class Interleavings(RuleBasedStateMachine):
     # ------------------------------------------------------------ claims
 
     def claim(
-        self, partition: str, task: str, fields: Any, groups: int, who: Any, batch: Any, wait: Any, kind: str
-    ) -> None:
+        self, partition: str, task: str, fields: Any, groups: int, who: Any, batch: Any, wait: Any, kind: str,
+        hold: bool,
+    ) -> None:  # fmt: skip
         """Some readers ask, ranks and their replicas."""
         count = GROUP * groups if self.grouping else groups
         for client, rank in who:
             sampling: dict[str, Any] = {} if self.sampler == "sequential" else {"dp_rank": rank}
             if self.sampler != "sequential" and (batch is not None or self.sampler == "rank_aware"):
                 sampling["batch_index"] = batch or 0
-            request = Claim(partition, task, list(fields), count, sampling, wait, kind == "probe", kind == "finite")
+            request = Claim(
+                partition, task, list(fields), count, sampling, wait, kind == "probe", kind == "finite", hand_over=hold
+            )
             sequence = self.h.send(request, client)
             self.waiting[client, sequence] = request
             self.requests.append((client, sequence, request))
             self.settle()
+
+    def report(self, batch: tuple[str, int], kind: int, client: str) -> None:
+        """A notice, or a return, of a batch that may have ended long ago."""
+        if kind == 4:
+            self.h.ask(Nack(*batch, b""), client)
+        else:
+            self.h.notify(client, **{["handed_over", "finished", "returned", "handed_over"][kind]: [batch]})
+        assert batch[1] not in self.unseen or self.h.records[self.seen :]
+        self.settle()
+        assert batch[1] not in self.unseen
 
     def work(self) -> None:
         """A deal that was begun some events ago is made."""
@@ -402,10 +444,25 @@ class Interleavings(RuleBasedStateMachine):
             self.settle()
 
     def _cancel(self, client: str, data: Any) -> None:
-        mine = [sequence for name, sequence in self.waiting if name == client]
+        mine = [sequence for name, sequence, request in self.requests if name == client and isinstance(request, Claim)]
         if mine:
-            self.h.ask(Cancel(data.draw(st.sampled_from(mine))), client)
+            sequence = data.draw(st.sampled_from(mine[-6:]))
+            if data.draw(st.booleans()):
+                self.h.ask(Cancel(sequence), client)
+            else:
+                self.h.notify(client, withdrawn=[sequence])
             self.settle()
+            reply = self.h.reply(sequence, client)
+            assert (
+                not isinstance(reply, ClaimReply)
+                or reply.token not in self.unseen
+                or self._is_finished(client, sequence)
+            )
+
+    def _is_finished(self, client: str, sequence: int) -> bool:
+        """Whether the client has said that it has the reply."""
+        kept = self.h.state.clients.get(client)
+        return kept is None or sequence not in kept.replies
 
     def _finish(self, client: str) -> None:
         """The client has all replies that were sent; what waits keeps its place."""
@@ -438,16 +495,26 @@ class Interleavings(RuleBasedStateMachine):
     def _drop(self, partition: str) -> None:
         self.h.ask(ClearPartition(partition), self.writer)
         self.model.pop(partition, None)
+        self._forget_unseen(partition, None)
         self.settle()
 
     def _reset(self, partition: str, task: str | None) -> None:
         self.h.ask(ResetConsumption(partition, task), self.writer)
         model = self.model.get(partition)
         if model is not None:
+            self._forget_unseen(partition, task)
+            self.handed_over -= {
+                (name, row) for name, row in self.handed_over if row in model.rows and task in (None, name)
+            }
             for name in [task] if task is not None else ["t", "u"]:
                 model.consumed.pop(name, None)
                 model.batches = {key: rows for key, rows in model.batches.items() if key[0] != name}
         self.settle()
+
+    def _forget_unseen(self, partition: str, task: str | None) -> None:
+        for token, batch in list(self.unseen.items()):
+            if batch[1] == partition and task in (None, batch[2]):
+                del self.unseen[token]
 
     def _seal(self, partition: str) -> None:
         if partition in self.model:
@@ -482,6 +549,8 @@ class Interleavings(RuleBasedStateMachine):
             self._unit_restarts()
         elif kind == 6:
             self._controller_restarts()
+        elif kind == 7:
+            self._leave(client, data.draw(st.booleans()))
         else:
             self._writer_dies()
 
@@ -499,6 +568,20 @@ class Interleavings(RuleBasedStateMachine):
             self.h.connect(client)
             assert not any(name == client for name, _ in self.h.state.waiting.by_waiter)
             self.settle()
+
+    def _leave(self, client: str, announced: bool) -> None:
+        """A client closes, or is away for so long that it counts as dead; it has nothing afterwards."""
+        if client not in self.h.clients:
+            return
+        if announced:
+            self.h.ask(Leave(), client)
+        self.h.disconnect(client)
+        self.waiting = {who: claim for who, claim in self.waiting.items() if who[0] != client}
+        self.settle()
+        if not announced:
+            self._tick(ABSENCE_SECONDS)
+        assert not any(batch[0] == client for batch in self.unseen.values())
+        self.h.connect(client)
 
     def _second_connection(self, client: str) -> None:
         """All that waits moves to a new connection, and the old one ends."""
@@ -595,6 +678,18 @@ class Interleavings(RuleBasedStateMachine):
             reply = h.look(RetrieveMeta(name, [*keyed, "nobody"]))
             assert rows_of(reply) == [i for i, _ in keyed.values()]
             assert (reply.tags or [{}] * len(keyed)) == [row.tag for _, row in keyed.values()]
+
+    @invariant()
+    def what_was_not_handed_over_is_held_or_can_be_claimed(self) -> None:
+        held = {
+            token: (batch.client, name, batch.task, set(batch.indexes.tolist()))
+            for name, partition in self.h.state.partitions.items()
+            for token, batch in partition.unseen_batches.by_token.items()
+        }
+        assert held == self.unseen
+        for _, name, task, rows in held.values():
+            assert rows & set(self.model[name].rows) <= self.model[name].consumed[task]
+            assert not {(task, row) for row in rows} & self.handed_over
 
     @invariant()
     def what_is_published_can_be_read(self) -> None:

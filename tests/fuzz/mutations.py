@@ -49,6 +49,7 @@ from transfer_queue.messages.claims import (
     Nack,
     RankGone,
     Renew,
+    ReportBatches,
     ResetConsumption,
 )
 from transfer_queue.messages.descriptors import DIGEST, BlockLocation, EqualField, FieldSpec, NewBlock, PartitionOptions
@@ -208,6 +209,7 @@ class Life:
         self.next_extent = 1
         self.open: dict[tuple[str, int], tuple[int, int]] = {}  # of (client, unit): extent, blocks in it
         self.leases: list[tuple[str, str, int, bytes]] = []
+        self.unseen: list[tuple[str, str, int]] = []
         self.locks: list[tuple[str, str, int]] = []
         self.cuts: list[str] = []
         self.kinds: set[type] = set()
@@ -238,6 +240,8 @@ class Life:
             self.peers[client] = len(self.peers) + 1
             self.controller.on_connect(client, self.peers[client])
         sequence = self.sequences[client] = self.sequences.get(client, 0) + 1
+        if isinstance(request, ReportBatches) and self.rng.random() < 0.7:
+            sequence = 0  # a notice
         envelope = _envelope(_encode(RequestEnvelope(sequence, max(0, sequence - 40), request)))
         self.take(self.controller.handle(client, self.peers[client], envelope, self.now))
         while self.controller.wide_puts.jobs:
@@ -417,11 +421,26 @@ class Life:
             sampling = {"dp_rank": self.rng.randrange(2), "batch_index": self.rng.randrange(4)}
         lease = self.rng.choice((None, 10.0))
         wait = self.rng.choice((None, None, 5.0))
+        fields = self.rng.choice((["x"], ["x", "y"]))
         reply = self.ask(
-            Claim(partition, task, self.rng.choice((["x"], ["x", "y"])), 2, sampling, wait, lease=lease), client
+            Claim(partition, task, fields, 2, sampling, wait, lease=lease, hand_over=self.rng.random() < 0.6), client
         )
+        if isinstance(reply, ClaimReply) and reply.token and lease is None:
+            self.unseen.append((partition, client, reply.token))
         if isinstance(reply, ClaimReply) and reply.token:
             self.leases.append((partition, client, reply.token, reply.rows))
+
+    def report_batches(self) -> None:
+        """Say what became of batches that were not handed over, or of leases, and withdraw claims."""
+        kinds: dict[str, list[Any]] = {"handed_over": [], "finished": [], "returned": [], "withdrawn": []}
+        of_leases = [lease[:3] for lease in self.leases]
+        for partition, _, token in self.rng.sample(self.unseen, min(3, len(self.unseen))) + of_leases[:1]:
+            kinds[self.rng.choice(("handed_over", "finished", "returned"))].append((partition, token))
+        client = self.rng.choice(("r0", "r1"))
+        if self.rng.random() < 0.3:
+            kinds["withdrawn"].append(max(1, self.sequences.get(client, 1) - self.rng.randrange(3)))
+        self.unseen = self.unseen[-8:]
+        self.ask(ReportBatches(**kinds), client)
 
     def acknowledge_many(self) -> None:
         """Several acknowledgements of one client in one request, some of them twice or of leases that are over."""
@@ -570,7 +589,7 @@ class Life:
 
 STEPS = (
     *["put"] * 6, *["put_known"] * 2, *["replace"] * 2, *["claim"] * 3, *["acknowledge"] * 2,
-    "acknowledge_many", *["clear"] * 3, "partitions",
+    "acknowledge_many", *["report_batches"] * 2, *["clear"] * 3, "partitions",
     "lock", "lock", "unlock", *["progress"] * 3, "seldom", "checkpoint", "close", "recall", "unit_trouble",
 )  # fmt: skip
 

@@ -21,10 +21,10 @@ from transfer_queue.client.operations.operations import Operations
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done, Failure
-from transfer_queue.messages.claims import Cancel
-from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.claims import Cancel, Claim, ReportBatches
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.net.calls import Call, pause
+from transfer_queue.net.calls import CONTROLLER, Call, pause
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import RetryPolicy, Target
 from transfer_queue.storage.protocols import Reserved
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from tests.simulation.faulty_cluster import FaultyCluster
 
 MOST_WORK_SECONDS = 0.05  # of virtual time that a call of an external store takes
+
+
+class Cancelled(Exception):
+    """A task was cancelled. Operations get it as they get `asyncio.CancelledError`."""
+
 
 Script = Callable[["RetryingClient"], Generator[Call, AnyReply, None]]
 
@@ -211,8 +216,12 @@ class RetryingClient(Client):
             work, seconds = call.work, self._cluster.network.random.uniform(0, MOST_WORK_SECONDS)
             self._plan(seconds, lambda: task.resume(outcome_of(work)))
             return
+        if call.is_notice:
+            self._notify(call.request)
+            task.resume(Done())
+            return
         attempts = RetryPolicy(self.state.session, call)
-        sequence, frame = self.state.session.begin_request(call.request)
+        sequence, frame = self.state.session.begin_request(call.request, target=call.target)
         task.call, task.sequence = call, sequence
         self._tasks[sequence], self._frames[sequence] = task, (call.target, frame)
         self._attempts[sequence] = attempts
@@ -239,12 +248,39 @@ class RetryingClient(Client):
         self._sent[sequence] = connection
         self._cluster.network.send(connection, "up", frame)
 
+    def _notify(self, report: AnyRequest) -> None:
+        """Write a notice to the controller; if there is no connection, the next request carries it."""
+        self.state.session.notices.add(report)
+        connection = self._connections.get(CONTROLLER)
+        if connection is not None:
+            self._cluster.network.send(connection, "up", self.state.session.notices.frame())
+
+    def cancel(self, task: Task[Any]) -> None:
+        """Cancel the task that runs an operation, as `asyncio.Task.cancel` does."""
+        if task.done or task.sequence not in self._tasks:
+            return  # it pauses, or does work that is not interrupted
+        sequence, call = task.sequence, task.call
+        assert call is not None
+        self._drop(sequence)
+        self._abandon(sequence, call)
+        task.resume(Cancelled())
+
+    def _abandon(self, sequence: int, call: Call) -> None:
+        """Do what the drivers do with a request whose reply nobody awaits any more."""
+        if isinstance(call.request, Claim):
+            self._notify(ReportBatches(withdrawn=[sequence]))
+        else:
+            self.state.session.finish(sequence)
+
     def _broke(self, sequence: int, error: OSError) -> None:
         """Handle a failed attempt of a request: try again, or end it with an error."""
         try:
             delay = self._attempts[sequence].next_delay(error)
         except TransferQueueError as told:
-            self._end(sequence, failure_of(told))
+            task = self._drop(sequence)
+            assert task.call is not None
+            self._abandon(sequence, task.call)
+            task.resume(failure_of(told))
         else:
             self._plan(delay, lambda: self._try(sequence))
 
@@ -265,10 +301,13 @@ class RetryingClient(Client):
         elif answer.sequence in self._tasks:
             self._end(answer.sequence, answer.body)
 
-    def _end(self, sequence: int, reply: AnyReply) -> None:
-        task = self._tasks.pop(sequence)
+    def _drop(self, sequence: int) -> Task[Any]:
         del self._frames[sequence], self._attempts[sequence]
         self._sent.pop(sequence, None)
+        return self._tasks.pop(sequence)
+
+    def _end(self, sequence: int, reply: AnyReply) -> None:
+        task = self._drop(sequence)
         self.state.session.finish(sequence)
         if isinstance(reply, LookupReply) and self.late is not None:
             seconds, self.late = self.late, None

@@ -63,7 +63,7 @@ from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
 from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.core.wakeups import Wakeups
 from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError
-from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.claims import Claim, ReportBatches
 from transfer_queue.messages.envelopes import NOTICE, AnyRequest, RequestEnvelope
 from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.queries import Lookup
@@ -254,6 +254,11 @@ class Controller:
         if report is not None:
             consumption_handlers.hand_over(context, report)
         if sequence == NOTICE:
+            if type(request) is not ReportBatches:
+                words = (
+                    f"only a ReportBatches may have the sequence 0, which gets no reply, not a {type(request).__name__}"
+                )
+                return [context.failure(peer, sequence, ProtocolError(words))]
             return self._settle_after(self.change(Caller(client, peer, envelope), request))
         context.measures.counters["requests"] += 1
         kept = state.clients.get(client)

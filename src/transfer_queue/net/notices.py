@@ -52,6 +52,10 @@ class Notices:
         report = self._carried[sequence] = reports[0] if len(reports) == 1 else _joined(reports)
         return report
 
+    def carried_by(self, sequence: int) -> ReportBatches | None:
+        """Return the notices that a request carries whose reply has not arrived; None if there are none."""
+        return self._carried.get(sequence)
+
     def confirm(self, sequence: int) -> list[int]:
         """Note that the reply to a request has arrived. Returns the sequences of the claims that it withdrew."""
         report = self._carried.pop(sequence, None)

@@ -192,7 +192,8 @@ class Session:
 
     def encode_again(self, sequence: int, request: AnyRequest) -> bytes:
         """Return the body of a request to send it once more."""
-        return self._encode(RequestEnvelope(sequence, min(self._acknowledged, sequence - 1), request))
+        acknowledged, report = min(self._acknowledged, sequence - 1), self.notices.carried_by(sequence)
+        return self._encode(RequestEnvelope(sequence, acknowledged, request, report=report))
 
     def finish(self, sequence: int) -> None:
         """Mark a request as finished: its reply has arrived, or no caller waits for it any more. Idempotent.

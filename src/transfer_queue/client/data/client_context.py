@@ -302,8 +302,7 @@ class ClientContext:
         with self._lock:
             if not self._spaces:
                 self._presence = self.system.start_liveness(self.client_id)
-                if self._presence is None:
-                    self.session.notices.on_add = self.renewals.note_notice
+                self.session.notices.on_add = self.renewals.note_notice
                 self.system.follow_controller(self.session)
                 self.config = config
                 self._settings = Settings.from_json(config["settings"])

@@ -23,8 +23,8 @@ TIMES = 3
 
 
 REPEAT_SECONDS = 5.0
-"""Seconds after which a notice is repeated. A client that cannot show that it lives must do this before it counts as
-gone (`core.control.absent_holders.ABSENCE_SECONDS`)."""
+"""Seconds after which a notice is repeated if no request of the client was answered since it was written. The client
+must do this before it counts as gone (`core.control.absent_holders.ABSENCE_SECONDS`)."""
 
 
 class Renewable(Protocol):

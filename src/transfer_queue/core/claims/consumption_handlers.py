@@ -88,13 +88,23 @@ def handle_nack(context: ControllerContext, caller: Caller, request: claims.Nack
 
 @handles(claims.ReportBatches)
 def handle_report_batches(context: ControllerContext, caller: Caller, request: claims.ReportBatches) -> list[Effect]:
-    """Note which batches were handed over or are returned, and cancel claims. There is no reply."""
+    """Note which batches were handed over or are returned, and cancel claims. A notice gets no reply."""
     hand_over(context, request)
     for name, token in request.returned:
         for record in lease_decisions.return_batch(context.state, name, token):
             context.log.apply(record)
-    cancelled = [handle_cancel(context, caller, claims.Cancel(sequence)) for sequence in request.withdrawn]
-    return [effect for effects in cancelled for effect in effects[:-1]]  # the last one is the reply of a `Cancel`
+    effects = [effect for sequence in request.withdrawn for effect in _withdraw(context, caller, sequence)]
+    sequence = caller.envelope.sequence
+    return [*effects, Send(caller.peer, sequence, Done())] if sequence else effects
+
+
+def _withdraw(context: ControllerContext, caller: Caller, sequence: int) -> list[Effect]:
+    """Cancel a claim, also one that arrives later, from a connection that was abandoned."""
+    *effects, _ = handle_cancel(context, caller, claims.Cancel(sequence))  # the last one is the reply of a `Cancel`
+    kept = context.state.clients.get(caller.client)
+    if sequence and (kept is None or not kept.is_finished(sequence)):
+        context.log.apply(r.ReplySent(caller.client, sequence, 0, Done(), [(sequence, sequence)]))
+    return effects
 
 
 def hand_over(context: ControllerContext, report: claims.ReportBatches) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.claims import Cancel, Claim, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import CONTROLLER, NOT_MADE
 from transfer_queue.net.drivers.admission import Admission
@@ -199,15 +199,22 @@ async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
         while True:
             try:
                 link = links.working_link(call.target) or await links.connect(call.target, attempts.deadline)
-                return raise_failure(await link.exchange(sequence, frame, attempts.deadline))
+                reply = await link.exchange(sequence, frame, attempts.deadline)
+                break
             except TransferQueueError:
                 raise
             except OSError as error:
                 delay = attempts.next_delay(error)
             await asyncio.sleep(delay)
             frame = attempts.frame_to_retry(sequence, frame)
-    finally:
-        session.finish(sequence)
+    except BaseException:
+        if isinstance(call.request, Claim):  # it may be answered yet, or was before the connection broke
+            links.withdraw(sequence)
+        else:
+            session.finish(sequence)
+        raise
+    session.finish(sequence)
+    return raise_failure(reply)
 
 
 class _Link:
@@ -429,6 +436,13 @@ class _LoopLinks:
             write_notice_blocking(self._session, self._session.transport(Pool), call)
         else:
             self._session.notices.add(call.request)
+            link.write_notices()
+
+    def withdraw(self, sequence: int) -> None:
+        """Report that nobody waits for the reply to a claim, at once or before the next request."""
+        self._session.notices.add(ReportBatches(withdrawn=[sequence]))
+        link = self.working_link(CONTROLLER)
+        if link is not None:
             link.write_notices()
 
     async def connect(self, target: Target, deadline: float) -> _Link:

@@ -292,7 +292,7 @@ class ControllerService(EnvelopeService):
         return self._journaling is not None and (self._journaling.trouble is not None or bool(self._aside))
 
     def _set_aside(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> Iterable[Outgoing]:
-        if sum(waiting == peer for _, waiting, _ in self._aside) >= MAX_WAITING:
+        if envelope.sequence and sum(waiting == peer for _, waiting, _ in self._aside) >= MAX_WAITING:
             assert self._journaling is not None
             words = f"{MAX_WAITING} requests of this connection are waiting already. {self._journaling.trouble}"
             return [self.answer(peer, envelope.sequence, Failure("CapacityError", words))]
