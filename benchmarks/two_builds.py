@@ -141,8 +141,11 @@ class Build:
     """A process that measures one build on request."""
 
     def __init__(self, path: str, quick: bool) -> None:
-        python, environment = sys.executable, dict(os.environ)
+        python, environment = sys.executable, {**os.environ, "PYTHONHASHSEED": "0"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         if Path(path).is_dir():
+            # A module that is compiled when it is imported runs up to 7 % slower than one that is loaded from its file.
+            subprocess.run([python, "-m", "compileall", "-q", path], env=environment, check=False)
             environment["PYTHONPATH"] = os.pathsep.join((str(Path(path).resolve()), os.getcwd()))
         else:
             python, environment["PYTHONPATH"] = path, os.getcwd()
