@@ -9,10 +9,11 @@ The speed of a machine with other work changes by a factor of two within seconds
 short windows in turn, each with a system and a client of its own, and the result is the median of the ratios of
 neighbouring windows (above 1: AFTER takes longer), with its 95 % confidence interval. The systems are started several
 times, because a process may be a few percent slower than another one with the same program as long as it lives; the
-column "starts" has the smallest and the largest median of a start. Where the interval of the bare socket does not
-contain 1, the machine was too noisy.
+column "starts" has the smallest and the largest median of a start.
 
 The processor time is that of the client and of all servers and workers. It depends less on other work than the time.
+With --instructions the program counts the bytecode instructions of the client and of all servers and workers instead,
+which do not depend on other work at all: two pairs of one start are enough (`--starts 1 --pairs 2`).
 
 On a virtual machine with few cores, start it as `taskset -c 1 python -m benchmarks.two_builds ...`. Otherwise the
 kernel chooses, for seconds at a time, whether client and controller share a core. If they do not, a round trip and the
@@ -41,6 +42,9 @@ GOALS = {
     "first get of a client": 2000.0,
 }
 """Operations with a goal for the time, in microseconds."""
+COUNTED = Path(__file__).parent / "harness" / "counted"
+UNCOUNTED = {"bare socket", "first get of a client"}
+"""Operations in processes whose instructions are not counted."""
 RARE = {"first get of a client": 5}
 """Operations whose windows take long. One of this number of pairs measures them."""
 Pair = tuple[dict[str, float], dict[str, float]]
@@ -67,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--starts", type=int, default=4, help="how often the systems are started (default: 4)")
     parser.add_argument("--pairs", type=int, default=24, help="pairs of windows of a start (default: 24)")
+    parser.add_argument("--instructions", action="store_true", help="count bytecode instructions instead of time")
     parser.add_argument("--quick", action="store_true", help="smoke test; its results are not meaningful")
     options = parser.parse_args(arguments)
     starts: list[dict[str, list[Pair]]] = []
@@ -74,12 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         builds: list[Build] = []
         try:
             for path in options.builds[:: 1 if number % 2 else -1]:
-                builds.append(Build(path, options.quick))
+                builds.append(Build(path, options.quick, options.instructions))
             builds = builds if number % 2 else builds[::-1]
             chosen = [name for name in builds[1].measures if any(word in name for word in options.only)]
+            chosen = [name for name in chosen if not options.instructions or name not in UNCOUNTED]
             if not chosen:
                 parser.error(f"no operation contains {options.only}; there are: {', '.join(builds[1].measures)}")
-            starts.append(measure(builds, chosen, options.pairs))
+            starts.append(measure(builds, chosen, options.pairs, "count" if options.instructions else "window"))
         finally:
             for build in builds:
                 build.close()
@@ -88,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(builds: list[Build], names: list[str], pairs: int) -> dict[str, list[Pair]]:
+def measure(builds: list[Build], names: list[str], pairs: int, act: str = "window") -> dict[str, list[Pair]]:
     """Return the pairs of neighbouring windows of each operation in one start. The first pairs are a warm-up."""
     found: dict[str, list[Pair]] = {name: [] for name in names}
     for number in range(-1, pairs):
@@ -98,7 +104,7 @@ def measure(builds: list[Build], names: list[str], pairs: int) -> dict[str, list
             order = builds if number % 2 else builds[::-1]
             for build in order:
                 build.ask("prepare", name)
-            windows = {build: build.ask("window", name) for build in order}
+            windows = {build: build.ask(act, name) for build in order}
             if number >= 0:
                 found[name].append((windows[builds[0]], windows[builds[1]]))
     return found
@@ -106,22 +112,23 @@ def measure(builds: list[Build], names: list[str], pairs: int) -> dict[str, list
 
 def table(starts: list[dict[str, list[Pair]]]) -> str:
     """Return a Markdown table of the pairs of all starts."""
-    lines = [
-        "| us | before | after | ratio | 95 % | starts | CPU before | CPU after | ratio | 95 % | goal |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    figures = [figure for figure in ("time", "cpu", "instructions") if figure in next(iter(starts[0].values()))[0][0]]
+    head = ["us" if "time" in figures else "bytecode instructions", "before", "after", "ratio", "95 %", "starts"]
+    head += ["CPU before", "CPU after", "ratio", "95 %", "goal"] if "time" in figures else []
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for name in starts[0]:
         pairs = [pair for start in starts for pair in start[name]]
         cells = [name]
-        for figure in ("time", "cpu"):
+        for figure in figures:
             cells += [f"{statistics.median(pair[which][figure] for pair in pairs):,.1f}" for which in (0, 1)]
             all_ratios = ratios(pairs, figure)
             low, high = interval(all_ratios)
             cells += [f"{statistics.median(all_ratios):.3f}", f"{low:.3f} to {high:.3f}"]
-            if figure == "time":
+            if figure != "cpu":
                 medians = [statistics.median(ratios(start[name], figure)) for start in starts]
                 cells.append(f"{min(medians):.3f} to {max(medians):.3f}")
-        lines.append(f"| {' | '.join([*cells, f'{GOALS[name]:g}' if name in GOALS else ''])} |")
+        cells += [f"{GOALS[name]:g}" if name in GOALS else ""] if "time" in figures else []
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -140,13 +147,19 @@ def interval(ordered: list[float]) -> tuple[float, float]:
 class Build:
     """A process that measures one build on request."""
 
-    def __init__(self, path: str, quick: bool) -> None:
-        python, environment = sys.executable, dict(os.environ)
+    def __init__(self, path: str, quick: bool, counts: bool = False) -> None:
+        python, environment = sys.executable, {**os.environ, "PYTHONHASHSEED": "0"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         if Path(path).is_dir():
+            # A module that is compiled when it is imported runs up to 7 % slower than one that is loaded from its file.
+            subprocess.run([python, "-m", "compileall", "-q", path], env=environment, check=False)
             environment["PYTHONPATH"] = os.pathsep.join((str(Path(path).resolve()), os.getcwd()))
         else:
             python, environment["PYTHONPATH"] = path, os.getcwd()
         command = [python, "-W", "ignore", "-m", "benchmarks.two_builds_windows", *(["--quick"] if quick else [])]
+        if counts:
+            environment["PYTHONPATH"] += os.pathsep + str(COUNTED)
+            command.append("--instructions")
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
@@ -24,6 +25,7 @@ from tensordict import TensorDict
 
 import transfer_queue
 from benchmarks.harness import payloads
+from benchmarks.harness.counted.sitecustomize import count_instructions, counted
 from benchmarks.harness.machine import RawSocket, clocked, cpu_seconds
 from benchmarks.harness.payloads import Payload
 from benchmarks.harness.systems import System, Worker, raw_socket, system
@@ -234,6 +236,15 @@ class Windows:
         measure.run(1)
         gc.collect()
 
+    def count(self, what: str, calls: int) -> dict[str, float]:
+        """Return the bytecode instructions of a call in all processes."""
+        folder = os.environ["TQB_INSTRUCTIONS"]
+        before = counted(folder)
+        self.measures[what].run(calls)
+        found = (counted(folder) - before) / calls
+        self.measures[what].finish()
+        return {"instructions": found}
+
     def window(self, what: str, calls: int) -> dict[str, float]:
         """Return the median time of a call, and the processor time of a call in all processes, in microseconds."""
         others = [*self._queue.pids.values(), *(each.pid or 0 for each in multiprocessing.active_children())]
@@ -244,12 +255,27 @@ class Windows:
         return {"time": statistics.median(found) * 1e6, "cpu": cpu / calls * 1e6}
 
 
-def serve(quick: bool) -> None:
+@contextlib.contextmanager
+def counting() -> Iterator[None]:
+    """Count the instructions of this process and of the servers that it starts."""
+    with tempfile.TemporaryDirectory(prefix="tqb-counts-") as folder:
+        os.environ["TQB_INSTRUCTIONS"] = folder
+        count_instructions(folder)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+
+
+def serve(quick: bool, counts: bool) -> None:
     """Write the folder of the build and its measures, then a line for each line that is read."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with contextlib.ExitStack() as stack:
-        windows = Windows(stack.enter_context(system()), stack.enter_context(raw_socket()))
+        bare = stack.enter_context(raw_socket())
+        if counts:
+            stack.enter_context(counting())
+        windows = Windows(stack.enter_context(system()), bare)
         stack.callback(windows.close)
         gc.freeze()  # so that collecting takes less time than a window
         head = {"build": str(Path(transfer_queue.__file__).parent.parent), "measures": list(windows.measures)}
@@ -261,4 +287,4 @@ def serve(quick: bool) -> None:
 
 
 if __name__ == "__main__":
-    serve("--quick" in sys.argv)
+    serve("--quick" in sys.argv, "--instructions" in sys.argv)

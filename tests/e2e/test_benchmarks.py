@@ -160,6 +160,28 @@ def test_the_result_of_two_builds_is_the_median_of_the_ratios_of_neighbours(
     assert "put, claim" in capfd.readouterr().err
 
 
+def test_two_builds_count_the_instructions_of_client_and_servers(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "src",
+        "src",
+        "--starts",
+        "1",
+        "--pairs",
+        "1",
+        "--instructions",
+        "--only",
+        "tag update of a row",
+        "bare",
+    ]
+    assert two_builds.main(arguments) == 0
+    (row,) = capfd.readouterr().out.splitlines()[5:]
+    name, before, after, *_ = row.strip("| ").split(" | ")
+    assert name == "tag update of a row"
+    # The client alone executes about 2,000 of them, the controller about as many.
+    assert float(before.replace(",", "")) > 3000
+    assert float(after.replace(",", "")) == pytest.approx(float(before.replace(",", "")), rel=0.02)
+
+
 def test_a_build_that_does_not_start_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="the process of a build ended"):
         two_builds.Build("/bin/false", quick=True)

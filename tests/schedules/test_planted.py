@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from tests.simulation import chaos
+from tests.simulation import chaos, lock_run
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from transfer_queue.client.data.client_context import ClientContext
@@ -32,6 +34,15 @@ def found(kinds: dict[str, int], variant: str = "", others: type[Exception] | tu
         except others:
             continue
     raise AssertionError(f"{SEEDS} seeds have found nothing")
+
+
+@pytest.mark.parametrize("program", [chaos, lock_run])
+def test_a_run_without_seeds_is_an_error(program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would report that all of its seeds have passed."""
+    monkeypatch.setattr(sys, "argv", ["program", "--seeds", "5..5"])
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    assert ended.value.code == 2
 
 
 def test_extents_freed_before_the_record_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,6 +194,8 @@ def main() -> int:
     given = parser.parse_args()
     first, _, last = given.seeds.partition("..")
     seeds = range(int(first), int(last)) if given.seed is None else range(given.seed, given.seed + 1)
+    if not seeds:
+        parser.error(f"--seeds {given.seeds} contains no seed; the first must be less than the second")
     torch.set_num_threads(1)
     parts = [seeds[at : at + PART] for at in range(0, len(seeds), PART)]
     runs, reads, happened = 0, 0, Counter[str]()
