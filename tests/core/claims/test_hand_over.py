@@ -60,7 +60,7 @@ def of(*replies: ClaimReply) -> list[tuple[str, int]]:
 
 def with_known_processes(h: Harness, alive: set[str]) -> Harness:
     """Restart the controller as one that knows which clients' processes live."""
-    h.controller = Controller(h.sampler, restored=h.state, now=h.now, lives=alive.__contains__)
+    h.controller = Controller(h.samplers[""], restored=h.state, now=h.now, lives=alive.__contains__)
     for name in h.clients:
         h.connect(name)
     return h
@@ -531,7 +531,7 @@ class TestAbsence:
         h.unseen(1)
         h.restart()
         del h.clients["r"]
-        h.controller = Controller(h.sampler, restored=through_file(h.state), now=h.now)
+        h.controller = Controller(h.samplers[""], restored=through_file(h.state), now=h.now)
         for name in h.clients:
             h.connect(name)
         h.tick(h.now + ABSENCE_SECONDS + 1)
