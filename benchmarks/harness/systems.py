@@ -65,9 +65,10 @@ def system(conf: dict[str, Any] | None = None, sampler: object | None = None) ->
     with own_folder():
         settings = Settings.from_config(conf)
         config = {"settings": settings.to_json(), "conf": {}}
-        running = start_local(
-            "bench", config, {} if sampler is None else {"": sampler}, environment=process_environment()
-        )
+        named: dict[str, Any] = (
+            {} if sampler is None else {"samplers": {"": sampler}}
+        )  # two_builds also starts older releases
+        running = start_local("bench", config, environment=process_environment(), **named)
         try:
             tq.init()
             yield System(running)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -250,7 +250,7 @@ class RetryingClient(Client):
 
     def _notify(self, report: AnyRequest) -> None:
         """Write a notice to the controller; if there is no connection, the next request carries it."""
-        self.state.session.notices.add(report)
+        self.state.session.notices.add(cast(ReportBatches, report))
         connection = self._connections.get(CONTROLLER)
         if connection is not None:
             self._cluster.network.send(connection, "up", self.state.session.notices.frame())

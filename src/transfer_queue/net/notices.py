@@ -7,11 +7,11 @@ notice that cannot wait for a request is also written at once, as a request with
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable
 
 from transfer_queue.messages.claims import ReportBatches
-from transfer_queue.messages.envelopes import NOTICE, AnyRequest, RequestEnvelope
+from transfer_queue.messages.envelopes import NOTICE, RequestEnvelope
 from transfer_queue.net.framing import pack_frame
 
 
@@ -24,54 +24,48 @@ class Notices:
 
     def __init__(self, encode: Callable[[RequestEnvelope], bytes]) -> None:
         self._encode = encode
-        self._lock = threading.Lock()
-        self._waiting: list[ReportBatches] = []
-        self._carried: dict[int, ReportBatches] = {}
+        self._waiting: deque[ReportBatches] = deque()
+        self.carried: dict[int, ReportBatches] = {}
         """Sequence of a request without a reply -> the notices that it carries."""
         self.on_add: Callable[[], None] | None = None
         """Called when a notice was added."""
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self._carried)
+        return bool(self._waiting or self.carried)
 
-    def add(self, report: AnyRequest) -> None:
-        """Add the notices of a `ReportBatches`."""
-        assert isinstance(report, ReportBatches)
+    def add(self, report: ReportBatches) -> None:
+        """Add the notices of a report."""
         self._waiting.append(report)
         if self.on_add is not None:
             self.on_add()
 
     def take(self, sequence: int) -> ReportBatches | None:
         """Return the notices that a request carries; None if there are none."""
-        if not self._waiting:
-            return None
-        with self._lock:
-            reports, self._waiting = self._waiting, []
+        reports = []
+        while self._waiting:
+            try:
+                reports.append(self._waiting.popleft())
+            except IndexError:  # another thread was faster
+                break
         if not reports:
             return None
-        report = self._carried[sequence] = reports[0] if len(reports) == 1 else _joined(reports)
+        report = self.carried[sequence] = reports[0] if len(reports) == 1 else _joined(reports)
         return report
-
-    def carried_by(self, sequence: int) -> ReportBatches | None:
-        """Return the notices that a request carries whose reply has not arrived; None if there are none."""
-        return self._carried.get(sequence)
 
     def confirm(self, sequence: int) -> list[int]:
         """Note that the reply to a request has arrived. Returns the sequences of the claims that it withdrew."""
-        report = self._carried.pop(sequence, None)
+        report = self.carried.pop(sequence, None)
         return [] if report is None else report.withdrawn
 
     def fail(self, sequence: int) -> None:
-        """Note that a request has ended without a reply."""
-        report = self._carried.pop(sequence, None)
+        """Note that a request has ended without a reply, so that the next one carries its notices."""
+        report = self.carried.pop(sequence, None)
         if report is not None:
-            self._waiting.append(report)
+            self._waiting.appendleft(report)
 
     def frame(self) -> bytes:
         """Return the frame that sends the notices at once. The next request carries them, too."""
-        with self._lock:
-            report = _joined(self._waiting)
-        return pack_frame(self._encode(RequestEnvelope(NOTICE, 0, report)))
+        return pack_frame(self._encode(RequestEnvelope(NOTICE, 0, _joined(list(self._waiting)))))
 
 
 def _joined(reports: list[ReportBatches]) -> ReportBatches:

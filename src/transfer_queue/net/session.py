@@ -168,7 +168,6 @@ class Session:
 
     def encode_request(self, request: AnyRequest, target: Target | None = None) -> tuple[int, bytes]:
         """Like `begin_request`, but return only the body of the frame."""
-        reads = self._take_reads() if self._reads and target == CONTROLLER else None
         with self._lock:
             sequence = self._next
             self._next += 1
@@ -178,9 +177,10 @@ class Session:
             self.finish(sequence)
             raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
         try:
-            report = self.notices.take(sequence) if target == CONTROLLER else None
-            envelope = RequestEnvelope(sequence, acknowledged, request, finished, reads or [], report)
-            return sequence, self._encode(envelope)
+            if target != CONTROLLER:
+                return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished))
+            reads, report = self._take_reads() if self._reads else [], self.notices.take(sequence)
+            return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished, reads, report))
         except BaseException as error:
             self.finish(sequence)
             if not isinstance(error, UNSENDABLE):
@@ -192,7 +192,7 @@ class Session:
 
     def encode_again(self, sequence: int, request: AnyRequest) -> bytes:
         """Return the body of a request to send it once more."""
-        acknowledged, report = min(self._acknowledged, sequence - 1), self.notices.carried_by(sequence)
+        acknowledged, report = min(self._acknowledged, sequence - 1), self.notices.carried.get(sequence)
         return self._encode(RequestEnvelope(sequence, acknowledged, request, report=report))
 
     def finish(self, sequence: int) -> None:
@@ -200,7 +200,8 @@ class Session:
 
         The cost does not depend on how many others are unfinished.
         """
-        self.notices.fail(sequence)
+        if sequence in self.notices.carried:
+            self.notices.fail(sequence)
         with self._lock:
             if sequence not in self._unfinished:
                 return
@@ -259,8 +260,9 @@ class Session:
             answer = self._decode(body)
         except UNREADABLE as error:
             raise ProtocolError(f"a server sent a reply that cannot be read: {error}") from error
-        for withdrawn in self.notices.confirm(answer.sequence):
-            self.finish(withdrawn)
+        if answer.sequence in self.notices.carried:
+            for withdrawn in self.notices.confirm(answer.sequence):
+                self.finish(withdrawn)
         return answer
 
     def transport(self, kind: type[T]) -> T:

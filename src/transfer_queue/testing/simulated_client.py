@@ -15,6 +15,7 @@ from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, JoinKey
 from transfer_queue.net.drivers.join_queues import JoinQueue
@@ -384,7 +385,7 @@ class Client(Subscriptions, LockMethods):
             self._ask_together(task, call.together)
             return
         if call.is_notice:
-            self.state.session.notices.add(call.request)
+            self.state.session.notices.add(cast(ReportBatches, call.request))
             self._send(CONTROLLER, self.state.session.notices.frame())
             task.resume(Done())
             return

@@ -225,8 +225,8 @@ def group_names(groups: Sequence[str | int] | str | int | None) -> list[str]:
 
 def validated_seconds(timeout: float | None, what: str = "timeout") -> float | None:
     """Return a number of seconds, or None."""
-    if timeout is None:
-        return None
+    if timeout is None or (type(timeout) is float and abs(timeout) <= LONGEST_TIMEOUT):
+        return timeout
     if isinstance(timeout, Real) and abs(timeout) <= LONGEST_TIMEOUT:
         return float(timeout)
     raise InvalidArgumentError(

@@ -194,6 +194,8 @@ class ClientContext:
         """The space of the backend if there is only one."""
         self._routes: BackendRoutes | None = None
         self._presence: ClientLiveness | None = None
+        self._marks: ClientLiveness | None = None
+        """`_presence`, if the controller finds there what this client has handed over."""
         self._settings: Settings | None = None
         self.config: dict[str, Any] = {}
         """The system's configuration; empty before `learn` has run."""
@@ -277,18 +279,18 @@ class ClientContext:
             self._warned.add(words)
         get_logger(__name__).warning("%s", words)
 
-    def hand_over(self, report: ReportBatches) -> Generator[Call, AnyReply, None]:
-        """Report that batches are handed over.
+    def note_handed_over(self, report: ReportBatches) -> bool:
+        """Note that batches are handed over, so that the next request reports it. Returns False if it cannot wait.
 
-        The next request carries the report. If the process dies before, the controller of the same node reads it in the
-        file of this client. Otherwise it is written at once.
+        If the process dies before, the controller of the same node reads the note in the file of this client. A
+        controller elsewhere, or one that may lose this file with the other processes, cannot.
         """
-        if self._presence is None or self.settings.durability_folder is not None:
-            yield Call(CONTROLLER, report, is_notice=True)
-            return
+        if self._marks is None:
+            return False
         for _, token in report.handed_over or report.finished:
-            self._presence.note_handed_over(token)
+            self._marks.note_handed_over(token)
         self.session.notices.add(report)
+        return True
 
     def learn(self) -> Generator[Call, AnyReply, None]:
         """Request units and settings, once."""
@@ -307,6 +309,7 @@ class ClientContext:
                 self.config = config
                 self._settings = Settings.from_json(config["settings"])
                 self.session.grace = self._settings.call_timeout
+                self._marks = self._presence if self._settings.durability_folder is None else None
                 self._routes = BackendRoutes(self._settings.storage_backend, self._settings.field_backends)
                 self._take(reply.units)
                 spaces = {backend: self._make_space(backend) for backend in self._settings.backends}

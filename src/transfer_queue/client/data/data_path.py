@@ -557,9 +557,9 @@ class DataPath:
             yield Call(CONTROLLER, ReportBatches(returned=batch), is_notice=True)
             raise
         if self.held is None and claim.lease is None:
-            yield from self._state.hand_over(
-                ReportBatches(finished=batch) if read else ReportBatches(handed_over=batch)
-            )
+            report = ReportBatches(finished=batch) if read else ReportBatches(handed_over=batch)
+            if not self._state.note_handed_over(report):
+                yield Call(CONTROLLER, report, is_notice=True)
         return result
 
     def _meta(self, partition_id: str, reply: ClaimReply, lease: float | None = None) -> BatchMeta:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -17,14 +17,13 @@ from transfer_queue.client.operations.merge_lookups import merge_lookups
 from transfer_queue.config.environment import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.claims import Claim, ClaimReply, ReportBatches
 from transfer_queue.messages.puts import Reserve
 from transfer_queue.messages.queries import Explain, Lookup, LookupReply, ShowRows
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE
+from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.wire.blocks.gather import nest_tables, table_of
-
-T = TypeVar("T")
 
 LEAST_WAIT = 0.001
 """Seconds of a fetch that may not wait: it ends like one that waited, with an error that says what is missing."""
@@ -124,7 +123,7 @@ class FetchOperations(DataPath):
             lease=lease,
             replicas=replicas,
         )
-        return (yield from self._take(claim, self._meta_of))
+        return (yield from self._take_meta(claim))[0]
 
     def await_batch(
         self,
@@ -172,12 +171,14 @@ class FetchOperations(DataPath):
             >>> client.await_batch(["prompt"], 2, "train_0", "update", timeout=5)
             (BatchMeta(size=0, partitions=[], fields=[], produced=0), True)
         """
-        return (
-            yield from self._await_rows(
-                self._meta_and_end, data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold,
-                lease, replicas, timeout, ahead=ahead,
-            )
+        claim = yield from self._awaited_claim(
+            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
+            ahead=ahead,
         )  # fmt: skip
+        try:
+            return (yield from self._take_meta(claim))
+        except WaitTimeoutError:  # a call that took too long
+            return BatchMeta(), False
 
     def await_ready(
         self,
@@ -345,20 +346,23 @@ class FetchOperations(DataPath):
         place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
         copied = arguments.validated_bool(copy, "copy")
 
-        def read(claim: Claim, reply: ClaimReply) -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
-            meta, values = self._meta(partition_id, reply, claim.lease), None
-            if len(meta):
-                values = yield from self._values(
-                    meta, layout, place, None, reply.places, task_name, together, copy=copied
-                )
+        claim = yield from self._awaited_claim(
+            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
+            places=True,
+        )  # fmt: skip
+        try:
+            reply = yield from self._claim_reply(claim)
+        except WaitTimeoutError:  # a call that took too long
+            return None, BatchMeta(), False
+        if not reply.rows:
+            return None, self._meta(partition_id, reply), reply.ended
+
+        def read() -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
+            meta = self._meta(partition_id, reply, claim.lease)
+            values = yield from self._values(meta, layout, place, None, reply.places, task_name, together, copy=copied)
             return values, meta, reply.ended
 
-        return (
-            yield from self._await_rows(
-                read, data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas,
-                timeout, places=True,
-            )
-        )  # fmt: skip
+        return (yield from (self._handing_over(claim, reply, read()) if reply.token else read()))
 
     # ------------------------------------------------------------ shared
 
@@ -403,23 +407,23 @@ class FetchOperations(DataPath):
         partitions = ", ".join(name for name, _ in parts)
         return (yield from self._read(look, layout, device, partitions, task, shared, copy, out))
 
-    def _take(self, claim: Claim, use: Callable[[Claim, ClaimReply], Operation[T]]) -> Operation[T]:
-        """Return what `use` makes of the reply to a claim, and hand the batch over with it."""
+    def _take_meta(self, claim: Claim) -> Operation[tuple[BatchMeta, bool]]:
+        """Return the metadata of the batch of a claim, and whether the task has reached its end."""
         reply = yield from self._claim_reply(claim)
-        used = use(claim, reply)
-        return (yield from self._handing_over(claim, reply, used) if reply.token else used)
+        batch = [(claim.partition, reply.token)]
+        try:
+            meta = self._meta(claim.partition, reply, claim.lease)
+        except Exception:  # a tag that this process cannot read
+            yield Call(CONTROLLER, ReportBatches(returned=batch), is_notice=True)
+            raise
+        if reply.token and claim.lease is None and self.held is None:
+            report = ReportBatches(batch)
+            if not self._state.note_handed_over(report):
+                yield Call(CONTROLLER, report, is_notice=True)
+        return meta, reply.ended
 
-    def _meta_of(self, claim: Claim, reply: ClaimReply) -> Operation[BatchMeta]:
-        yield from ()
-        return self._meta(claim.partition, reply, claim.lease)
-
-    def _meta_and_end(self, claim: Claim, reply: ClaimReply) -> Operation[tuple[BatchMeta, bool]]:
-        yield from ()
-        return self._meta(claim.partition, reply, claim.lease), reply.ended
-
-    def _await_rows(
+    def _awaited_claim(
         self,
-        use: Callable[[Claim, ClaimReply], Operation[T]],
         data_fields: Sequence[str] | str,
         batch_size: int,
         partition_id: str,
@@ -432,8 +436,8 @@ class FetchOperations(DataPath):
         timeout: float | None,
         places: bool = False,
         ahead: int = 0,
-    ) -> Operation[T]:
-        """Wait for a batch, and return what `use` makes of the reply, which has no rows if none became ready."""
+    ) -> Operation[Claim]:
+        """Return the claim of a call for which a timeout is not an error."""
         yield from self._state.learn()
         timeout = get_metadata_timeout() if timeout is None else timeout
         fields = arguments.validated_names(data_fields, "data_fields")
@@ -450,11 +454,7 @@ class FetchOperations(DataPath):
             replicas=replicas,
             places=places,
         )
-        claim = msgspec.structs.replace(claim, quiet=True, ahead=arguments.validated_count(ahead, "ahead"))
-        try:
-            return (yield from self._take(claim, use))
-        except WaitTimeoutError:  # a call that took too long
-            return (yield from use(claim, ClaimReply(b"")))
+        return msgspec.structs.replace(claim, quiet=True, ahead=arguments.validated_count(ahead, "ahead"))
 
     def _claim_reply(self, claim: Claim) -> Operation[ClaimReply]:
         """Return the reply to a claim: `_claim_rows`, which may have a span."""

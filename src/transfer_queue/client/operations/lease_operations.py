@@ -82,7 +82,9 @@ class LeaseOperations(DataPath):
 
     def _hand_over(self, batches: list[tuple[str, int]]) -> Operation[None]:
         """Report that batches are handed over, which this client, or another one, holds. Awaits no reply."""
-        yield from self._state.hand_over(ReportBatches(handed_over=batches))
+        report = ReportBatches(handed_over=batches)
+        if not self._state.note_handed_over(report):
+            yield Call(CONTROLLER, report, is_notice=True)
 
     def _give_back(self, batches: list[tuple[str, int]]) -> Operation[None]:
         """Report that batches will not be handed over. Awaits no reply."""

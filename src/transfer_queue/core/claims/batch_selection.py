@@ -156,8 +156,7 @@ def decide_asked(state: State, claim: Claim) -> list[r.AnyRecord]:
     """Return the record that a rank asks for the first time, if rounds already hold batches for it."""
     partition = state.partitions.get(claim.partition)
     dealt = None if partition is None else partition.dealt.get(claim.task)
-    rank = consumer_state.rank_of(claim)
-    if dealt is None or rank not in dealt.unasked:
+    if dealt is None or not dealt.unasked or (rank := consumer_state.rank_of(claim)) not in dealt.unasked:
         return []
     return [r.RankAsked(claim.partition, claim.task, rank)]
 

@@ -109,17 +109,16 @@ def _withdraw(context: ControllerContext, caller: Caller, sequence: int) -> list
 
 def hand_over(context: ControllerContext, report: claims.ReportBatches) -> None:
     """Note which batches were handed over. Some may have been reported before."""
-    for batches, is_finished in ((report.handed_over, False), (report.finished, True)):
-        for name, token in batches:
-            unseen = lease_decisions.find_unseen(context.state, name, token)
-            if unseen is None:
-                continue
-            context.log.apply(r.HandedOver(name, token))
-            if is_finished:
-                partition, batch = unseen
-                rows = batch.indexes
-                for record in unneeded_rows.finish_rows(partition, batch.task, batch.client, rows):
-                    context.log.apply(record)
+    partitions, apply = context.state.partitions, context.log.apply
+    for name, token in report.handed_over:
+        if name in partitions and token in partitions[name].unseen_batches.by_token:
+            apply(r.HandedOver(name, token))
+    for name, token in report.finished:
+        batch = partitions[name].unseen_batches.by_token.get(token) if name in partitions else None
+        if batch is not None:
+            apply(r.HandedOver(name, token))
+            for record in unneeded_rows.finish_rows(partitions[name], batch.task, batch.client, batch.indexes):
+                apply(record)
 
 
 @handles(claims.RankGone)

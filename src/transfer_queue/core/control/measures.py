@@ -33,7 +33,7 @@ class LeaseCounts:
     def count_record(self, record: r.AnyRecord) -> None:
         """Count a record that was applied, which is one of RECORDS."""
         if isinstance(record, r.Dealt):
-            if record.lease is not None:
+            if record.lease is not None and record.lease.replicas:  # not one that only lasts until a hand-over
                 self.count_record(record.lease)
             for lease in record.leases:
                 self.count_record(lease)

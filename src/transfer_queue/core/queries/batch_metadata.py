@@ -28,7 +28,13 @@ def meta_reply(
     whole = bool(there.all())
     live = positions if whole else positions[there]
     known = [name for name in fields if (field := partition.fields.get(name)) is not None and field.live]
-    types = [_type_of_rows(partition, name, live) for name in known]
+    mixed = partition.field_ranks.names  # fields whose rows have several ranks
+    types = [
+        partition.type_of_values(name, *partition.blocks_of(name, live))
+        if name in mixed
+        else partition.fields[name].to_field_type()
+        for name in known
+    ]
     tags = partition.packed_tags_of(live)
     if tags is not None and not whole:
         living = iter(tag_rows(tags, len(live)))
@@ -42,12 +48,6 @@ def meta_reply(
         produced=None if produced is None else produced.astype("i1").tobytes(), tags=tags, shapes=shapes,
         epoch=partition.epoch, dtypes=dtypes,
     )  # fmt: skip
-
-
-def _type_of_rows(partition: Partition, name: str, positions: np.ndarray) -> FieldType:
-    if name not in partition.field_ranks.names:
-        return partition.fields[name].to_field_type()
-    return partition.type_of_values(name, *partition.blocks_of(name, positions))
 
 
 def row_dtypes(partition: Partition, field: FieldType, positions: np.ndarray) -> np.ndarray:

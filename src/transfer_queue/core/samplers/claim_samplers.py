@@ -83,6 +83,11 @@ class SamplerRegistry:
         default = self._in_core(default)
         self.default: AnySampler = default if isinstance(default, UserSampler) else with_open_dp_size(default)
         """The system's sampler."""
+        named = {"": self.default, **self.of_tasks}
+        self.of_users = {name: sampler for name, sampler in named.items() if isinstance(sampler, UserSampler)}
+        """The users' samplers: by pattern, "" for the system's sampler."""
+        self._last_claim: Claim | None = None
+        self._last_sampler = self.default
         self.costs.clear()
         self.restarts.clear()
         self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
@@ -91,12 +96,6 @@ class SamplerRegistry:
     def all(self) -> list[AnySampler]:
         """The samplers of the system and of all tasks."""
         return [self.default, *self.of_tasks.values(), *(sampler_of(*spec) for spec in self._registered().values())]
-
-    @property
-    def of_users(self) -> dict[str, UserSampler]:
-        """The users' samplers: by pattern, "" for the system's sampler."""
-        named = {"": self.default, **self.of_tasks}
-        return {name: sampler for name, sampler in named.items() if isinstance(sampler, UserSampler)}
 
     def is_timed(self, sampler: AnySampler) -> bool:
         """Return whether this is a user's sampler that runs in the controller's loop, so that its calls are timed."""
@@ -121,7 +120,15 @@ class SamplerRegistry:
 
     def sampler_for(self, claim: Claim, partition: Partition | None) -> AnySampler:
         """Return the sampler for a claim of this partition."""
-        return self.choose(claim.task, claim.sampling, partition)
+        if claim is self._last_claim:  # the steps of a decision ask several times
+            return self._last_sampler
+        sampler = self._last_sampler = self.choose(claim.task, claim.sampling, partition)
+        self._last_claim = claim
+        return sampler
+
+    def forget_last(self) -> None:
+        """Choose anew for every claim from now on: an event may have changed what decides the choice."""
+        self._last_claim = None
 
     def choose(self, task: str, sampling: Mapping[str, Any], partition: Partition | None) -> AnySampler:
         """Return the sampler for claims of a task with this sampling_config in a partition."""

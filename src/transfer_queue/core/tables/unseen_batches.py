@@ -22,7 +22,7 @@ class UnseenBatch(msgspec.Struct, frozen=True):
     client: str
     """The client that claimed the rows."""
     rows: bytes
-    """Global indexes, i8, ascending. Some may be cleared."""
+    """Global indexes, i8, in the order in which they were dealt. Some may be cleared."""
     policy_version: int
     """The policy version of the partition when the rows were dealt."""
 

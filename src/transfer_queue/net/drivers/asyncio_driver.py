@@ -435,7 +435,7 @@ class _LoopLinks:
         if link is None:
             write_notice_blocking(self._session, self._session.transport(Pool), call)
         else:
-            self._session.notices.add(call.request)
+            self._session.notices.add(cast(ReportBatches, call.request))
             link.write_notices()
 
     def withdraw(self, sequence: int) -> None:

@@ -80,7 +80,7 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
 
 def write_notice(session: Session, pool: Pool, call: Call) -> None:
     """Write a notice to the controller. If this fails, the next request carries it."""
-    session.notices.add(call.request)
+    session.notices.add(cast(ReportBatches, call.request))
     with contextlib.suppress(OSError, TransferQueueError):
         deadline = time.monotonic() + NOTICE_SECONDS
         connection = pool.take(CONTROLLER) or pool.connect(session, CONTROLLER, deadline)
