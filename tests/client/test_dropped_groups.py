@@ -83,7 +83,7 @@ def test_concurrent_puts_of_single_samples_are_looked_at_one_by_one(cluster: Clu
 
 
 def test_a_refill_loop_makes_dropped_groups_again(start: Start) -> None:
-    """A worker dies before its last sample; the prompts are made again until the task has its groups."""
+    """A worker ends before its last samples; the prompts are made again until the task has its groups."""
     made = start(seed=1, sampler=GRPOGroupNSampler(SIZE), conf=CONF)
     client = made.client("a")
     client.create_partition("p", group_size=SIZE, max_staleness=0, rows_per_version=2 * SIZE)
@@ -91,7 +91,7 @@ def test_a_refill_loop_makes_dropped_groups_again(start: Start) -> None:
     for attempt in range(4):
         worker = made.client(f"w{attempt}")
         for prompt in range(worker.wanted("p", "train", most=8)):
-            count = SIZE if attempt == 3 else SIZE - 1
+            count = SIZE if attempt else SIZE - 1
             worker.put(numbers(count, 10 * attempt), partition_id="p", group_ids=[prompt] * count)
         if attempt < 3:
             worker.close()
