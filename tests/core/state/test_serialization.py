@@ -66,6 +66,19 @@ def test_tags_that_earlier_releases_saved_are_read(h: Harness, tags: list[Any]) 
     harness.made.clear()  # no record says what this state has
 
 
+def test_a_column_that_only_earlier_releases_saved_is_ignored(h: Harness) -> None:
+    """They counted rows in place of skipped ones, and did not count finished ones."""
+    h.create(max_staleness=1, rows_per_version=4)
+    h.put(6)
+    h.dealt(2)
+    tree = serialization.save_state(h.state)
+    found = tree["partitions"]["p"]
+    found["replaced"] = 3
+    del found["window"]
+    window = serialization.load_untrusted(tree).partitions["p"].window
+    assert (window.unfinished, window.finished) == (4, 0)
+
+
 def test_a_saved_table_that_is_wrong_is_refused(h: Harness) -> None:
     h.put(20, tags=[{"n": i} for i in range(20)])
     h.restart()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.puts import flow_control
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
@@ -78,7 +77,10 @@ def missing_groups(partition: Partition | None, task: str, size: int) -> int:
         there = -(-(partition.row_count - consumed) // size)
     promised = -(-partition.wants.promised_rows(task) // size)
     missing = partition.wants.groups[task] - max(0, there) - promised
-    return max(0, min(missing, flow_control.free_rows(partition) // size))
+    if partition.window.limit is not None:
+        space = partition.window.limit - partition.window.counted - sum(partition.wants.promised.values())
+        missing = min(missing, space // size)
+    return max(0, missing)
 
 
 def decide_demand(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:

@@ -53,13 +53,6 @@ def row_limit(partition: Partition) -> int | None:
     return None if window.limit is None else min(partition.admitted - window.counted + window.limit, r.LARGEST)
 
 
-def free_rows(partition: Partition) -> int:
-    """Return how many more rows the limit of staleness admits, without those that producers have promised."""
-    if partition.window.limit is None:
-        return r.LARGEST
-    return max(0, partition.window.limit - partition.window.counted - sum(partition.wants.promised.values()))
-
-
 def check_staleness(partition: Partition, count: int) -> None:
     """Raise StalenessError if `count` more rows would be too far ahead of the policy."""
     window, options = partition.window, partition.options
