@@ -228,7 +228,7 @@ def _end_previous_batch(context: ControllerContext, client: str, claim: Claim, r
     """Finish the earlier rows of a client that fetches its next batch, except for rows that it fetches again."""
     context.activity.end_work(client, consumer_state.consumer_of(claim))
     partition = context.state.partitions.get(claim.partition)
-    if partition is not None and claim.task in partition.holds.tasks:
+    if partition is not None and partition.holds.by_holder and claim.task in partition.holds.tasks:
         rank = consumer_state.rank_of(claim)
         if not len(partition.holds.rows_of(claim.task, client, rank)):
             gone = partition.holds.find_disconnected(claim.task, rank, context.connections.peers)
