@@ -463,6 +463,22 @@ def test_a_samplers_instance_travels() -> None:
     assert call("get_config").controller.sampler.first == 2
 
 
+def test_tasks_have_samplers_of_their_own() -> None:
+    """An instance of the script and a name travel with the configuration; the system's sampler may be replaced."""
+    conf = OmegaConf.create({"controller": {"polling_mode": True}}, flags={"allow_objects": True})
+    conf.controller.task_samplers = {"second*": Doubling(2), "first": "SequentialSampler"}
+    config = tq.init(conf)
+    tq.kv_batch_put(keys(4), "p", numbers(4))
+    client = tq.get_client()
+    assert client.get_meta(["x"], 2, "p", task_name="second half").global_indexes == [2, 3]
+    call("register_sampler", Doubling(1))
+    assert client.get_meta(["x"], 2, "p", task_name="first").global_indexes == [0, 1]
+    assert client.get_meta(["x"], 2, "p", task_name="t").global_indexes == [1, 2]
+    tq.StreamingDataset(config, 2, 2, ["x"], "p", "dataset", 0, sampler=tq.RankAwareSampler(dp_size=1))
+    key = {"dp_rank": 0, "batch_index": 0}
+    assert client.get_meta(["x"], 2, "p", task_name="dataset", sampling_config=key).global_indexes == [0, 1]
+
+
 def test_a_sampler_that_cannot_be_used_is_refused() -> None:
     tq.init({"controller": {"polling_mode": True}})
     with pytest.raises(tq.SamplerError, match="made wrongly"):

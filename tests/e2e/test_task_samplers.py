@@ -207,3 +207,13 @@ def test_a_configuration_in_force_is_compared_with_that_of_a_caller(config: Any)
     assert config == {"controller": {"task_samplers": OWN}}
     assert config != {"controller": {"task_samplers": {**OWN, "named": "RankAwareSampler"}}}
     assert config != {"controller": {"task_samplers": {}}}
+
+
+def test_a_dataset_registers_its_sampler_in_each_system_that_it_is_used_with(config: Any) -> None:
+    """The last test, because it ends the system of the others."""
+    dataset = reward(None, "again", "again", sampler="SequentialSampler")
+    tq.close()
+    controller = {"sampler": "SeqlenBalancedSampler", "sampler_args": {"dp_size": 2}}
+    tq.init({"system": {"name": "task-samplers-2"}, "controller": controller})
+    put_answers("again")
+    assert put_rewards(dataset) == ROWS

@@ -1563,10 +1563,10 @@ class GeneratedMethods(ABC):
             InvalidArgumentError: The task has another sampler of its own, or the sampler is not built in.
 
         Example:
-            >>> client.register_task_sampler("reward", tq.RankAwareSampler(dp_size=1))
-            >>> client.register_task_sampler("reward", "SequentialSampler")
+            >>> client.register_task_sampler("judge", tq.RankAwareSampler(dp_size=1))
+            >>> client.register_task_sampler("judge", "SequentialSampler")
             Traceback (most recent call last):
-            transfer_queue.errors.InvalidArgumentError: task 'reward' has the sampler RankAwareSampler(dp_size=1) (...
+            transfer_queue.errors.InvalidArgumentError: task 'judge' has the sampler RankAwareSampler(dp_size=1) (...
         """
         return self._run(self._operations.register_task_sampler(task_name, sampler, timeout=timeout))
 
@@ -1586,10 +1586,10 @@ class GeneratedMethods(ABC):
             InvalidArgumentError: The task has another sampler of its own, or the sampler is not built in.
 
         Example:
-            >>> await client.async_register_task_sampler("reward", tq.RankAwareSampler(dp_size=1))
-            >>> await client.async_register_task_sampler("reward", "SequentialSampler")
+            >>> await client.async_register_task_sampler("judge", tq.RankAwareSampler(dp_size=1))
+            >>> await client.async_register_task_sampler("judge", "SequentialSampler")
             Traceback (most recent call last):
-            transfer_queue.errors.InvalidArgumentError: task 'reward' has the sampler RankAwareSampler(dp_size=1) (...
+            transfer_queue.errors.InvalidArgumentError: task 'judge' has the sampler RankAwareSampler(dp_size=1) (...
         """
         return await self._run_async(self._operations.register_task_sampler(task_name, sampler, timeout=timeout))
 

@@ -148,13 +148,13 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         copy: False to read batches as views of the store where possible; see `get_data`. A batch in the buffer holds
             its space, so pass `keep_batches`, too. Workers of a loader copy each batch once, into memory that they
             share with the loader. A `fetch_batch_fn` decides itself. Default: True.
+        device: The device of the tensors of the items, for example "cuda"; see `get_data`. Batches are then fetched in
+            the process that iterates, without workers, and the buffer keeps none unless `keep_batches` is given. A
+            `fetch_batch_fn` must pass `device=` to `get_data` itself. Default: None, the host.
         sampler: The built-in sampler of this task: its name, its class, an instance, or a mapping with the keys
             `sampler` and `sampler_args`. It is registered for the task for as long as the system exists; another
             dataset of the task may leave it out, and is refused if it asks for another one. A sampler of your own is
             named in `controller.task_samplers`. Default: that of the task there, or else that of the system.
-        device: The device of the tensors of the items, for example "cuda"; see `get_data`. Batches are then fetched in
-            the process that iterates, without workers, and the buffer keeps none unless `keep_batches` is given. A
-            `fetch_batch_fn` must pass `device=` to `get_data` itself. Default: None, the host.
 
     Raises:
         InvalidArgumentError: `micro_batch_size` is less than 1, `data_fields` is empty, `dp_rank` is negative, or

@@ -346,10 +346,10 @@ class PartitionOperations(DataPath):
             InvalidArgumentError: The task has another sampler of its own, or the sampler is not built in.
 
         Example:
-            >>> client.register_task_sampler("reward", tq.RankAwareSampler(dp_size=1))
-            >>> client.register_task_sampler("reward", "SequentialSampler")
+            >>> client.register_task_sampler("judge", tq.RankAwareSampler(dp_size=1))
+            >>> client.register_task_sampler("judge", "SequentialSampler")
             Traceback (most recent call last):
-            transfer_queue.errors.InvalidArgumentError: task 'reward' has the sampler RankAwareSampler(dp_size=1) (...
+            transfer_queue.errors.InvalidArgumentError: task 'judge' has the sampler RankAwareSampler(dp_size=1) (...
         """
         task = arguments.validated_text(task_name, "task_name")
         yield from self._ask(RegisterSampler(task, *built_in_spec(sampler, task)), Done, timeout)

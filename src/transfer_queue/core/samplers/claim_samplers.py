@@ -115,6 +115,8 @@ class SamplerRegistry:
         spec = self._registered().get(task)
         if spec is not None:
             return sampler_of(*spec)
+        if not self.of_tasks:  # the usual case
+            return self.default
         fits = (sampler for pattern, sampler in self.of_tasks.items() if fnmatchcase(task, pattern))
         return next(fits, self.default)
 
