@@ -162,7 +162,7 @@ def _fetched(work: Workload, client: RetryingClient, partition: str, task: str, 
     meta = yield from client.operations.get_meta(["x"], count, partition, task_name=task, timeout=1.0)
     known = work.ledger.by_index
     _note(work, client, task, meta, [known[index] for index in meta.global_indexes if index in known], epoch)
-    yield from work.look(client, meta, epoch)
+    yield from work.look(client, meta, work.ledger.epoch)
 
 
 def _read(work: Workload, client: RetryingClient, partition: str, task: str, count: int) -> Operation[None]:

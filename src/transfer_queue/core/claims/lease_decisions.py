@@ -141,14 +141,14 @@ def take_back(partition: Partition, batch: UnseenBatch, reason: str = "nacked") 
     yield r.LeaseEnded(partition.name, batch.task, batch.token, batch.rows, b"", batch.rows, reason)
 
 
-def take_back_all(state: State, client: str) -> list[r.AnyRecord]:
+def take_back_all(state: State, client: str, reason: str) -> list[r.AnyRecord]:
     """Return the records that make all rows ready again that a client holds and has not handed over."""
     partitions = list(state.partitions.values())
     return [
         record
         for partition in partitions
         for batch in partition.unseen_batches.of_client(client)
-        for record in take_back(partition, batch, "gone")
+        for record in take_back(partition, batch, reason)
     ]
 
 
