@@ -13,11 +13,13 @@ from tests.simulation import chaos, lock_run
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from transfer_queue.client.data.client_context import ClientContext
+from transfer_queue.core.claims import lease_decisions
 from transfer_queue.core.events.effects import Effect, FreeExtents
 from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.journal import terms
 from transfer_queue.journal.terms import Term, Terms
 from transfer_queue.messages.reports.unit_reports import ReleaseExtents
+from transfer_queue.net.notices import Notices
 from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.testing import simulated_locks
 
@@ -67,6 +69,24 @@ def test_space_taken_back_from_a_silent_writer(monkeypatch: pytest.MonkeyPatch) 
     """As by a timeout: a writer whose connections broke is taken for dead, though it holds its lock."""
     monkeypatch.setattr(simulated_locks.SimulatedSlots, "withdraw", lambda self, slot: True)
     assert "foreign bytes" in str(found({"tear": 1}))
+
+
+def test_batches_that_are_over_when_the_controller_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_decisions, "unseen_batch", lambda *arguments: None)
+    words = str(found({"break": 1, "kill_one": 1}))
+    assert "nobody has seen them" in words or "is lost" in words
+
+
+def test_notices_that_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    frame_for = Notices.frame_for
+
+    def once(self: Notices, connection: object, sequence: int) -> bytes:
+        frame = frame_for(self, connection, sequence)
+        self._unread.clear()
+        return frame
+
+    monkeypatch.setattr(Notices, "frame_for", once)
+    assert "can be claimed again" in str(found({"break": 1}))
 
 
 def test_a_store_whose_units_are_not_told_that_a_server_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from tests.simulation.run_features import Features, drawn, drawn_with_store, dra
 from tests.simulation.simulated_store import StoreWorld
 from tests.simulation.takeover_cluster import TakeoverCluster
 from tests.simulation.workload import Workload
+from transfer_queue.core.control.absent_holders import ABSENCE_SECONDS
 from transfer_queue.core.events.records import BlocksMoved, RankLeft
 from transfer_queue.messages.descriptors import DISK
 
@@ -71,18 +72,27 @@ class Run:
             folder, seed, features.sampler(), conf=features.settings(), arena_bytes=features.arena_bytes,
             snapshot_every=features.snapshot_every, world=self.world,
         )  # fmt: skip
-        self.cluster.on_cut, self.cluster.on_loaded = ledger.cut, ledger.loaded
+        self.cluster.on_cut, self.cluster.on_loaded = self._note_cut, self._note_loaded
         # of two copies one may be lost, once: if both units are lost, nothing is guaranteed
         most = (1 if features.replicas > 1 else MOST_LOSSES) if features.loses else 0
         self.faults = Faults(self.cluster, draw, kinds or all_kinds, self.workload.kill, self.workload.end_rank, most)
+
+    def _note_cut(self, time: float) -> None:
+        self.ledger.cut(time)
+        self.workload.hand_overs.cut(time)
+
+    def _note_loaded(self, time: float) -> None:
+        self.ledger.loaded(time)
+        self.workload.hand_overs.loaded(time)
 
     def run(self) -> None:
         """Run it. Raises AssertionError if an expectation is violated."""
         cluster, workload = self.cluster, self.workload
         workload.begin(cluster)
         self.faults.carry_out(SECONDS, PATIENCE, workload.close, workload.done)
-        cluster.advance(5.0)
+        cluster.advance(ABSENCE_SECONDS + 5.0)
         cluster.check()
+        workload.hand_overs.settle(cluster)
         if cluster.missing_blocks():
             raise LedgerError(f"{cluster.missing_blocks()} are not in the store, and were not reported as lost")
         if self.features.replicas > 1 and cluster.lost_values:
@@ -122,7 +132,7 @@ class Run:
             loads=self.ledger.epoch, saves=len(self.workload.saved), merges=self.workload.moved,
             wide_puts=self.workload.wide, snapshots=cluster.snapshots, moves=moved,
             offloads=offloads, lost_units=len(cluster.lost), lost_values=cluster.lost_values, ranks_gone=gone,
-            **takeovers,
+            **self.workload.hand_overs.counts, **takeovers,
         )  # fmt: skip
 
 

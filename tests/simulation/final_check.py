@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tests.simulation.faulty_cluster import FaultyCluster
+from tests.simulation.hand_over_actors import SEEN
 from tests.simulation.ledger import FIELDS, Ledger, LedgerError, read
 from tests.simulation.rank_actors import TASK
 from tests.simulation.retrying_client import RetryingClient
@@ -110,7 +111,8 @@ class Settling:
             elif len(positions) and not name.startswith(MOVED):  # `maintenance_actors.mover` has checked those
                 numbers = self._read(client, partition, positions)
                 there[name] = set(numbers.values())
-                for task in partition.tasks if self.features.leased or self.features.scenario != "ranks" else ():
+                tasks = partition.tasks if self.features.leased or self.features.scenario != "ranks" else ()
+                for task in set(tasks) - {SEEN}:  # `HandOvers.settle` has checked it
                     consumed[name, task] = self._consumed(partition, task, positions, numbers)
         ledger.settle(there, consumed)
         client.close()

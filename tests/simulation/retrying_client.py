@@ -255,15 +255,16 @@ class RetryingClient(Client):
         if connection is not None:
             self._cluster.network.send(connection, "up", self.state.session.notices.frame())
 
-    def cancel(self, task: Task[Any]) -> None:
-        """Cancel the task that runs an operation, as `asyncio.Task.cancel` does."""
-        if task.done or task.sequence not in self._tasks:
-            return  # it pauses, or does work that is not interrupted
+    def cancel(self, task: Task[Any]) -> bool:
+        """Cancel the request of an operation, as `asyncio.Task.cancel` does; return whether there is one."""
+        if task.done or self._tasks.get(task.sequence) is not task:
+            return False  # it pauses, or does work that is not interrupted
         sequence, call = task.sequence, task.call
         assert call is not None
         self._drop(sequence)
         self._abandon(sequence, call)
         task.resume(Cancelled())
+        return True
 
     def _abandon(self, sequence: int, call: Call) -> None:
         """Do what the drivers do with a request whose reply nobody awaits any more."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from tensordict import TensorDict
 
-from tests.simulation import maintenance_actors, queue_actors, rank_actors, wide_actors
+from tests.simulation import hand_over_actors, maintenance_actors, queue_actors, rank_actors, wide_actors
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import Ledger, LedgerError, content, read
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
@@ -64,6 +64,7 @@ class Workload:
         self.saved: list[Path] = []
         self.drained: set[int] = set()
         self.moved = self.wide = 0
+        self.hand_overs = hand_over_actors.HandOvers(lambda: hand_over_actors.rows_taken_back(self.cluster))
         self._cluster: FaultyCluster | ManyCluster | None = None
         self._running: dict[str, tuple[Script, Task[None]]] = {}
         self._born = 0
@@ -106,6 +107,7 @@ class Workload:
             self.role("wide", wide_actors.putter(self))
         if features.has_queue:
             queue_actors.begin(self)
+        hand_over_actors.begin(self)
         if features.loses:
             self.role("mender", maintenance_actors.mender(self))
         if features.checkpoints:
@@ -128,8 +130,10 @@ class Workload:
     def _life(self, client: RetryingClient, script: Script) -> Generator[Call, AnyReply, None]:
         yield from sleep(self.draw.uniform(0, 1))
         yield from script(client)
-        with contextlib.suppress(TransferQueueError):
+        try:
             yield from client.leave()
+        except TransferQueueError:
+            self.hand_overs.doubt(client)
 
     def kill(self, client: RetryingClient) -> None:
         """Kill a client; another one takes its place."""
@@ -140,6 +144,7 @@ class Workload:
     def _end(self, client: RetryingClient) -> tuple[Script, Task[None]] | None:
         found = self._running.pop(client.name, None)
         if found is not None:
+            self.hand_overs.doubt(client)
             client.die()
         return found
 

@@ -335,7 +335,7 @@ class Controller:
             effects = context.checkpoints.forget_client(client)
             self._wakeups.release(client)
             if announced:
-                self._end_holds(client)
+                self._end_holds(client, "left")
             context.absent_holders.note_disconnected(client, now)
         return before + self._settle_after(effects)
 
@@ -378,7 +378,7 @@ class Controller:
         for _, lock in context.lock_deadlines.expired(now):
             context.log.apply(lock_decisions.expire(lock))
         for client, is_dead in context.absent_holders.check(now, context.connections.peers):
-            self._end_holds(client, locks=is_dead)
+            self._end_holds(client, "gone", locks=is_dead)
         for partition in list(context.state.aging.values()):
             retention.retain(context.log, partition)
         effects = self._wakeups.expire(now)
@@ -486,10 +486,10 @@ class Controller:
         """Return the progress of every partition, and the counters."""
         return status.collect_status(self.context, now)
 
-    def _end_holds(self, client: str, *, locks: bool = True) -> None:
-        """End what a client that is gone still holds: batches that it has not handed over, and its locks."""
+    def _end_holds(self, client: str, reason: str, *, locks: bool = True) -> None:
+        """End what a client still holds: batches that it has not handed over, and its locks. reason: of the records."""
         released = lock_decisions.release_all(self.state, client) if locks else []
-        settled = lease_decisions.settle_unseen(self.state, self.context.handed_over, client)
+        settled = lease_decisions.settle_unseen(self.state, self.context.handed_over, client, reason)
         for record in [*settled, *released]:
             self.context.log.apply(record)
 

@@ -138,13 +138,16 @@ def return_batch(state: State, name: str, token: int) -> list[r.AnyRecord]:
     return end_lease(partition, lease, lease.rows, "nacked", 0, delivered=False)
 
 
-def settle_unseen(state: State, marked: Callable[[], Collection[int]], client: str | None = None) -> list[r.AnyRecord]:
+def settle_unseen(
+    state: State, marked: Callable[[], Collection[int]], client: str | None = None, reason: str = ""
+) -> list[r.AnyRecord]:
     """Return the records for batches whose notices have not arrived, although they were handed over.
 
     Args:
         state: The state.
         marked: Returns the tokens of batches that were handed over, as the processes of this node have noted.
         client: A client that is gone: what it has not handed over becomes ready again. None: nothing does.
+        reason: Why it does, for the records.
     """
     found = [
         (partition, batch)
@@ -156,7 +159,7 @@ def settle_unseen(state: State, marked: Callable[[], Collection[int]], client: s
     over = [r.HandedOver(partition.name, batch.token) for partition, batch in found if batch.token in done]
     if client is None:
         return list(over)
-    return [*over, *(take_back(*each, "gone") for each in found if each[1].token not in done)]
+    return [*over, *(take_back(*each, reason) for each in found if each[1].token not in done)]
 
 
 def decide_ack(state: State, request: Ack) -> list[r.AnyRecord]:

@@ -315,7 +315,7 @@ class LeaseEnded(Record, frozen=True):
     returned: bytes
     """The rows that become ready again."""
     reason: str
-    """`"expired"` or `"nacked"`."""
+    """`"expired"` or `"nacked"`; of a batch that was not handed over also `"left"` or `"gone"`, of its client."""
 
 
 class HandedOver(Record, frozen=True):
