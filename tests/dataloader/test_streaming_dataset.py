@@ -24,7 +24,7 @@ from transfer_queue.client.data import device_copies
 from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, chunk_batch_fn, default_fetch_batch_fn
-from transfer_queue.errors import BatchGoneError, InvalidArgumentError, StorageKeyNotFoundError
+from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
 from transfer_queue.sampler.base import BaseSampler

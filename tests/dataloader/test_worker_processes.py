@@ -29,7 +29,7 @@ from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.dataloader.worker_channel import Channel
-from transfer_queue.errors import BatchGoneError, StorageKeyNotFoundError
+from transfer_queue.errors import StorageKeyNotFoundError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
