@@ -9,7 +9,6 @@ import json
 import pickle
 import zlib
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from simulated import Start, numbers, table
+from transfer_queue.dataloader.lease_delivery import DELIVERIES
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.errors import BatchGoneError, UnknownPartitionError
 from transfer_queue.metadata import BatchMeta
@@ -41,6 +41,12 @@ def values(items: Iterable[Any]) -> list[int]:
 
 def take(dataset: StreamingDataset, count: int) -> list[Any]:
     return list(itertools.islice(iter(dataset), count))
+
+
+def client_of(cluster: Cluster, name: str) -> Client:
+    """The client of this name; a new one at the first call."""
+    known = [client for client in cluster._clients if client.name == name]
+    return known[0] if known else cluster.client(name)
 
 
 def dataset_of(client: Client, **more: Any) -> StreamingDataset:
@@ -79,7 +85,7 @@ def keyed(request: pytest.FixtureRequest) -> bool:
 def either(keyed: bool, start: Start) -> Cluster:
     """A system whose sampler keeps no batches, or keeps them by number, with 12 rows."""
     cluster = start(seed=6, sampler=RankAwareSampler() if keyed else SequentialSampler())
-    client = cluster.client("a")
+    client = client_of(cluster, "a")
     client.put(numbers(12), partition_id="p")
     client.seal("p")
     return cluster
@@ -105,14 +111,14 @@ class TestTheOpenBatch:
         ids=str,
     )  # fmt: skip
     def test_the_rest_is_yielded_and_nothing_twice(self, either: Cluster, count: int, more: dict[str, Any]) -> None:
-        first = dataset_of(either.client("b"), **more)
+        first = dataset_of(client_of(either, "b"), **more)
         before = values(take(first, count))
-        assert before + values(resumed(either.client("c"), first.state_dict(), **more)) == list(range(12))
+        assert before + values(resumed(client_of(either, "c"), first.state_dict(), **more)) == list(range(12))
 
     def test_opaque_items(self, either: Cluster) -> None:
-        first = dataset_of(either.client("b"), process_batch_fn=process)
+        first = dataset_of(client_of(either, "b"), process_batch_fn=process)
         before = take(first, 3)
-        again = resumed(either.client("c"), first.state_dict(), process_batch_fn=process)
+        again = resumed(client_of(either, "c"), first.state_dict(), process_batch_fn=process)
         assert [row for row, _ in before + list(again)] == list(range(12))
 
     def test_packed_items(self, a: Client, b: Client) -> None:
@@ -127,12 +133,12 @@ class TestTheOpenBatch:
 
     def test_two_ranks(self, start: Start) -> None:
         cluster = start(seed=2, sampler=SequentialSampler())
-        cluster.client("a").put(numbers(24), partition_id="p")
-        cluster.client("a").seal("p")
-        ranks = [dataset_of(cluster.client(f"r{rank}"), dp_rank=rank) for rank in range(2)]
+        client_of(cluster, "a").put(numbers(24), partition_id="p")
+        client_of(cluster, "a").seal("p")
+        ranks = [dataset_of(client_of(cluster, f"r{rank}"), dp_rank=rank) for rank in range(2)]
         seen = [row for _ in range(3) for rank in ranks for row in values(take(rank, 1))]
         states = [rank.state_dict() for rank in ranks]
-        again = [resumed(cluster.client(f"s{rank}"), states[rank], dp_rank=rank) for rank in (1, 0)[::-1]]
+        again = [resumed(client_of(cluster, f"s{rank}"), states[rank], dp_rank=rank) for rank in (1, 0)[::-1]]
         assert sorted(seen + [row for rank in reversed(again) for row in values(rank)]) == list(range(24))
 
     def test_values_and_tags_are_those_of_a_fetch(self, a: Client, b: Client) -> None:
@@ -157,9 +163,9 @@ class TestTheOpenBatch:
             return None if data is None else TensorDict({"x": data["x"] + 100}, batch_size=data.batch_size), meta
 
         how = {"fetch_batch_fn": fetch, "should_check_consumption_status": True}
-        first = dataset_of(either.client("b"), **how)
+        first = dataset_of(client_of(either, "b"), **how)
         before = values(take(first, 3))
-        assert before + values(resumed(either.client("c"), first.state_dict(), **how)) == list(range(100, 112))
+        assert before + values(resumed(client_of(either, "c"), first.state_dict(), **how)) == list(range(100, 112))
 
     def test_a_fetch_function_that_joins_claims_of_two_partitions(self, a: Client, b: Client, filled: None) -> None:
         a.put(numbers(12, 100), partition_id="q")
@@ -194,9 +200,9 @@ class TestTheOpenBatch:
                     break
             return values(found)
 
-        first = dataset_of(either.client("b"))
+        first = dataset_of(client_of(either, "b"))
         before = asyncio.run(rows(first, 3))
-        again = resumed(either.client("c"), first.state_dict())
+        again = resumed(client_of(either, "c"), first.state_dict())
         assert before + asyncio.run(rows(again, 100)) == list(range(12))
 
     @pytest.mark.parametrize("twin", [copy.copy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
@@ -206,7 +212,7 @@ class TestTheOpenBatch:
         first = dataset_of(a)
         before = values(take(first, 1))
         first.config, first._tq_client, first._found = None, None, None
-        monkeypatch.setattr(StreamingDataset, "_find_client", lambda self: cluster.client("b"))
+        monkeypatch.setattr(StreamingDataset, "_find_client", lambda self: client_of(cluster, "b"))
         other = twin(first)
         rest = values(take(other, 2))
         assert before + rest == [0, 1, 2, 3, 4, 5]
@@ -236,41 +242,41 @@ class TestTheOpenBatch:
 
 class TestGoneRows:
     def test_the_rest_of_the_rows_and_a_warning(self, either: Cluster, caplog: Log) -> None:
-        a, first = either.client("a"), dataset_of(either.client("b"), micro_batch_size=1)
+        a, first = client_of(either, "a"), dataset_of(client_of(either, "b"), micro_batch_size=1)
         items = iter(first)
         metas = [next(items)[1] for _ in range(2)]
         state = first.state_dict()
         metas.append(next(items)[1])
         a.clear_samples(BatchMeta.concat(metas[1:]))
-        assert values(resumed(either.client("c"), state, micro_batch_size=1)) == list(range(3, 12))
+        assert values(resumed(client_of(either, "c"), state, micro_batch_size=1)) == list(range(3, 12))
         assert "batch 0 of ['p'], whose samples [1, 2] were cleared" in caplog.text
         assert "1 of them had not been yielded yet" in caplog.text
 
     def test_all_rows(self, either: Cluster, caplog: Log) -> None:
-        first = dataset_of(either.client("b"))
+        first = dataset_of(client_of(either, "b"))
         items = iter(first)
         metas = [next(items)[1]]
         state = first.state_dict()
         metas.append(next(items)[1])
-        either.client("a").clear_samples(BatchMeta.concat(metas))
-        assert values(resumed(either.client("c"), state)) == list(range(4, 12))
+        client_of(either, "a").clear_samples(BatchMeta.concat(metas))
+        assert values(resumed(client_of(either, "c"), state)) == list(range(4, 12))
         assert "[0, 1, 2, 3]" in caplog.text
 
     def test_opaque_items_are_counted(self, either: Cluster, caplog: Log) -> None:
-        first = dataset_of(either.client("b"), process_batch_fn=process)
+        first = dataset_of(client_of(either, "b"), process_batch_fn=process)
         take(first, 1)
-        client = either.client("a")
+        client = client_of(either, "a")
         everything = client.get_meta("x", 12, "p", mode="force_fetch")
         client.clear_samples(everything.select_samples([3]))
-        again = resumed(either.client("c"), first.state_dict(), process_batch_fn=process)
+        again = resumed(client_of(either, "c"), first.state_dict(), process_batch_fn=process)
         assert [row for row, _ in again] == [1, 2, *range(4, 12)]
         assert "the first 1 items are skipped" in caplog.text
 
     def test_the_partition(self, either: Cluster) -> None:
-        first = dataset_of(either.client("b"))
+        first = dataset_of(client_of(either, "b"))
         take(first, 1)
-        either.client("a").clear_partition("p")
-        again = resumed(either.client("c"), first.state_dict())
+        client_of(either, "a").clear_partition("p")
+        again = resumed(client_of(either, "c"), first.state_dict())
         with pytest.raises(UnknownPartitionError, match="in the middle of batch 0"):
             take(again, 1)
         assert again.state_dict() == first.state_dict()
@@ -278,30 +284,30 @@ class TestGoneRows:
     def test_rows_that_the_task_skips(self, start: Start, caplog: Log) -> None:
         """A sample that ends each process that works on it does not do so again after a load."""
         cluster = start(seed=2, sampler=SequentialSampler(), conf={"controller": {"max_deliveries": 1}})
-        a, b = cluster.client("a"), cluster.client("b")
+        a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.put(numbers(8), partition_id="p")
         first = dataset_of(b, delivery="at_least_once")
         take(first, 1)
         b.die()
         cluster.advance(100.0)
-        again = resumed(cluster.client("c"), first.state_dict(), delivery="at_least_once")
+        again = resumed(client_of(cluster, "c"), first.state_dict(), delivery="at_least_once")
         assert values(take(again, 2)) == [4, 5, 6, 7]
         assert "[0, 1, 2, 3]" in caplog.text
 
 
 class TestLeases:
     def consumed(self, cluster: Cluster) -> int:
-        return int(cluster.client("a").get_consumption_status("train", "p")[1].sum())
+        return int(client_of(cluster, "a").get_consumption_status("train", "p")[1].sum())
 
     @pytest.mark.parametrize("is_over", [False, True])
     def test_the_open_batch_is_acknowledged_at_its_end(self, either: Cluster, keyed: bool, is_over: bool) -> None:
-        b = either.client("b")
+        b = client_of(either, "b")
         first = dataset_of(b, delivery="at_least_once")
         before = values(take(first, 1))
         b.die()
         if is_over:
             either.advance(100.0)
-        again = iter(resumed(either.client("c"), first.state_dict(), delivery="at_least_once"))
+        again = iter(resumed(client_of(either, "c"), first.state_dict(), delivery="at_least_once"))
         assert before + values([next(again)]) == [0, 1, 2, 3]
         assert self.consumed(either) == 0
         either.advance(200.0)  # the lease is renewed
@@ -311,9 +317,21 @@ class TestLeases:
         assert values(rest) == ([0, 1, 2, 3] if is_over and not keyed else []) + list(range(4, 12))
         assert self.consumed(either) == 12
 
+    def test_a_restarted_rank_acknowledges_only_what_was_trained_on(self, cluster: Cluster, a: Client) -> None:
+        """Two ranks whose sampler keeps no batches, of which one is restarted in the middle of a batch."""
+        a.put(numbers(16), partition_id="p")
+        ranks = [dataset_of(client_of(cluster, f"r{n}"), dp_rank=n, delivery="at_least_once") for n in range(2)]
+        seen = [values(take(rank, 1)) for rank in ranks]
+        assert seen == [[0, 1], [4, 5]]
+        client_of(cluster, "r1").die()
+        state = ranks[1].state_dict()
+        again = resumed(client_of(cluster, "s"), state, dp_rank=1, delivery="at_least_once")
+        assert values(take(again, 2)) == [6, 7, 8, 9]
+        assert a.get_consumption_status("train", "p")[1].nonzero().flatten().tolist() == [4, 5, 6, 7]
+
     def test_another_batch_under_the_number_is_not_acknowledged(self, start: Start, caplog: Log) -> None:
         cluster = start(seed=6, sampler=RankAwareSampler())
-        a, b = cluster.client("a"), cluster.client("b")
+        a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.put(numbers(4), partition_id="p")
         first = dataset_of(b, delivery="at_least_once")
         take(first, 1)
@@ -323,45 +341,38 @@ class TestLeases:
         a.get_meta("x", 4, "p", task_name="train", sampling_config={"dp_rank": 1, "batch_index": 0})
         a.get_meta("x", 4, "p", task_name="train", sampling_config={"dp_rank": 0, "batch_index": 0}, lease=1.0)
         cluster.advance(10.0)
-        again = iter(resumed(cluster.client("c"), first.state_dict(), delivery="at_least_once"))
+        again = iter(resumed(client_of(cluster, "c"), first.state_dict(), delivery="at_least_once"))
         assert values([next(again)]) == [2, 3]
         a.put(numbers(4, 8), partition_id="p")
         assert values([next(again)]) == [8, 9]
         assert "has other samples than the loaded state says" in caplog.text
         assert int(a.get_consumption_status("train", "p")[1].sum()) == 4
 
-    def test_a_token_of_another_epoch_is_not_used(self, start: Start, tmp_path: Path) -> None:
-        """After a checkpoint was loaded in another system, its tokens may be those of the state."""
-        one, two = (start(seed=6, sampler=SequentialSampler()) for _ in range(2))
-        a, b = one.client("a"), one.client("b")
-        a.put(numbers(8), partition_id="p")
-        a.save_checkpoint(tmp_path / "checkpoint")
+    def test_a_token_of_another_epoch_is_not_used(self, cluster: Cluster, b: Client, filled: None) -> None:
+        """After a checkpoint was loaded, a token of the state may be that of another client's lease."""
         first = dataset_of(b, delivery="at_least_once")
         take(first, 1)
-        c = two.client("a")
-        c.load_checkpoint(tmp_path / "checkpoint")
-        other = c.get_meta("x", 4, "p", task_name="train", lease=60.0)
-        assert [lease.token for lease in other._leases] == [first.state_dict()["leases"][0][1]]
-        again = iter(resumed(two.client("d"), first.state_dict(), delivery="at_least_once"))
-        assert values([next(again)]) == [2, 3]
-        next(again)
-        assert self.consumed(two) == 0
+        state = first.state_dict()
+        again = resumed(client_of(cluster, "c"), {**state, "epoch": state["epoch"] + 1}, delivery="at_least_once")
+        assert values(take(again, 2)) == [2, 3, 4, 5]
+        assert self.consumed(cluster) == 0
+        assert values(take(first, 3)) == [2, 3, 8, 9, 10, 11]
 
     def test_replicas_that_load_one_state_acknowledge_each_for_itself(self, start: Start) -> None:
         cluster = start(seed=6, sampler=RankAwareSampler())
-        a, b = cluster.client("a"), cluster.client("b")
+        a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.create_partition("p", replicas=2)
         a.put(numbers(8), partition_id="p")
         first = dataset_of(b, delivery="at_least_once")
         take(first, 1)
         b.die()
         for name, count in (("c", 0), ("d", 4)):
-            again = iter(resumed(cluster.client(name), first.state_dict(), delivery="at_least_once"))
+            again = iter(resumed(client_of(cluster, name), first.state_dict(), delivery="at_least_once"))
             next(again), next(again)
             assert self.consumed(cluster) == count
 
     def test_a_load_in_the_same_process_keeps_the_lease(self, either: Cluster) -> None:
-        dataset = dataset_of(either.client("b"), delivery="at_least_once")
+        dataset = dataset_of(client_of(either, "b"), delivery="at_least_once")
         before = values(take(dataset, 1))
         dataset.load_state_dict(dataset.state_dict())
         assert before + values(dataset) == list(range(12))
@@ -370,12 +381,12 @@ class TestLeases:
     @pytest.mark.parametrize("count", [1, 2])
     def test_what_waits_to_be_freed_is_finished(self, start: Start, count: int) -> None:
         cluster = start(seed=6, sampler=SequentialSampler())
-        a, b = cluster.client("a"), cluster.client("b")
+        a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.create_partition("p", free_when=["train"])
         a.put(numbers(8), partition_id="p")
         first = dataset_of(b)
         take(first, count)
-        again = iter(resumed(cluster.client("c"), first.state_dict()))
+        again = iter(resumed(client_of(cluster, "c"), first.state_dict()))
         b.die()
         for _ in range(3 - count):
             next(again)
@@ -390,32 +401,32 @@ class TestOlderStates:
         return {"version": 1, **{name: state[name] for name in names}, **owed}
 
     def test_between_batches(self, either: Cluster) -> None:
-        first = dataset_of(either.client("b"))
+        first = dataset_of(client_of(either, "b"))
         before = values(take(first, 2))
-        assert before + values(resumed(either.client("c"), self.old(first))) == list(range(12))
+        assert before + values(resumed(client_of(either, "c"), self.old(first))) == list(range(12))
 
     def test_in_the_middle_only_by_number(self, either: Cluster, keyed: bool) -> None:
-        first = dataset_of(either.client("b"))
+        first = dataset_of(client_of(either, "b"))
         before = values(take(first, 1))
-        again = resumed(either.client("c"), self.old(first))
+        again = resumed(client_of(either, "c"), self.old(first))
         if keyed:
             assert before + values(again) == list(range(12))
         else:
             with pytest.raises(BatchGoneError, match=r"in the middle of batch 0 by a release .* keeps no batches"):
                 take(again, 1)
-            assert values(dataset_of(either.client("d"))) == list(range(4, 12)), "nothing was claimed"
+            assert values(dataset_of(client_of(either, "d"))) == list(range(4, 12)), "nothing was claimed"
 
     @pytest.mark.parametrize("is_right", [False, True])
     def test_a_missing_acknowledgement(self, start: Start, is_right: bool) -> None:
         cluster = start(seed=6, sampler=RankAwareSampler())
-        a, b = cluster.client("a"), cluster.client("b")
+        a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.put(numbers(8), partition_id="p")
         first = dataset_of(b, delivery="at_least_once")
         meta = take(first, 2)[0][1]
         digest = zlib.crc32(torch.arange(meta.global_indexes[0], meta.global_indexes[0] + 4).numpy().tobytes())
         state = self.old(first, digest if is_right else 1)
         b.die()
-        again = resumed(cluster.client("c"), state, delivery="at_least_once")
+        again = resumed(client_of(cluster, "c"), state, delivery="at_least_once")
         assert again.state_dict()["unacknowledged"] == state["unacknowledged"]
         assert values(take(again, 1)) == [4, 5]
         assert int(a.get_consumption_status("train", "p")[1].sum()) == (4 if is_right else 0)
@@ -426,12 +437,12 @@ class TestReset:
     @pytest.mark.parametrize("further", [0, 1, 2, 100])
     def test_by_number_the_whole_epoch_comes_again(self, start: Start, count: int, further: int) -> None:
         cluster = start(seed=6, sampler=RankAwareSampler())
-        a = cluster.client("a")
+        a = client_of(cluster, "a")
         a.put(numbers(12), partition_id="p")
         a.seal("p")
-        first = dataset_of(cluster.client("b"))
+        first = dataset_of(client_of(cluster, "b"))
         before = values(take(first, count))
-        again = resumed(cluster.client("c"), first.state_dict())
+        again = resumed(client_of(cluster, "c"), first.state_dict())
         rest = values(take(again, further))
         assert before + rest == list(range(len(before + rest)))
         for part in (3, 100, 100):
@@ -441,21 +452,21 @@ class TestReset:
     @pytest.mark.parametrize("further", [0, 1, 100])
     def test_without_numbers_it_is_an_error(self, start: Start, further: int) -> None:
         cluster = start(seed=6, sampler=SequentialSampler())
-        a = cluster.client("a")
+        a = client_of(cluster, "a")
         a.put(numbers(12), partition_id="p")
-        first = dataset_of(cluster.client("b"))
+        first = dataset_of(client_of(cluster, "b"))
         take(first, 3)
-        again = resumed(cluster.client("c"), first.state_dict(), should_check_consumption_status=True)
+        again = resumed(client_of(cluster, "c"), first.state_dict(), should_check_consumption_status=True)
         seen = values(take(again, further))
-        with pytest.raises(BatchGoneError, match="does not have the batches from 0 to 0, .* keeps no batches"):
+        with pytest.raises(BatchGoneError, match=r"does not have the batches from 0 to [01], .* keeps no batches"):
             again.reset()
         assert seen + values(again) == list(range(6, 12)), "the position did not change"
 
     @pytest.mark.parametrize("further", [0, 1, 100])
     def test_in_the_first_batch_the_buffer_has_everything(self, either: Cluster, further: int) -> None:
-        first = dataset_of(either.client("b"))
+        first = dataset_of(client_of(either, "b"))
         take(first, 1)
-        again = resumed(either.client("c"), first.state_dict())
+        again = resumed(client_of(either, "c"), first.state_dict())
         take(again, further)
         again.reset()
         assert values(again) == list(range(12))
@@ -464,12 +475,12 @@ class TestReset:
 
     def test_a_batch_that_was_cleared_is_an_error(self, start: Start) -> None:
         cluster = start(seed=6, sampler=RankAwareSampler())
-        a = cluster.client("a")
+        a = client_of(cluster, "a")
         meta = a.put(numbers(12), partition_id="p")
         a.seal("p")
-        first = dataset_of(cluster.client("b"))
+        first = dataset_of(client_of(cluster, "b"))
         take(first, 4)
-        again = resumed(cluster.client("c"), first.state_dict())
+        again = resumed(client_of(cluster, "c"), first.state_dict())
         a.clear_samples(meta[4:8])
         again.reset()
         items = iter(again)
@@ -478,18 +489,18 @@ class TestReset:
             next(items)
         a.clear_samples(meta[:4])
         with pytest.raises(BatchGoneError, match=r"from 0 to 1, .* rows were cleared"):
-            resumed(cluster.client("d"), first.state_dict()).reset()
+            resumed(client_of(cluster, "d"), first.state_dict()).reset()
 
     @pytest.mark.parametrize("keep", [0, 1, 2, 3])
     @pytest.mark.parametrize("count", [2, 4])
     def test_keep_batches_is_the_limit_as_without_a_load(self, start: Start, keep: int, count: int) -> None:
         cluster = start(seed=6, sampler=RankAwareSampler())
-        a = cluster.client("a")
+        a = client_of(cluster, "a")
         a.put(numbers(12), partition_id="p")
         a.seal("p")
-        first = dataset_of(cluster.client("b"), keep_batches=keep)
+        first = dataset_of(client_of(cluster, "b"), keep_batches=keep)
         take(first, count)
-        again = resumed(cluster.client("c"), first.state_dict(), keep_batches=keep)
+        again = resumed(client_of(cluster, "c"), first.state_dict(), keep_batches=keep)
         take(again, 4 - count)
         for dataset in (again, first):
             take(dataset, 4 - count if dataset is first else 0)
@@ -498,11 +509,11 @@ class TestReset:
 
     def test_a_state_of_a_second_epoch(self, either: Cluster, keyed: bool) -> None:
         """In the middle of a replay: the next batches of the replay come, or an error, and never fewer."""
-        first = dataset_of(either.client("b"))
+        first = dataset_of(client_of(either, "b"))
         assert len(list(first)) == 6
         first.reset()
         take(first, 1)
-        again = iter(resumed(either.client("c"), first.state_dict()))
+        again = iter(resumed(client_of(either, "c"), first.state_dict()))
         assert values([next(again)]) == [2, 3]
         if keyed:
             assert values(again) == list(range(4, 12))
@@ -512,25 +523,25 @@ class TestReset:
 
     def test_a_fetch_function_claims_batches_again_only(self, start: Start) -> None:
         cluster = start(seed=6, sampler=SequentialSampler())
-        a = cluster.client("a")
+        a = client_of(cluster, "a")
         a.put(numbers(12), partition_id="p")
         how = {"fetch_batch_fn": default_fetch_batch_fn}
-        first = dataset_of(cluster.client("b"), **how)
+        first = dataset_of(client_of(cluster, "b"), **how)
         take(first, 2)
-        again = resumed(cluster.client("c"), first.state_dict(), **how)
+        again = resumed(client_of(cluster, "c"), first.state_dict(), **how)
         again.reset()
         with pytest.raises(BatchGoneError, match="keeps no batches"):
             take(again, 1)
 
     def test_under_leases(self, start: Start) -> None:
         cluster = start(seed=6, sampler=RankAwareSampler())
-        a, b = cluster.client("a"), cluster.client("b")
+        a, b = client_of(cluster, "a"), client_of(cluster, "b")
         a.put(numbers(12), partition_id="p")
         a.seal("p")
         first = dataset_of(b, delivery="at_least_once")
         take(first, 3)
         b.die()
-        again = resumed(cluster.client("c"), first.state_dict(), delivery="at_least_once")
+        again = resumed(client_of(cluster, "c"), first.state_dict(), delivery="at_least_once")
         take(again, 1)
         for _ in range(2):
             again.reset()
@@ -538,14 +549,22 @@ class TestReset:
         assert a.check_consumption_status("train", "p")
 
 
+MOVES = ("take", "load", "expire", "clear")
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> dict[str, Any]:
-    size = draw(st.integers(1, 5))
+    size, sampler, delivery = (
+        draw(st.integers(1, 5)),
+        draw(st.sampled_from(sorted(SAMPLERS))),
+        draw(st.sampled_from(DELIVERIES)),
+    )
+    alone = sampler == "ranks" or delivery == "at_least_once"  # a rank would wait for what another one has
     return {
         "rows": draw(st.integers(0, 17)), "batch_size": size, "micro_batch_size": draw(st.integers(1, size)),
-        "max_tokens": draw(st.sampled_from([None, 1, 5])), "ranks": draw(st.integers(1, 3)),
-        "sampler": draw(st.sampled_from(sorted(SAMPLERS))), "delivery": draw(st.sampled_from(["at_most_once", "at_least_once"])),
-        "moves": draw(st.lists(st.tuples(st.sampled_from(["take", "load", "expire", "clear"]), st.integers(0, 4)), max_size=9)),
+        "max_tokens": draw(st.sampled_from([None, 1, 5])), "ranks": 1 if alone else draw(st.integers(1, 3)),
+        "sampler": sampler, "delivery": delivery,
+        "moves": draw(st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 4)), max_size=9)),
     }  # fmt: skip
 
 
@@ -557,12 +576,6 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         "delivery": "at_most_once", "moves": [("take", 1), ("load", 0)],
     }
 )  # fmt: skip
-@example(
-    {
-        "rows": 16, "batch_size": 4, "micro_batch_size": 2, "max_tokens": None, "ranks": 2, "sampler": "sequential",
-        "delivery": "at_least_once", "moves": [("take", 1), ("take", 1), ("load", 0), ("take", 3)],
-    }
-)  # fmt: skip
 def test_everything_that_exists_is_yielded_and_nothing_twice(tmp_path_factory: Any, run: dict[str, Any]) -> None:
     """Whatever is taken, saved, loaded and cleared.
 
@@ -572,7 +585,7 @@ def test_everything_that_exists_is_yielded_and_nothing_twice(tmp_path_factory: A
     ranks, seen, cleared, is_over = run["ranks"], [], set(), False
     with Cluster(tmp_path_factory.mktemp("arena"), seed=1, sampler=SAMPLERS[run["sampler"]]()) as cluster:
         names = (f"c{number}" for number in itertools.count())
-        a = cluster.client("a")
+        a = client_of(cluster, "a")
         meta = (
             a.put(numbers(run["rows"]), partition_id="p", tags=[{"total_lengths": 1}] * run["rows"])
             if run["rows"]
@@ -588,7 +601,7 @@ def test_everything_that_exists_is_yielded_and_nothing_twice(tmp_path_factory: A
         for number, (move, count) in enumerate(run["moves"]):
             rank = number % ranks
             client, dataset = at[rank]
-            if move == "take" and run["rows"] >= run["batch_size"]:
+            if move == "take":
                 seen += values(take(dataset, count))
             elif move == "clear" and meta is not None:
                 chosen = [at for at in range(run["rows"]) if at % 5 == count]

@@ -388,6 +388,9 @@ def settle(dataset: Consumer, saved: SavedBatch) -> Steps[None]:
             return
         meta._leases = yield from regain_leases(dataset, saved, epoch)
     if meta._leases:
-        yield OperationStep(client, "ack", (meta,))
+        for lease in meta._leases:
+            acked = BatchMeta(lease.rows, lease.partition)
+            acked._leases = (lease,)
+            yield OperationStep(client, "ack", (acked,))
     elif saved.holder is not None:
         yield OperationStep(client, "finish", (meta, dataset.task_name))
