@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from simulated import Start, numbers
 from transfer_queue.dataloader.lease_delivery import return_batches
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
-from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError
 from transfer_queue.sampler import RankAwareSampler, SequentialSampler
 from transfer_queue.testing import Client, Cluster
 
@@ -251,6 +252,27 @@ class TestWithWorkers:
         assert client.ack(meta)
         assert values(loader.dataset) == [2, 3], "the batch in the middle is still its own"
         assert client.check_consumption_status("train", partition)
+
+    @pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 2), (2, 0)])
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_a_restarted_loader_yields_the_rest(
+        self, system: Any, partition: str, before: int, after: int, count: int
+    ) -> None:
+        first = self.loader(system, partition, before, "fork" if before else None)
+        items = iter(first)
+        seen = values(itertools.islice(items, count))
+        state = json.loads(json.dumps(first.state_dict()))
+        items.close()
+        again = self.loader(system, partition, after, "fork" if after else None)
+        again.load_state_dict(state)
+        assert sorted(seen + values(again)) == list(range(ROWS))
+        assert tq.get_client().check_consumption_status("train", partition)
+        if count == 1:
+            again.reset()
+            assert sorted(values(again)) == list(range(ROWS))
+        else:
+            with pytest.raises(BatchGoneError, match="keeps no batches"):
+                again.reset()
 
     def test_a_plain_loader_with_workers_is_refused(self, system: Any, partition: str) -> None:
         dataset = StreamingDataset(system, **arguments(partition_id=partition))

@@ -559,7 +559,7 @@ def runs(draw: st.DrawFn) -> dict[str, Any]:
         draw(st.sampled_from(sorted(SAMPLERS))),
         draw(st.sampled_from(DELIVERIES)),
     )
-    alone = sampler == "ranks" or delivery == "at_least_once"  # a rank would wait for what another one has
+    alone = sampler in ("groups", "ranks") or delivery == "at_least_once"  # a rank would wait for what another one has
     return {
         "rows": draw(st.integers(0, 17)), "batch_size": size, "micro_batch_size": draw(st.integers(1, size)),
         "max_tokens": draw(st.sampled_from([None, 1, 5])), "ranks": 1 if alone else draw(st.integers(1, 3)),

@@ -319,6 +319,19 @@ class TestPlace:
             assert values(again) == list(range(4, ROWS))
             assert "were cleared" in caplog.text
 
+    @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, True)])
+    def test_reset_after_a_load_replays_the_whole_epoch(
+        self, dataset: Build, filled: str, workers: int, persistent: bool
+    ) -> None:
+        first = StreamingDataLoader(dataset(task_name="same"))
+        take(first, 5)
+        again = StreamingDataLoader(dataset(task_name="same"), num_workers=workers, persistent_workers=persistent)
+        again.load_state_dict(first.state_dict())
+        assert values(take(again, 2)) == [10, 11, 12, 13]
+        for count in (3, 100, 100):
+            again.reset()
+            assert values(take(again, count)) == list(range(min(ROWS, 2 * count)))
+
     @pytest.mark.parametrize("persistent", [False, True])
     def test_loaded_while_workers_are_ahead(self, dataset: Build, filled: str, persistent: bool) -> None:
         loader = StreamingDataLoader(dataset(), num_workers=2, persistent_workers=persistent)
