@@ -274,6 +274,12 @@ class TestWithWorkers:
             with pytest.raises(BatchGoneError, match="keeps no batches"):
                 again.reset()
 
+    def test_one_worker_of_a_plain_loader_continues_the_open_batch(self, system: Any, partition: str) -> None:
+        dataset = StreamingDataset(system, **arguments(partition_id=partition, delivery="at_most_once"))
+        seen = values(itertools.islice(iter(dataset), 1))
+        plain = DataLoader(dataset, None, num_workers=2, collate_fn=identity, multiprocessing_context="fork")
+        assert sorted(seen + values(plain)) == list(range(ROWS))
+
     def test_a_plain_loader_with_workers_is_refused(self, system: Any, partition: str) -> None:
         dataset = StreamingDataset(system, **arguments(partition_id=partition))
         with pytest.raises(InvalidArgumentError, match="StreamingDataLoader"):

@@ -288,6 +288,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._open: MicroBatchIterator | None = None
         self._open_meta: BatchMeta | None = None  # of the open batch
         self._item_rows = ItemRows()  # of the open batch
+        self._open_worker: list[int] | None = None  # the worker of a plain DataLoader that opened it
         # the batch before batch_index, if the iteration continues in its middle and it must be read again
         self._resumed: ResumedBatch | None = None
         self._received = 0  # the batches below this number were received, by this process or before a load
@@ -305,6 +306,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[Any]:
         if self.iterate_in_worker is not None:
             return self.iterate_in_worker(self)
+        worker, resumed = get_worker_info(), self._interrupted()
+        if worker is not None and worker.id and resumed is not None and resumed.worker is None:
+            self._open = self._open_meta = self._resumed = None  # the first worker continues the process's open batch
         return self.stream(LocalSource())
 
     def stream(self, source: BatchSource, finish: Finish | None = None) -> Iterator[Any]:
@@ -477,11 +481,13 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
     def _identity(self) -> dict[str, Any]:
         """Return the entries in which a state and the dataset that loads it must be equal."""
+        return {"task_name": self.task_name, "dp_rank": self.dp_rank, "worker": self._worker()}
+
+    @staticmethod
+    def _worker() -> list[int] | None:
+        """Return [number, count] of this process as a worker of a plain DataLoader; None if it is not one."""
         worker = get_worker_info()
-        return {
-            "task_name": self.task_name, "dp_rank": self.dp_rank,
-            "worker": None if worker is None else [worker.id, worker.num_workers],
-        }  # fmt: skip
+        return None if worker is None else [worker.id, worker.num_workers]
 
     def _unacknowledged(self) -> dict[str, Any]:
         """Return the entry of a state about a batch that is not acknowledged or finished yet, if there is one."""
@@ -495,11 +501,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         meta = self._open_meta
         if self._open is None or meta is None:
             return self._resumed
-        given, worker = self._open.given, self._identity()["worker"]
+        given = self._open.given
         if not given and is_unseen(meta):
             return None
         saved = SavedBatch.of(self.batch_index - 1, meta)
-        return ResumedBatch(saved, given, self._item_rows.left(saved.rows, given), worker=worker)
+        return ResumedBatch(saved, given, self._item_rows.left(saved.rows, given), worker=self._open_worker)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a position: the rest of its batch, and then the next batches.
@@ -783,10 +789,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
     def _open_resumed(self, resumed: ResumedBatch, finish: Finish | None) -> Steps[bool]:
         """Open the batch before `batch_index` after the items that were yielded. It is read again if necessary."""
-        number, moves, worker = self.batch_index - 1, self.moves, get_worker_info()
-        if worker is not None and worker.id and resumed.worker is None:
-            self._resumed = None  # of the workers of a plain DataLoader, the first one continues the process's position
-            return True
+        number, moves = self.batch_index - 1, self.moves
         if 0 <= number - self._kept_from < len(self.buffer):
             found = Reread(self.buffer[number - self._kept_from], resumed.given, resumed.held)
         else:
@@ -826,6 +829,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         opened = MicroBatchIterator(items, skip)
         if not opened.over:
             self._open, self._open_meta, self._item_rows = opened, meta, rows
+            self._open_worker = self._worker()
         self.batch_index += 1
         self._received = max(self._received, self.batch_index)
 
