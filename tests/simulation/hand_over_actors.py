@@ -22,7 +22,6 @@ from transfer_queue.client.data.data_path import Operation
 from transfer_queue.core.events.records import LeaseEnded
 from transfer_queue.core.tables.row_table import CONSUMED
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import Call
@@ -97,8 +96,7 @@ class HandOvers:
         self.sure, self.maybe = sure.copy(), set(maybe)
 
     def _unread_of(self, client: RetryingClient) -> list[Row]:
-        kinds = [kind for kind, _, _ in client.state.session.notices._unread]
-        unread = sum(kind in ("handed_over", "finished") for kind in kinds)
+        unread = client.state.session.notices.unread
         newest = self._yields.get(client, [])[-unread:] if unread else []
         return [row for each in newest if each.epoch == self._epoch for row in each.rows]
 
@@ -191,11 +189,11 @@ def _held(work: Workload, client: RetryingClient, partition: str, task: str, cou
     for meta, numbers in ahead:
         report = [(lease.partition, lease.token) for lease in meta._leases]
         if work.draw.random() < 0.6:
-            yield from operations._report_batches(ReportBatches(handed_over=report))
+            yield from operations._hand_over(report)
             _note(work, client, task, meta, numbers, epoch)
         else:
             work.hand_overs.counts["returned"] += 1
-            yield from operations._report_batches(ReportBatches(returned=report))
+            yield from operations._give_back(report)
         yield from work.pause(0.5)
     for meta, _ in ahead:
         yield from operations.finish(meta, task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import threading
@@ -87,17 +86,6 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
                 self._bound = Operations(self._state)
                 self._renewer = Renewer(self._state.renewals, self._state.session.clock, self._renew)
             return self._bound
-
-    def _holding(self) -> TransferQueueClient:
-        """Return this client in a form whose claims hand nothing over: whoever uses it does, or returns the batches.
-
-        The leases of what it claims are in the metadata and in `_operations.held`.
-        """
-        operations = copy.copy(self._operations)  # connects, before the client is copied
-        operations.held = []
-        twin = copy.copy(self)
-        twin._bound = operations
-        return twin
 
     def _run(self, operation: Operation[T]) -> T:
         state = self._state

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Step, Steps, call_in_thread
+from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Step, Steps, ask_in_loop, call_in_thread
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ def _continue_until_next_step(steps: Steps[Any], result: Any) -> None:
 
 async def _run_step(step: Step) -> _Outcome:
     if isinstance(step, OperationStep):
-        return await getattr(step.client, f"async_{step.operation}")(*step.arguments, **step.more), None
+        return await ask_in_loop(step.client, step.operation, *step.arguments, **step.more), None
     if isinstance(step, FunctionStep):
         return await _run_to_its_end(asyncio.wrap_future(call_in_thread(step.function)))
     arrival = asyncio.wrap_future(step.reception.begin())

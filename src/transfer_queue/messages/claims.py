@@ -60,6 +60,11 @@ class Claim(Request, frozen=True):
     They are consumed, but a `Nack` of the token in the reply, the cancellation of the claim, or the end of the client
     makes them ready again. Without effect on a claim with a lease.
     """
+    again: bool = False
+    """Return only a batch that was dealt before under its (dp_rank, batch_index); nothing is dealt.
+
+    Without such a batch the claim is refused at once with `BatchGoneError`.
+    """
 
 
 class ReportBatches(Request, frozen=True):

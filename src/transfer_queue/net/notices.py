@@ -33,6 +33,12 @@ class Notices:
     def __bool__(self) -> bool:
         return bool(self._waiting or self.carried)
 
+    @property
+    def unread(self) -> int:
+        """The number of batches that were handed over and that the controller may not know of."""
+        reports = [*self._waiting, *self.carried.values()]
+        return sum(len(report.handed_over) + len(report.finished) for report in reports)
+
     def add(self, report: ReportBatches) -> None:
         """Add the notices of a report."""
         self._waiting.append(report)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
@@ -211,13 +210,6 @@ class Client(Subscriptions, LockMethods):
     @property
     def _operations(self) -> Operations:
         return self.operations
-
-    def _holding(self) -> Client:
-        """See `TransferQueueClient._holding`."""
-        twin = copy.copy(self)
-        twin.operations = copy.copy(self.operations)
-        twin.operations.held = []
-        return twin
 
     def _run(self, operation: Operation[T]) -> T:
         task = self.start(operation)

@@ -210,6 +210,8 @@ def _decide(context: ControllerContext, claim: Claim, made: ComputedDeal | None 
     sampler = context.samplers.sampler_for(claim, partition)
     timed = context.samplers.is_timed(sampler)
     began = context.timer() if timed else 0.0
+    if claim.again:  # nothing is dealt, so nothing is skipped
+        return batch_selection.select_batch(context.state, context.samplers, claim)
     try:
         for record in batch_selection.decide_asked(context.state, claim):
             context.log.apply(record)
