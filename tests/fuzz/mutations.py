@@ -90,7 +90,7 @@ from transfer_queue.messages.reports.unit_reports import (
     SpaceShortReport,
     WriterGone,
 )
-from transfer_queue.messages.system import Drain, NodeGone, Status
+from transfer_queue.messages.system import Drain, NodeGone, RegisterSampler, Status
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 from transfer_queue.wire.objects.tag_rows import table_of_tags
 
@@ -507,6 +507,7 @@ class Life:
             ReportDone(partition), AwaitDone(partition, self.rng.choice((None, 5.0))), ReadBacklog(partition, task),
             CountColumns(partition, 3, takes={"t": ["x"]}, group_task="t"),
             Cancel(max(1, self.sequences.get("r0", 1) - 1)),
+            RegisterSampler(task, self.rng.choice(("GRPOGroupNSampler", "RankAwareSampler")), '{"dp_size": 2}'),
             Introduce(task, 1, "host", 7), ReadTimeline("", self.rng.choice((None, 5))),
         )  # fmt: skip
         self.ask(self.rng.choice(requests), self.rng.choice(("w0", "r0")))
