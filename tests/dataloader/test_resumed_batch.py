@@ -96,10 +96,6 @@ def process(data: Any, meta: Any, micro_batch_size: int) -> list[Any]:
     return [(row, "item") for row in data["x"].tolist()]
 
 
-def listed(item: Any) -> Any:
-    return item[0]["x"].tolist()
-
-
 class TestTheOpenBatch:
     @pytest.mark.parametrize("count", [1, 2, 3, 5])
     @pytest.mark.parametrize(
