@@ -33,7 +33,7 @@
     |   `-- QueueShutDownError      (queue.ShutDown)                a queue was shut down
     |-- QueueEmptyError             (queue.Empty)                   a queue has no item
     |-- QueueFullError              (queue.Full)                    a queue has as many items as it may have
-    |-- BatchGoneError              (RuntimeError)                  the rows of a dealt batch were cleared
+    |-- BatchGoneError              (RuntimeError)                  a dealt batch cannot be returned again
     `-- SamplerError                (RuntimeError)                  a user's sampler failed
         `-- SamplerValueError       (InvalidArgumentError)          a user's sampler raised a ValueError
 
@@ -235,7 +235,7 @@ class QueueFullError(TransferQueueError, queue.Full):
 
 
 class BatchGoneError(TransferQueueError, RuntimeError):
-    """A dealt batch was requested again after its rows were cleared."""
+    """A dealt batch was requested again, and its rows were cleared, or the sampler keeps no batches."""
 
 
 class SamplerError(TransferQueueError, RuntimeError):

@@ -54,6 +54,11 @@ class Claim(Request, frozen=True):
 
     Samplers whose batches belong to a rank deal `count` rows.
     """
+    again: bool = False
+    """Return only a batch that was dealt before under its (dp_rank, batch_index); nothing is dealt.
+
+    Without such a batch the claim is refused at once with `BatchGoneError`.
+    """
 
 
 class Ack(Request, frozen=True):

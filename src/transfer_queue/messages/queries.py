@@ -33,10 +33,14 @@ class EqualReply(Reply, frozen=True):
 
 
 class ShowRows(Request, frozen=True, tag="Show"):
-    """Ask for all live rows of a partition with the state of these fields. Nothing is dealt or consumed."""
+    """Ask for live rows of a partition with the state of these fields. Nothing is dealt or consumed."""
 
     partition: str
     fields: list[str]
+    rows: bytes | None = None
+    """Global indexes, i8. Cleared ones are left out. None for all rows."""
+    task: str | None = None
+    """Leave out the rows that this task skips; None for none."""
 
 
 class ReadBacklog(Request, frozen=True):

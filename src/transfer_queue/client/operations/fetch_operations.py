@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
@@ -23,6 +25,8 @@ from transfer_queue.messages.queries import Explain, Lookup, LookupReply, ShowRo
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE
 from transfer_queue.wire.blocks.gather import nest_tables, table_of
+
+OperationsT = TypeVar("OperationsT", bound="FetchOperations")
 
 LEAST_WAIT = 0.001
 """Seconds of a fetch that may not wait: it ends like one that waited, with an error that says what is missing."""
@@ -47,8 +51,39 @@ class _Awaited(NamedTuple):
     """The locations of the values when the fetch was met, if they are known."""
 
 
+class KnownRows:
+    """Rows that take the place of the next claims, which return them in this order and claim nothing."""
+
+    def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
+        self._left = dict(rows)
+
+    def take(self, partition_id: str, count: int) -> np.ndarray:
+        """Return the next rows of a partition, at most `count`."""
+        left = self._left.get(partition_id, np.zeros(0, "<i8"))
+        self._left[partition_id] = left[count:]
+        return left[:count]
+
+
 class FetchOperations(DataPath):
     """The operations of one client that fetch samples and read values."""
+
+    _again = False
+    """Whether the claims return only batches that were dealt before (`Claim.again`)."""
+    _known: KnownRows | None = None
+    """Rows that claims return instead of new ones; None if claims are made."""
+
+    def _claiming(self: OperationsT, *, again: bool = False, known: KnownRows | None = None) -> OperationsT:
+        """Return operations of the same client whose claims return batches again, or rows that are known."""
+        view = copy.copy(self)
+        view._again, view._known = again, known
+        return view
+
+    def _meta_of_rows(
+        self, partition_id: str, data_fields: Sequence[str], task_name: str, rows: np.ndarray
+    ) -> Operation[BatchMeta]:
+        """Return the metadata of those of these rows that exist and that the task does not skip. Claims nothing."""
+        request = ShowRows(partition_id, list(data_fields), rows.astype("<i8").tobytes(), task_name)
+        return self._meta(partition_id, (yield from self._ask(request, ClaimReply, None)))
 
     def get_meta(
         self,
@@ -452,6 +487,11 @@ class FetchOperations(DataPath):
     def _claim_rows(self, claim: Claim) -> Operation[ClaimReply]:
         """Return the reply to a claim. If the wait is long, log why the claim waits."""
         yield from self._state.learn()
+        if self._known is not None:
+            rows = self._known.take(claim.partition, claim.count)
+            if not len(rows):
+                raise WaitTimeoutError("the batch that is read again has no further samples")
+            return (yield from self._ask(ShowRows(claim.partition, claim.fields, rows.tobytes()), ClaimReply, None))
         left, due = arguments.validated_seconds(claim.wait), self._state.settings.report_wait
         while left is not None and due is not None and left > due - claim.waited:
             part = msgspec.structs.replace(claim, wait=due - claim.waited)
@@ -498,5 +538,6 @@ class FetchOperations(DataPath):
         wait, since = arguments.validated_seconds(wait), arguments.validated_version(since)
         finite, hold = arguments.validated_bool(finite, "finite"), arguments.validated_bool(hold, "hold")
         return Claim(
-            partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas, places
-        )
+            partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas, places,
+            again=self._again,
+        )  # fmt: skip

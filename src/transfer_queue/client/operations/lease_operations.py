@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.client.joining.ack_joiner import AckJoiner
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import Ack, Nack, RankGone
+from transfer_queue.messages.claims import Ack, Nack, RankGone, Renew
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import NOT_MADE
 
 
@@ -79,6 +82,12 @@ class LeaseOperations(DataPath):
             if len(rows) == len(lease.rows):
                 self._state.renewals.forget(lease.token)
         return counts
+
+    def _renewed(self, leases: Sequence[BatchLease]) -> Operation[list[BatchLease]]:
+        """Renew leases, also those of another process, and return those that are still in force."""
+        request = Renew([(lease.partition, lease.token) for lease in leases])
+        alive = (yield from self._ask(request, Done, None)).value
+        return [lease for lease, is_alive in zip(leases, alive, strict=True) if is_alive]
 
     def _ack(self, ack: Ack, timeout: float | None) -> Operation[bool]:
         """Acknowledge rows of one lease, alone or with others, and return whether this counts."""

@@ -28,6 +28,7 @@ from transfer_queue.core.samplers.unused_entries import unused_entries_warning
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.state.wait_queues import least_count
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
@@ -187,6 +188,8 @@ def select_batch(
     """
     partition = state.partitions.get(claim.partition)
     if partition is None:
+        if claim.again:
+            require_partition(state.partitions, claim.partition)
         return NOTHING
     sampler = samplers.sampler_for(claim, partition)
     if isinstance(sampler, UserSampler):
@@ -216,11 +219,12 @@ def _outcome(partition: Partition, claim: Claim, outcome: ClaimOutcome) -> Claim
 def _find_dealt(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> ClaimOutcome | None:
     """Return the batch that was dealt under this key before; None if there is none.
 
-    Raises BatchGoneError if its rows are cleared or skipped, StorageKeyNotFoundError if values are lost, and
-    InvalidArgumentError for another batch_size.
+    Raises BatchGoneError if its rows are cleared or skipped, or if the claim needs a batch that was dealt before
+    (`Claim.again`), StorageKeyNotFoundError if values are lost, and InvalidArgumentError for another batch_size.
     """
     dealt = partition.dealt.get(claim.task)
     if key is None or dealt is None:
+        _refuse_undealt(partition, claim, key)
         return None
     batch = dealt.find(*key)
     words = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
@@ -244,7 +248,24 @@ def _find_dealt(partition: Partition, claim: Claim, key: tuple[int, int] | None)
             f"{words} before, and its rows were cleared later{_describe_left_rank(dealt.left, key[0])}; other rows do "
             f"not replace it. Fetch the next batch_index, or clear rows only after all replicas have fetched them."
         )
+    _refuse_undealt(partition, claim, key)
     return None
+
+
+def _refuse_undealt(partition: Partition, claim: Claim, key: tuple[int, int] | None) -> None:
+    """Raise BatchGoneError if the claim asks for a batch that was dealt before."""
+    if not claim.again:
+        return
+    if key is None:
+        raise BatchGoneError(
+            f"the sampler of task {claim.task!r} keeps no batches under a (dp_rank, batch_index), so no batch of "
+            f"partition {partition.name!r} can be returned again; use a rank-consistent sampler, such as "
+            f"RankAwareSampler, to replay batches"
+        )
+    raise BatchGoneError(
+        f"batch {key[1]} of dp_rank {key[0]} was not dealt to task {claim.task!r} in partition {partition.name!r}, so "
+        f"it cannot be returned again; the task's consumption was reset, or this is another system"
+    )
 
 
 def _describe_left_rank(left: set[int], rank: int) -> str:
@@ -501,6 +522,7 @@ def _outcome_of_known_batch(
 
 def _decide_plainly(partition: Partition, sampler: BaseSampler, claim: Claim) -> ClaimOutcome:
     """Decide a claim with a built-in sampler whose batches belong to no rank."""
+    _refuse_undealt(partition, claim, None)
     sampling = sampling_of(claim)
     ready = partition.ready_set(claim.task, tuple(claim.fields))
     size, final = _batch_size_now(partition, sampler, ready, claim, sampling)

@@ -206,6 +206,8 @@ def _decide(context: ControllerContext, claim: Claim, made: ComputedDeal | None 
         return batch_selection.wait_for_deal()
     timed = context.samplers.is_timed(claim)
     began = context.timer() if timed else 0.0
+    if claim.again:  # nothing is dealt, so nothing is skipped
+        return batch_selection.select_batch(context.state, context.samplers, claim)
     try:
         for record in batch_selection.decide_stale(context.state, context.samplers, claim):
             context.log.apply(record)

@@ -81,9 +81,14 @@ def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) ->
 
 @handles(queries.ShowRows, reads=True)
 def handle_show_rows(context: ControllerContext, caller: Caller, request: queries.ShowRows) -> AnyReply:
-    """Return all live rows, each with whether it has all the requested fields that exist."""
+    """Return live rows, each with whether it has all the requested fields that exist."""
     partition = require_partition(context.state.partitions, request.partition)
-    positions = partition.rows.live_positions(waiting=False)
+    if request.rows is None:
+        positions = partition.rows.live_positions(waiting=False)
+    else:
+        positions = partition.rows.live_positions_of(indexes_in(request.rows))
+    if request.task is not None:
+        positions = positions[~partition.passed.skipped_by(request.task, positions)]
     fields = [name for name in request.fields if name in partition.fields]
     produced = np.zeros(len(positions), bool)
     if fields:

@@ -65,6 +65,15 @@ class SkippedRows(Persisted):
                     out[where] |= columns[key][at] != 0
         return out
 
+    def skipped_by(self, task: str, positions: np.ndarray) -> np.ndarray:
+        """Return which of these rows a task has skipped, bool [rows]."""
+        out = np.zeros(len(positions), bool)
+        columns = self._codes.get(task, {})
+        for key, _, at, where in self._rows.split(positions) if columns else ():
+            if key in columns:
+                out[where] = columns[key][at] != 0
+        return out
+
     def skipped_count(self) -> int:
         """Return how many live rows any task has skipped."""
         found: dict[int, np.ndarray] = {}
