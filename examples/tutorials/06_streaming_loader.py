@@ -127,8 +127,12 @@ assert epochs[0] == epochs[1] == epochs[2] == [[0, 1], [2], [6, 7], [8]]
 # ## Save the position and resume
 #
 # `state_dict` returns which micro-batch is next. It is a small dict for your checkpoint, beside model and optimizer. A
-# new loader resumes there, also in the middle of a batch, and also with another number of workers. The samples must
-# still exist: clear a batch only when a later checkpoint is saved.
+# new loader resumes there, also in the middle of a batch, with any sampler, and also with another number of workers. It
+# names the samples of the open batch, and a load reads exactly these. They must still exist: clear a batch only when a
+# later checkpoint is saved. A logged warning names the samples of the open batch that are gone.
+#
+# After a load the loader does not have the batches before the position. `reset` fetches them again by their numbers if
+# the sampler is rank-consistent; with another sampler it raises `BatchGoneError`.
 
 # %%
 loader = loader_of("saved")

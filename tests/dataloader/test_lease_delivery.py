@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from simulated import Start, numbers
 from transfer_queue.dataloader.lease_delivery import return_batches
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
-from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError
 from transfer_queue.sampler import RankAwareSampler, SequentialSampler
 from transfer_queue.testing import Client, Cluster
 
@@ -91,7 +92,7 @@ class TestInOneProcess:
         items = iter(made)
         next(items), next(items)
         state = made.state_dict()
-        assert (state["batch_index"], state["unacknowledged"][:2]) == (1, ["p", 0])
+        assert (state["batch_index"], state["unacknowledged"]["rows"]) == (1, [0, 1, 2, 3])
         b.die()
         cluster.advance(100.0)
         again = dataset(cluster.client("c"))
@@ -100,7 +101,9 @@ class TestInOneProcess:
         assert consumed(a) == 4
         assert "unacknowledged" not in again.state_dict()
 
-    def test_a_state_never_acknowledges_what_it_was_not_about(self, start: Start) -> None:
+    @pytest.mark.parametrize("is_over", [False, True])
+    def test_a_state_acknowledges_by_its_own_lease_only(self, start: Start, is_over: bool) -> None:
+        """If the lease is over, other clients may have the samples, and nobody acknowledges for them."""
         cluster = start(seed=6, sampler=SequentialSampler())
         a, b, c = (cluster.client(name) for name in "abc")
         a.put(numbers(ROWS), partition_id="p")
@@ -108,10 +111,15 @@ class TestInOneProcess:
         items = iter(made)
         next(items), next(items)
         state = made.state_dict()
+        if is_over:
+            b.die()
+            cluster.advance(100.0)
+            other = a.get_meta("x", 4, "p", task_name="train", lease=60.0)
+            assert other.global_indexes == [0, 1, 2, 3]
         again = StreamingDataset(c, **arguments())
         again.load_state_dict(state)
         assert values(itertools.islice(iter(again), 1)) == [4, 5]
-        assert consumed(a) == 0
+        assert consumed(a) == (0 if is_over else 4)
 
     def test_reset_replays_and_acknowledges_when_the_replay_is_through(self, a: Client, dataset: Build) -> None:
         made = dataset()
@@ -244,6 +252,33 @@ class TestWithWorkers:
         assert client.ack(meta)
         assert values(loader.dataset) == [2, 3], "the batch in the middle is still its own"
         assert client.check_consumption_status("train", partition)
+
+    @pytest.mark.parametrize(("before", "after"), [(0, 1), (1, 2), (2, 0)])
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_a_restarted_loader_yields_the_rest(
+        self, system: Any, partition: str, before: int, after: int, count: int
+    ) -> None:
+        first = self.loader(system, partition, before, "fork" if before else None)
+        items = iter(first)
+        seen = values(itertools.islice(items, count))
+        state = json.loads(json.dumps(first.state_dict()))
+        items.close()
+        again = self.loader(system, partition, after, "fork" if after else None)
+        again.load_state_dict(state)
+        assert sorted(seen + values(again)) == list(range(ROWS))
+        assert tq.get_client().check_consumption_status("train", partition)
+        if count == 1:
+            again.reset()
+            assert sorted(values(again)) == list(range(ROWS))
+        else:
+            with pytest.raises(BatchGoneError, match="keeps no batches"):
+                again.reset()
+
+    def test_one_worker_of_a_plain_loader_continues_the_open_batch(self, system: Any, partition: str) -> None:
+        dataset = StreamingDataset(system, **arguments(partition_id=partition, delivery="at_most_once"))
+        seen = values(itertools.islice(iter(dataset), 1))
+        plain = DataLoader(dataset, None, num_workers=2, collate_fn=identity, multiprocessing_context="fork")
+        assert sorted(seen + values(plain)) == list(range(ROWS))
 
     def test_a_plain_loader_with_workers_is_refused(self, system: Any, partition: str) -> None:
         dataset = StreamingDataset(system, **arguments(partition_id=partition))

@@ -29,7 +29,7 @@ from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.dataloader.worker_channel import Channel
-from transfer_queue.errors import BatchGoneError, StorageKeyNotFoundError
+from transfer_queue.errors import StorageKeyNotFoundError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -302,7 +302,9 @@ class TestPlace:
         again.load_state_dict(state)
         assert values(again) == list(range(4, ROWS))
 
-    def test_a_batch_left_in_the_middle_and_cleared(self, dataset: Build, filled: str) -> None:
+    def test_a_batch_left_in_the_middle_and_cleared(
+        self, dataset: Build, filled: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
         first = StreamingDataLoader(dataset(task_name="same"))
         items = iter(first)
         metas = [next(items)[1]]
@@ -313,8 +315,22 @@ class TestPlace:
         for workers in (0, 2):
             again = StreamingDataLoader(dataset(task_name="same"), num_workers=workers)
             again.load_state_dict(state)
-            with pytest.raises(BatchGoneError):
-                next(iter(again))
+            caplog.clear()
+            assert values(again) == list(range(4, ROWS))
+            assert "were cleared" in caplog.text
+
+    @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, True)])
+    def test_reset_after_a_load_replays_the_whole_epoch(
+        self, dataset: Build, filled: str, workers: int, persistent: bool
+    ) -> None:
+        first = StreamingDataLoader(dataset(task_name="same"))
+        take(first, 5)
+        again = StreamingDataLoader(dataset(task_name="same"), num_workers=workers, persistent_workers=persistent)
+        again.load_state_dict(first.state_dict())
+        assert values(take(again, 2)) == [10, 11, 12, 13]
+        for count in (3, 100, 100):
+            again.reset()
+            assert values(take(again, count)) == list(range(min(ROWS, 2 * count)))
 
     @pytest.mark.parametrize("persistent", [False, True])
     def test_loaded_while_workers_are_ahead(self, dataset: Build, filled: str, persistent: bool) -> None:

@@ -9,10 +9,12 @@ from typing import Any, Union
 
 import torch
 from tensordict import TensorDictBase
+from torch.utils.data import get_worker_info
 
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.data.data_path import DataPath
 from transfer_queue.client.operations.long_waits import report
+from transfer_queue.dataloader.claim_view import claiming
 from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Steps, ask_blocking, run_steps
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
@@ -72,6 +74,12 @@ def default_fetch_batch_fn(
     if not len(meta):
         return None, meta
     return tq_client.get_data(meta), meta
+
+
+def number_in_rank(number: int) -> int:
+    """Return the number of a batch of this process in its rank: the workers of a plain DataLoader take turns."""
+    worker = get_worker_info()
+    return number if worker is None else number * worker.num_workers + worker.id
 
 
 def sampling_of(dp_rank: int, task_name: str, dp_size: int | None) -> dict[str, Any]:
@@ -143,26 +151,31 @@ class Fetcher:
         self._long = None if self._operations is None else self._operations.long_wait
         self._refused: dict[str, int] = {}  # partition -> its version at which a custom fetch returned nothing
 
-    def claim(self, partition_id: str, number: int, *, ahead: int = 0) -> Claimed | None:
+    def claim(self, partition_id: str, number: int, *, ahead: int = 0, again: bool = False) -> Claimed | None:
         """Run `claim_steps` in this thread."""
-        return run_steps(self.claim_steps(partition_id, number, ahead=ahead), self._ask)
+        return run_steps(self.claim_steps(partition_id, number, ahead=ahead, again=again), self._ask)
 
-    def claim_steps(self, partition_id: str, number: int, *, ahead: int = 0) -> Steps[Claimed | None]:
+    def claim_steps(
+        self, partition_id: str, number: int, *, ahead: int = 0, again: bool = False
+    ) -> Steps[Claimed | None]:
         """Claim a batch of the rank. Logs the reason of a long wait.
 
         Args:
             partition_id: The partition.
             number: The batch index.
             ahead: The number of batches by which this one is ahead of the batch that the loader needs.
+            again: True if the batch was dealt before, so that no other batch may take its place.
 
         Returns:
             The data (None if it must still be read, with `complete`) and the metadata, which is empty if no batch was
             ready within the interval. None if neither this batch nor a later one will exist.
         """
+        if again:
+            return (yield from self._claim(claiming(self.client, again=True), partition_id, number, ahead))
         if self._long is None or self._operations is None:
-            return (yield from self._claim(partition_id, number, ahead))
+            return (yield from self._claim(self.client, partition_id, number, ahead))
         self._long.begin((partition_id, number, ahead > 0))
-        found = yield from self._claim(partition_id, number, ahead)
+        found = yield from self._claim(self.client, partition_id, number, ahead)
         if found is not None and not len(found[1]) and not ahead:
             waited = self._long.seconds_to_log(self._operations.report_wait)
             if waited is not None:
@@ -174,19 +187,25 @@ class Fetcher:
                 report(__name__, waited, words)
         return found
 
-    def _claim(self, partition_id: str, number: int, ahead: int) -> Steps[Claimed | None]:
+    def check_again(self, partition_id: str, number: int) -> Steps[None]:
+        """Raise BatchGoneError if a batch cannot be returned again. Claims nothing."""
+        sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
+        wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling)
+        yield OperationStep(claiming(self.client, again=True), "await_ready", wanted, {"timeout": 0})
+
+    def _claim(self, client: GeneratedMethods, partition_id: str, number: int, ahead: int) -> Steps[Claimed | None]:
         sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None and self._combined:
             how = {**self._how, **self._form, "timeout": self._request_seconds()}
-            data, meta, ended = yield OperationStep(self.client, "await_data", wanted, how)
+            data, meta, ended = yield OperationStep(client, "await_data", wanted, how)
             return None if ended and not len(meta) else (data, meta)
         if self._function is None:
             wait = min(self._request_seconds(), AHEAD_WAIT) if ahead else self._request_seconds()
             how = {**self._how, "ahead": ahead, "timeout": wait}
-            meta, ended = yield OperationStep(self.client, "await_batch", wanted, how)
+            meta, ended = yield OperationStep(client, "await_batch", wanted, how)
             return None if ended and not len(meta) else (None, meta)
-        data, meta = yield from self._call(self._function, partition_id, number)
+        data, meta = yield from self.call(client, partition_id, number)
         if data is not None and len(meta):
             self._refused.clear()
             return data, meta
@@ -208,9 +227,12 @@ class Fetcher:
             data = yield OperationStep(self.client, "get_data", (meta,), self._form)
         return data, meta
 
-    def _call(self, function: FetchBatch, partition_id: str, number: int) -> Steps[Claimed]:
+    def call(self, client: GeneratedMethods, partition_id: str, number: int) -> Steps[Claimed]:
+        """Call the user's function with this client. Without a batch, the metadata of the result is empty."""
+        function = self._function
+        assert function is not None
         values = (
-            self.client, list(self._fields), self._batch_size, partition_id, self._task_name,
+            client, list(self._fields), self._batch_size, partition_id, self._task_name,
             dict(self._sampling), number,
         )  # fmt: skip
         named = _takes_names(function)

@@ -8,13 +8,10 @@ worker has fetched and not delivered are returned when the workers change their 
 from __future__ import annotations
 
 import contextlib
-import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from transfer_queue.client._generated_methods import GeneratedMethods
-from transfer_queue.dataloader.steps import OperationStep, Steps
-from transfer_queue.errors import BatchGoneError, InvalidArgumentError, TransferQueueError
+from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 from transfer_queue.metadata import BatchMeta
 
 DELIVERIES = ("at_most_once", "at_least_once")
@@ -34,11 +31,6 @@ def lease_of(delivery: str, seconds: float) -> float | None:
     return float(seconds) if delivery == "at_least_once" else None
 
 
-def rows_digest(meta: BatchMeta) -> int:
-    """Return a checksum of the rows, by which batches that were dealt under the same number can be distinguished."""
-    return zlib.crc32(meta._rows().tobytes())
-
-
 def adopt_lease(client: GeneratedMethods, meta: BatchMeta, *, keep: bool = False) -> None:
     """Renew the batch's leases in this process. keep: until the leases end, even if this process drops the batch."""
     for lease in meta._leases:
@@ -51,28 +43,6 @@ def return_batches(client: GeneratedMethods, metas: Iterable[BatchMeta]) -> None
         if meta._leases:
             with contextlib.suppress(TransferQueueError):
                 client.nack(meta, delivered=False, timeout=BACK_SECONDS)
-
-
-def acknowledge_again(client: GeneratedMethods, wanted: Mapping[str, Any], lease: float, rows: int) -> Steps[None]:
-    """Acknowledge a batch that a process had finished when it ended before it could acknowledge.
-
-    If the sampler keeps no batches, the fetch returns another batch, which is returned to the controller.
-
-    Args:
-        client: The client.
-        wanted: The arguments of the fetch.
-        lease: The length of the lease in seconds.
-        rows: The digest of the batch.
-    """
-    try:
-        meta, _ = yield OperationStep(client, "await_batch", (), {**wanted, "lease": lease, "timeout": 0})
-    except BatchGoneError:
-        return
-    if rows_digest(meta) == rows:
-        yield OperationStep(client, "ack", (meta,))
-    elif meta._leases:
-        with contextlib.suppress(TransferQueueError):
-            yield OperationStep(client, "nack", (meta,), {"delivered": False, "timeout": BACK_SECONDS})
 
 
 class PrefetchedBatch:

@@ -23,7 +23,7 @@ class OperationStep(NamedTuple):
 
     client: GeneratedMethods
     operation: str
-    """The name of its method."""
+    """The name of the operation."""
     arguments: tuple[Any, ...] = ()
     more: Mapping[str, Any] = MappingProxyType({})
     """The arguments that are passed by name."""
@@ -56,7 +56,9 @@ Steps = Generator[Step, Any, T]
 
 
 def ask_blocking(client: GeneratedMethods, operation: str, *arguments: Any, **more: Any) -> Any:
-    """Run an operation of a client in this thread."""
+    """Run an operation of a client in this thread. An operation whose name begins with "_" has no method."""
+    if operation.startswith("_"):
+        return client._run(getattr(client._operations, operation)(*arguments, **more))
     return getattr(client, operation)(*arguments, **more)
 
 

@@ -12,7 +12,8 @@ iterates. The workers of a StreamingDataLoader fetch ahead, and know only the ba
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -31,16 +32,10 @@ from transfer_queue.dataloader.batch_fetcher import (
     FetchBatch,
     Fetcher,
     default_fetch_batch_fn,
-    sampling_of,
+    number_in_rank,
 )
 from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
-from transfer_queue.dataloader.lease_delivery import (
-    acknowledge_again,
-    adopt_lease,
-    lease_of,
-    return_batches,
-    rows_digest,
-)
+from transfer_queue.dataloader.lease_delivery import adopt_lease, lease_of, return_batches
 from transfer_queue.dataloader.micro_batches import (
     MicroBatchIterator,
     chunk_batch_fn,
@@ -49,9 +44,19 @@ from transfer_queue.dataloader.micro_batches import (
     pack,
     token_field,
 )
+from transfer_queue.dataloader.resumed_batch import (
+    STATE_VERSION,
+    ItemRows,
+    Reread,
+    ResumedBatch,
+    SavedBatch,
+    check_state,
+    is_unseen,
+    settle,
+)
 from transfer_queue.dataloader.steps import OperationStep, Steps, ask_blocking, run_steps
 from transfer_queue.dataloader.worker_channel import Channel, WorkerChannelEnd, is_orphan
-from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
 
 __all__ = ["StreamingDataset", "chunk_batch_fn", "default_fetch_batch_fn"]
@@ -59,7 +64,6 @@ __all__ = ["StreamingDataset", "chunk_batch_fn", "default_fetch_batch_fn"]
 ProcessBatch = Callable[..., Iterable[Any]]
 Finish = Callable[[Any], Any]
 
-STATE_VERSION = 1
 LEAST_WAIT = 0.05  # seconds; with an interval of 0 a loader would send requests without a pause
 
 TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL = empty_batch_sleep_interval()
@@ -81,6 +85,8 @@ class Delivery(NamedTuple):
     held: BatchMeta | None = None
     """The metadata of a batch whose samples must still be finished (`create_partition(free_when=...)`) or acknowledged.
     """
+    meta: BatchMeta | None = None
+    """The metadata of the batch, if there are finished items."""
 
 
 class BatchSource(Protocol):
@@ -280,11 +286,16 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._kept_from = 0  # the number of the first batch of the buffer
         # of the batch before batch_index; None once its last item was yielded
         self._open: MicroBatchIterator | None = None
-        self._skip = 0  # items of the next batch that were yielded already
+        self._open_meta: BatchMeta | None = None  # of the open batch
+        self._item_rows = ItemRows()  # of the open batch
+        self._open_worker: list[int] | None = None  # the worker of a plain DataLoader that opened it
+        # the batch before batch_index, if the iteration continues in its middle and it must be read again
+        self._resumed: ResumedBatch | None = None
+        self._received = 0  # the batches below this number were received, by this process or before a load
         self._held: BatchMeta | None = None  # of the batch before batch_index, which a worker has fetched and holds
         self._unacked: dict[int, BatchMeta] = {}  # batches yielded under leases, by number, until they are acknowledged
-        # partition, number and digest of a batch that was not acknowledged, as a loaded state says
-        self._owed: tuple[str, int, int] | None = None
+        # a batch that was neither acknowledged nor finished when its state was saved
+        self._owed: SavedBatch | None = None
         # place, and a batch that was claimed there and not read, because the task that waited for it was cancelled
         self._claimed: tuple[tuple[int, int], Claimed] | None = None
         self.channel = None
@@ -295,6 +306,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[Any]:
         if self.iterate_in_worker is not None:
             return self.iterate_in_worker(self)
+        worker, resumed = get_worker_info(), self._interrupted()
+        if worker is not None and worker.id and resumed is not None and resumed.worker is None:
+            self._open = self._open_meta = self._resumed = None  # the first worker continues the process's open batch
         return self.stream(LocalSource())
 
     def stream(self, source: BatchSource, finish: Finish | None = None) -> Iterator[Any]:
@@ -363,20 +377,14 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """Wait for the batch at the position, and open it. Return False if the stream has ended before it."""
         # the first item after a batch is requested here, so the iterating process has finished the previous batch
         yield from self._finish_previous()
+        if self._resumed is not None:
+            return (yield from self._open_resumed(self._resumed, finish))
         return (yield from self._open_next(source, finish))
 
     def _finish_previous(self) -> Steps[None]:
         """Finish or acknowledge the previous batch."""
         if self._owed is not None:
-            partition_id, number, rows = self._owed
-            wanted = {
-                "data_fields": self.data_fields, "batch_size": self.batch_size, "partition_id": partition_id,
-                "task_name": self.task_name, "sampling_config": {
-                    **sampling_of(self.dp_rank, self.task_name, self._dp_size), "batch_index": number,
-                    "partition_id": partition_id,
-                },
-            }  # fmt: skip
-            yield from acknowledge_again(self.client(), wanted, self.lease_seconds, rows)
+            yield from settle(self, self._owed)
             self._owed = None
         if self._held is None:
             return
@@ -390,6 +398,14 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def reset(self) -> None:
         """Go back to the first batch of the buffer. The buffered batches are replayed before new ones are fetched.
 
+        If `load_state_dict` has set the position, the buffer does not have the batches before it. The iteration then
+        goes back to the first batch (with `keep_batches=n` to the first of the last n), and all batches are fetched
+        again by their numbers. This needs a rank-consistent sampler, and the samples must exist.
+
+        Raises:
+            BatchGoneError: The sampler does not keep the batches before a loaded position, or the first one was
+                cleared. If a later one was cleared, the iteration raises this error when it gets there.
+
         Example:
             >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
             >>> client.seal("train_0")
@@ -399,11 +415,32 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             >>> len(list(dataset))
             1
         """
-        if self.buffer:
+        received = self._received
+        start = 0 if self.keep_batches is None else max(0, received - self.keep_batches)
+        resumed = self._resumed
+        if resumed is not None and resumed.saved.rows and start == resumed.saved.number == self._kept_from - 1:
+            self._resumed = replace(resumed, given=0, left=resumed.saved.rows)
+        elif start < min(received, self._kept_from):
+            self._check_replay(start)
+            self._go_to(self.partition_id, start)
+            self._received = received
+        elif self.buffer:
             if self._held is not None and self._held._leases:
                 self._held = None  # it is acknowledged after it was replayed
             self.batch_index = self._kept_from
-            self._open, self._skip = None, 0
+            self._open = self._open_meta = self._resumed = None
+
+    def _check_replay(self, start: int) -> None:
+        """Raise BatchGoneError if the batches from this number on cannot be fetched again, as far as is known now."""
+        if self.fetch_batch_fn is not None:
+            return  # only the function knows for which task and sampler it fetches
+        try:
+            run_steps(self.fetcher().check_again(self.partition_id, number_in_rank(start)))
+        except BatchGoneError as error:
+            raise BatchGoneError(
+                f"the position was loaded, so the buffer does not have the batches from {start} to "
+                f"{min(self._received, self._kept_from) - 1}, and they cannot be fetched again: {error}"
+            ) from None
 
     def step(self, partition_id: str) -> None:
         """Continue with another partition, from its first batch. The buffer is emptied.
@@ -417,15 +454,16 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             >>> dataset.partition_id, dataset.batch_index
             ('train_1', 0)
         """
-        self._go_to(partition_id, 0, 0)
+        self._go_to(partition_id, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: which item is next.
 
-        It describes what the iterating process has received. Batches that workers have fetched ahead do not count.
+        It describes what the iterating process has received. Batches that workers have fetched ahead do not count. In
+        the middle of a batch it names the samples of the batch, and with `delivery="at_least_once"` its lease.
 
         Returns:
-            The position, a small dict of plain values.
+            The position, a small dict of plain values, which JSON can carry.
 
         Example:
             >>> dataset = tq.StreamingDataset(None, 2, 2, ["reward"], "train_0", "update", dp_rank=0)
@@ -433,22 +471,51 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             0
         """
         number, given = self._place()
-        worker = get_worker_info()
-        owed = {}
-        if self._open is None and self._held is not None and self._held._leases:
-            owed = {"unacknowledged": [self._held.partition_ids[0], number - 1, rows_digest(self._held)]}
+        resumed = self._interrupted()
+        received = number if resumed is None and self._open is not None else self._received
         return {
-            **owed,
-            "version": STATE_VERSION, "partition_id": self.partition_id, "task_name": self.task_name,
-            "dp_rank": self.dp_rank, "batch_index": number, "items_given": given, "cut": self._cut_by(),
-            "worker": None if worker is None else [worker.id, worker.num_workers],
+            "version": STATE_VERSION, **self._identity(), "partition_id": self.partition_id, "batch_index": number,
+            "items_given": given, "cut": self._cut_by(), "received": received,
+            **(self._unacknowledged() if resumed is None else resumed.to_state()),
         }  # fmt: skip
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to a position: the rest of its batch, which is fetched again, and then the next batches.
+    def _identity(self) -> dict[str, Any]:
+        """Return the entries in which a state and the dataset that loads it must be equal."""
+        return {"task_name": self.task_name, "dp_rank": self.dp_rank, "worker": self._worker()}
 
-        With a rank-consistent sampler it is the same batch as long as one of its samples exists; when all are cleared,
-        continuing in the middle of it raises BatchGoneError. Other samplers do not deal the same batch again.
+    @staticmethod
+    def _worker() -> list[int] | None:
+        """Return [number, count] of this process as a worker of a plain DataLoader; None if it is not one."""
+        worker = get_worker_info()
+        return None if worker is None else [worker.id, worker.num_workers]
+
+    def _unacknowledged(self) -> dict[str, Any]:
+        """Return the entry of a state about a batch that is not acknowledged or finished yet, if there is one."""
+        owed = self._owed
+        if owed is None and self._held is not None and self._open is None:
+            owed = SavedBatch.of(self.batch_index - 1, self._held)
+        return {} if owed is None else {"unacknowledged": owed.to_state()}
+
+    def _interrupted(self) -> ResumedBatch | None:
+        """Return the batch in the middle of which the position is; None if it is between batches."""
+        meta = self._open_meta
+        if self._open is None or meta is None:
+            return self._resumed
+        given = self._open.given
+        if not given and is_unseen(meta):
+            return None
+        saved = SavedBatch.of(self.batch_index - 1, meta)
+        return ResumedBatch(saved, given, self._item_rows.left(saved.rows, given), worker=self._open_worker)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to a position: the rest of its batch, and then the next batches.
+
+        The samples of the open batch are read again without a fetch, whatever the sampler is, so exactly those are
+        yielded that were not yielded before. A logged warning names those that were cleared. With
+        `delivery="at_least_once"` the batch is acknowledged at its end if its lease is still in force, or if the
+        sampler is rank-consistent. Otherwise its samples are delivered again, and the rest is yielded nevertheless.
+
+        The batches after it are fetched. A rank-consistent sampler returns those that it has dealt before.
 
         Args:
             state_dict: What `state_dict` returned.
@@ -463,27 +530,15 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             >>> dataset.batch_index
             3
         """
-        if not isinstance(state_dict, Mapping):
-            raise InvalidArgumentError(
-                f"the state must be what state_dict() returned, got a {type(state_dict).__name__}"
-            )
-        worker = get_worker_info()
-        here = {
-            "version": STATE_VERSION, "task_name": self.task_name, "dp_rank": self.dp_rank,
-            "worker": None if worker is None else [worker.id, worker.num_workers],
-        }  # fmt: skip
-        given = state_dict.get("items_given")
-        if given:
-            here["cut"] = self._cut_by()
-        for name, value in here.items():
-            if name not in state_dict or state_dict[name] != value:
-                raise InvalidArgumentError(
-                    f"the state was saved with {name} {state_dict.get(name)!r}, but here it is {value!r}; "
-                    f"load it where both are equal"
-                )
-        self._go_to(state_dict["partition_id"], state_dict["batch_index"], given or 0)
-        owed = state_dict.get("unacknowledged")
-        self._owed = None if owed is None or self._lease is None else tuple(owed)
+        check_state(state_dict, self._identity(), self._cut_by())
+        resumed, owed = ResumedBatch.from_state(state_dict), state_dict.get("unacknowledged")
+        batches = [] if resumed is None else [resumed.saved]
+        if owed is not None:
+            batches.append(SavedBatch.from_state(owed))
+        number = state_dict["batch_index"] + (resumed is not None)
+        self._go_to(state_dict["partition_id"], number, {lease[1] for batch in batches for lease in batch.leases})
+        self._resumed, self._owed = resumed, None if owed is None else batches[-1]
+        self._received = max(number, state_dict.get("received", 0))
 
     def cut(self, data: TensorDictBase, meta: BatchMeta) -> Iterable[Any]:
         """Return the items of a batch.
@@ -658,7 +713,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy at the same position: its buffer is empty, and it fetches an open batch again."""
-        number, given = self._place()
+        resumed = self._interrupted()
+        unseen = resumed is None and self._open is not None
         return {
             **vars(self),
             "buffer": [],
@@ -670,22 +726,31 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             "_unacked": {},
             "_owed": None,
             "_claimed": None,
-            "batch_index": number,
-            "_skip": given,
-            "_kept_from": number,
+            "_open_meta": None,
+            "_item_rows": None,
+            "_resumed": None if resumed is None else replace(resumed, held=None),
+            "batch_index": self.batch_index - unseen,
+            "_received": self._received - unseen,
+            "_kept_from": self.batch_index - unseen,
         }
 
     def _place(self) -> tuple[int, int]:
         """Return (number of the batch of the next item, how many of its items were yielded)."""
-        return (self.batch_index, self._skip) if self._open is None else (self.batch_index - 1, self._open.given)
+        if self._open is not None:
+            return self.batch_index - 1, self._open.given
+        return (self.batch_index, 0) if self._resumed is None else (self.batch_index - 1, self._resumed.given)
 
     def _cut_by(self) -> list[Any]:
         return [self.batch_size, self.micro_batch_size, self.max_tokens, self.length_field]
 
-    def _go_to(self, partition_id: str, number: int, given: int) -> None:
+    def _go_to(self, partition_id: str, number: int, kept: Collection[int] = ()) -> None:
+        """Go to a batch. kept: the tokens of leases that are not returned, because the position has them."""
         if self._unacked:
-            through = self._held if self._open is None else None
-            left = [meta for meta in self._unacked.values() if meta is not through]
+            through = self._held if self._open is None and self._resumed is None else None
+            left = [
+                meta for meta in self._unacked.values()
+                if meta is not through and not any(lease.token in kept for lease in meta._leases)
+            ]  # fmt: skip
             self._unacked, self._held = {}, through
             return_batches(self.client(), left)
         if self._claimed is not None:
@@ -693,15 +758,15 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._claimed = None
         self.partition_id = partition_id
         self.buffer = []
-        self.batch_index = self._kept_from = number
-        self._open, self._skip = None, given
+        self.batch_index = self._kept_from = self._received = number
+        self._open = self._open_meta = self._resumed = None
         self.moves += 1
 
     def _open_next(self, source: BatchSource, finish: Finish | None) -> Steps[bool]:
         kept = self.batch_index - self._kept_from
         if 0 <= kept < len(self.buffer):
             self._held = self._unacked.get(self.batch_index)
-            self._cut_and_open(*self.buffer[kept], finish)
+            self._cut_and_open(self.buffer[kept], finish)
             return True
         place = (self.moves, self.batch_index)
         found = yield from source.deliver(self)
@@ -716,9 +781,29 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         if found.batch is not None:
             self._keep(found.batch)
         if found.items is not None:
-            self._open_items(found.items)
+            assert found.meta is not None
+            self._open_items(found.meta, found.items, self._rows_of_cut_items(found.meta))
         elif found.batch is not None:
-            self._cut_and_open(*found.batch, finish)
+            self._cut_and_open(found.batch, finish)
+        return True
+
+    def _open_resumed(self, resumed: ResumedBatch, finish: Finish | None) -> Steps[bool]:
+        """Open the batch before `batch_index` after the items that were yielded. It is read again if necessary."""
+        number, moves = self.batch_index - 1, self.moves
+        if 0 <= number - self._kept_from < len(self.buffer):
+            found = Reread(self.buffer[number - self._kept_from], resumed.given, resumed.held)
+        else:
+            found = yield from resumed.read(self)
+            if moves != self.moves:
+                return True  # another thread has changed the position meanwhile
+        self._resumed, self._held = None, found.held
+        if found.held is not None and found.held._leases:
+            self._unacked[number] = found.held
+        if found.batch is not None:
+            self.batch_index = number
+            if found.is_whole and not self.buffer:
+                self._keep(found.batch)
+            self._cut_and_open(found.batch, finish, found.skip)
         return True
 
     def _take(self, opened: MicroBatchIterator) -> Any:
@@ -726,21 +811,33 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         try:
             item = opened.take()
         except Exception:
-            self.batch_index, self._skip = self._place()  # the position stays at this item
-            self._open = None
+            resumed = self._interrupted()  # the position stays at this item
+            if resumed is not None:
+                self._resumed, self._held = replace(resumed, held=self._held), None
+            self._open = self._open_meta = None
             raise
         if opened.over:
-            self._open = None
+            self._open = self._open_meta = None
         return item
 
-    def _cut_and_open(self, data: TensorDictBase, meta: BatchMeta, finish: Finish | None) -> None:
-        items = self.cut(data, meta)
-        self._open_items(items if finish is None else map(finish, items))
+    def _cut_and_open(self, batch: Batch, finish: Finish | None, skip: int = 0) -> None:
+        rows = ItemRows()
+        items = rows.watch(self.cut(*batch))
+        self._open_items(batch[1], items if finish is None else map(finish, items), rows, skip)
 
-    def _open_items(self, items: Iterable[Any]) -> None:
-        opened = MicroBatchIterator(items, self._skip)
-        self._open, self._skip = None if opened.over else opened, 0
+    def _open_items(self, meta: BatchMeta, items: Iterable[Any], rows: ItemRows, skip: int = 0) -> None:
+        opened = MicroBatchIterator(items, skip)
+        if not opened.over:
+            self._open, self._open_meta, self._item_rows = opened, meta, rows
+            self._open_worker = self._worker()
         self.batch_index += 1
+        self._received = max(self._received, self.batch_index)
+
+    def _rows_of_cut_items(self, meta: BatchMeta) -> ItemRows:
+        """Return the rows of items that a worker has made, as far as they are known here."""
+        if self.process_batch_fn is not None or self.max_tokens is not None:
+            return ItemRows()
+        return ItemRows(meta, min(self.micro_batch_size, max(1, len(meta))))
 
     def _keep(self, batch: Batch) -> None:
         """Put the batch at the position into the buffer. The oldest one is removed if the buffer is full."""
@@ -765,14 +862,13 @@ class LocalSource:
         """Return the batch at the dataset's position, or nothing after the interval."""
         if self._fetcher is None:
             self._fetcher = dataset.fetcher(combined=not self._asynchronous)
-        worker, number = get_worker_info(), dataset.batch_index
-        if worker is not None:
-            number = number * worker.num_workers + worker.id
+        worker, number = get_worker_info(), number_in_rank(dataset.batch_index)
+        again = dataset.batch_index < dataset._received
         place = (dataset.moves, number)
         if dataset._claimed is not None and dataset._claimed[0] == place:
             found: Claimed | None = dataset._claimed[1]
         else:
-            found = yield from self._fetcher.claim_steps(dataset.partition_id, number)
+            found = yield from self._fetcher.claim_steps(dataset.partition_id, number, again=again)
         if found is None or not len(found[1]):
             return Delivery(ended=found is None or (worker is not None and is_orphan()))
         dataset._claimed = place, found

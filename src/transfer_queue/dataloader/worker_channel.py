@@ -42,6 +42,8 @@ class StartFetching(NamedTuple):
     item: int = 0
     """The number of torch's item that is batch `start`; the items after it are the batches after it
     (`WorkerChannelEnd.item`). Items before it may have been made for an older order."""
+    received: int = 0
+    """The batches below this number were received before, so they are only returned again, never dealt anew."""
 
 
 class StopWorkers(NamedTuple):

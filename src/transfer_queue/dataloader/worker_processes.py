@@ -119,7 +119,8 @@ def _claim_batch(
     fetcher: Fetcher, seat: WorkerChannelEnd, order: StartFetching, number: int
 ) -> tuple[TensorDictBase | None, BatchMeta] | None:
     while True:
-        found = fetcher.claim(order.partition_id, number, ahead=seat.batches_ahead(order.version, number))
+        ahead = seat.batches_ahead(order.version, number)
+        found = fetcher.claim(order.partition_id, number, ahead=ahead, again=number < order.received)
         if found is None or len(found[1]):
             return found
         seat.check(order.version)
@@ -213,7 +214,9 @@ class Workers:
             # more may have been made, so one item of each worker is skipped.
             item = self._taken + self._on_order + self._count if self._version > 1 else 0
             self._channel.send_order(
-                StartFetching(self._version, dataset.partition_id, dataset.batch_index, self._given, item)
+                StartFetching(
+                    self._version, dataset.partition_id, dataset.batch_index, self._given, item, dataset._received
+                )
             )
             self._place, self._given = place, dataset.batch_index
 
@@ -248,7 +251,8 @@ class Workers:
                 return Delivery(ended=True)
             self._place, self._given = (*self._place[:2], number + 1), number + 1
         batch: Batch | None = None if found.data is None else (found.data, found.meta)
-        return Delivery(batch, found.items, held=found.meta if found.meta._holder or found.meta._leases else None)
+        held = found.meta if found.meta._holder or found.meta._leases else None
+        return Delivery(batch, found.items, held=held, meta=found.meta)
 
     def close(self) -> None:
         """End the processes, also those that wait for rows. Further calls do nothing."""

@@ -1,0 +1,396 @@
+"""The open batch of a loader, as its state names it, and how exactly these rows are read again without a claim.
+
+A state names the rows of the open batch, those that were not yielded yet, and the leases that it must acknowledge. A
+batch that is dealt under the same number later has nothing to do with it, unless the sampler keeps batches by number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from transfer_queue.client._generated_methods import GeneratedMethods
+from transfer_queue.client.operations.fetch_operations import KnownRows
+from transfer_queue.dataloader.batch_fetcher import Batch, FetchBatch, Fetcher, number_in_rank
+from transfer_queue.dataloader.claim_view import claiming
+from transfer_queue.dataloader.lease_delivery import BACK_SECONDS, adopt_lease
+from transfer_queue.dataloader.steps import OperationStep, Steps
+from transfer_queue.display import listed
+from transfer_queue.errors import (
+    BatchGoneError,
+    InvalidArgumentError,
+    StorageKeyNotFoundError,
+    TransferQueueError,
+    UnknownPartitionError,
+)
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.batch_columns import BatchLease
+from transfer_queue.utils.logging_utils import get_logger
+
+STATE_VERSION = 2
+
+Rows = list[int]
+NO_ROWS = np.zeros(0, "<i8")
+
+
+class Consumer(Protocol):
+    """What reads a batch again: a dataset."""
+
+    data_fields: list[str]
+    partition_id: str
+    task_name: str
+    fetch_batch_fn: FetchBatch | None
+
+    def client(self) -> GeneratedMethods:
+        """Return the client."""
+
+    def fetcher(self, ask: Callable[..., Any] = ..., *, combined: bool = False) -> Fetcher:
+        """Return the object that fetches its batches."""
+
+
+def check_state(state: Mapping[str, Any], here: Mapping[str, Any], cut: list[Any]) -> None:
+    """Raise InvalidArgumentError unless a state can be loaded by a dataset.
+
+    Args:
+        state: The state.
+        here: The entries in which both must be equal.
+        cut: How the dataset cuts batches, which must be equal if the state is in the middle of one.
+    """
+    if not isinstance(state, Mapping):
+        raise InvalidArgumentError(f"the state must be what state_dict() returned, got a {type(state).__name__}")
+    if state.get("version") not in (1, STATE_VERSION):
+        here = {"version": STATE_VERSION, **here}
+    if state.get("items_given"):
+        here = {**here, "cut": cut}
+    for name, value in here.items():
+        if name not in state or state[name] != value:
+            raise InvalidArgumentError(
+                f"the state was saved with {name} {state.get(name)!r}, but here it is {value!r}; "
+                f"load it where both are equal"
+            )
+
+
+@dataclass(frozen=True)
+class SavedBatch:
+    """What a state knows of a batch, in plain values."""
+
+    number: int
+    """The batch_index."""
+    rows: Rows = field(default_factory=list)
+    """The global indexes of its samples, in order."""
+    partitions: list[str] = field(default_factory=list)
+    """The partition of each sample, or one name for all."""
+    leases: list[tuple[str, int, float]] = field(default_factory=list)
+    """(partition, token, seconds) of the leases that must be acknowledged."""
+    holder: str | None = None
+    """The client that refers to the samples until they are finished (`create_partition(free_when=...)`)."""
+    epoch: int | None = None
+    """The epoch in which the leases were granted. Tokens of another epoch are those of other leases."""
+    digest: int | None = None
+    """The checksum of the rows in a state of an earlier release, which has no rows; otherwise None."""
+
+    @classmethod
+    def of(cls, number: int, meta: BatchMeta) -> SavedBatch:
+        """Return what a state must know of this batch. Leases that end with the first item are not acknowledged."""
+        name = meta._partition()
+        leases = [
+            (lease.partition, lease.token, lease.seconds)
+            for lease in meta._leases
+            if not getattr(lease, "hand_over", False)
+        ]
+        partitions = meta.partition_ids if name is None else [name]
+        return cls(number, meta.global_indexes, partitions, leases, meta._holder, meta._epoch)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any] | list[Any]) -> SavedBatch:
+        """Return the batch that an entry of a state describes. It is a list in a state of version 1."""
+        if not isinstance(state, Mapping):
+            return cls(state[1], partitions=[state[0]], digest=state[2])
+        leases = [(str(name), int(token), float(seconds)) for name, token, seconds in state["leases"]]
+        rows, names = list(map(int, state["rows"])), list(state["partitions"])
+        return cls(state["number"], rows, names, leases, state["holder"], state["epoch"])
+
+    def to_state(self) -> Any:
+        """Return the entry of a state."""
+        if self.digest is not None:
+            return [self.partitions[0], self.number, self.digest]
+        return {
+            "number": self.number, "rows": self.rows, "partitions": self.partitions,
+            "leases": [list(lease) for lease in self.leases], "holder": self.holder, "epoch": self.epoch,
+        }  # fmt: skip
+
+    def rows_by_partition(self, rows: Iterable[int] | None = None) -> dict[str, np.ndarray]:
+        """Return the rows of each partition, in order; of these rows only, if they are given."""
+        wanted = None if rows is None else set(rows)
+        names = self.partitions * len(self.rows) if len(self.partitions) == 1 else self.partitions
+        found: dict[str, Rows] = {}
+        for row, name in zip(self.rows, names, strict=True):
+            if wanted is None or row in wanted:
+                found.setdefault(name, []).append(row)
+        return {name: np.array(mine, "<i8") for name, mine in found.items()}
+
+    def has_rows_of(self, meta: BatchMeta) -> bool:
+        """Return whether a batch has exactly these rows, in this order."""
+        if self.digest is not None:
+            return zlib.crc32(meta._rows().tobytes()) == self.digest
+        return meta.global_indexes == self.rows
+
+    def bare_meta(self) -> BatchMeta:
+        """Return metadata of the rows without fields, to finish or acknowledge them."""
+        names = self.partitions * len(self.rows) if len(self.partitions) == 1 else self.partitions
+        meta = BatchMeta(self.rows, names)
+        meta._holder = self.holder
+        return meta
+
+
+def is_unseen(meta: BatchMeta) -> bool:
+    """Return whether the samples of a batch go back if its first item is not yielded (`BatchLease.hand_over`)."""
+    return any(getattr(lease, "hand_over", False) for lease in meta._leases)
+
+
+class ItemRows:
+    """Which rows the items of a batch have, if they are pairs of values and metadata.
+
+    Args:
+        meta: The batch, if each of its items has the same number of rows. Default: `watch` finds the rows.
+        size: This number; the last item may have fewer.
+    """
+
+    def __init__(self, meta: BatchMeta | None = None, size: int = 1) -> None:
+        rows = NO_ROWS if meta is None else meta._rows()
+        self._items: list[np.ndarray | None] = [rows[start : start + size] for start in range(0, len(rows), size)]
+
+    def watch(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Yield the items, and note their rows."""
+        for item in items:
+            meta = item[1] if isinstance(item, tuple) and len(item) == 2 else None
+            self._items.append(meta._rows() if isinstance(meta, BatchMeta) else None)
+            yield item
+
+    def left(self, rows: Rows, given: int) -> Rows | None:
+        """Return those of the rows of the batch that are in none of its first items; None if this is not known."""
+        seen: set[int] = set()
+        for item in self._items[:given]:
+            if item is None:
+                return None
+            seen.update(item.tolist())
+        if given > len(self._items) or not seen <= set(rows):
+            return None
+        return [row for row in rows if row not in seen]
+
+
+class Reread(NamedTuple):
+    """A batch that was read again."""
+
+    batch: Batch | None
+    """Its values and metadata; None if no sample is left to be yielded."""
+    skip: int = 0
+    """The number of its items that were yielded before."""
+    held: BatchMeta | None = None
+    """The metadata of the samples that must be finished or acknowledged after it."""
+    is_whole: bool = True
+    """Whether it has all samples of the batch, so that it may be replayed."""
+
+
+@dataclass(frozen=True)
+class ResumedBatch:
+    """A batch in the middle of which the iteration continues."""
+
+    saved: SavedBatch
+    """The batch; without rows if the state is of an earlier release."""
+    given: int
+    """The number of items that were yielded."""
+    left: Rows | None = None
+    """The rows that were not yielded; None if this is not known."""
+    held: BatchMeta | None = None
+    """The metadata of the batch that this process must finish or acknowledge, if it has it already."""
+    worker: list[int] | None = None
+    """[number, count] of the worker of a plain DataLoader whose position this is."""
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> ResumedBatch | None:
+        """Return the batch in the middle of which a state was saved; None if it was saved between batches."""
+        number, given = state["batch_index"], state.get("items_given") or 0
+        if "rows" in state:
+            saved = SavedBatch.from_state({"number": number, **state})
+            return cls(saved, given, state.get("rows_left"), worker=state["worker"])
+        return cls(SavedBatch(number), given, worker=state["worker"]) if given else None
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the entries of a state."""
+        if not self.saved.rows:
+            return {}
+        left = {} if self.left is None else {"rows_left": self.left}
+        return {**self.saved.to_state(), **left}
+
+    def read(self, dataset: Consumer) -> Steps[Reread]:
+        """Read the batch again.
+
+        Raises:
+            BatchGoneError: The state is of an earlier release, which saved no rows, and the sampler does not keep the
+                batch.
+            UnknownPartitionError: The partition does not exist.
+        """
+        if not self.saved.rows:
+            return (yield from self._claim_again(dataset))
+        while True:
+            existing = yield from self._existing(dataset)
+            try:
+                return (yield from self._read_existing(dataset, existing))
+            except StorageKeyNotFoundError:
+                now = yield from self._existing(dataset)
+                if now.global_indexes == existing.global_indexes:
+                    raise  # values are missing although their samples exist
+
+    def _claim_again(self, dataset: Consumer) -> Steps[Reread]:
+        fetcher = dataset.fetcher(combined=False)
+        try:
+            found = yield from fetcher.claim_steps(dataset.partition_id, number_in_rank(self.saved.number), again=True)
+        except BatchGoneError as error:
+            raise BatchGoneError(
+                f"the state was saved in the middle of batch {self.saved.number} by a release whose states have no "
+                f"rows, and this batch cannot be returned again: {error}"
+            ) from None
+        if found is None or not len(found[1]):
+            raise BatchGoneError(f"batch {self.saved.number}, in the middle of which the state was saved, is gone")
+        batch = yield from fetcher.complete(*found)
+        return Reread(batch, self.given, batch[1] if batch[1]._leases else None)
+
+    def _existing(self, dataset: Consumer) -> Steps[BatchMeta]:
+        """Return the metadata of the rows that exist and that the task does not skip, in order."""
+        metas = []
+        for name, rows in self.saved.rows_by_partition().items():
+            try:
+                wanted = (name, dataset.data_fields, dataset.task_name, rows)
+                metas.append((yield OperationStep(dataset.client(), "_meta_of_rows", wanted)))
+            except UnknownPartitionError as error:
+                raise UnknownPartitionError(
+                    f"the position is in the middle of batch {self.saved.number}, and its samples are lost with their "
+                    f"partition: {error}. To continue with another partition, call step"
+                ) from None
+        metas = [meta for meta in metas if len(meta)]
+        if len(metas) <= 1:
+            return metas[0] if metas else BatchMeta()
+        joined = BatchMeta.concat(metas, validate=False)
+        place = {row: at for at, row in enumerate(joined.global_indexes)}
+        return joined.select_samples([place[row] for row in self.saved.rows if row in place])
+
+    def _read_existing(self, dataset: Consumer, existing: BatchMeta) -> Steps[Reread]:
+        found = existing.global_indexes
+        gone = sorted(set(self.saved.rows) - set(found))
+        if gone:
+            self._warn_of_gone(gone)
+        if not len(existing):
+            return Reread(None)
+        held = self.held
+        if held is None:
+            existing._leases = yield from regain_leases(dataset, self.saved, existing._epoch)
+            existing._holder = self.saved.holder
+            held = existing if existing._leases or existing._holder else None
+            adopt_lease(dataset.client(), existing)
+        if not gone or self.left is None:
+            return Reread((yield from self._values(dataset, existing)), self.given, held, not gone)
+        left = set(self.left)
+        rest = existing.select_samples([at for at, row in enumerate(found) if row in left])
+        if not len(rest):
+            return Reread(None, 0, held)
+        return Reread((yield from self._values(dataset, rest)), 0, held, is_whole=False)
+
+    def _warn_of_gone(self, gone: Rows) -> None:
+        how = ""
+        if self.left is None:
+            how = (
+                f"; the others are cut into items again, and the first {self.given} items are skipped, which may not "
+                f"be those that were yielded before"
+            )
+        else:
+            lost = len(set(gone) & set(self.left))
+            how = f"; {lost} of them had not been yielded yet"
+        get_logger(__name__).warning(
+            "the position is in the middle of batch %d of %s, whose samples %s were cleared or are skipped%s",
+            self.saved.number, listed(sorted(set(self.saved.partitions))), gone, how,
+        )  # fmt: skip
+
+    def _values(self, dataset: Consumer, meta: BatchMeta) -> Steps[Batch]:
+        """Read the values of these rows, with the user's fetch function if there is one."""
+        fetcher = dataset.fetcher()
+        if dataset.fetch_batch_fn is None:
+            return (yield from fetcher.complete(None, meta))
+        known = KnownRows(self.saved.rows_by_partition(meta.global_indexes))
+        view = claiming(dataset.client(), known=known)
+        data, fetched = yield from fetcher.call(view, dataset.partition_id, number_in_rank(self.saved.number))
+        if data is not None and fetched.global_indexes == meta.global_indexes:
+            fetched._leases, fetched._holder = meta._leases, meta._holder
+            return data, fetched
+        get_logger(__name__).warning(
+            "fetch_batch_fn returned the samples %s instead of %s when batch %d was read again, so their values are "
+            "read with get_data; fetch with the client that the function is given", fetched.global_indexes,
+            meta.global_indexes, self.saved.number,
+        )  # fmt: skip
+        return (yield from fetcher.complete(None, meta))
+
+
+def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> Steps[tuple[BatchLease, ...]]:
+    """Return the leases with which the rows of a saved batch can be acknowledged; none if they will be delivered again.
+
+    A batch that the sampler keeps is claimed again under its number, and used only if it has exactly these rows.
+    Otherwise the saved leases are renewed.
+
+    Args:
+        dataset: The dataset that continues.
+        saved: The batch.
+        epoch: The present epoch; None if it is not known.
+    """
+    if not saved.leases and saved.digest is None:
+        return ()
+    meta = yield from _claim_lease(dataset, saved)
+    if meta is not None and saved.has_rows_of(meta):
+        return meta._leases
+    if meta is not None:
+        get_logger(__name__).warning(
+            "batch %d of %s has other samples than the loaded state says, so it is not acknowledged",
+            saved.number, listed(saved.partitions),
+        )  # fmt: skip
+        if meta._leases:
+            with contextlib.suppress(TransferQueueError):
+                yield OperationStep(dataset.client(), "nack", (meta,), {"delivered": False, "timeout": BACK_SECONDS})
+        return ()
+    if not saved.leases or epoch != saved.epoch:
+        return ()
+    rows = saved.rows_by_partition()
+    leases = [BatchLease(name, token, seconds, rows[name], None) for name, token, seconds in saved.leases]
+    return tuple((yield OperationStep(dataset.client(), "_renewed", (leases,))))
+
+
+def _claim_lease(dataset: Consumer, saved: SavedBatch) -> Steps[BatchMeta | None]:
+    """Claim a batch again under its number; None if the sampler keeps no batches, or not this one."""
+    try:
+        fetcher = dataset.fetcher(combined=False)
+        found = yield from fetcher.claim_steps(saved.partitions[0], number_in_rank(saved.number), again=True)
+        return found[1] if found is not None and len(found[1]) else None
+    except (BatchGoneError, UnknownPartitionError):
+        return None
+
+
+def settle(dataset: Consumer, saved: SavedBatch) -> Steps[None]:
+    """Acknowledge or finish a batch that a process had finished when its state was saved."""
+    client, meta = dataset.client(), saved.bare_meta()
+    if saved.leases or saved.digest is not None:
+        shown: tuple[Any, ...] = (saved.partitions[0], [], dataset.task_name, np.array(saved.rows, "<i8"))
+        try:
+            epoch = (yield OperationStep(client, "_meta_of_rows", shown))._epoch
+        except UnknownPartitionError:
+            return
+        meta._leases = yield from regain_leases(dataset, saved, epoch)
+    if meta._leases:
+        for lease in meta._leases:
+            acked = BatchMeta(lease.rows, lease.partition)
+            acked._leases = (lease,)
+            yield OperationStep(client, "ack", (acked,))
+    elif saved.holder is not None:
+        yield OperationStep(client, "finish", (meta, dataset.task_name))
