@@ -114,6 +114,11 @@ class Drop(Request, frozen=True):
     groups: list[str] = []
     epoch: Natural | None = None
     """As in `Publish`."""
+    withdraws: bool = False
+    """Whether to remove only those of `rows` that no task was dealt, as if they had never been put.
+
+    They are not counted under the reason.
+    """
 
 
 class CloseExtents(Request, frozen=True):
@@ -141,3 +146,6 @@ class PublishReply(Reply, frozen=True):
     tags_as_sent: bool = False
     """Whether the rows have exactly the tags of the put. So do new rows, without the entries to remove, for which this
     is False."""
+    version: int = 0
+    """The version of the partition after the put if it added all of its rows, otherwise 0. A row that has changed since
+    has a higher version."""

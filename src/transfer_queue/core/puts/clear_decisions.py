@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.events import records as r
+from transfer_queue.core.puts.put_withdrawal import are_undealt
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in, sort_unique
@@ -57,10 +58,13 @@ def drop_rows(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
         if partition.groups.size is not None and len(group.members) < partition.groups.size:
             unborn.append((name, partition.groups.size - len(group.members)))
     positions = np.union1d(positions, np.array(members, "i8"))
+    if request.withdraws:
+        positions = positions[are_undealt(partition, positions)]
     if not len(positions):
         return [], 0
     rows = partition.rows.indexes_of(positions)
-    return [r.RowsDropped(request.partition, rows.tobytes(), request.reason, unborn)], len(rows)
+    dropped = r.RowsDropped(request.partition, rows.tobytes(), request.reason, unborn, request.withdraws)
+    return [dropped], len(rows)
 
 
 def drop_late_members(partition: Partition | None, groups: list[str] | None, rows: np.ndarray) -> list[r.AnyRecord]:
