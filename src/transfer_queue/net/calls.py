@@ -91,6 +91,9 @@ class Call:
 
     Of a call with `join`: what its operation gets; None if the joiner has not come to it.
     """
+    late: BaseException | None = field(default=None, compare=False)
+    """Set by the driver: the cancellation that came too late for this call. The next call of the operation raises it.
+    """
     sequence: int = field(default=0, compare=False)
     """The sequence of the request, with which its operation can cancel it; 0 until the driver has sent it."""
 
