@@ -180,7 +180,7 @@ def test_a_cancelled_put_many_says_what_consumers_have_taken(caplog: pytest.LogC
         await until_full(queue)
         assert queue.get() == 0
         task.cancel()
-        with pytest.raises(asyncio.CancelledError, match=r"of 10 items .* after 3 were put, and consumers have taken 1"):
+        with pytest.raises(asyncio.CancelledError, match=r"of 10 items .* after 3 .* have taken 1"):
             await task
         assert (queue.qsize(), queue.unfinished_tasks) == (0, 1)
 

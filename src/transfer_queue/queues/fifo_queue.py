@@ -119,8 +119,8 @@ class Queue(QueueHandle):
         If the task is cancelled, for example by `asyncio.wait_for`, the item is not in the queue afterwards. Only if a
         consumer has already taken it, the cancellation has come too late, and this call returns normally. If the
         controller cannot be reached within 2 seconds, the task is cancelled, and it is unknown whether the item was
-        put. In Python 3.11 and older, a task that is cancelled while it waits in `asyncio.wait_for` is always cancelled;
-        use `timeout` or `asyncio.timeout`.
+        put. (Up to Python 3.11, `asyncio.wait_for` drops the result of a call if the task that waits for it is itself
+        cancelled.)
 
         Args:
             item: See `put`.

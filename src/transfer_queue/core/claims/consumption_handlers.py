@@ -10,8 +10,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.locks import lock_decisions
-from transfer_queue.core.puts import put_withdrawal
-from transfer_queue.core.state import unneeded_rows
+from transfer_queue.core.state import put_withdrawal, unneeded_rows
 from transfer_queue.core.state.unknown_partitions import unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.errors import TransferQueueError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.puts.put_withdrawal import are_undealt
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.put_withdrawal import are_undealt
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in, sort_unique
 from transfer_queue.errors import InvalidArgumentError

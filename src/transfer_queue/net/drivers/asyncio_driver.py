@@ -7,9 +7,9 @@ nothing is outstanding.
 
 When a task is cancelled, the driver sends `Cancel` for its request, so that no parked claim is left at the server. If
 the request is a put, the task ends when the controller has said what became of it: with the cancellation if nothing is
-left of the put; otherwise the put returns normally, because a put that raises must have left nothing. `asyncio.wait_for`
-treats a result that is there in the same way. A cancellation that came too late for one request of an operation ends
-the operation at its next call.
+left of the put; otherwise the put returns normally, because a put that raises must have left nothing. A result that is
+there wins, as with `asyncio.wait_for`. A cancellation that came too late for one request of an operation ends the
+operation at its next call.
 """
 
 from __future__ import annotations

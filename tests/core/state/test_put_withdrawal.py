@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from harness import Harness, column, rows_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.claims import Cancel, ClaimReply
 from transfer_queue.messages.partitions import AwaitDone, Seal
-from transfer_queue.messages.puts import ClearRows, Drop, Publish, Reserve
+from transfer_queue.messages.puts import ClearRows, Drop, Publish, PublishReply, Reserve
 from transfer_queue.sampler import GRPOGroupNSampler
 
 
@@ -208,3 +210,63 @@ def test_a_drop_that_withdraws_leaves_what_tasks_have() -> None:
     assert live(h) == taken
     partition = h.state.partitions["p"]
     assert (partition.undone, partition.drops.rows) == (1, {})
+
+
+PUTS = st.fixed_dictionaries(
+    {
+        "count": st.integers(1, 3),
+        "keyed": st.booleans(),
+        "group": st.sampled_from([None, "g", "h"]),
+        "field": st.sampled_from(["x", "y"]),
+    }
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), PUTS),
+        st.tuples(st.just("withdrawn put"), PUTS),
+        st.tuples(st.just("claim"), st.sampled_from([1, 2, 4])),
+    ),
+    max_size=14,
+)
+
+
+@given(STEPS, st.sampled_from([1, 2]))
+def test_a_withdrawn_put_changes_nothing_that_anybody_sees(steps: list[tuple[str, Any]], group: int) -> None:
+    """A partition with withdrawn puts behaves like one in which they were never made."""
+    one, two = (Harness(GRPOGroupNSampler(n_samples_per_prompt=group)) for _ in range(2))
+    names = 0
+    for h in (one, two):
+        h.create(max_rows=12, free_when=["t"])
+        h.put(1, ["x", "y"], groups=["first"])
+    for kind, step in steps:
+        got = []
+        names += 3
+        for h in (one, two):
+            if kind == "claim":
+                reply = h.reply(h.claim(step), "r")
+                got.append(reply.tags if isinstance(reply, ClaimReply) else None)
+            elif h is one or kind == "put":
+                count = step["count"]
+                sequence = h.send(
+                    h.publish(
+                        count, ["y"] if step["field"] == "y" else ["x"],
+                        keys=[f"k{names + at}" for at in range(count)] if step["keyed"] else None,
+                        groups=None if step["group"] is None else [step["group"]] * count,
+                        tags=[{"n": names + at} for at in range(count)],
+                    )
+                )  # fmt: skip
+                got.append(type(h.reply(sequence)))
+                if kind == "withdrawn put" and got[-1] is PublishReply:
+                    assert cancel(h, sequence)
+        assert kind == "withdrawn put" or got[0] == got[1]
+        assert _seen(one) == _seen(two)
+
+
+def _seen(h: Harness) -> Any:
+    partition = h.state.partitions["p"]
+    positions = partition.rows.live_positions()
+    groups = {name: (len(group.members), group.cleared) for name, group in partition.groups.by_name.items()}
+    return (
+        partition.tags_of(positions), partition.keys_of(positions), groups, partition.nbytes, partition.undone,
+        partition.open_rows, {name: field.live for name, field in partition.fields.items() if field.live},
+    )  # fmt: skip
