@@ -154,7 +154,12 @@ class ResetConsumption(Request, frozen=True):
 
 
 class Cancel(Request, frozen=True):
-    """Report that the client does not wait for its request `sequence` any more."""
+    """Report that the client does not wait for its request `sequence` any more, and undo its effect if possible.
+
+    The reply is `Done(True)` if nothing of the request is left: it was waiting, or was undone (the lease of a claim
+    was returned, a lock released, a put of new rows withdrawn). After `Done(False)` the client may send the request
+    again: it gets its reply if it had an effect, which then stays; otherwise it is refused.
+    """
 
     sequence: Natural
 
@@ -174,7 +179,10 @@ class ClaimReply(Reply, frozen=True):
     ended: bool = False
     """Whether this claim can never be met."""
     version: int = -1
-    """For a probe: the version of the partition, which grows with every change; -1 if it does not exist."""
+    """For a probe: the version of the partition, which grows with every change; -1 if it does not exist.
+
+    For a reservation: as in `PublishReply`.
+    """
     held: bool = False
     """Whether the rows stay until the task has finished them (`PartitionOptions.free_when`)."""
     warning: str | None = None

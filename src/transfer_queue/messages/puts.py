@@ -114,6 +114,11 @@ class Drop(Request, frozen=True):
     groups: list[str] = []
     epoch: Natural | None = None
     """As in `Publish`."""
+    withdraws: bool = False
+    """Whether to remove only those of `rows` that no task was dealt, as if they had never been put.
+
+    They are not counted under the reason.
+    """
 
 
 class CloseExtents(Request, frozen=True):
@@ -143,3 +148,6 @@ class PublishReply(Reply, frozen=True):
     is False."""
     warning: str | None = None
     """A warning that the client logs."""
+    version: int = 0
+    """The version of the partition after the put if it added all of its rows, otherwise 0. A row that has changed since
+    has a higher version."""

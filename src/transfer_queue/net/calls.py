@@ -93,6 +93,9 @@ class Call:
     """
     is_notice: bool = False
     """Whether the request is a `ReportBatches` that is written at once and gets no reply; the result is `Done`."""
+    late: BaseException | None = field(default=None, compare=False)
+    """Set by the driver: the cancellation that came too late for this call. The next call of the operation raises it.
+    """
     sequence: int = field(default=0, compare=False)
     """The sequence of the request, with which its operation can cancel it; 0 until the driver has sent it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -16,9 +17,11 @@ from transfer_queue.errors import (
     PartitionFullError,
     QueueShutDownError,
     SealedError,
+    TransferQueueError,
     UnknownPartitionError,
     WaitTimeoutError,
 )
+from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.queries import Backlog
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.queues.exceptions import empty_error, full_error
@@ -113,6 +116,12 @@ class Queue(QueueHandle):
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """Put an item from an event loop.
 
+        If the task is cancelled, for example by `asyncio.wait_for`, the item is not in the queue afterwards. Only if a
+        consumer has already taken it, the cancellation has come too late, and this call returns normally. If the
+        controller cannot be reached within 2 seconds, the task is cancelled, and it is unknown whether the item was
+        put. (Up to Python 3.11, `asyncio.wait_for` drops the result of a call if the task that waits for it is itself
+        cancelled.)
+
         Args:
             item: See `put`.
             block: See `put`.
@@ -149,14 +158,15 @@ class Queue(QueueHandle):
             >>> queue.get_many(8)
             ['a', 'b']
         """
-        wait = _wait_of(block, timeout)
-        before = 0
-        for part in self._parts(items):
-            self._put(part, wait, before)
-            before += len(part)
+        client = self._open_client()
+        client._run(self._putting_parts(client, list(items), _wait_of(block, timeout)))
 
     async def put_many_async(self, items: Iterable[Any], block: bool = True, timeout: float | None = None) -> None:
         """Put several items from an event loop.
+
+        If the task is cancelled, this call removes what it has put, or returns normally; see `put_async`. Only if there
+        are more than `maxsize` items, and consumers have taken some of them, these stay taken: the CancelledError and
+        a warning in the log then say how many.
 
         Args:
             items: See `put_many`.
@@ -171,12 +181,8 @@ class Queue(QueueHandle):
             >>> import asyncio
             >>> asyncio.run(tq.Queue("prompts").put_many_async(["a", "b"]))
         """
-        wait = _wait_of(block, timeout)
-        before = 0
-        for part in self._parts(items):
-            client = self._open_client()
-            await client._run_async(self._putting(client, part, wait, before))
-            before += len(part)
+        client = self._open_client()
+        await client._run_async(self._putting_parts(client, list(items), _wait_of(block, timeout)))
 
     def put_nowait_batch(self, items: Iterable[Any]) -> None:
         """Put all items, or none, without waiting.
@@ -196,26 +202,46 @@ class Queue(QueueHandle):
             raise TypeError("Argument 'items' must be an Iterable")
         self._put(list(items), None)
 
-    def _put(self, items: list[Any], wait: float | None, before: int = 0) -> None:
+    def _put(self, items: list[Any], wait: float | None) -> None:
         client = self._open_client()
-        client._run(self._putting(client, items, wait, before))
+        client._run(self._putting(client, items, wait))
 
-    def _parts(self, items: Iterable[Any]) -> list[list[Any]]:
-        """Return the items in parts of at most `maxsize`."""
-        listed = list(items)
-        size = self.maxsize or max(1, len(listed))
-        return [listed[start : start + size] for start in range(0, len(listed), size)]
+    def _putting_parts(self, client: TransferQueueClient, items: list[Any], wait: float | None) -> Operation[None]:
+        """Put these items in parts of at most `maxsize`. If the task is cancelled, remove those that nobody has taken.
+
+        Each part that is put has an effect of its own, so that consumers may have taken items of earlier parts.
+        """
+        size = self.maxsize or max(1, len(items))
+        puts: list[PublishReply] = []
+        before = 0
+        try:
+            for start in range(0, len(items), size):
+                puts += yield from self._putting(client, items[start : start + size], wait, before)
+                before = min(start + size, len(items))
+        except asyncio.CancelledError as cancelled:
+            outcome = "and it is unknown how many of them consumers have taken"
+            try:
+                taken = before - (yield from client._operations._withdraw_items(self.name, puts))
+            except TransferQueueError as error:
+                outcome += f", because the controller did not remove the others ({error})"
+            else:
+                if not taken:
+                    raise cancelled
+                outcome = f"and consumers have taken {taken} of them; the others were removed"
+            text = f"A put of {len(items)} items into {self} was cancelled after {before} were put, {outcome}."
+            logger.warning("%s", text)
+            raise asyncio.CancelledError(text) from cancelled
 
     def _putting(
         self, client: TransferQueueClient, items: list[Any], wait: float | None, before: int = 0
-    ) -> Operation[None]:
+    ) -> Operation[list[PublishReply]]:
         """Put these items, or raise the exceptions of a queue. before: the items that the call has already put."""
         if not items:
-            return
+            return []
         if self.maxsize and len(items) > self.maxsize:
             raise full_error(f"{len(items)} items do not fit into {self}")
         try:
-            yield from client._operations._put_items(self.name, items, wait, self._tags(items))
+            return [(yield from client._operations._put_items(self.name, items, wait, self._tags(items)))]
         except PartitionFullError:
             waited = f", and no place became free within {wait:g} s" if wait else ""
             advice = "Consumers make space: they take items, and acknowledge those that they have under a lease"

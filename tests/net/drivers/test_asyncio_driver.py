@@ -5,11 +5,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
-from echo import CONTROLLER, Running, one, parked_claim, until
+from echo import CONTROLLER, EchoService, Running, one, parked_claim, until
 
 from leftovers import descriptors, opened_for
 from transfer_queue.errors import (
@@ -19,10 +19,11 @@ from transfer_queue.errors import (
     StorageKeyNotFoundError,
     WaitTimeoutError,
 )
-from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import ClaimReply
-from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.claims import Cancel, ClaimReply
+from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
+from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import NOT_MADE, Call
 from transfer_queue.net.drivers.asyncio_driver import _Link, run_async
@@ -391,3 +392,155 @@ def test_every_call_ends_at_its_own_deadline(running: Running) -> None:
 
     asyncio.run(main())
     session.close()
+
+
+def put() -> Publish:
+    return Publish("p", 1, tags=[{}])
+
+
+def answered_with(monkeypatch: pytest.MonkeyPatch, answer: Callable[[RequestEnvelope], AnyReply | None]) -> None:
+    """Let the server answer requests with this function. None: it does not answer."""
+    monkeypatch.setattr(EchoService, "reply", lambda service, client, peer, envelope, now: answer(envelope))
+
+
+async def cancelled(session: Session, request: AnyRequest, sent: Callable[[], bool]) -> asyncio.Task[AnyReply]:
+    """Cancel a request when the server has it."""
+    task = asyncio.ensure_future(run_async(session, one(request)))
+    while not sent():
+        await asyncio.sleep(0.001)
+    task.cancel()
+    await asyncio.wait((task,))
+    return task
+
+
+def test_a_cancelled_put_ends_as_the_server_says(
+    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[AnyRequest] = []
+    withdrawn = True
+
+    def answer(envelope: RequestEnvelope) -> AnyReply | None:
+        requests.append(envelope.body)
+        if isinstance(envelope.body, Cancel):
+            return Done(withdrawn)
+        return None if len(requests) == 1 else PublishReply(rows=b"")
+
+    answered_with(monkeypatch, answer)
+
+    async def main() -> None:
+        nonlocal withdrawn
+        assert (await cancelled(session, put(), lambda: bool(requests))).cancelled()
+        assert [type(request) for request in requests] == [Publish, Cancel]
+        requests.clear()
+        withdrawn = False
+        assert (await cancelled(session, put(), lambda: bool(requests))).result() == PublishReply(rows=b"")
+        assert [type(request) for request in requests] == [Publish, Cancel, Publish]
+
+    asyncio.run(main())
+
+
+def test_a_put_that_the_server_refused_stays_cancelled(
+    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[AnyRequest] = []
+
+    def answer(envelope: RequestEnvelope) -> AnyReply | None:
+        requests.append(envelope.body)
+        return {1: None, 2: Done(False)}.get(len(requests), Failure("ProtocolError", "acknowledged before"))
+
+    answered_with(monkeypatch, answer)
+
+    async def main() -> None:
+        assert (await cancelled(session, put(), lambda: bool(requests))).cancelled()
+
+    asyncio.run(main())
+
+
+def test_a_put_whose_connection_broke_is_cancelled_on_another_one(
+    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[AnyRequest] = []
+
+    def answer(envelope: RequestEnvelope) -> AnyReply | None:
+        requests.append(envelope.body)
+        if len(requests) == 2:
+            running.service.drop(max(running.service.peers))
+        return {1: None, 2: None, 3: Done(False)}.get(len(requests), PublishReply(rows=b""))
+
+    answered_with(monkeypatch, answer)
+
+    async def main() -> None:
+        assert (await cancelled(session, put(), lambda: bool(requests))).result() == PublishReply(rows=b"")
+
+    asyncio.run(main())
+    assert [type(request) for request in requests] == [Publish, Cancel, Cancel, Publish]
+
+
+def test_a_cancelled_put_waits_for_a_silent_server_for_a_limited_time(
+    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[AnyRequest] = []
+    answered_with(monkeypatch, lambda envelope: requests.append(envelope.body))
+    monkeypatch.setattr("transfer_queue.net.drivers.asyncio_driver.CANCEL_SECONDS", 0.1)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(run_async(session, one(put())))
+        while not requests:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()  # a second cancellation changes nothing
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_request_is_not_finished_before_its_cancel_is_answered(running: Running, session: Session) -> None:
+    """Otherwise another request could let the server forget what the cancelled one did."""
+
+    async def main() -> None:
+        await run_async(session, one(ask("p")))
+        task = asyncio.ensure_future(run_async(session, one(parked_claim(100))))
+        await parked(running, 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        run_blocking(session, one(ask("q")))  # this loop has not read the reply to the Cancel
+        assert running.service.envelopes[-1][1].acknowledged == 1
+        assert running.service.envelopes[-1][1].finished == []
+        await run_async(session, one(ask("r")))
+        await run_async(session, one(ask("s")))
+        assert running.service.envelopes[-1][1].acknowledged >= 3
+
+    asyncio.run(main())
+
+
+def test_an_operation_ends_at_the_call_after_one_whose_cancellation_came_too_late(
+    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[AnyRequest] = []
+
+    def answer(envelope: RequestEnvelope) -> AnyReply | None:
+        requests.append(envelope.body)
+        if isinstance(envelope.body, Cancel):
+            return Done(False)
+        return None if len(requests) == 1 else PublishReply(rows=b"")
+
+    answered_with(monkeypatch, answer)
+    made = []
+
+    def two() -> Generator[Call, AnyReply, None]:
+        made.append((yield Call(CONTROLLER, put())))
+        made.append((yield Call(CONTROLLER, put())))
+
+    async def main() -> None:
+        task = asyncio.ensure_future(run_async(session, two()))
+        while not requests:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert made == [PublishReply(rows=b"")]

@@ -18,6 +18,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply, Finish
 from transfer_queue.messages.descriptors import PartitionOptions
 from transfer_queue.messages.partitions import CreatePartition, ReportDone
+from transfer_queue.messages.puts import Drop, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.encode import encode_objects
@@ -28,6 +29,9 @@ TASK = "get"
 """The task that consumes the items."""
 DISCARDED = 4096
 """Items that are discarded at once."""
+
+WITHDRAW_SECONDS = 2.0
+"""Seconds in which the items of a cancelled put are removed."""
 
 
 class TakenItems(NamedTuple):
@@ -54,7 +58,7 @@ class QueueOperations(DataPath):
 
     def _put_items(
         self, name: str, items: Sequence[Any], wait: float | None, tags: list[dict[str, Any] | None] | None = None
-    ) -> Operation[None]:
+    ) -> Operation[PublishReply]:
         """Put all these items, in this order, or none. `wait`: seconds to wait for space; None does not wait.
 
         Raises:
@@ -62,9 +66,19 @@ class QueueOperations(DataPath):
         """
         yield from self._state.learn()
         encoded = encode_objects(FIELD, items, allow_pickle=self._state.settings.allow_pickle)
-        yield from self._publish(
-            encoded, wait, partition=name, count=len(items), tags=tags, pre_allocate=0, create=False
+        return (
+            yield from self._publish(
+                encoded, wait, partition=name, count=len(items), tags=tags, pre_allocate=0, create=False
+            )
         )
+
+    def _withdraw_items(self, name: str, puts: Sequence[PublishReply]) -> Operation[int]:
+        """Remove the items of these puts that nobody has taken, as if they had not been put. Return their number."""
+        rows = b"".join(put.rows for put in puts)
+        if not rows:
+            return 0
+        request = Drop(name, "put cancelled", rows, epoch=puts[0].epoch, withdraws=True)
+        return int((yield from self._ask(request, Done, WITHDRAW_SECONDS)).value)
 
     def _take_items(
         self, name: str, count: int, least: int, wait: float | None, lease: float | None = None

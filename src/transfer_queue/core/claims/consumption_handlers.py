@@ -10,7 +10,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.locks import lock_decisions
-from transfer_queue.core.state import unneeded_rows
+from transfer_queue.core.state import put_withdrawal, unneeded_rows
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
@@ -171,18 +171,27 @@ def is_unseen(state: State, name: str, token: int) -> bool:
 
 @handles(claims.Cancel)
 def handle_cancel(context: ControllerContext, caller: Caller, request: claims.Cancel) -> list[Effect]:
-    """Cancel a waiting request. The reply says whether it was waiting.
+    """Cancel a waiting request, or undo what it did. The reply says whether nothing of it is left.
 
-    The cancelled request gets its one reply, too, although its client does not wait for it.
+    The cancelled request gets its one reply, too, although its client does not wait for it. If it arrives later, on a
+    connection that was given up, it is refused.
     """
     waiter = (caller.client, request.sequence)
-    there = waiter in context.state.waiting.by_waiter
+    state, envelope = context.state, caller.envelope
     effects: list[Effect] = []
-    if there:
+    undone = waiter in state.waiting.by_waiter
+    if undone:
         known = context.parked.peers.get(waiter, caller.peer)
         context.parked.unpark(waiter, met=False)
         effects.append(Send(known, request.sequence, Failure("WaitTimeoutError", "the client cancelled this request")))
-    for decide in (lease_decisions.return_unseen, lock_decisions.release_unseen):
-        for record in decide(context.state, *waiter):
+    for decide in (lease_decisions.return_unseen, lock_decisions.release_unseen, put_withdrawal.withdraw_unseen):
+        for record in decide(state, *waiter):
             context.log.apply(record)
-    return [*effects, Send(caller.peer, caller.envelope.sequence, Done(there))]
+            undone = True
+    kept = state.clients.get(caller.client)
+    finished = list(envelope.finished)
+    if undone or kept is None or request.sequence not in kept.replies:
+        finished.append((request.sequence, request.sequence))
+    reply = Done(undone)
+    context.log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, finished))
+    return [*effects, Send(caller.peer, envelope.sequence, reply)]

@@ -377,6 +377,8 @@ class RowsDropped(Record, frozen=True):
     reason: str
     unborn: list[tuple[str, int]] = []
     """(group id, members) of dropped groups: these members are not put yet, and are dropped when they are put."""
+    withdrawn: bool = False
+    """Whether the rows are removed as if they had never been put: they are not counted, and leave their groups."""
 
 
 class RowsHeld(Record, frozen=True, tag="Handed"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.events import records as r
+from transfer_queue.core.state.put_withdrawal import are_undealt
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in, sort_unique
 from transfer_queue.errors import InvalidArgumentError
@@ -50,8 +51,10 @@ def drop_rows(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
         if group is not None:
             members += [p for p in group.members if not partition.rows.has_cleared(range(p, p + 1))]
     positions = np.union1d(positions, np.array(members, "i8"))
+    if request.withdraws:
+        positions = positions[are_undealt(partition, positions)]
     if not len(positions):
         return [], 0
     rows = partition.rows.indexes_of(positions)
-    missing = partition.groups.missing_after(positions)
-    return [r.RowsDropped(request.partition, rows.tobytes(), request.reason, missing)], len(rows)
+    missing = [] if request.withdraws else partition.groups.missing_after(positions)
+    return [r.RowsDropped(request.partition, rows.tobytes(), request.reason, missing, request.withdraws)], len(rows)

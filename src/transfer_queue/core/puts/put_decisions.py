@@ -131,8 +131,8 @@ def check_capacity(state: State, count: int) -> None:
         )
 
 
-def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarray]:
-    """Return the records of a reservation, and the global indexes of its rows."""
+def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarray, bool]:
+    """Return the records of a reservation, the global indexes of its rows, and whether all of them are new."""
     partition = state.partitions.get(request.partition)
     if not 0 <= request.count <= MAX_RESERVED:
         raise InvalidArgumentError(f"a request can reserve from 0 to {MAX_RESERVED} rows, got {request.count}")
@@ -141,7 +141,8 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
     if request.keys is None:
         joining = join_groups(partition, request.groups, [-1] * request.count)
         new = NewRows(state, request.partition, request.count, request.pre_allocate, None, joining.groups, client)
-        return new.records + joining.drop_late(request.partition, new.indexes), new.indexes
+        dropped = joining.drop_late(request.partition, new.indexes)
+        return new.records + dropped, new.indexes, not dropped
     positions, unknown = _find_keys(partition, request.keys)
     fresh = dict.fromkeys(unknown)
     new = NewRows(state, request.partition, len(fresh), request.pre_allocate, list(fresh), None, client)
@@ -149,7 +150,7 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
     if len(fresh) < len(unknown):  # an unknown key is repeated
         numbers = dict(zip(fresh, indexes.tolist(), strict=True))
         indexes = np.array([numbers[key] for key in unknown], "i8")
-    return new.records, _indexes_of_keys(partition, positions, indexes)
+    return new.records, _indexes_of_keys(partition, positions, indexes), positions is None
 
 
 def _find_keys(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray | None, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from transfer_queue.core.control.context import ControllerContext
@@ -38,7 +39,7 @@ def handle_create_partition(
 def handle_reserve(context: ControllerContext, caller: Caller, request: puts.Reserve) -> Decision | ParkDecision:
     """Reserve rows. The reply has their metadata."""
     try:
-        records, indexes = put_decisions.reserve(context.state, caller.client, request)
+        records, indexes, new = put_decisions.reserve(context.state, caller.client, request)
     except CapacityError:
         if request.wait is None or request.wait <= 0:
             raise
@@ -49,7 +50,8 @@ def handle_reserve(context: ControllerContext, caller: Caller, request: puts.Res
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
         produced = np.full(len(positions), bool(fields))
-        return meta_reply(partition, positions, indexes, fields, produced)
+        meta = meta_reply(partition, positions, indexes, fields, produced)
+        return msgspec.structs.replace(meta, version=partition.version) if new else meta
 
     return Decision(records, reply)
 
@@ -70,7 +72,8 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
         partition = context.state.partitions[request.partition]
         dtypes = partition.mixed_dtypes(request)
         if new or request.keys is None:
-            return puts.PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes, warning=warning)
+            version, epoch = partition.version if new else 0, context.state.epoch
+            return puts.PublishReply(indexes.tobytes(), epoch=epoch, dtypes=dtypes, warning=warning, version=version)
         positions = partition.rows.positions_of(indexes)
         fields = partition.common_fields(positions)
         as_sent = isinstance(request.tags, TagTable) and partition.has_no_other_tags(positions, request.tags)

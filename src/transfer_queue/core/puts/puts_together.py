@@ -141,7 +141,7 @@ def carry_out(context: ControllerContext, callers: Sequence[Caller], record: r.R
         indexes = np.arange(first, first + request.count, dtype="<i8")
         first += request.count
         dtypes = partition.mixed_dtypes(request)
-        reply = PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes)
+        reply = PublishReply(indexes.tobytes(), epoch=context.state.epoch, dtypes=dtypes, version=partition.version)
         effects += context.reply(caller, reply)
     context.measures.counters["published_rows"] += first - record.first_index
     return effects

@@ -277,10 +277,13 @@ class WidePuts:
             return []
         job, state = self.jobs[0], context.state
         waiting = state.waiting.by_waiter.get(job.caller.waiter) if job.waits else None
+        kept = state.clients.get(job.caller.client)
         ends = True
         try:
             if job.waits and waiting is None:
                 return []  # its time is over, or its connection ended
+            if kept is not None and kept.is_finished(job.caller.envelope.sequence):
+                return []  # its client has cancelled it
             ends = job.step(state)
             if not ends:
                 return []

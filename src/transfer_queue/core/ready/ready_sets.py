@@ -256,6 +256,11 @@ class ReadySet:
             counted = position >> CHUNK_BITS not in whole.uncounted
             whole.update_group(group, int(counted and position in self), groups)
 
+    def note_group_size(self, group: int, groups: GroupTable) -> None:
+        """Record that a member that was not ready has left a declared group."""
+        for whole in self.whole.values():
+            whole.update_group(group, 0, groups)
+
     def unready_positions(self, rows: RowTable) -> Iterator[np.ndarray]:
         """Iterate over the positions of live rows that are neither ready nor consumed, claimed rows included."""
         for key, chunk in rows.chunks.items():

@@ -136,6 +136,15 @@ class GroupTable(Persisted):
             del self.declared[number]
             del self.by_name[group.name]
 
+    def forget_member(self, number: int, position: int) -> None:
+        """Remove a member as if it had never joined. The group is removed with its last member."""
+        group = self.declared[number]
+        group.members.remove(position)
+        if group.cleared == len(group.members):
+            self.broken -= group.cleared > 0
+            del self.declared[number]
+            del self.by_name[group.name]
+
     def groups_of(self, positions: np.ndarray, size: int) -> np.ndarray:
         """Return the group number of each position, with groups of `size` if the partition has no declared groups."""
         if not self.explicit:

@@ -194,9 +194,7 @@ def _apply_rows_cleared(state: State, record: r.RowsCleared) -> None:
 
 @applies(r.RowsDropped)
 def _apply_rows_dropped(state: State, record: r.RowsDropped) -> None:
-    apply_clears.drop_rows(
-        state.new_version(record.partition), np.frombuffer(record.rows, "<i8"), record.reason, record.unborn
-    )
+    apply_clears.drop_rows(state.new_version(record.partition), record)
 
 
 @applies(r.RowsHeld)

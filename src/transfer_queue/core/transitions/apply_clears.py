@@ -5,17 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.blocks.block_table import Released
+from transfer_queue.core.events.records import RowsDropped
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED, Chunk
 
 
-def drop_rows(partition: Partition, rows: np.ndarray, reason: str, unborn: list[tuple[str, int]]) -> None:
+def drop_rows(partition: Partition, dropped: RowsDropped) -> None:
     """Apply a `records.RowsDropped`."""
+    rows = np.frombuffer(dropped.rows, "<i8")
     positions = partition.rows.positions_of(rows)
     partition.admitted -= len(rows)
-    partition.drops.add(rows, reason)
-    clear_rows(partition, positions)
-    for name, count in unborn:
+    if not dropped.withdrawn:
+        partition.drops.add(rows, dropped.reason)
+    clear_rows(partition, positions, withdrawn=dropped.withdrawn)
+    for name, count in dropped.unborn:
         if count:
             partition.groups.unborn[name] = count
         else:
@@ -29,8 +32,8 @@ def clear_all(partition: Partition) -> None:
     clear_rows(partition, partition.rows.live_positions())
 
 
-def clear_rows(partition: Partition, positions: np.ndarray) -> None:
-    """Remove these rows."""
+def clear_rows(partition: Partition, positions: np.ndarray, *, withdrawn: bool = False) -> None:
+    """Remove these rows. withdrawn: as if they had never joined their groups."""
     for key, chunk, at, _ in partition.rows.split(np.sort(positions)):
         partition.window.remove(key, chunk, at)
         chunk.alive[at] = 0
@@ -53,8 +56,10 @@ def clear_rows(partition: Partition, positions: np.ndarray) -> None:
         for ready in partition.ready.values():
             ready.update(key, chunk, at, partition.groups)
         if chunk.group is not None:
-            for number in chunk.group[at].tolist():
-                if number >= 0:
+            for place, number in zip(at.tolist(), chunk.group[at].tolist(), strict=True):
+                if number >= 0 and withdrawn:
+                    _forget_member(partition, number, place + (key << CHUNK_BITS))
+                elif number >= 0:
                     partition.groups.leave(number)
             chunk.group[at] = -1
         partition.changes.clear(partition.version, chunk, at)
@@ -68,6 +73,14 @@ def clear_rows(partition: Partition, positions: np.ndarray) -> None:
             for ready in partition.ready.values():
                 ready.forget_chunk(key)
     partition.forget_gone_ranks()
+
+
+def _forget_member(partition: Partition, number: int, position: int) -> None:
+    partition.groups.forget_member(number, position)
+    if number in partition.groups.declared:
+        for ready in partition.ready.values():
+            ready.note_group_size(number, partition.groups)
+            partition.gained.add(ready.task)  # a group that was too large may be complete now
 
 
 def _clear_values(partition: Partition, chunk: Chunk, at: np.ndarray) -> None:

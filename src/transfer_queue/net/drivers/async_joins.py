@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.messages.envelopes import AnyReply
@@ -15,16 +17,34 @@ from transfer_queue.net.drivers.join_queues import AT_ONCE, LONGEST_WAIT, MOST_A
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call, JoinKey
 
+CANCEL_SECONDS = 2.0
+"""Seconds for which a cancelled put waits for the controller. Then it is unknown whether it has an effect."""
+
+T = TypeVar("T")
+
 Run = Callable[[Generator["Call", AnyReply, None]], Coroutine[Any, Any, None]]
 """Runs an operation in the loop."""
 
 
+async def outlast(future: asyncio.Future[T], deadline: float) -> T | None:
+    """Wait for a future although the task is cancelled, and return its result; None if there is none by the deadline.
+
+    deadline: by `time.monotonic`.
+    """
+    while not future.done() and (left := deadline - time.monotonic()) > 0:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((future,), timeout=left)
+    return future.result() if future.done() else None
+
+
 class _WaitingTask:
-    __slots__ = ("call", "future")
+    __slots__ = ("call", "flies", "future")
 
     def __init__(self, call: Call, future: asyncio.Future[Outcome]) -> None:
         self.call = call
         self.future = future
+        self.flies = False
+        """Whether its flight has begun."""
 
     @property
     def left(self) -> bool:
@@ -63,7 +83,8 @@ class AsyncJoins:
         """Let an operation go alone, or carry it out with others, and return its reply. Raises its error.
 
         A task that is cancelled before its flight begins takes its operation along. Afterwards the operation is carried
-        out with the others.
+        out with the others: the task waits for CANCEL_SECONDS at most, and is cancelled if its operation was not
+        carried out.
         """
         key = call.join
         assert key is not None
@@ -74,12 +95,27 @@ class AsyncJoins:
             call.ended = partial(self._end_flight, queue)
             return NOT_MADE
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        queue.waiting.append(_WaitingTask(call, future))
+        waiter = _WaitingTask(call, future)
+        queue.waiting.append(waiter)
         self._plan(queue)
-        outcome = await future
+        try:
+            outcome = await future
+        except asyncio.CancelledError as error:
+            late = await self._outcome_of_cancelled(waiter) if waiter.flies else None
+            if late is None or late is NOT_MADE or isinstance(late, Exception):
+                raise
+            call.late = error
+            return late
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
+
+    async def _outcome_of_cancelled(self, waiter: _WaitingTask) -> Outcome | None:
+        """Return what became of the operation of a cancelled task; None if this is not known in time."""
+        if waiter.call.outcome is not None:
+            return waiter.call.outcome
+        waiter.future = self._loop.create_future()
+        return await outlast(waiter.future, time.monotonic() + CANCEL_SECONDS)
 
     def _plan(self, queue: _LoopQueue) -> None:
         """Begin flights at the end of this turn, when all tasks that run in it have asked; or set the alarm."""
@@ -93,6 +129,8 @@ class AsyncJoins:
     def _begin(self, queue: _LoopQueue, most_at_once: int = AT_ONCE) -> None:
         queue.planned = False
         while taken := queue.take(most_at_once):
+            for waiter in taken:
+                waiter.flies = True
             flight = self._loop.create_task(self._fly(queue, taken))
             self._flights.add(flight)
             flight.add_done_callback(self._flights.discard)

@@ -3,8 +3,13 @@
 The calls of a loop share its connection, and replies are matched by sequence. The driver uses only `add_reader`,
 `add_writer` and futures of the loop, no transports. So it works with every loop (also uvloop), and a loop may be closed
 without notice: the next call from another loop finds the connections of closed loops, and takes over those on which
-nothing is outstanding. When a task is cancelled, the driver sends `Cancel` for its request, so that no parked claim
-is left at the server.
+nothing is outstanding.
+
+When a task is cancelled, the driver sends `Cancel` for its request, so that no parked claim is left at the server. If
+the request is a put, the task ends when the controller has said what became of it: with the cancellation if nothing is
+left of the put; otherwise the put returns normally, because a put that raises must have left nothing. A result that is
+there wins, as with `asyncio.wait_for`. A cancellation that came too late for one request of an operation ends the
+operation at its next call.
 """
 
 from __future__ import annotations
@@ -19,17 +24,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from transfer_queue.errors import TransferQueueError
-from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import Cancel, Claim, ReportBatches
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.claims import Cancel, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.net.calls import CONTROLLER, NOT_MADE
 from transfer_queue.net.drivers.admission import Admission
-from transfer_queue.net.drivers.async_joins import AsyncJoins
+from transfer_queue.net.drivers.async_joins import CANCEL_SECONDS, AsyncJoins, outlast
 from transfer_queue.net.drivers.blocking_driver import exchange as exchange_blocking
 from transfer_queue.net.drivers.blocking_driver import write_notice as write_notice_blocking
 from transfer_queue.net.drivers.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
-from transfer_queue.net.session import CLOCK_SLACK, RetryPolicy, Session, Target, raise_failure
+from transfer_queue.net.session import CLOCK_SLACK, RetryPolicy, Session, Target
 
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
@@ -37,6 +43,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DONE = Done()
+
+PUTS = (Publish, Reserve)
+"""The requests whose cancellation waits until it is known whether they have an effect."""
+RECONNECT_SECONDS = 0.05
+"""Seconds before a cancelled put tries to connect again."""
 
 # What a call waits for: its reply, or the error that broke the connection. An error is a result here, not an
 # exception of the future, because a future whose task was cancelled meanwhile would complain about it.
@@ -66,7 +77,10 @@ async def run_joining(session: Session, op: Generator[Call, AnyReply, T]) -> T:
             except BaseException as error:
                 call = op.throw(error)
             else:
+                late = call.late
                 call = op.send(reply)
+                if late is not None:
+                    call = op.throw(late)
     except StopIteration as stop:
         return cast(T, stop.value)
     return await _run_admitted(session, links, op, call)
@@ -97,7 +111,10 @@ async def _run_admitted(session: Session, links: _LoopLinks, op: Generator[Call,
             except BaseException as error:
                 call = op.throw(error)
             else:
+                late = call.late
                 call = op.send(reply)
+                if late is not None:
+                    call = op.throw(late)
     except StopIteration as stop:
         return cast(T, stop.value)
     finally:
@@ -195,26 +212,65 @@ async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
     attempts = RetryPolicy(session, call)
     sequence, frame = session.begin_request(call.request, target=call.target)
     call.sequence = sequence
+    link: _Link | None = None
+    is_answered = False
     try:
         while True:
             try:
                 link = links.working_link(call.target) or await links.connect(call.target, attempts.deadline)
-                reply = await link.exchange(sequence, frame, attempts.deadline)
-                break
+                answer = await link.exchange(sequence, frame, attempts.deadline)
+                is_answered = True
+                return raise_failure(answer)
             except TransferQueueError:
                 raise
             except OSError as error:
                 delay = attempts.next_delay(error)
             await asyncio.sleep(delay)
             frame = attempts.frame_to_retry(sequence, frame)
-    except BaseException:
-        if isinstance(call.request, Claim):  # it may be answered yet, or was before the connection broke
-            links.withdraw(sequence)
-        else:
+    except asyncio.CancelledError as error:
+        if link is None or not isinstance(call.request, PUTS):
+            raise
+        reply = None if session.closed else await _withdraw(links, call.target, sequence, frame)
+        if reply is None:
+            raise
+        call.late = error
+        return reply
+    finally:
+        if isinstance(call.request, Claim) and not is_answered:
+            links.withdraw(sequence)  # it may be answered yet, or was before the connection broke
+        elif link is None or not link.finishes_with_cancel(sequence):
             session.finish(sequence)
-        raise
-    session.finish(sequence)
-    return raise_failure(reply)
+
+
+async def _withdraw(links: _LoopLinks, target: Target, sequence: int, frame: bytes) -> AnyReply | None:
+    """Withdraw a put whose task was cancelled, and return its reply if it has an effect all the same.
+
+    Returns None if nothing of the put is left, or if this is not known after CANCEL_SECONDS.
+    """
+    deadline = time.monotonic() + CANCEL_SECONDS
+    outcome = await _ask_despite_cancels(links, target, lambda link: link.cancel(sequence), deadline)
+    if not isinstance(outcome, Done) or outcome.value:
+        return None
+    # the controller repeats the reply, or refuses the put if it had no effect
+    reply = await _ask_despite_cancels(links, target, lambda link: link.send(sequence, frame), deadline)
+    return None if isinstance(reply, Failure) else reply
+
+
+async def _ask_despite_cancels(
+    links: _LoopLinks, target: Target, send: Callable[[_Link], asyncio.Future[_Outcome]], deadline: float
+) -> AnyReply | None:
+    """Send a request, again if the connection breaks, and return its reply; None if there is none by the deadline.
+
+    The task waits for it although it is cancelled. It does not wait for a task, which the end of the loop would cancel.
+    """
+    while time.monotonic() < deadline:
+        with contextlib.suppress(asyncio.CancelledError, OSError, TransferQueueError):
+            outcome = await outlast(send(links.working_link(target) or await links.connect(target, deadline)), deadline)
+            if not isinstance(outcome, OSError):
+                return outcome
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(RECONNECT_SECONDS)
+    return None
 
 
 class _Link:
@@ -229,8 +285,14 @@ class _Link:
         self.connection = connection
         self.target = target
         self.broken = False
-        self.waiting: dict[int, asyncio.Future[_Outcome] | None] = {}
-        """Sequence of each request without a reply -> the future of its task; None if no task waits for the reply."""
+        self.waiting: dict[int, asyncio.Future[_Outcome]] = {}
+        """Sequence of each request without a reply -> the future of its outcome."""
+        self._cancels: dict[int, tuple[int, bool]] = {}
+        """Sequence of each `Cancel` without a reply -> that of its request, and whether this one is finished with it.
+
+        A request must not be finished before, because any request that reports this might arrive first. Then the
+        controller would not know any more what the request did.
+        """
         self._loop = loop
         self._session = session
         self._deadlines: dict[int, float] = {}  # of the requests in `waiting` that have a future
@@ -266,8 +328,8 @@ class _Link:
             self.waiting.pop(sequence, None)
             self._deadlines.pop(sequence, None)
             # Cancel also if the reply has arrived in the same turn of the loop, so that leased samples are returned.
-            if not seen and not self.broken:
-                self._cancel(sequence)
+            if not seen and not (self.broken or self._session.closed):
+                self.cancel(sequence)
         if isinstance(result, OSError):
             raise result
         return result
@@ -294,11 +356,34 @@ class _Link:
         if left:
             self._set_alarm(min(left))
 
-    def _cancel(self, sequence: int) -> None:
-        if not self._session.closed:
-            cancel, frame = self._session.begin_request(Cancel(sequence))
-            self.waiting[cancel] = None
-            self._send(frame)
+    def send(self, sequence: int, frame: bytes) -> asyncio.Future[_Outcome]:
+        """Send a request, and return the future of its outcome."""
+        future = self.waiting[sequence] = self._loop.create_future()
+        self._send(frame)
+        return future
+
+    def cancel(self, sequence: int) -> asyncio.Future[_Outcome]:
+        """Send `Cancel` for a request, unless this is done, and return the future of its outcome."""
+        for cancel, (cancelled, _) in self._cancels.items():
+            if cancelled == sequence:
+                return self.waiting[cancel]
+        cancel, frame = self._session.begin_request(Cancel(sequence))
+        self._cancels[cancel] = sequence, False
+        return self.send(cancel, frame)
+
+    def finishes_with_cancel(self, sequence: int) -> bool:
+        """Return whether a request is cancelled. It is then finished when the `Cancel` has its reply."""
+        for cancel, (cancelled, _) in self._cancels.items():
+            if cancelled == sequence:
+                self._cancels[cancel] = sequence, True
+                return True
+        return False
+
+    def _end_cancel(self, cancel: int) -> None:
+        sequence, finishes = self._cancels.pop(cancel)
+        self._session.finish(cancel)
+        if finishes:
+            self._session.finish(sequence)
 
     def _send(self, frame: bytes) -> None:
         self._push(self.connection.encrypt(frame))
@@ -374,9 +459,9 @@ class _Link:
         if answer.sequence not in self.waiting:
             return  # the reply to a request that was cancelled
         future = self.waiting.pop(answer.sequence)
-        if future is None:
-            self._session.finish(answer.sequence)
-        elif not future.done():
+        if answer.sequence in self._cancels:
+            self._end_cancel(answer.sequence)
+        if not future.done():
             future.set_result(answer.body)
 
     def end(self, error: OSError) -> None:
@@ -396,9 +481,9 @@ class _Link:
         pool.close_idle(self.target)  # the idle connections led to the same server
         waiting, self.waiting = self.waiting, {}
         for sequence, future in waiting.items():
-            if future is None:
-                self._session.finish(sequence)
-            elif not future.done() and not self._loop.is_closed():
+            if sequence in self._cancels:
+                self._end_cancel(sequence)
+            if not future.done() and not self._loop.is_closed():
                 future.set_result(error)
 
     def detach(self) -> None:
