@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done, Failure
-from transfer_queue.messages.claims import Cancel, ReportBatches
+from transfer_queue.messages.claims import Cancel, Claim, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.net.calls import CONTROLLER, NOT_MADE
@@ -35,7 +35,7 @@ from transfer_queue.net.drivers.blocking_driver import exchange as exchange_bloc
 from transfer_queue.net.drivers.blocking_driver import write_notice as write_notice_blocking
 from transfer_queue.net.drivers.connection import BUSY_SECONDS, LARGE_READ, READ_SIZE, Address, Connection, Pool
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
-from transfer_queue.net.session import CLOCK_SLACK, RetryPolicy, Session, Target
+from transfer_queue.net.session import CLOCK_SLACK, RetryPolicy, Session, Target, raise_failure
 
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
