@@ -383,6 +383,7 @@ class TestLeases:
         first = dataset_of(b)
         take(first, count)
         again = iter(resumed(client_of(cluster, "c"), first.state_dict()))
+        cluster.run()  # what it has written arrives
         b.die()
         for _ in range(3 - count):
             next(again)

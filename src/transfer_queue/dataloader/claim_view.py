@@ -2,60 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+import copy
+from functools import lru_cache
+from typing import Any
 
 from transfer_queue.client._generated_methods import GeneratedMethods
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.fetch_operations import KnownRows
-from transfer_queue.client.operations.operations import Operations
-
-T = TypeVar("T")
-
-
-class ClaimView(GeneratedMethods):
-    """A client with other operations. It has everything else of the client.
-
-    Args:
-        client: The client.
-        operations: The operations of the same client, with other claims.
-    """
-
-    def __init__(self, client: GeneratedMethods, operations: Operations) -> None:
-        self._client = client
-        self._bound_operations = operations
-
-    @property
-    def _operations(self) -> Operations:
-        return self._bound_operations
-
-    def _run(self, operation: Operation[T]) -> T:
-        return self._client._run(operation)
-
-    def _run_async(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
-        return self._client._run_async(operation)
-
-    def _run_joining(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
-        return self._client._run_joining(operation)
-
-    def _run_threaded(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
-        return self._client._run_threaded(operation)
-
-    def __getattr__(self, name: str) -> Any:
-        client = vars(self).get("_client")  # a copy asks for attributes before it has any
-        if client is None:
-            raise AttributeError(name)
-        return getattr(client, name)
 
 
 def claiming(client: GeneratedMethods, *, again: bool = False, known: KnownRows | None = None) -> GeneratedMethods:
     """Return a view of a client whose claims hand nothing over: whoever uses it does, or returns the batches.
 
-    The leases of what it claims are in the metadata and in `_operations.held`.
+    The leases of what it claims are in the metadata and in `_operations.held`. It has everything else of the client,
+    also what a subclass has changed.
 
     Args:
         client: The client.
         again: True if the claims return only batches that were dealt before. Default: False.
         known: Rows that they return instead, without a claim. Default: none.
     """
-    return ClaimView(client, client._operations._claiming(again=again, known=known))
+    operations = client._operations._claiming(again=again, known=known)  # connects, before the client is copied
+    view: Any = copy.copy(client)
+    view.__class__ = _view_of(type(client))
+    view._claims = operations
+    return view  # type: ignore[no-any-return]
+
+
+@lru_cache
+def _view_of(kind: type) -> type:
+    """Return the class of views of clients of this class."""
+    if "_claims" in vars(kind):
+        return kind  # it is the class of a view
+    return type(kind.__name__, (kind,), {"_claims": None, "_operations": property(lambda self: self._claims)})
