@@ -606,6 +606,7 @@ def test_everything_that_exists_is_yielded_and_nothing_twice(tmp_path_factory: A
                 cleared.update(chosen)
             elif move in ("load", "expire"):
                 state = json.loads(json.dumps(dataset.state_dict()))
+                cluster.run()  # what it has written arrives
                 client.die()
                 if move == "expire":
                     is_over = True
