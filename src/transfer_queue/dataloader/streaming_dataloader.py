@@ -51,8 +51,8 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
     The arguments are those of torch's DataLoader. Workers fetch whole batches ahead, and call `process_batch_fn` and
     `collate_fn`. The process that iterates cuts micro-batches and owns the position: `reset`, `step`, `get_buffer` and
     `state_dict` concern what it has received. Without `persistent_workers` the workers end with the iteration. Batches
-    that they had fetched and that were not received are fetched again by the next iteration: a rank-consistent sampler
-    returns the same ones, and with other samplers they are lost.
+    that they had fetched and of which no item was yielded go back: their samples are fetched again, by the next
+    iteration or by another consumer. A rank-consistent sampler returns the same batches.
 
     `async for` yields the same items and does not block the event loop (docs/guides/notebooks.md). A cancelled wait
     loses no samples, and the same iterator continues it. Leaving the loop early keeps workers until the iterator is

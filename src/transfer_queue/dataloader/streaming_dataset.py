@@ -141,9 +141,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         length_field: The field whose row lengths count for `max_tokens` and `pack`. Default: the tag "total_lengths"
             counts, and `pack` uses the first of `data_fields` that has token rows, with those of the same lengths.
         keep_batches: The number of batches that the buffer keeps, the newest ones; 0 for endless streams. Default: all.
-        delivery: "at_most_once": a fetched batch is consumed. "at_least_once": it is claimed under a lease, and
-            acknowledged when the process that iterates asks for the first item after it. If the process ends before
-            that, the batch is delivered again. A `fetch_batch_fn` must then pass `lease=` to `get_meta` itself.
+        delivery: "at_most_once": a batch is acknowledged when the process that iterates gets its first item; before
+            that it goes back if the iteration or the process ends. "at_least_once": it is claimed under a lease, and
+            acknowledged when that process asks for the first item after it. If the process ends before that, the batch
+            is delivered again. A `fetch_batch_fn` must then pass `lease=` to `get_meta` itself.
             Default: "at_most_once".
         lease_seconds: The length of a lease; the dataset renews it. Default: 30 s.
         dp_size: The number of ranks of this task, or a process group or one-dimensional DeviceMesh of them. It may

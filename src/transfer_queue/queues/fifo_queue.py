@@ -50,7 +50,8 @@ class Queue(QueueHandle):
         maxsize: The largest number of items. The controller enforces it for all producers; a put beyond it waits there.
             0 or less for no limit, or the limit of the queue if it exists. Default: 0.
         prefetch: The number of items that a get takes at once, if there are as many. The next gets of this process take
-            them from its memory, and if the process ends, they are lost, unless they have a lease. Default: 1.
+            them from its memory. They are handed over with the first of them: if the process ends after that, they are
+            lost, unless they have a lease. Default: 1.
         actor_options: Ignored. `ray.util.queue.Queue` has it.
 
     Raises:
@@ -314,8 +315,7 @@ class Queue(QueueHandle):
     async def get_async(self, block: bool = True, timeout: float | None = None, *, lease: float | None = None) -> Any:
         """Take the first item from an event loop.
 
-        If the task is cancelled at the moment at which the controller deals the item, the item is lost, unless it has a
-        lease. Prefer `timeout` to `asyncio.wait_for`.
+        If the task is cancelled, the item stays in the queue, also if it was on its way to this task.
 
         Args:
             block: See `get`.

@@ -490,8 +490,8 @@ class DataPath:
 
     def _read_objects(
         self, look: Callable[[], Operation[LookupReply]], partition: str, name: str
-    ) -> Operation[list[Any]]:
-        """Return the objects that a lookup of one field names. The timeline notes it."""
+    ) -> Operation[tuple[list[Any], int]]:
+        """Return the objects that a lookup of one field names, and the number of their bytes. The timeline notes it."""
         session, allow_pickle = self._state.session, self._state.settings.allow_pickle
         began = session.clock()
         rereads = _Rereads()
@@ -502,7 +502,7 @@ class DataPath:
                 values, nbytes = found[0]
                 if self._state.settings.timeline_events:
                     session.note_read(began, partition, [name], len(values), nbytes)
-                return values
+                return values, nbytes
         raise rereads.error()
 
     def _copy(

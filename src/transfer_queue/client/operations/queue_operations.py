@@ -1,6 +1,6 @@
 """Defines the operations of `queues.Queue`: a queue is a partition with one field, whose samples one task consumes.
 
-A get without a lease is one round trip, and a notice when the value was read: then the controller removes the row.
+A get without a lease is one round trip. A notice says that the value was read: then the controller removes the row.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import Claim, ClaimReply, Finish
+from transfer_queue.messages.claims import Claim, ClaimReply, Finish, ReportBatches
 from transfer_queue.messages.descriptors import PartitionOptions
 from transfer_queue.messages.partitions import CreatePartition, ReportDone
 from transfer_queue.messages.puts import Drop, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.wire.blocks.encode import encode_objects
 
 FIELD = "item"
@@ -29,6 +30,8 @@ TASK = "get"
 """The task that consumes the items."""
 DISCARDED = 4096
 """Items that are discarded at once."""
+LARGE = 64 << 10
+"""Bytes of values from which a get reports at once that it has read them, so that their space becomes free."""
 
 WITHDRAW_SECONDS = 2.0
 """Seconds in which the items of a cancelled put are removed."""
@@ -103,7 +106,9 @@ class QueueOperations(DataPath):
         if not reply.rows:
             return TakenItems([], None, reply.ended)
         meta = None if lease is None else self._meta(name, reply, lease)
-        items = yield from self._handing_over(claim, reply, self._items_of(name, reply), read=True)
+        items, nbytes = yield from self._handing_over(claim, reply, self._items_of(name, reply), read=True)
+        if nbytes >= LARGE and lease is None:
+            yield Call(CONTROLLER, ReportBatches(finished=[(name, reply.token)]), is_notice=True)
         return TakenItems(items, meta, False)
 
     def _discard_items(self, name: str) -> Operation[None]:
@@ -118,8 +123,8 @@ class QueueOperations(DataPath):
             with contextlib.suppress(InvalidArgumentError):  # more items were reported than were put
                 yield from self._ask(ReportDone(name, len(reply.rows) // 8), Done, None)
 
-    def _items_of(self, name: str, reply: ClaimReply) -> Operation[list[Any]]:
-        """Return the items of a claim."""
+    def _items_of(self, name: str, reply: ClaimReply) -> Operation[tuple[list[Any], int]]:
+        """Return the items of a claim, and the number of their bytes."""
         places = reply.places
 
         def look() -> Operation[LookupReply]:
