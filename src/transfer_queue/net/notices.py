@@ -48,6 +48,8 @@ class Notices:
             for kind in ("handed_over", "finished", "returned"):
                 self._unread.update({(kind, partition, token): None for partition, token in getattr(report, kind)})
             self._unread.update({("withdrawn", "", sequence): None for sequence in report.withdrawn})
+            if report.left:
+                self._unread["left", "", 0] = None
         if none:
             self.on_first()
 
@@ -55,14 +57,18 @@ class Notices:
         """Return the frame to write to a connection before the request `sequence`; b"" if there is nothing to write."""
         if not self._unread:
             return b""
-        found: dict[str, list[Any]] = {"handed_over": [], "finished": [], "returned": [], "withdrawn": []}
+        found: dict[str, list[Any]] = {
+            kind: [] for kind in ("handed_over", "finished", "returned", "withdrawn", "left")
+        }
         with self._lock:
             new = [key for key, at in self._unread.items() if at is None or at[0] is not connection][:_BATCHES]
             for key in new:
                 kind, partition, number = key
-                found[kind].append(number if kind == "withdrawn" else (partition, number))
+                found[kind].append(number if kind in ("withdrawn", "left") else (partition, number))
                 self._unread[key] = connection, sequence
-        return pack_frame(self._encode(RequestEnvelope(NOTICE, 0, ReportBatches(**found)))) if new else b""
+        left = bool(found.pop("left"))
+        report = ReportBatches(**found, left=left)
+        return pack_frame(self._encode(RequestEnvelope(NOTICE, 0, report))) if new else b""
 
     def confirm(self, connection: object, sequence: int) -> list[int]:
         """Forget the notices that were written before the request `sequence`, whose reply has arrived.

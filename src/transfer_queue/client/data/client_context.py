@@ -44,6 +44,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnitLostError,
 )
+from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.descriptors import DISK, MEMORY, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import CloseExtents
@@ -598,6 +599,7 @@ class ClientContext:
         if self._spaces:
             yield from self.return_extents()
             if in_order:
+                yield Call(CONTROLLER, ReportBatches(left=True), is_notice=True)
                 yield Call(CONTROLLER, Leave())
 
     def close(self) -> None:

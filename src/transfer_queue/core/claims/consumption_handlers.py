@@ -102,6 +102,8 @@ def handle_report_batches(context: ControllerContext, caller: Caller, request: c
     for name, token in request.returned:
         for record in lease_decisions.return_lease(context.state, name, token):
             context.log.apply(record)
+    for record in lease_decisions.take_back_all(context.state, caller.client, "left") if request.left else ():
+        context.log.apply(record)
     effects = [effect for sequence in request.withdrawn for effect in _withdraw(context, caller, sequence)]
     sequence = caller.envelope.sequence
     return [*effects, Send(caller.peer, sequence, Done())] if sequence else effects
