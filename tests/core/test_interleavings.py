@@ -95,6 +95,7 @@ class Model:
         self.fields: set[str] = set()
         self.sealed = False
         self.consumed: dict[str, set[int]] = {}
+        self.ever: dict[str, int] = {}  # how many rows each task has consumed, without those that were taken back
         self.batches: dict[tuple[str, int, int], list[int]] = {}
         self.members: dict[str, list[int]] = {}  # declared group -> live and cleared members
         self.declared = False  # once a group was declared there are none by order
@@ -105,7 +106,7 @@ class Model:
 
     def finished(self, task: str) -> bool:
         """Whether the task has consumed something, and nothing else is left."""
-        return self.consumed.get(task) == set(self.rows)
+        return self.consumed.get(task) == set(self.rows) and (bool(self.rows) or self.ever.get(task, 0) > 0)
 
     def group_of(self, index: int) -> Any:
         if self.declared:
@@ -199,6 +200,7 @@ class Interleavings(RuleBasedStateMachine):
                     assert all(model.living(model.group_of(i)) <= set(rows) for i in rows), "a part of a group"
                     assert not any(model.hopeless(model.group_of(i)) for i in rows)
                 done |= set(rows)
+                model.ever[deal.task] = model.ever.get(deal.task, 0) + len(rows)
                 if deal.batch_index is not None:
                     key = (deal.task, share.dp_rank, deal.batch_index)
                     assert key not in model.batches, "a batch was dealt twice"
@@ -228,10 +230,13 @@ class Interleavings(RuleBasedStateMachine):
         assert rows <= set(model.rows)
         assert not rows & model.consumed.setdefault(record.task, set()), "a row was passed over that was consumed"
         model.consumed[record.task] |= rows
+        model.ever[record.task] = model.ever.get(record.task, 0) + len(rows)
 
     def take_back(self, record: LeaseEnded) -> None:
         _, partition, task, rows = self.unseen.pop(record.token)
-        self.model[partition].consumed[task] -= rows
+        model = self.model[partition]
+        model.consumed[task] -= rows
+        model.ever[task] -= len(rows & set(model.rows))
 
     def check_reply(self, claim: Claim, reply: Any, fresh: Fresh) -> None:
         model = self.model.get(claim.partition)

@@ -19,6 +19,7 @@ from tests.simulation.queue_actors import TASK as GET
 from tests.simulation.retrying_client import Cancelled, RetryingClient, sleep
 from tests.simulation.run_features import MAIN
 from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.operations.operations import Operations
 from transfer_queue.core.events.records import LeaseEnded
 from transfer_queue.core.tables.row_table import CONSUMED
 from transfer_queue.errors import TransferQueueError
@@ -142,7 +143,8 @@ def _consume(work: Workload, client: RetryingClient, partition: str, task: str) 
     """Claim batches in every way, and cancel some of the calls."""
     count = work.group if work.features.scenario == "groups" else 1
     while not work.closing:
-        how = work.draw.choice([_read, _held, *([_fetched] if partition == MAIN else [])])
+        held = [_held] if isinstance(client.operations, Operations) else []  # not of several controllers
+        how = work.draw.choice([_read, *held, *([_fetched] if partition == MAIN else [])])
         running = client.start(how(work, client, partition, task, count))
         if work.draw.random() < 0.4:
             yield from sleep(work.draw.choice([0.0, work.draw.uniform(0, 0.3), work.draw.uniform(0, 1.2)]))

@@ -248,7 +248,7 @@ class Controller:
         context.log.now = now
         sequence, request = envelope.sequence, envelope.body
         report = envelope.report
-        if report is not None and (report.returned or report.withdrawn):
+        if report is not None and (report.returned or report.withdrawn or report.left):
             effects = self.handle(client, peer, RequestEnvelope(NOTICE, 0, report), now)
             return effects + self.handle(client, peer, msgspec.structs.replace(envelope, report=None), now)
         if report is not None:

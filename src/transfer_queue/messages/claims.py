@@ -82,6 +82,8 @@ class ReportBatches(Request, frozen=True):
     """The batches that no consumer will get. Their rows become ready again."""
     withdrawn: list[Natural] = []
     """The sequences of claims of this client whose replies it does not wait for any more, as in `Cancel`."""
+    left: bool = False
+    """Whether the client closes, so that it hands nothing over any more."""
 
 
 class Ack(Request, frozen=True):

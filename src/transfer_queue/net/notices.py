@@ -80,4 +80,5 @@ def _joined(reports: list[ReportBatches]) -> ReportBatches:
         [batch for each in reports for batch in each.finished],
         [batch for each in reports for batch in each.returned],
         [sequence for each in reports for sequence in each.withdrawn],
+        any(each.left for each in reports),
     )

@@ -241,7 +241,7 @@ class TestNotices:
 
 
 class TestReturns:
-    @pytest.mark.parametrize("how", ["notice", "nack", "cancel", "withdrawal", "leave"])
+    @pytest.mark.parametrize("how", ["notice", "nack", "cancel", "withdrawal", "leave", "left"])
     def test_the_rows_are_ready_again_and_meet_a_claim_that_waits(self, h: Harness, how: str) -> None:
         rows = h.put(3)
         sequence = h.claim(2, hand_over=True)
@@ -256,6 +256,10 @@ class TestReturns:
             h.ask(Cancel(sequence), "r")
         elif how == "withdrawal":
             h.notify(withdrawn=[sequence])
+        elif how == "left":
+            h.notify("third", left=True)
+            assert h.parked(waiting, "other")
+            h.notify(left=True)
         else:
             h.ask(Leave(), "r")
             h.disconnect("r")

@@ -615,6 +615,7 @@ class ClientContext:
         if self._spaces:
             yield from self.return_extents()
             if in_order:
+                yield Call(CONTROLLER, ReportBatches(left=True), is_notice=True)
                 yield Call(CONTROLLER, Leave())
 
     def close(self) -> None:

@@ -93,6 +93,9 @@ def handle_report_batches(context: ControllerContext, caller: Caller, request: c
     for name, token in request.returned:
         for record in lease_decisions.return_batch(context.state, name, token):
             context.log.apply(record)
+    if request.left:
+        for record in lease_decisions.settle_unseen(context.state, context.handed_over, caller.client, "left"):
+            context.log.apply(record)
     effects = [effect for sequence in request.withdrawn for effect in _withdraw(context, caller, sequence)]
     sequence = caller.envelope.sequence
     return [*effects, Send(caller.peer, sequence, Done())] if sequence else effects
