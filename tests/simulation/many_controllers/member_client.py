@@ -83,10 +83,10 @@ class MemberClient(RetryingClient):
             self._readers[connection] = FrameReader()
         self._cluster.network.send(connection, "up", frame)
 
-    def _on_body(self, connection: int, body: bytes) -> None:
+    def _on_body(self, body: bytes) -> None:
         if body[:1] == ORDER:
             number, reply = _reply(body[1:])
             if number == self._orders:
                 self._replies[number] = reply
         else:
-            super()._on_body(connection, body)
+            super()._on_body(body)
