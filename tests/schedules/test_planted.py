@@ -78,14 +78,14 @@ def test_batches_that_are_over_when_the_controller_answers(monkeypatch: pytest.M
 
 
 def test_notices_that_are_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    frame_for = Notices.frame_for
+    frame = Notices.frame
 
-    def once(self: Notices, connection: object, sequence: int) -> bytes:
-        frame = frame_for(self, connection, sequence)
-        self._unread.clear()
-        return frame
+    def once(self: Notices) -> bytes:
+        written = frame(self)
+        self._waiting.clear()
+        return written
 
-    monkeypatch.setattr(Notices, "frame_for", once)
+    monkeypatch.setattr(Notices, "frame", once)
     assert "can be claimed again" in str(found({"break": 1}))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from tests.simulation.ledger import LedgerError
-from tests.simulation.retrying_client import RetryingClient, sleep
+from tests.simulation.retrying_client import PutCancelled, RetryingClient, sleep
 from transfer_queue.client.data.data_path import UNCERTAIN
 from transfer_queue.core.events.records import LeaseEnded
 from transfer_queue.errors import TransferQueueError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 QUEUE = "queue"
 TASK = "get"
 LIMIT = 3
+CANCELS = (None, None, None, None, None, 0.0, 0.001, 0.003, 0.01, 0.5)
+"""Seconds after which the request of a put is cancelled; None: it is not."""
 NEVER = 0  # deliveries after which an item is skipped
 
 
@@ -56,16 +58,22 @@ def _feed(work: Workload, client: RetryingClient) -> Generator[Call, AnyReply, N
         epoch = work.ledger.trying(numbers, ("x",), 1, client.name)
         if work.features.loses:  # nobody puts lost items again
             work.ledger.clearing(numbers)
+        client.cancels = work.draw.choice(CANCELS)
+        withdrawing = None if client.cancels is None else work.ledger.clearing(numbers)
         try:
             meta = yield from client.operations.put(
                 work.data(numbers, ("x",), 1), partition_id=QUEUE, timeout=work.draw.choice([None, 3])
             )
         except UNCERTAIN:
             pass
+        except PutCancelled:
+            assert withdrawing is not None
+            work.ledger.cleared(numbers, withdrawing)
         except TransferQueueError:
             work.ledger.refused(numbers)
         else:
             work.ledger.put(numbers, meta.global_indexes, ("x",), 1, client.name, epoch)
+        client.cancels = None
         check_limit(work)
         yield from work.pause(1.0)
 

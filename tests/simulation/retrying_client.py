@@ -23,6 +23,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel, Claim, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.net.calls import CONTROLLER, Call, pause
 from transfer_queue.net.framing import FrameReader
@@ -104,6 +105,10 @@ class TornOperations(Operations):
         self._go_on()
 
 
+class PutCancelled(Exception):
+    """A put was cancelled, and nothing of it is left."""
+
+
 class RetryingClient(Client):
     """See the module. frozen: Nothing reaches the client, and it does nothing. dead: It was killed."""
 
@@ -116,6 +121,7 @@ class RetryingClient(Client):
         self.frozen = self.dead = False
         self.torn: float | None = None  # seconds for which its next write stops in the middle
         self.late: float | None = None  # seconds between its next lookup and the copy
+        self.cancels: float | None = None  # seconds after which the request of its next put is cancelled
         self._attempts: dict[int, RetryPolicy] = {}
         self._sent: dict[int, int] = {}  # sequence -> the connection on which it was sent last
         self._given_up: set[int] = set()  # cancelled requests, whose replies are ignored
@@ -225,7 +231,37 @@ class RetryingClient(Client):
         task.call, task.sequence = call, sequence
         self._tasks[sequence], self._frames[sequence] = task, (call.target, frame)
         self._attempts[sequence] = attempts
+        if self.cancels is not None and isinstance(call.request, Publish):
+            seconds, self.cancels = self.cancels, None
+            self._plan(seconds, lambda: self._cancel_put(sequence, call))
         self._try(sequence)
+
+    def _cancel_put(self, sequence: int, call: Call) -> None:
+        """Cancel a put that has no reply yet, as the driver of event loops does; see `asyncio_driver._withdraw`."""
+        task = self._tasks.pop(sequence, None)
+        if task is None:
+            return
+        frame = self._frames.pop(sequence)
+        del self._attempts[sequence]
+        self._sent.pop(sequence, None)
+
+        def withdraw() -> Operation[None]:
+            try:
+                reply = yield Call(call.target, Cancel(sequence))
+            except TransferQueueError as error:
+                self.state.session.finish(sequence)
+                task.resume(failure_of(error))
+                return
+            assert isinstance(reply, Done)
+            if reply.value:
+                self.state.session.finish(sequence)
+                task.resume(PutCancelled())
+            else:
+                self._tasks[sequence], self._frames[sequence] = task, frame
+                self._attempts[sequence] = RetryPolicy(self.state.session, call)
+                self._try(sequence)
+
+        self.start(withdraw())
 
     def _try(self, sequence: int) -> None:
         if sequence not in self._tasks:

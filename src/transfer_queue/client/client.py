@@ -44,6 +44,11 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
     child is a new client of the same system. Each `async_` method works in any event loop. Most programs get their
     client from `transfer_queue.get_client()`.
 
+    An `async_` put or reservation whose task is cancelled leaves no samples. If a task has already got its samples, or
+    it wrote into samples that exist, the cancellation came too late: the call returns normally. Only if the controller
+    does not reply within 2 seconds, the task is cancelled without knowing. (A put into samples of several partitions
+    ends after the partition that it has reached.)
+
     Every method takes `timeout`: the seconds in which a server must reply, or each of several servers. The default is
     the setting `timeouts.call` (60 s). A method raises WaitTimeoutError after that. The timeout of methods that wait
     for samples, changes or space is the time of this wait, and their docstrings give its default; a reply that is later

@@ -577,7 +577,7 @@ class TestSavedStates:
         assert partition.consumption_states("t", partition.rows.live_positions()).tolist() == [1, 0, 0]
         check_invariants(state)
 
-    @pytest.mark.parametrize("change", ["token", "order", "task", "consumed", "length"])
+    @pytest.mark.parametrize("change", ["token", "twice", "task", "consumed", "length"])
     def test_a_damaged_state_is_refused(self, h: Harness, change: str) -> None:
         h.put(3)
         got = h.unseen(2)
@@ -586,7 +586,7 @@ class TestSavedStates:
         whole = batches[got.token]
         batches[got.token] = {
             "token": lambda: msgspec.structs.replace(whole, token=0),
-            "order": lambda: msgspec.structs.replace(whole, rows=whole.rows[8:] + whole.rows[:8]),
+            "twice": lambda: msgspec.structs.replace(whole, rows=whole.rows[8:] + whole.rows[8:]),
             "task": lambda: msgspec.structs.replace(whole, task="nobody"),
             "consumed": lambda: msgspec.structs.replace(whole, rows=column([2])),
             "length": lambda: msgspec.structs.replace(whole, rows=whole.rows[:-1]),
