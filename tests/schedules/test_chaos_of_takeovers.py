@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation import chaos
 
-SEEDS, PART = 16, 8
+SEEDS, PART = 24, 12
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))
@@ -22,7 +22,7 @@ def test_seeds(first: int) -> None:
 
 
 def test_a_seed_replays() -> None:
-    one, two = (chaos.run(9, variant="takeovers") for _ in range(2))
+    one, two = (chaos.run(11, variant="takeovers") for _ in range(2))
     assert one.happened["terms"] > 1
     assert one.cluster.network.delivered == two.cluster.network.delivered > 100
     assert one.happened == two.happened
