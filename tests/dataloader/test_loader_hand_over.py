@@ -9,23 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import multiprocessing
 import os
 import random
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from omegaconf import OmegaConf
 from tensordict import TensorDictBase
 
 import transfer_queue as tq
-import warm
 from simulated import numbers
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
