@@ -21,7 +21,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NamedTuple
 
@@ -227,16 +227,22 @@ class WorkerChannelEnd:
         except (EOFError, OSError):  # the other end is closed
             raise Interrupted from None
 
-    def end_with_the_loader(self, grace: float) -> None:
+    def end_with_the_loader(self, grace: float, leave: Callable[[], None]) -> None:
         """End this process `grace` seconds after the loader has ordered its end or was killed, if it is still running.
 
         A function of the user may delay it, and torch does not detect that the loader was killed before the worker had
-        started.
+        started. A loader that was collected as garbage together with torch's queues cannot order torch's end.
+
+        Args:
+            grace: The seconds.
+            leave: Called before the end, to return the batches that the worker has fetched.
         """
 
         def end() -> None:
             wait([self._closing])
             time.sleep(grace)
+            with contextlib.suppress(Exception):
+                leave()
             os._exit(0)
 
         threading.Thread(target=end, daemon=True).start()

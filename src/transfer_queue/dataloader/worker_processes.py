@@ -63,9 +63,17 @@ def begin_worker(init: Callable[[int], None] | None, worker: int) -> None:
     assert dataset.channel is not None
     seat = dataset.seat = WorkerChannelEnd(dataset.channel, worker, dataset.interval())
     dataset.iterate_in_worker = partial(fetch_in_worker, seat=seat)
-    seat.end_with_the_loader(GRACE_SECONDS if dataset.fetch_batch_fn is None else GRACE_SECONDS_OF_FETCHES)
+    grace = GRACE_SECONDS if dataset.fetch_batch_fn is None else GRACE_SECONDS_OF_FETCHES
+    seat.end_with_the_loader(grace, partial(_close_client, dataset))
     if init is not None:
         init(worker)
+
+
+def _close_client(dataset: StreamingDataset) -> None:
+    """Close the client with which a worker fetches, if it was created."""
+    close = getattr(dataset._tq_client, "close", None)
+    if close is not None:
+        close()
 
 
 def fetch_in_worker(dataset: StreamingDataset, seat: WorkerChannelEnd) -> Iterator[Fetched]:
