@@ -23,6 +23,7 @@ from transfer_queue.client.operations.operations import Operations
 from transfer_queue.core.events.records import LeaseEnded
 from transfer_queue.core.tables.row_table import CONSUMED
 from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import Call
@@ -191,11 +192,11 @@ def _held(work: Workload, client: RetryingClient, partition: str, task: str, cou
     for meta, numbers in ahead:
         report = [(lease.partition, lease.token) for lease in meta._leases]
         if work.draw.random() < 0.6:
-            yield from operations._hand_over(report)
+            yield from operations._report_batches(ReportBatches(handed_over=report))
             _note(work, client, task, meta, numbers, epoch)
         else:
             work.hand_overs.counts["returned"] += 1
-            yield from operations._give_back(report)
+            yield from operations._report_batches(ReportBatches(returned=report))
         yield from work.pause(0.5)
     for meta, _ in ahead:
         yield from operations.finish(meta, task)

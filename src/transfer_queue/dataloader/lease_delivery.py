@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
+from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
 
@@ -43,8 +44,8 @@ def take_unseen(meta: BatchMeta) -> tuple[BatchLease, ...]:
 def hand_over(client: GeneratedMethods, unseen: Iterable[BatchLease]) -> None:
     """Report that the consumer gets a batch now. Awaits no reply."""
     batches = [(lease.partition, lease.token) for lease in unseen]
-    if batches:
-        client._run(client._operations._hand_over(batches))
+    if batches and not client._operations._note_handed_over(batches):
+        client._run(client._operations._report_batches(ReportBatches(handed_over=batches)))
 
 
 def give_back(client: GeneratedMethods, unseen: Iterable[BatchLease]) -> None:
@@ -52,7 +53,7 @@ def give_back(client: GeneratedMethods, unseen: Iterable[BatchLease]) -> None:
     batches = [(lease.partition, lease.token) for lease in unseen]
     if batches:
         with contextlib.suppress(TransferQueueError):
-            client._run(client._operations._give_back(batches))
+            client._run(client._operations._report_batches(ReportBatches(returned=batches)))
 
 
 def adopt_lease(client: GeneratedMethods, meta: BatchMeta, *, keep: bool = False) -> None:

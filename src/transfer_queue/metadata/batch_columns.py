@@ -384,9 +384,9 @@ class BatchLease:
         """How long the lease lasts without a renewal."""
         self.is_unseen = is_unseen
         """Whether the samples are consumed, and the lease only lasts until they are handed over."""
-        order = np.argsort(rows, kind="stable")
+        order = slice(None) if is_unseen else np.argsort(rows, kind="stable")
         self.rows = rows[order]
-        """The global indexes of its samples, ascending."""
+        """The global indexes of its samples, ascending; in the order of the batch if it is unseen."""
         self.deliveries = None if deliveries is None else deliveries[order]
         """The delivery number of each sample, from 1; 0 for samples that were cleared before; None if all are 1."""
 

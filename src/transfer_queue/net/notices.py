@@ -26,7 +26,7 @@ class Notices:
         self._encode = encode
         self._waiting: deque[ReportBatches] = deque()
         self.carried: dict[int, ReportBatches] = {}
-        """Sequence of a request without a reply -> the notices that it carries."""
+        """Sequence of a request without a reply -> the notices that it carries. The session removes them."""
         self.on_add: Callable[[], None] | None = None
         """Called when a notice was added."""
 
@@ -57,11 +57,6 @@ class Notices:
             return None
         report = self.carried[sequence] = reports[0] if len(reports) == 1 else _joined(reports)
         return report
-
-    def confirm(self, sequence: int) -> list[int]:
-        """Note that the reply to a request has arrived. Returns the sequences of the claims that it withdrew."""
-        report = self.carried.pop(sequence, None)
-        return [] if report is None else report.withdrawn
 
     def fail(self, sequence: int) -> None:
         """Note that a request has ended without a reply, so that the next one carries its notices."""

@@ -260,9 +260,9 @@ class Session:
             answer = self._decode(body)
         except UNREADABLE as error:
             raise ProtocolError(f"a server sent a reply that cannot be read: {error}") from error
-        if answer.sequence in self.notices.carried:
-            for withdrawn in self.notices.confirm(answer.sequence):
-                self.finish(withdrawn)
+        report = self.notices.carried.pop(answer.sequence, None)
+        for withdrawn in () if report is None else report.withdrawn:
+            self.finish(withdrawn)
         return answer
 
     def transport(self, kind: type[T]) -> T:

@@ -511,7 +511,7 @@ class FetchOperations(DataPath):
             if not len(rows):
                 raise WaitTimeoutError("the batch that is read again has no further samples")
             return (yield from self._ask(ShowRows(claim.partition, claim.fields, rows.tobytes()), ClaimReply, None))
-        left, due = arguments.validated_seconds(claim.wait), self._state.settings.report_wait
+        left, due = claim.wait, self._state.settings.report_wait
         while left is not None and due is not None and left > due - claim.waited:
             part = msgspec.structs.replace(claim, wait=due - claim.waited)
             try:

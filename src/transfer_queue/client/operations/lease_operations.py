@@ -83,15 +83,16 @@ class LeaseOperations(DataPath):
                 self._state.renewals.forget(lease.token)
         return counts
 
-    def _hand_over(self, batches: list[tuple[str, int]]) -> Operation[None]:
-        """Report that batches are handed over, which this client, or another one, holds. Awaits no reply."""
-        report = ReportBatches(handed_over=batches)
-        if not self._state.note_handed_over(report):
-            yield Call(CONTROLLER, report, is_notice=True)
+    def _note_handed_over(self, batches: list[tuple[str, int]]) -> bool:
+        """Note that batches are handed over, which this client, or another one, holds.
 
-    def _give_back(self, batches: list[tuple[str, int]]) -> Operation[None]:
-        """Report that batches will not be handed over. Awaits no reply."""
-        yield Call(CONTROLLER, ReportBatches(returned=batches), is_notice=True)
+        The next request reports them. Returns False if they must be reported at once (`_report_batches`).
+        """
+        return self._state.note_handed_over(ReportBatches(handed_over=batches))
+
+    def _report_batches(self, report: ReportBatches) -> Operation[None]:
+        """Report at once what becomes of batches. Awaits no reply."""
+        yield Call(CONTROLLER, report, is_notice=True)
 
     def _renewed(self, leases: Sequence[BatchLease]) -> Operation[list[BatchLease]]:
         """Renew leases, also those of another process, and return those that are still in force."""

@@ -53,6 +53,10 @@ class Joining(NamedTuple):
         )
 
 
+NO_GROUPS = Joining(None, (), {})
+"""The groups of a put that declares none."""
+
+
 def join_groups(
     partition: Partition | None, groups: list[str] | None, rows: Sequence[int], puts: Sequence[int] = ()
 ) -> Joining:
@@ -68,7 +72,7 @@ def join_groups(
         InvalidArgumentError: A row, which may be a new one, cannot become a member of its group.
     """
     if groups is None or partition is None:
-        return Joining(None if groups is None else [*groups], (), {})
+        return NO_GROUPS if groups is None else Joining([*groups], (), {})
     table = partition.groups
     known = table.groups_of(np.array(rows, "i8"), 1).tolist() if table.explicit else [-1] * len(rows)
     for name, number in zip(groups, known, strict=True):

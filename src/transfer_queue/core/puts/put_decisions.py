@@ -12,7 +12,7 @@ from msgspec.msgpack import Ext
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.puts import equal_values, flow_control
-from transfer_queue.core.puts.group_decisions import join_groups
+from transfer_queue.core.puts.group_decisions import NO_GROUPS, join_groups
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -204,7 +204,9 @@ def publish(state: State, writer: str, request: Publish) -> PutDecision:
     shared = equal_values.find_shared(state, partition, request) if request.equal else []
     waiting = request.pre_allocate > request.count if partition is None else partition.waiting
     existing = None if request.rows is None else _existing_rows(partition, request)
-    joining = join_groups(partition, request.groups, _positions_of(request, positions, existing), request.puts)
+    joining = NO_GROUPS
+    if request.groups is not None:
+        joining = join_groups(partition, request.groups, _positions_of(request, positions, existing), request.puts)
     if new and not waiting and not shared:
         records, indexes = _put_new(state, partition, writer, request, joining.groups)
     else:
@@ -212,17 +214,16 @@ def publish(state: State, writer: str, request: Publish) -> PutDecision:
         records, indexes = _put(state, partition, writer, request, targets, shared)
     if request.equal:
         records += equal_values.note_digests(state, partition, request)
-    records += joining.drop_late(request.partition, indexes)
+    if joining.late:
+        records += joining.drop_late(request.partition, indexes)
     if request.closes:
         records += close_extents(state, writer, request.closes)
-    warning = None if partition is None else joining.warning(partition)
+    warning = joining.warning(partition) if joining.late and partition is not None else None
     return PutDecision(records, indexes, new and not joining.late, warning)  # dropped rows have no fields
 
 
 def _positions_of(request: Publish, keyed: np.ndarray | None, existing: np.ndarray | None) -> Sequence[int]:
-    """Return the position of each row of a put, -1 for a new one; nothing if the put declares no groups."""
-    if request.groups is None:
-        return ()
+    """Return the position of each row of a put, -1 for a new one."""
     found = keyed if existing is None else existing
     return [-1] * request.count if found is None else found.tolist()
 

@@ -28,13 +28,10 @@ def meta_reply(
     whole = bool(there.all())
     live = positions if whole else positions[there]
     known = [name for name in fields if (field := partition.fields.get(name)) is not None and field.live]
-    mixed = partition.field_ranks.names  # fields whose rows have several ranks
-    types = [
-        partition.type_of_values(name, *partition.blocks_of(name, live))
-        if name in mixed
-        else partition.fields[name].to_field_type()
-        for name in known
-    ]
+    types = [partition.fields[name].to_field_type() for name in known]
+    for at, name in enumerate(known) if partition.field_ranks.names else ():
+        if name in partition.field_ranks.names:  # its rows have several ranks
+            types[at] = partition.type_of_values(name, *partition.blocks_of(name, live))
     tags = partition.packed_tags_of(live)
     if tags is not None and not whole:
         living = iter(tag_rows(tags, len(live)))

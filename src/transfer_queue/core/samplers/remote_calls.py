@@ -109,6 +109,8 @@ class SamplerAsks:
 
     def start_next(self, context: CallContext) -> list[Effect]:
         """Start the next calls of all samplers that are not in a call."""
+        if not (self._queues or context.samplers.of_users):
+            return []
         for sampler in context.samplers.of_users.values():
             if isinstance(sampler.runner, HostedRunner) and sampler.runner.orders:
                 self._queue_of(sampler.runner)

@@ -257,9 +257,11 @@ class FieldStats(Persisted, array_like=True):
     def to_field_type(self, ranks: Collection[int] = ()) -> FieldType:
         """Return the type as replies contain it. ranks: the ranks of the values in the reply, if there are several."""
         self.forget_if_gone()
-        ndim, shape, differs, mixed = self.ndim, self.shape, self.differs, len(ranks) > 1
-        if len(ranks) == 1 and (only := next(iter(ranks))) != ndim:
-            ndim, (shape, differs) = only, self.further[only]
+        ndim, shape, differs, mixed = self.ndim, self.shape, self.differs, False
+        if ranks:
+            mixed, only = len(ranks) > 1, next(iter(ranks))
+            if not mixed and only != ndim:
+                ndim, (shape, differs) = only, self.further[only]
         known = not differs and not mixed and self.kind == "tensor"
         return FieldType(
             name=self.name, kind=self.kind, dtype=self.dtype, ndim=ndim, shape=list(shape) if known else None,
