@@ -9,25 +9,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from omegaconf import OmegaConf
 from tensordict import TensorDictBase
 
 import transfer_queue as tq
+import warm
 from simulated import numbers
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.metadata import BatchMeta
 
 FACTOR = int(os.environ.get("EXAMPLES_FACTOR", "1"))
-ROWS, BATCH = 12, 3
+ROWS, BATCH = 24, 3
 SECONDS = 60
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -208,3 +213,90 @@ def test_what_was_not_yielded_can_be_claimed(system: Any, seed: int, tmp_path: P
     program = Program(system, seed, tmp_path)
     program.run()
     assert sorted(program.yielded + program.rest()) == list(range(ROWS))
+
+
+# ------------------------------------------------------------ killed processes
+
+
+def iterate(config: Any, partition: str, workers: int, most: int, told: Connection[Any, Any]) -> None:
+    """A process that reports items, and hangs with the last one of these."""
+    dataset = StreamingDataset(config, BATCH, BATCH, ["x"], partition, "t", 0)
+    for count, (data, _) in enumerate(StreamingDataLoader(dataset, num_workers=workers)):
+        told.send(data["x"].tolist())
+        if count + 1 == most:
+            signal.pause()
+
+
+def claim_and_hang(config: Any, partition: str, told: Connection[Any, Any]) -> None:
+    """A process that hangs between its claim and its first item."""
+
+    def hang(*arguments: Any, **more: Any) -> tuple[TensorDictBase | None, BatchMeta]:
+        found = default_fetch_batch_fn(*arguments, **more)
+        told.send(found[1].global_indexes)
+        signal.pause()
+        return found
+
+    next(iter(StreamingDataset(config, BATCH, BATCH, ["x"], partition, "t", 0, fetch_batch_fn=hang)))
+
+
+def put(partition: str) -> Any:
+    client = tq.get_client()
+    client.put(numbers(ROWS), partition_id=partition)
+    return client
+
+
+def claim_all(client: Any, partition: str, yielded: list[int]) -> list[int]:
+    """Claim row by row until all rows were yielded or claimed. What a killed process had comes back soon."""
+    found: list[int] = []
+    while len({*yielded, *found}) < ROWS:
+        meta = client.get_meta(["x"], 1, partition, task_name="t", timeout=SECONDS)
+        found += client.get_data(meta)["x"].flatten().tolist()
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_killed_loader_has_handed_over_what_it_yielded(sequential: Any, workers: int, most: int) -> None:
+    partition = f"killed {workers} {most}"
+    client = put(partition)
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = warm.process(iterate, sequential, partition, workers, most, there, daemon=False)
+    process.start()
+    there.close()
+    yielded = [value for _ in range(most) for value in here.recv()]
+    process.kill()
+    process.join()
+    claimed = claim_all(client, partition, yielded)
+    assert sorted(yielded + claimed) == list(range(ROWS))
+
+
+def test_a_loader_that_is_killed_before_its_first_item_has_handed_over_nothing(sequential: Any) -> None:
+    client = put("unseen")
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = warm.process(claim_and_hang, sequential, "unseen", there, daemon=False)
+    process.start()
+    there.close()
+    assert len(here.recv()) == BATCH
+    process.kill()
+    process.join()
+    assert sorted(claim_all(client, "unseen", [])) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_killed_workers_have_fetched_can_be_claimed(sequential: Any, workers: int) -> None:
+    partition = f"workers {workers}"
+    client = put(partition)
+    before = {process.pid for process in psutil.Process().children()}
+    dataset = StreamingDataset(sequential, BATCH, BATCH, ["x"], partition, "t", 0)
+    items = iter(StreamingDataLoader(dataset, num_workers=workers))
+    yielded = next(items)[0]["x"].tolist()
+    for process in psutil.Process().children():
+        if process.pid not in before:
+            process.kill()
+    with contextlib.suppress(RuntimeError, OSError):  # torch finds that they are dead, perhaps in the middle of an item
+        for data, _ in items:
+            yielded += data["x"].tolist()
+            assert len(yielded) < ROWS, "the killed workers have fetched everything"
+    del items, dataset
+    gc.collect()
+    assert {*yielded, *claim_all(client, partition, yielded)} == set(range(ROWS))

@@ -241,6 +241,8 @@ def _groups(a: Any, b: Any) -> None:
 
 def _leases(cluster: FaultyCluster, a: Any, b: Any) -> None:
     """Use leases: acknowledged, given back, expired, of a rank that is gone, shared by two replicas, and in force."""
+    a.put(numbers(2), partition_id="unseen")
+    a._holding().await_batch(["x"], 1, "unseen", "train", timeout=0)  # it is not handed over
     a.create_partition("leased", max_deliveries=2)
     a.put(numbers(16), partition_id="leased")
     fields = ["x"]
