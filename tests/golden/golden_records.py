@@ -42,6 +42,7 @@ from golden_systems import (
     working_in,
 )
 
+from transfer_queue.dataloader.claim_view import claiming
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.wire.objects.object_values import DELETE
@@ -242,7 +243,7 @@ def _groups(a: Any, b: Any) -> None:
 def _leases(cluster: FaultyCluster, a: Any, b: Any) -> None:
     """Use leases: acknowledged, given back, expired, of a rank that is gone, shared by two replicas, and in force."""
     a.put(numbers(2), partition_id="unseen")
-    a._holding().await_batch(["x"], 1, "unseen", "train", timeout=0)  # it is not handed over
+    claiming(a).await_batch(["x"], 1, "unseen", "train", timeout=0)  # it is not handed over
     a.create_partition("leased", max_deliveries=2)
     a.put(numbers(16), partition_id="leased")
     fields = ["x"]
