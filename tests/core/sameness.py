@@ -19,6 +19,7 @@ from transfer_queue.core.blocks.extent_records import ExtentRecord
 from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.core.columns.intervals import IntervalSet
 from transfer_queue.core.columns.wide_schema import WideSchema
+from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.tables.admission_window import AdmissionWindow
@@ -28,20 +29,19 @@ from transfer_queue.core.tables.field_groups import FieldGroups
 from transfer_queue.core.tables.field_ranks import FieldRanks
 from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
 from transfer_queue.core.tables.group_table import Group, GroupQuotas, GroupTable
-from transfer_queue.core.tables.lease_table import Counts, LeaseTable, RowLease
+from transfer_queue.core.tables.lease_table import Counts, LeaseTable, RowLease, UnseenBatches
 from transfer_queue.core.tables.lock_table import KeyLock, LockTable
 from transfer_queue.core.tables.lost_values import LostValues
 from transfer_queue.core.tables.retention_log import DropLog, RowAges
 from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import Chunk, RowTable
 from transfer_queue.core.tables.skipped_rows import SkippedRows
-from transfer_queue.core.tables.unseen_batches import UnseenBatch, UnseenBatches
 
 PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
     DigestIndex, FieldGroups, FieldGroup, FieldRanks, AdmissionWindow,
-    IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock, UnseenBatches, UnseenBatch,
+    IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock, UnseenBatches, r.UnseenBatch,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
 LEFT_OUT: dict[type, set[str]] = {

@@ -207,12 +207,10 @@ class Interleavings(RuleBasedStateMachine):
                     model.batches[key] = rows
                 whole[0].extend(rows)
                 fresh[deal.task, tuple(rows)] = whole
-            for lease in [*([deal.lease] if deal.lease is not None else []), *deal.leases]:
+            for batch in deal.unseen:
                 assert deal.batch_index is None, "a batch under a key stays under it"
-                self.unseen[lease.token] = (
-                    lease.client, deal.partition, deal.task, set(np.frombuffer(lease.rows, "<i8").tolist())
-                )  # fmt: skip
-                self.tokens.append((deal.partition, lease.token))
+                self.unseen[batch.token] = (batch.client, deal.partition, deal.task, set(batch.indexes.tolist()))
+                self.tokens.append((deal.partition, batch.token))
         for (client, sequence), claim in list(self.waiting.items()):
             reply = self.h.reply(sequence, client)
             if reply is None:

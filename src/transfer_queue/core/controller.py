@@ -501,7 +501,6 @@ class Controller:
         """Add what follows from the records so far: replies that were held for the mirror, and orders to stores."""
         context = self.context
         self._is_due_known = False
-        context.samplers.forget_last()
         if context.mirror.held:
             effects += context.mirror.release(context.now)
         if context.stores.orders:

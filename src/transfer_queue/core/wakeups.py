@@ -185,7 +185,7 @@ class Wakeups:
             yield self._retry_decision(waiting)
         for task, queue in list(waiting_for.claim_queues(name).items()):
             first = next(iter(queue.claims.values()), None)
-            if partition and first and context.index_builder.needs_indexes(context.samplers, partition, first.claim):
+            if partition and first and claim_handler.needs_indexes(context, partition, first.claim):
                 continue  # all claims of the task are looked at when the index is built
             if partition is None or change.everything or task in change.tasks:
                 worth = all_claims(context.samplers, partition, queue, peers)

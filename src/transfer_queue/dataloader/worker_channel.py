@@ -43,7 +43,7 @@ class StartFetching(NamedTuple):
     """The number of torch's item that is batch `start`; the items after it are the batches after it
     (`WorkerChannelEnd.item`). Items before it may have been made for an older order."""
     received: int = 0
-    """The batches below this number were received before, so they are only returned again, never dealt anew."""
+    """The batches below this number were received before. They are returned again; nothing new is dealt for them."""
 
 
 class StopWorkers(NamedTuple):

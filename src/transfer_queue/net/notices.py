@@ -47,15 +47,13 @@ class Notices:
 
     def take(self, sequence: int) -> ReportBatches | None:
         """Return the notices that a request carries; None if there are none."""
-        reports = []
+        report = None
         while self._waiting:
             try:
-                reports.append(self._waiting.popleft())
+                further = self._waiting.popleft()
             except IndexError:  # another thread was faster
                 break
-        if not reports:
-            return None
-        report = self.carried[sequence] = reports[0] if len(reports) == 1 else _joined(reports)
+            report = self.carried[sequence] = further if report is None else _joined([report, further])
         return report
 
     def fail(self, sequence: int) -> None:

@@ -50,5 +50,5 @@ class SequentialSampler(BaseSampler):
             InvalidArgumentError: `batch_size` is negative.
         """
         check_batch_size(batch_size)
-        sampled = [int(index) for index in ready_indexes[:batch_size]]
+        sampled = list(map(int, ready_indexes[:batch_size]))
         return sampled, list(sampled)

@@ -49,8 +49,8 @@ LONGEST_TASK = 1024
 
 def _as_list(values: Any, what: str) -> list[Any]:
     """Return an argument that is a list, or one str, as a list."""
-    if isinstance(values, str):
-        return [values]
+    if isinstance(values, (str, list)):
+        return [values] if isinstance(values, str) else list(values)
     if not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:  # scalar tensors have `__iter__`, too
         raise InvalidArgumentError(f"{what} must be a list, got {values!r}")
     return list(values)

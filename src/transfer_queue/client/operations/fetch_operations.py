@@ -505,7 +505,6 @@ class FetchOperations(DataPath):
 
     def _claim_rows(self, claim: Claim) -> Operation[ClaimReply]:
         """Return the reply to a claim. If the wait is long, log why the claim waits."""
-        yield from self._state.learn()
         if self._known is not None:
             rows = self._known.take(claim.partition, claim.count)
             if not len(rows):

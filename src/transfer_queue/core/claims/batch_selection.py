@@ -18,7 +18,6 @@ from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLon
 from transfer_queue.core.events import records as r
 from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
 from transfer_queue.core.samplers.claim_samplers import (
-    SamplerRegistry,
     available_rows,
     deals_itself,
     dealt_group_size,
@@ -29,7 +28,6 @@ from transfer_queue.core.samplers.unused_entries import unused_entries_warning
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.state.wait_queues import least_count
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
@@ -78,8 +76,8 @@ def sampling_of(claim: Claim) -> dict[str, Any]:
     return {"task_name": claim.task, "partition_id": claim.partition, **claim.sampling}
 
 
-def check_claim(state: State, samplers: SamplerRegistry, claim: Claim) -> None:
-    """Raise an error if a claim can never be valid."""
+def check_claim(partition: Partition | None, sampler: AnySampler, claim: Claim, strict: bool) -> None:
+    """Raise an error if a claim can never be valid. strict: see `SamplerRegistry.strict`."""
     if claim.count < 0:
         raise InvalidArgumentError(f"batch_size must not be negative, got {claim.count}")
     if not claim.fields:
@@ -92,8 +90,7 @@ def check_claim(state: State, samplers: SamplerRegistry, claim: Claim) -> None:
         )
     if claim.least is not None and not 0 < claim.least <= claim.count:
         raise InvalidArgumentError(f"least must be from 1 to batch_size ({claim.count}), got {claim.least}")
-    sampler = samplers.sampler_for(claim, state.partitions.get(claim.partition))
-    words = unused_entries_warning(sampler, claim.sampling) if samplers.strict else None
+    words = unused_entries_warning(sampler, claim.sampling) if strict else None
     if words is not None:
         raise InvalidArgumentError(words)
     if (claim.replicas or 1) > 1 and not _is_kept(sampler, claim):
@@ -101,7 +98,7 @@ def check_claim(state: State, samplers: SamplerRegistry, claim: Claim) -> None:
             f"replicas is {claim.replicas}, but only batches with a (dp_rank, batch_index) are returned to several "
             f"replicas, and {name_of(sampler)} deals this batch to the first claim only; leave replicas out"
         )
-    _validate(sampler, state.partitions.get(claim.partition), claim)
+    _validate(sampler, partition, claim)
 
 
 def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) -> None:
@@ -136,12 +133,8 @@ def _is_kept(sampler: AnySampler, claim: Claim) -> bool:
     return call_sampler(sampler, cast(Dealer, sampler).deal_key, sampling_of(claim)) is not None
 
 
-def decide_passed_over(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r.AnyRecord]:
+def decide_passed_over(partition: Partition, sampler: AnySampler, claim: Claim) -> list[r.AnyRecord]:
     """Return the records of rows that the claim's sampler skips now. Apply them before `select_batch`."""
-    partition = state.partitions.get(claim.partition)
-    if partition is None:
-        return []
-    sampler = samplers.sampler_for(claim, partition)
     if isinstance(sampler, UserSampler):
         passed = sampler.passes_over(claim, partition, partition.ready_set(claim.task, tuple(claim.fields)))
     elif type(sampler).passes_over is BaseSampler.passes_over:
@@ -153,25 +146,22 @@ def decide_passed_over(state: State, samplers: SamplerRegistry, claim: Claim) ->
     return _skips(partition, claim.task, passed)
 
 
-def decide_asked(state: State, claim: Claim) -> list[r.AnyRecord]:
+def decide_asked(partition: Partition, claim: Claim) -> list[r.AnyRecord]:
     """Return the record that a rank asks for the first time, if rounds already hold batches for it."""
-    partition = state.partitions.get(claim.partition)
-    dealt = None if partition is None else partition.dealt.get(claim.task)
+    dealt = partition.dealt.get(claim.task)
     if dealt is None or not dealt.unasked or (rank := consumer_state.rank_of(claim)) not in dealt.unasked:
         return []
     return [r.RankAsked(claim.partition, claim.task, rank)]
 
 
-def decide_stale(state: State, samplers: SamplerRegistry, claim: Claim) -> list[r.AnyRecord]:
+def decide_stale(partition: Partition, sampler: AnySampler, claim: Claim) -> list[r.AnyRecord]:
     """Return the records of rows that are too old for the partition (`max_staleness`), whatever the sampler is.
 
     Apply them before `decide_passed_over`.
     """
-    partition = state.partitions.get(claim.partition)
-    most = None if partition is None else partition.options.max_staleness
-    if partition is None or most is None:
+    most = partition.options.max_staleness
+    if most is None:
         return []
-    sampler = samplers.sampler_for(claim, partition)
     size = dealt_group_size(sampler, partition) or None  # groups are skipped as a whole
     offered = partition.sampler_view(partition.ready_set(claim.task, tuple(claim.fields)))
     return _skips(partition, claim.task, too_old(offered, version_key(), partition.policy_version, most, size))
@@ -190,43 +180,42 @@ def _skips(partition: Partition, task: str, passed: Mapping[str, Sequence[int] |
 
 
 def select_batch(
-    state: State, samplers: SamplerRegistry, claim: Claim, busy: bool = False, made: ComputedDeal | None = None
+    state: State,
+    partition: Partition,
+    sampler: AnySampler,
+    claim: Claim,
+    busy: bool = False,
+    made: ComputedDeal | None = None,
 ) -> ClaimOutcome:
-    """Return what this claim gets now.
+    """Return what this claim of a partition gets now from its sampler.
 
     busy: a long deal of its task is being computed, so no other one starts. made: the long deal that was computed.
     """
-    partition = state.partitions.get(claim.partition)
-    if partition is None:
-        if claim.again:
-            require_partition(state.partitions, claim.partition)
-        return NOTHING
-    sampler = samplers.sampler_for(claim, partition)
     if isinstance(sampler, UserSampler):
-        return _outcome(state, partition, claim, _decide_by_user(state, partition, sampler, claim))
-    inner = dealer(sampler)
-    if inner is not None:
+        outcome = _with_unasked(state, partition, claim, _decide_by_user(state, partition, sampler, claim))
+    elif (inner := dealer(sampler)) is not None:
         try:
             outcome = _decide_by_deal(state, partition, cast(Dealer, sampler), inner, claim, busy, made)
         except DealTooLong as long:
             outcome = ClaimOutcome(np.zeros(0, "i8")) if claim.probe else wait_for_deal(long)
+        outcome = _with_unasked(state, partition, claim, outcome)
     else:
         outcome = wait_for_deal() if busy else _decide_plainly(partition, sampler, claim)
-    return _outcome(state, partition, claim, outcome)
-
-
-def _outcome(state: State, partition: Partition, claim: Claim, outcome: ClaimOutcome) -> ClaimOutcome:
-    """Return the outcome after the conditions of the claim itself (`finite`, `since`). Deals get `unasked`."""
     if outcome.busy:
         return outcome
-    for at, record in enumerate(outcome.records):
-        if isinstance(record, r.Dealt) and record.batch_index is not None and len(record.shares) > 1:
-            unasked = _unasked_ranks(state, partition, claim, record)
-            outcome.records[at] = msgspec.structs.replace(record, unasked=unasked) if unasked else record
     if outcome.rows is None and not outcome.ended and claim.finite and partition.is_wholly_consumed(claim.task):
         return ENDED
     if outcome.rows is not None and claim.since == partition.version:
         return NOTHING  # the client has seen this version, and could not use it
+    return outcome
+
+
+def _with_unasked(state: State, partition: Partition, claim: Claim, outcome: ClaimOutcome) -> ClaimOutcome:
+    """Return the outcome with the ranks of its deals that have never asked for a batch."""
+    for at, record in enumerate(outcome.records):
+        if isinstance(record, r.Dealt) and record.batch_index is not None and len(record.shares) > 1:
+            unasked = _unasked_ranks(state, partition, claim, record)
+            outcome.records[at] = msgspec.structs.replace(record, unasked=unasked) if unasked else record
     return outcome
 
 

@@ -175,19 +175,19 @@ def meet_together(context: ControllerContext, waits: list[ParkedRequest]) -> lis
     positions = partition.rows.positions_of(rows)
     if not batches or (positions < 0).any() or (known and not _may_lease(partition, claim, positions)):
         return [effect for waiting in waits for effect in claim_handler.retry_claim(context, waiting)]
-    leases = _leases(context, partition, sampler, waits, batches)
-    for record in leases if known else [_record(sampler, waits, batches, leases)]:
+    leases, unseen = _held(context, partition, sampler, waits, batches)
+    for record in leases if known else [_record(sampler, waits, batches, leases, unseen)]:
         context.log.apply(record)
     held = _hold(context, partition, waits, batches)
     whole = meta_reply(partition, positions, rows, claim.fields)
-    warning = claim_handler.warning_of(context, partition, claim, rows)
+    warning = claim_handler.warning_of(context, sampler, partition, claim, rows)
     if any(field.mixed_rank for field in whole.fields):  # not in all of the batches
         parts = (meta_reply(partition, partition.rows.positions_of(mine), mine, claim.fields) for mine in batches)
         replies = [msgspec.structs.replace(reply, held=mine) for reply, mine in zip(parts, held, strict=True)]
     else:
         replies = list(_split_reply(whole, batches, held))
-    if leases and claim.lease is None:
-        replies = [msgspec.structs.replace(each, token=its.token) for each, its in zip(replies, leases, strict=True)]
+    if unseen:
+        replies = [msgspec.structs.replace(each, token=its.token) for each, its in zip(replies, unseen, strict=True)]
         for waiting in waits:
             context.absent_holders.note_holder(waiting.client)
     elif leases:
@@ -234,20 +234,19 @@ def _may_lease(partition: Partition, claim: Claim, positions: np.ndarray) -> boo
     return claim.lease is None or bool((partition.consumption_states(claim.task, positions) == CLAIMED).all())
 
 
-def _leases(
+def _held(
     context: ControllerContext, partition: Partition, sampler: BaseSampler, waits: list[ParkedRequest],
     batches: list[np.ndarray],
-) -> list[r.RowsLeased]:  # fmt: skip
-    """Return the leases of the clients on their batches, or what they hold until they have handed it over."""
+) -> tuple[list[r.RowsLeased], list[r.UnseenBatch]]:  # fmt: skip
+    """Return the leases of the clients on their batches, and what they hold until they have handed it over."""
     claim, token = waits[0].claim, context.state.next_token
     if claim.lease is None:
         if not claim.hand_over or _key(sampler, claim) is not None:
-            return []
-        held = [
-            lease_decisions.unseen_batch(number, waiting.client, claim, mine.tobytes())
+            return [], []
+        return [], [
+            r.UnseenBatch(number, claim.task, waiting.client, mine.tobytes(), partition.policy_version)
             for number, (waiting, mine) in enumerate(zip(waits, batches, strict=True), token)
         ]
-        return [lease for lease in held if lease is not None]
     unit = claim_samplers.dealt_group_size(sampler, partition)
     leases = []
     for number, (waiting, mine) in enumerate(zip(waits, batches, strict=True), token):
@@ -259,7 +258,7 @@ def _leases(
                 replicas, unit,
             )
         )  # fmt: skip
-    return leases
+    return leases, []
 
 
 def _leased_replies(
@@ -323,8 +322,9 @@ def _deal(partition: Partition, sampler: BaseSampler, claim: Claim, number: int)
 
 
 def _record(
-    sampler: BaseSampler, waits: list[ParkedRequest], batches: list[np.ndarray], leases: list[r.RowsLeased]
-) -> r.Dealt:
+    sampler: BaseSampler, waits: list[ParkedRequest], batches: list[np.ndarray], leases: list[r.RowsLeased],
+    unseen: list[r.UnseenBatch],
+) -> r.Dealt:  # fmt: skip
     claim, key = waits[0].claim, _key(sampler, waits[0].claim)
     columns = [rows.tobytes() for rows in batches]
     ranks = [0] * len(waits) if key is None else [_rank(waiting.claim) for waiting in waits]
@@ -332,8 +332,9 @@ def _record(
     batch_index = None if key is None else key[1]
     consumed = b"".join(columns)
     return r.Dealt(
-        claim.partition, claim.task, batch_index, claim.count, shares, consumed, claim.lease is not None, None, leases
-    )
+        claim.partition, claim.task, batch_index, claim.count, shares, consumed, claim.lease is not None,
+        leases=leases, unseen=unseen,
+    )  # fmt: skip
 
 
 def _split_reply(whole: ClaimReply, batches: list[np.ndarray], held: list[bool]) -> Iterator[ClaimReply]:

@@ -22,9 +22,10 @@ from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.remote_calls import PendingCall
 from transfer_queue.core.samplers.unused_entries import unused_entries_warning
-from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError, name_of
+from transfer_queue.core.samplers.user_sampler import Answers, AnySampler, Ask, RowsTakenError, name_of
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.core.tables.row_table import rows_without
 from transfer_queue.errors import TransferQueueError
@@ -35,11 +36,13 @@ from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 @handles(Claim)
 def handle_claim(context: ControllerContext, caller: Caller, claim: Claim) -> list[Effect]:
     """Handle a claim that arrived."""
+    partition = context.state.partitions.get(claim.partition)
+    sampler = context.samplers.sampler_for(claim, partition)
     try:
-        batch_selection.check_claim(context.state, context.samplers, claim)
+        batch_selection.check_claim(partition, sampler, claim, context.samplers.strict)
         if not claim.count and not claim.probe:
             return [Send(caller.peer, caller.envelope.sequence, ClaimReply(rows=b""))]
-        outcome = _decide(context, claim)
+        outcome = _decide(context, partition, sampler, claim)
     except Ask as ask:
         context.parked.park(caller, claim, _wait_of(claim) or math.inf)
         return context.sampler_calls.request_call(context, caller.waiter, ask, fresh=True)
@@ -47,8 +50,8 @@ def handle_claim(context: ControllerContext, caller: Caller, claim: Claim) -> li
         _end_previous_batch(context, caller.client, claim, outcome.rows)
     if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
         context.parked.park(caller, claim, _wait_of(claim) or math.inf)
-        return _begin_long_deal(context, claim, caller.waiter, outcome)
-    return _answer_claim(context, caller, claim, outcome, context.now)
+        return _begin_long_deal(context, sampler, claim, caller.waiter, outcome)
+    return _answer_claim(context, sampler, caller, claim, outcome, context.now)
 
 
 def retry_claim(context: ControllerContext, waiting: ParkedRequest, made: ComputedDeal | None = None) -> list[Effect]:
@@ -58,13 +61,15 @@ def retry_claim(context: ControllerContext, waiting: ParkedRequest, made: Comput
     peer = context.parked.peers.get(waiter)
     if peer is None or context.sampler_calls.is_pending(waiter):
         return []
+    partition = context.state.partitions.get(claim.partition)
     try:
-        outcome = _decide(context, claim, made)
+        sampler = context.samplers.sampler_for(claim, partition)
+        outcome = _decide(context, partition, sampler, claim, made)
     except Ask as ask:
         return context.sampler_calls.request_call(context, waiter, ask)
     except TransferQueueError as error:
         return context.refuse(waiting, error)
-    return _effects_of_decision(context, waiting, peer, outcome)
+    return _effects_of_decision(context, sampler, waiting, peer, outcome)
 
 
 def decide_parked(context: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
@@ -74,13 +79,15 @@ def decide_parked(context: ControllerContext, waiting: ParkedRequest, pending: P
         return []
     if runner is not None:
         runner.answers = pending.answers
+    partition = context.state.partitions.get(claim.partition)
     try:
+        sampler = context.samplers.sampler_for(claim, partition)
         if pending.fresh:
-            batch_selection.check_claim(context.state, context.samplers, claim)
+            batch_selection.check_claim(partition, sampler, claim, context.samplers.strict)
             if not claim.count and not claim.probe:
                 context.parked.unpark(waiting.waiter)
                 return [Send(peer, waiting.sequence, ClaimReply(rows=b""))]
-        outcome = _decide(context, claim)
+        outcome = _decide(context, partition, sampler, claim)
     except Ask as ask:
         return context.sampler_calls.start_further(context, pending, ask)
     except RowsTakenError:
@@ -94,13 +101,16 @@ def decide_parked(context: ControllerContext, waiting: ParkedRequest, pending: P
     if pending.fresh and not claim.hold and not claim.probe:
         _end_previous_batch(context, waiting.client, claim, outcome.rows)
     pending.fresh = False
-    return _effects_of_decision(context, waiting, peer, outcome)
+    return _effects_of_decision(context, sampler, waiting, peer, outcome)
 
 
 def recheck_claim(context: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
     """Refuse a parked claim that the new sampler can never meet."""
+    claim = waiting.claim
+    partition = context.state.partitions.get(claim.partition)
     try:
-        batch_selection.check_claim(context.state, context.samplers, waiting.claim)
+        sampler = context.samplers.sampler_for(claim, partition)
+        batch_selection.check_claim(partition, sampler, claim, context.samplers.strict)
     except Ask:
         pass  # the sampler checks it when it is its turn for a call
     except TransferQueueError as error:
@@ -109,17 +119,21 @@ def recheck_claim(context: ControllerContext, waiting: ParkedRequest) -> list[Ef
 
 
 def _effects_of_decision(
-    context: ControllerContext, waiting: ParkedRequest, peer: int, outcome: batch_selection.ClaimOutcome
+    context: ControllerContext,
+    sampler: AnySampler,
+    waiting: ParkedRequest,
+    peer: int,
+    outcome: batch_selection.ClaimOutcome,
 ) -> list[Effect]:
     """Return the effects of a decision about a parked claim."""
     claim, waiter = waiting.claim, waiting.waiter
     if outcome.busy:
-        return _begin_long_deal(context, claim, waiter, outcome)
+        return _begin_long_deal(context, sampler, claim, waiter, outcome)
     if outcome.rows is None and not outcome.ended and _wait_of(claim):
         return []
     context.parked.unpark(waiter)
     caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, claim))
-    return _answer_claim(context, caller, claim, outcome, waiting.since)
+    return _answer_claim(context, sampler, caller, claim, outcome, waiting.since)
 
 
 def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
@@ -137,20 +151,28 @@ def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimR
 
 
 def _begin_long_deal(
-    context: ControllerContext, claim: Claim, waiter: RequestKey, outcome: batch_selection.ClaimOutcome
+    context: ControllerContext,
+    sampler: AnySampler,
+    claim: Claim,
+    waiter: RequestKey,
+    outcome: batch_selection.ClaimOutcome,
 ) -> list[Effect]:
     """Start the long deal of this claim, if it has one."""
     long = outcome.long
     if long is None:
         return []
     partition = context.state.partitions[claim.partition]
-    sampler = context.samplers.sampler_for(claim, partition)
     job = context.background_deals.begin(partition, claim.task, waiter, long)
     return [ComputeDeal(job.number, lambda: batch_selection.compute_deal(sampler, long.deal))]
 
 
 def _answer_claim(
-    context: ControllerContext, caller: Caller, claim: Claim, outcome: batch_selection.ClaimOutcome, since: float
+    context: ControllerContext,
+    sampler: AnySampler,
+    caller: Caller,
+    claim: Claim,
+    outcome: batch_selection.ClaimOutcome,
+    since: float,
 ) -> list[Effect]:
     """Answer a claim that arrived at `since`."""
     client = caller.client
@@ -159,25 +181,25 @@ def _answer_claim(
     if claim.probe or (outcome.rows is None and not outcome.records):
         return [Send(caller.peer, caller.envelope.sequence, empty_reply(context, claim, outcome.ended))]
     rows, records = outcome.rows, lease_decisions.mark_claimed(claim, outcome.records)
-    deals = [record for record in records if isinstance(record, r.Dealt)]
-    context.measures.counters["dealt_rows"] += sum(len(share.rows) // 8 for deal in deals for share in deal.shares)
+    for record in records:
+        if isinstance(record, r.Dealt):
+            context.measures.counters["dealt_rows"] += sum([len(share.rows) for share in record.shares]) // 8
     partition = context.state.partitions[claim.partition]
     if rows is None:  # the end: the remainder was dealt to other ranks, or is skipped
         return context.commit(caller, Decision(records, lambda: empty_reply(context, claim, outcome.ended)))
     context.activity.begin_work(client, consumer_state.consumer_of(claim))
-    unit = claim_samplers.dealt_group_size(context.samplers.sampler_for(claim, partition), partition)
-    leased = lease_decisions.grant_lease(context.state, partition, client, claim, rows, deals, unit)
-    token = leased.token if isinstance(leased, r.RowsLeased) else 0
-    acked = token and claim.lease is not None
-    handed = consumer_state.hold_records(partition, client, claim, rows) if not acked else []
-    warning = warning_of(context, partition, claim, rows)
-    count = lease_decisions.deliveries(partition, claim.task, rows) if acked else None
+    unit = claim_samplers.dealt_group_size(sampler, partition)
+    records, token = lease_decisions.grant(context.state, partition, client, claim, rows, records, unit)
+    leased = token and claim.lease is not None
+    handed = consumer_state.hold_records(partition, client, claim, rows) if not leased else []
+    warning = warning_of(context, sampler, partition, claim, rows)
+    count = lease_decisions.deliveries(partition, claim.task, rows) if leased else None
 
     def reply() -> AnyReply:
         positions = partition.rows.positions_of(rows)
         meta = meta_reply(partition, positions, rows, claim.fields)
         context.timeline.note_claim(client, claim, since, partition, meta.rows, positions)
-        if acked:
+        if leased:
             context.lease_deadlines.begin(partition.name, partition.leases.by_token[token], context.now)
         elif token:
             context.absent_holders.note_holder(client)
@@ -185,7 +207,7 @@ def _answer_claim(
             return meta
         return msgspec.structs.replace(meta, held=bool(handed), warning=warning, token=token, deliveries=count)
 
-    effects = context.commit(caller, Decision([*lease_decisions.with_lease(records, leased), *handed], reply))
+    effects = context.commit(caller, Decision([*records, *handed], reply))
     return [add_locations(context, partition, claim, rows, effect) for effect in effects] if claim.places else effects
 
 
@@ -202,25 +224,38 @@ def add_locations(
     return msgspec.structs.replace(effect, reply=msgspec.structs.replace(effect.reply, places=places))
 
 
-def _decide(context: ControllerContext, claim: Claim, made: ComputedDeal | None = None) -> batch_selection.ClaimOutcome:
+def needs_indexes(context: ControllerContext, partition: Partition, claim: Claim) -> bool:
+    """Return whether a claim has to wait for its indexes, and start to build them."""
+    return context.index_builder.needs_indexes(partition, context.samplers.sampler_for(claim, partition), claim)
+
+
+def _decide(
+    context: ControllerContext,
+    partition: Partition | None,
+    sampler: AnySampler,
+    claim: Claim,
+    made: ComputedDeal | None = None,
+) -> batch_selection.ClaimOutcome:
     """Skip the rows that the sampler skips, and return what the claim gets. It waits until the needed indexes exist."""
-    partition = context.state.partitions.get(claim.partition)
-    if partition is not None and context.index_builder.needs_indexes(context.samplers, partition, claim):
+    if partition is None:
+        if claim.again:
+            require_partition(context.state.partitions, claim.partition)
+        return batch_selection.NOTHING
+    if context.index_builder.needs_indexes(partition, sampler, claim):
         return batch_selection.wait_for_deal()
-    sampler = context.samplers.sampler_for(claim, partition)
+    if claim.again:  # nothing is dealt, so nothing is skipped
+        return batch_selection.select_batch(context.state, partition, sampler, claim)
     timed = context.samplers.is_timed(sampler)
     began = context.timer() if timed else 0.0
-    if claim.again:  # nothing is dealt, so nothing is skipped
-        return batch_selection.select_batch(context.state, context.samplers, claim)
     try:
-        for record in batch_selection.decide_asked(context.state, claim):
+        for record in batch_selection.decide_asked(partition, claim):
             context.log.apply(record)
-        for record in batch_selection.decide_stale(context.state, context.samplers, claim):
+        for record in batch_selection.decide_stale(partition, sampler, claim):
             context.log.apply(record)
-        for record in batch_selection.decide_passed_over(context.state, context.samplers, claim):
+        for record in batch_selection.decide_passed_over(partition, sampler, claim):
             context.log.apply(record)
         busy = context.background_deals.is_computing(claim.partition, claim.task)
-        return batch_selection.select_batch(context.state, context.samplers, claim, busy, made)
+        return batch_selection.select_batch(context.state, partition, sampler, claim, busy, made)
     finally:
         if timed:
             context.samplers.note(name_of(sampler), context.timer() - began)
@@ -242,18 +277,20 @@ def _end_previous_batch(context: ControllerContext, client: str, claim: Claim, r
             context.log.apply(record)
 
 
-def warning_of(context: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+def warning_of(
+    context: ControllerContext, sampler: AnySampler, partition: Partition, claim: Claim, rows: np.ndarray
+) -> str | None:
     """Return a warning for the log of the client that sent the claim; None if there is none."""
-    words = (
-        spanning_warning(context, partition, claim, rows),
-        unused_entries_warning(context.samplers.sampler_for(claim, partition), claim.sampling),
-    )
-    return ". ".join(filter(None, words)) or None
+    spanning = _spanning_warning(context, sampler, partition, rows)
+    unused = unused_entries_warning(sampler, claim.sampling)
+    return f"{spanning}. {unused}" if spanning and unused else spanning or unused
 
 
-def spanning_warning(context: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray) -> str | None:
+def _spanning_warning(
+    context: ControllerContext, sampler: AnySampler, partition: Partition, rows: np.ndarray
+) -> str | None:
     """Return a warning, once for each partition, if a group by order of reservation has rows of several clients."""
-    size = claim_samplers.group_size(context.samplers.sampler_for(claim, partition))
+    size = claim_samplers.group_size(sampler)
     if size is None or size < 2 or partition.groups.explicit or partition.name in context.samplers.warned:
         return None
     words = consumer_state.describe_spanning_group(partition, rows, size)

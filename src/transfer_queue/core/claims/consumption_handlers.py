@@ -114,7 +114,8 @@ def hand_over(context: ControllerContext, report: claims.ReportBatches) -> None:
     """Note which batches were handed over. Some may have been reported before."""
     partitions, apply = context.state.partitions, context.log.apply
     for name, token in report.handed_over:
-        if name in partitions and token in partitions[name].unseen_batches.by_token:
+        partition = partitions.get(name)
+        if partition is not None and token in partition.unseen_batches.by_token:
             apply(r.HandedOver(name, token))
     for name, token in report.finished:
         batch = partitions[name].unseen_batches.by_token.get(token) if name in partitions else None

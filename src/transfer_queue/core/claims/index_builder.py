@@ -13,8 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from transfer_queue.core.samplers import claim_samplers
-from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
-from transfer_queue.core.samplers.user_sampler import UserSampler
+from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.messages.claims import Claim
@@ -43,9 +42,8 @@ class IndexNeeds(NamedTuple):
     """The orders of rows, each with whether it orders the rows of complete groups only."""
 
 
-def index_needs(samplers: SamplerRegistry, partition: Partition, claim: Claim) -> IndexNeeds:
+def index_needs(partition: Partition, sampler: AnySampler, claim: Claim) -> IndexNeeds:
     """Return what a claim needs. What a user's sampler reads is not known before, and is built when it reads it."""
-    sampler = samplers.sampler_for(claim, partition)
     size = 0
     keys: tuple[tuple[RankKey, bool], ...] = ()
     if not isinstance(sampler, UserSampler):
@@ -59,6 +57,8 @@ def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
     begun = partition.begin_ready_set(wanted.task, wanted.fields)
     if begun.unbuilt:
         return partial(begun.build, rows, BUILT)
+    if not wanted.size and not wanted.keys:
+        return None
     ready = partition.ready_set(wanted.task, wanted.fields)
     whole = ready.begin_groups(wanted.size, groups) if wanted.size else None
     if whole is not None and whole.uncounted:
@@ -83,16 +83,16 @@ class IndexBuilder:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def needs_indexes(self, samplers: SamplerRegistry, partition: Partition, claim: Claim) -> bool:
+    def needs_indexes(self, partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
         """Return whether a claim has to wait for its indexes, and start to build them."""
         if len(partition.rows.chunks) <= SMALL:
             return False
-        wanted = index_needs(samplers, partition, claim)
-        if any(job[0] is partition and job[1] == wanted for job in self._jobs):
-            return True
+        wanted = index_needs(partition, sampler, claim)
         part = next_part(partition, wanted)
         if part is None:
             return False
+        if any(job[0] is partition and job[1] == wanted for job in self._jobs):
+            return True
         part()
         if next_part(partition, wanted) is None:
             return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 import msgspec
 import numpy as np
@@ -14,7 +14,6 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
-from transfer_queue.core.tables.unseen_batches import UnseenBatch
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, RankGone
 
@@ -22,29 +21,51 @@ POISON = "poison"  # the reason under which rows are skipped that were delivered
 NONE = np.zeros(0, "i8")
 
 
-def mark_claimed(claim: Claim, records: Sequence[r.AnyRecord]) -> list[r.AnyRecord]:
+def mark_claimed(claim: Claim, records: list[r.AnyRecord]) -> list[r.AnyRecord]:
     """Return the records of a claim, with the dealt rows claimed instead of consumed if it asks for a lease."""
     if claim.lease is None:
-        return list(records)
+        return records
     return [
         msgspec.structs.replace(record, claimed=True) if isinstance(record, r.Dealt) else record for record in records
     ]
 
 
-def grant_lease(
+def grant(
+    state: State,
+    partition: Partition,
+    client: str,
+    claim: Claim,
+    rows: np.ndarray,
+    records: list[r.AnyRecord],
+    unit: int,
+) -> tuple[list[r.AnyRecord], int]:
+    """Return the records of a claim with what its client holds, and the token of this; 0 if it holds nothing.
+
+    With a lease, the client holds the rows that are claimed after the deals are recorded. Without a lease, it holds
+    what was dealt for no rank until it has handed it over, and the rows of a dealt batch that wait for an ack are
+    consumed.
+
+    unit: samples of a group; 0 if the sampler deals single samples.
+    """
+    deals = [record for record in records if isinstance(record, r.Dealt)]
+    if claim.lease is None and deals:
+        deal = deals[-1]
+        if not claim.hand_over or deal.batch_index is not None or not deal.consumed:
+            return records, 0
+        batch = r.UnseenBatch(state.next_token, claim.task, client, deal.consumed, partition.policy_version)
+        held = msgspec.structs.replace(deal, unseen=[batch])
+        return [held if record is deal else record for record in records], batch.token
+    leased = _lease_of(state, partition, client, claim, rows, deals, unit)
+    return _with_lease(records, leased), leased.token if isinstance(leased, r.RowsLeased) else 0
+
+
+def _lease_of(
     state: State, partition: Partition, client: str, claim: Claim, rows: np.ndarray, deals: list[r.Dealt], unit: int
 ) -> r.RowsLeased | r.LeaseAcked | None:
     """Return the record of the lease on the rows that a claim gets, or of consuming them without a lease.
 
-    With a lease, it covers the rows that are claimed after the deals are recorded. Without a lease, the client holds
-    what was dealt for no rank until it has handed it over, and the rows of a dealt batch that wait for an ack are
-    consumed. Returns None if there are no such rows.
-
-    unit: samples of a group; 0 if the sampler deals single samples.
+    Returns None if there are no such rows.
     """
-    if claim.lease is None and deals:
-        deal = deals[-1]
-        return unseen_batch(state.next_token, client, claim, deal.consumed) if deal.batch_index is None else None
     if claim.lease is None and not partition.claimed.get(claim.task):
         return None
     batch = _share_of(deals, rows)
@@ -70,22 +91,13 @@ def grant_lease(
     )
 
 
-def unseen_batch(token: int, client: str, claim: Claim, rows: bytes) -> r.RowsLeased | None:
-    """Return the record that a client holds consumed rows until it has handed them over; None if it need not."""
-    if not claim.hand_over or not rows:
-        return None
-    return r.RowsLeased(claim.partition, claim.task, token, client, rows, 0.0, None, 0, 0)
-
-
-def with_lease(records: Sequence[r.AnyRecord], lease: r.RowsLeased | r.LeaseAcked | None) -> list[r.AnyRecord]:
+def _with_lease(records: list[r.AnyRecord], lease: r.RowsLeased | r.LeaseAcked | None) -> list[r.AnyRecord]:
     """Return the records with that of the lease.
 
     A lease is part of the record that deals its rows, so that dealt rows are never without a lease.
     """
     if lease is None:
-        return list(records)
-    if len(records) == 1 and isinstance(lease, r.RowsLeased) and isinstance(records[0], r.Dealt):
-        return [msgspec.structs.replace(records[0], lease=lease)]
+        return records
     for at, record in enumerate(records):
         if isinstance(record, r.Dealt) and np.isin(np.frombuffer(lease.rows, "<i8"), _rows_of(record)).all():
             assert isinstance(lease, r.RowsLeased)
@@ -114,14 +126,14 @@ def deliveries(partition: Partition, task: str, rows: np.ndarray) -> bytes | Non
     return None if (counts == 1).all() else counts.astype("<i4").tobytes()
 
 
-def find_unseen(state: State, name: str, token: int) -> tuple[Partition, UnseenBatch] | None:
+def find_unseen(state: State, name: str, token: int) -> tuple[Partition, r.UnseenBatch] | None:
     """Return a batch that was not handed over, with its partition; None if there is no such batch."""
     partition = state.partitions.get(name)
     batch = None if partition is None else partition.unseen_batches.by_token.get(token)
     return None if partition is None or batch is None else (partition, batch)
 
 
-def take_back(partition: Partition, batch: UnseenBatch, reason: str = "nacked") -> r.LeaseEnded:
+def take_back(partition: Partition, batch: r.UnseenBatch, reason: str = "nacked") -> r.LeaseEnded:
     """Return the record that makes the rows of a batch that was not handed over ready again."""
     return r.LeaseEnded(partition.name, batch.task, batch.token, batch.rows, b"", batch.rows, reason)
 

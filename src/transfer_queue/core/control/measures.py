@@ -33,11 +33,11 @@ class LeaseCounts:
     def count_record(self, record: r.AnyRecord) -> None:
         """Count a record that was applied, which is one of RECORDS."""
         if isinstance(record, r.Dealt):
-            if record.lease is not None and record.lease.replicas:  # not one that only lasts until a hand-over
+            if record.lease is not None:
                 self.count_record(record.lease)
             for lease in record.leases:
                 self.count_record(lease)
-        elif isinstance(record, r.RowsLeased) and record.replicas:
+        elif isinstance(record, r.RowsLeased):
             self.granted[_bounded_label(record.task, self.granted)] += 1
         elif isinstance(record, r.LeaseAcked):
             if record.token:

@@ -11,7 +11,9 @@ from enum import Enum
 from typing import Any, ClassVar, Union
 
 import msgspec
+import numpy as np
 
+from transfer_queue.core.columns.schema import Count
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import MEMORY, NewBlock, PartitionOptions, all_blocks
 from transfer_queue.messages.envelopes import AnyReply
@@ -257,8 +259,24 @@ class RowsLeased(Record, frozen=True, tag="Leased"):
     batch: tuple[int, int] | None
     """(dp_rank, batch_index) of the dealt batch that contains the rows; None if it is not kept."""
     replicas: int
-    """The acknowledgements that a row needs. 0: it is consumed already, and was only not handed over yet."""
     unit: int
+
+
+class UnseenBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The rows of one claim, until its client has handed them over. See `lease_table.UnseenBatches`."""
+
+    token: Count
+    task: str
+    client: str
+    rows: bytes
+    """Global indexes, i8, in the order in which they were dealt. Some may be cleared."""
+    policy_version: int
+    """The policy version of the partition when the rows were dealt."""
+
+    @property
+    def indexes(self) -> np.ndarray:
+        """The rows as an array."""
+        return np.frombuffer(self.rows, "<i8")
 
 
 class Dealt(Record, frozen=True):
@@ -283,6 +301,8 @@ class Dealt(Record, frozen=True):
     """The leases of the clients whose claims were dealt together."""
     unasked: list[int] = []
     """The ranks of the shares that have never asked for a batch of the task."""
+    unseen: list[UnseenBatch] = []
+    """The consumed rows by the clients that must hand them over: one for each claim that was dealt."""
 
 
 class LeaseAcked(Record, frozen=True):
@@ -319,7 +339,7 @@ class LeaseEnded(Record, frozen=True):
 
 
 class HandedOver(Record, frozen=True):
-    """A batch was handed over to its consumer. See `unseen_batches.UnseenBatches`."""
+    """A batch was handed over to its consumer. See `lease_table.UnseenBatches`."""
 
     wakes: ClassVar[Wakes] = Wakes.NONE
 

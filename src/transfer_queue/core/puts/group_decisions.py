@@ -32,7 +32,7 @@ class Joining(NamedTuple):
     late: Sequence[int]
     """The places in the put of the rows that are late."""
     missing: dict[str, int]
-    """Id of a dropped group -> the members that are missing after this put, for the groups of late rows."""
+    """Id of a dropped group with late rows in this put -> the number of members that are missing after the put."""
 
     def drop_late(self, partition: str, rows: np.ndarray) -> list[r.AnyRecord]:
         """Return the record that drops the late rows. rows: the global indexes of all rows of the put."""

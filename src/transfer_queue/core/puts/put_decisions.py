@@ -293,7 +293,7 @@ def _find_distinct(partition: Partition | None, keys: list[str]) -> tuple[np.nda
 def _put_new(
     state: State, partition: Partition | None, writer: str, request: Publish, groups: list[str | None] | None
 ) -> tuple[list[r.AnyRecord], np.ndarray]:
-    """Decide a put of only new rows, none of them pre-allocated. groups: the group that each joins."""
+    """Decide a put that has only new rows, and no pre-allocated ones. groups: the group that each row joins."""
     count, first, tags = request.count, state.next_index, request.tags
     made: list[r.AnyRecord] = []
     if partition is None:  # rows to pre-allocate would be taken at once

@@ -25,7 +25,7 @@ def meta_reply(
 ) -> ClaimReply:
     """Return the metadata of these rows. rows: their global indexes, also of cleared rows (position -1)."""
     there = positions >= 0
-    whole = bool(there.all())
+    whole = 0 not in there.tobytes()  # faster than `all` for the rows of a batch
     live = positions if whole else positions[there]
     known = [name for name in fields if (field := partition.fields.get(name)) is not None and field.live]
     types = [partition.fields[name].to_field_type() for name in known]

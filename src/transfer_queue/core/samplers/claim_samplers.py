@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, Values, copy_containers
@@ -86,8 +86,6 @@ class SamplerRegistry:
         named = {"": self.default, **self.of_tasks}
         self.of_users = {name: sampler for name, sampler in named.items() if isinstance(sampler, UserSampler)}
         """The users' samplers: by pattern, "" for the system's sampler."""
-        self._last_claim: Claim | None = None
-        self._last_sampler = self.default
         self.costs.clear()
         self.restarts.clear()
         self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
@@ -122,15 +120,7 @@ class SamplerRegistry:
 
     def sampler_for(self, claim: Claim, partition: Partition | None) -> AnySampler:
         """Return the sampler for a claim of this partition."""
-        if claim is self._last_claim:  # the steps of a decision ask several times
-            return self._last_sampler
-        sampler = self._last_sampler = self.choose(claim.task, claim.sampling, partition)
-        self._last_claim = claim
-        return sampler
-
-    def forget_last(self) -> None:
-        """Choose anew for every claim from now on: an event may have changed what decides the choice."""
-        self._last_claim = None
+        return self.choose(claim.task, claim.sampling, partition)
 
     def choose(self, task: str, sampling: Mapping[str, Any], partition: Partition | None) -> AnySampler:
         """Return the sampler for claims of a task with this sampling_config in a partition."""
@@ -138,18 +128,13 @@ class SamplerRegistry:
             return _OF_ORDERS[partition.options.order]
         name = sampling.get("sampler")
         sampler = self.of_task(task) if name is None else _built_in(str(name))
-        said = sampling.get(GROUP_SIZE)
-        sized = isinstance(sampler, UserSampler) or getattr(sampler, "size_given", True)
-        if isinstance(said, int) and said > 0 and not sized:
-            return self._copy_for_size(cast(BaseSampler, sampler), said, given=True)
-        return self._adapt_to_partition(sampler, partition)
-
-    def _adapt_to_partition(self, sampler: AnySampler, partition: Partition | None) -> AnySampler:
-        """Return this sampler with the group size of a partition."""
-        size = None if partition is None else declared_size(partition, sampler)
-        if size is None or isinstance(sampler, UserSampler) or group_size(sampler) in (None, size):
+        if isinstance(sampler, UserSampler) or group_size(sampler) is None:
             return sampler
-        return self._copy_for_size(sampler, size, given=False)
+        said = sampling.get(GROUP_SIZE)
+        if isinstance(said, int) and said > 0 and not getattr(sampler, "size_given", True):
+            return self._copy_for_size(sampler, said, given=True)
+        size = None if partition is None else declared_size(partition, sampler)
+        return sampler if size in (None, group_size(sampler)) else self._copy_for_size(sampler, size, given=False)
 
     def _copy_for_size(self, sampler: BaseSampler, size: int, given: bool) -> BaseSampler:
         """Return a built-in sampler like this one for groups of that size."""

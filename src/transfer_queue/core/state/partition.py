@@ -40,13 +40,12 @@ from transfer_queue.core.tables.field_groups import MANY_FIELDS, FieldGroups
 from transfer_queue.core.tables.field_ranks import FieldRanks
 from transfer_queue.core.tables.field_types import BlockShape, FieldGroup, FieldStats, PreparedTypes
 from transfer_queue.core.tables.group_table import GroupQuotas, GroupTable
-from transfer_queue.core.tables.lease_table import BatchKey, LeaseTable
+from transfer_queue.core.tables.lease_table import BatchKey, LeaseTable, UnseenBatches
 from transfer_queue.core.tables.lost_values import LostValues
 from transfer_queue.core.tables.retention_log import DropLog, RowAges
 from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.skipped_rows import SkippedRows
-from transfer_queue.core.tables.unseen_batches import UnseenBatch, UnseenBatches
 from transfer_queue.messages.descriptors import FieldSpec, FieldType, PartitionOptions
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.tag_table import (
@@ -611,7 +610,7 @@ class Partition(Persisted):
             self.consumed_ever[task] = self.consumed_ever.get(task, 0) + len(fresh)
             self.remove_from_ready_sets(task, key, chunk, fresh)
 
-    def take_back(self, batch: UnseenBatch) -> None:
+    def take_back(self, batch: r.UnseenBatch) -> None:
         """Make the rows of a batch that are not cleared ready again, as if they had not been dealt."""
         task, is_current = batch.task, batch.policy_version == self.policy_version
         for key, chunk, at, _ in self.rows.split(self.rows.positions_of(batch.indexes)):

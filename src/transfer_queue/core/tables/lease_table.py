@@ -1,4 +1,4 @@
-"""Leases of one partition, and how often rows were delivered without an acknowledgement.
+"""Leases of one partition, how often rows were delivered without an acknowledgement, and batches not handed over yet.
 
 A claim with a lease takes rows out of the ready sets as *claimed*. An acknowledgement of its token makes them consumed.
 If the lease ends without one, they are delivered again: to any client, or, for rows of a dealt batch, to the client
@@ -16,7 +16,8 @@ import numpy as np
 
 from transfer_queue.core.columns.joined_columns import rows_of
 from transfer_queue.core.columns.row_columns import per_chunk, per_task
-from transfer_queue.core.columns.schema import Count, Persisted, part
+from transfer_queue.core.columns.schema import Count, Persisted, part, unique_dict, value_of
+from transfer_queue.core.events.records import UnseenBatch
 from transfer_queue.core.tables.row_table import CHUNK, RowTable
 
 BatchKey = tuple[str, int, int]  # task, dp_rank, batch_index
@@ -96,6 +97,29 @@ class RowLease(msgspec.Struct, eq=False):
     """A row is consumed after acknowledgements by this number of tokens."""
     unit: Count
     """The samples of a group, which must be acknowledged together; 0 if each row is acknowledged by itself."""
+
+
+class UnseenBatches(Persisted, bare=True):
+    """The batches of one partition that were dealt and that no consumer has seen.
+
+    A claim without a rank-consistent key consumes its rows when it is answered. Its client holds them until it has
+    handed them over: until the call has returned, or until a loader has yielded the first item. If this never happens,
+    the rows become ready again, as if they had not been dealt. Tokens come from the counter of the leases, so a late
+    notice names a token that has ended.
+    """
+
+    by_token: dict[int, UnseenBatch] = value_of(
+        list[UnseenBatch],
+        dict,
+        lambda batches: msgspec.to_builtins(list(batches.values()), builtin_types=(bytes,)),
+        lambda batches: unique_dict([(batch.token, batch) for batch in batches]),
+    )
+    """The batches by token, in the order in which they were dealt."""
+
+    def forget(self, task: str) -> None:
+        """Forget a task whose consumption is reset. Its tokens are fenced."""
+        for token in [token for token, batch in self.by_token.items() if batch.task == task]:
+            del self.by_token[token]
 
 
 class LeaseTable(Persisted):

@@ -15,7 +15,6 @@ from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.lock_table import KeyLock
-from transfer_queue.core.tables.unseen_batches import UnseenBatch
 from transfer_queue.core.transitions import apply_clears, apply_leases, apply_puts, apply_units
 from transfer_queue.core.transitions.merge import merge_state
 from transfer_queue.core.transitions.restore import replace_state, take_loaded
@@ -114,6 +113,9 @@ def _apply_dealt(state: State, record: r.Dealt) -> None:
             consumed = consumed[:0]
         apply_leases.claim_rows(partition, record.task, claimed)
     partition.consume(record.task, consumed)
+    for batch in record.unseen:
+        partition.unseen_batches.by_token[batch.token] = batch
+        state.next_token = max(state.next_token, batch.token + 1)
     if record.lease is not None:
         _apply_leased(state, record.lease)
     for lease in record.leases:
@@ -124,10 +126,6 @@ def _apply_dealt(state: State, record: r.Dealt) -> None:
 def _apply_leased(state: State, record: r.RowsLeased) -> None:
     partition = state.partitions[record.partition]
     state.next_token = max(state.next_token, record.token + 1)
-    if not record.replicas:
-        batch = UnseenBatch(record.token, record.task, record.client, record.rows, partition.policy_version)
-        partition.unseen_batches.by_token[record.token] = batch
-        return
     partition.leases.add(
         RowLease(
             record.token, record.task, record.client, np.frombuffer(record.rows, "<i8"), record.seconds,
