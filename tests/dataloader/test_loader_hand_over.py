@@ -282,6 +282,22 @@ def test_a_loader_that_is_killed_before_its_first_item_has_handed_over_nothing(s
     assert sorted(claim_all(client, "unseen", [])) == list(range(ROWS))
 
 
+def test_what_a_function_claims_and_leaves_out_is_consumed(sequential: Any) -> None:
+    """It has seen these samples, and returns no batch for them."""
+    client = put("left out")
+    client.seal("left out")
+
+    def without_the_first(*arguments: Any, **more: Any) -> tuple[TensorDictBase | None, BatchMeta]:
+        data, meta = default_fetch_batch_fn(*arguments, **more)
+        return (None, meta) if data is not None and data["x"][0] == 0 else (data, meta)
+
+    dataset = StreamingDataset(
+        sequential, BATCH, BATCH, ["x"], "left out", "t", 0, True, fetch_batch_fn=without_the_first
+    )
+    assert [value for data, _ in dataset for value in data["x"].tolist()] == list(range(BATCH, ROWS))
+    assert client.check_consumption_status("t", "left out")
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_killed_workers_have_fetched_can_be_claimed(sequential: Any, workers: int) -> None:
     partition = f"workers {workers}"
