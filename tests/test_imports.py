@@ -76,7 +76,8 @@ SERVICES = {
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.
 CORE_ORDER: list[set[str]] = [
-    {"columns", "events"},
+    {"columns"},
+    {"events"},
     {"tables"},
     {"blocks"},
     {"ready"},
