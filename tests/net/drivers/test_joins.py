@@ -254,7 +254,7 @@ def test_threads(session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyP
 def test_a_thread_whose_flight_does_not_begin_goes_alone(
     session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 60.0)
     numbers.gate, gate = threading.Event(), threading.Event()
     slow = [numbers.operation(n, alone=Call(CONTROLLER, Topology(), work=lambda: _wait(gate))) for n in range(2)]
     threads, found = _in_threads(session, [*slow, numbers.operation(2), numbers.operation(3)])
@@ -264,6 +264,7 @@ def test_a_thread_whose_flight_does_not_begin_goes_alone(
     until(lambda: sum(queue.flights for queue in joins._queues.values()) == 2)
     threads[2].start()
     until(lambda: numbers.flights == [[2]])
+    monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 0.01)
     threads[3].start()
     threads[3].join()
     assert found == {3: ("alone", 3)}
