@@ -129,7 +129,7 @@ def test_a_stream_goes_on_over_kills_of_the_controller(durability: str) -> None:
         assert client.check_consumption_status("t", "p")
 
 
-SAVED = [f"k{n}" for n in range(5000)]
+SAVED = [f"k{n}" for n in range(4000)]
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,8 @@ class KVOperations(DataPath):
             The key, the merged tag, and the fields that the sample has after the put.
 
         Raises:
-            InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+            InvalidArgumentError: Neither `fields` nor `tag` is given, a field is of another size, or the partition
+                would have more than 4,096 fields.
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.
             SealedError: See `kv_batch_put`.
@@ -186,7 +187,8 @@ class KVOperations(DataPath):
             does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+            InvalidArgumentError: Lengths differ, keys are repeated, neither `fields` nor `tags` is given, or the
+                partition would have more than 4,096 fields.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
