@@ -2,9 +2,9 @@
 
 A bystander puts a row and waits for its metadata with another client, again and again, while a worker process does one
 of these: list 100,000 keys, save and load checkpoints, drop 10,000 partitions, put, get and clear rows of as many
-fields as a partition may have, or run 1,000 clients. Each event has a system of its own. Two figures describe it: the worst time from the call
-of a put to the return of the get that waits for it, and the processor time of the longest turn of the controller's
-loop, which does not depend on what else the machine does.
+fields as a partition may have, or run 1,000 clients. Each event has a system of its own. Two figures describe it: the
+worst time from the call of a put to the return of the get that waits for it, and the processor time of the longest turn
+of the controller's loop, which does not depend on what else the machine does.
 """
 
 from __future__ import annotations

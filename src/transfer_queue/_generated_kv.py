@@ -240,8 +240,8 @@ def kv_batch_get(
         The values, one row for each found key, in the order of the keys.
 
     Raises:
-        InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
-            anything is missing and `missing` is "error".
+        InvalidArgumentError: No key was given or found ("not found"), the found keys share no field ("not ready"),
+            or anything is missing and `missing` is "error".
 
     Example:
         >>> meta = tq.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
@@ -296,8 +296,8 @@ async def async_kv_batch_get(
         The values, one row for each found key, in the order of the keys.
 
     Raises:
-        InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
-            anything is missing and `missing` is "error".
+        InvalidArgumentError: No key was given or found ("not found"), the found keys share no field ("not ready"),
+            or anything is missing and `missing` is "error".
 
     Example:
         >>> meta = await tq.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})

@@ -2624,8 +2624,8 @@ class GeneratedMethods(ABC):
             The values, one row for each found key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
-                anything is missing and `missing` is "error".
+            InvalidArgumentError: No key was given or found ("not found"), the found keys share no field ("not ready"),
+                or anything is missing and `missing` is "error".
 
         Example:
             >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
@@ -2682,8 +2682,8 @@ class GeneratedMethods(ABC):
             The values, one row for each found key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
-                anything is missing and `missing` is "error".
+            InvalidArgumentError: No key was given or found ("not found"), the found keys share no field ("not ready"),
+                or anything is missing and `missing` is "error".
 
         Example:
             >>> meta = await client.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
