@@ -269,8 +269,8 @@ class KVOperations(DataPath):
         wanted = arguments.validated_keys(keys)
         if not wanted:
             raise InvalidArgumentError(
-                f"no keys were given, so samples were not found in partition {partition_id!r}; pass at least one key, "
-                f"kv_list() returns those of a partition"
+                f"no keys were given, so samples were not found in partition {partition_id!r}; pass at least one key "
+                f"(kv_list() returns the keys of a partition)"
             )
         fields = None if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
         request = queries.Lookup(partition_id, None, wanted, fields)
