@@ -34,7 +34,7 @@ def complete(folder: Path) -> None:
 def test_4096_fields_are_allowed_and_no_further_one(a: Client) -> None:
     first = a.kv_put("a", "p", fields(0, MAX_FIELDS // 2))
     a.kv_put("b", "p", fields(MAX_FIELDS // 2, MAX_FIELDS))
-    found = rf"partition 'p' has {MAX_FIELDS}, and this adds others \('x'\)"
+    found = rf"partition 'p' would have more: it has {MAX_FIELDS}, and 'x' would be added; nothing was changed"
     for put in (
         lambda: a.kv_put("c", "p", {"x": torch.tensor(1)}),
         lambda: a.kv_put("a", "p", {"x": "text"}),
@@ -42,9 +42,8 @@ def test_4096_fields_are_allowed_and_no_further_one(a: Client) -> None:
         lambda: a.put(numbers(1), partition_id="p"),
         lambda: a.put(numbers(1), metadata=a.kv_retrieve_meta("a", "p")),
     ):
-        with pytest.raises(InvalidArgumentError, match=f"(?s){found}.*|{REFUSED}") as caught:
+        with pytest.raises(InvalidArgumentError, match=found):
             put()
-        assert "'x'" in str(caught.value)
     assert a.kv_list("p") == {"p": {"a": {}, "b": {}}}
     assert a.kv_put("c", "p", fields(0, MAX_FIELDS)).fields == sorted(fields(0, MAX_FIELDS).keys())
     a.kv_put("a", "other", numbers(1))
@@ -54,7 +53,7 @@ def test_4096_fields_are_allowed_and_no_further_one(a: Client) -> None:
 
 @pytest.mark.parametrize("count", [MAX_FIELDS + 1, 3 * MAX_FIELDS])
 def test_one_put_of_more_fields_is_refused(a: Client, count: int) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"partition 'p' has 0, .*'f0', 'f1', .*, \.\.\..*{REFUSED[-20:]}"):
+    with pytest.raises(InvalidArgumentError, match=r"it has 0, and 'f0', 'f1', .*, \.\.\. would be added; nothing"):
         a.put(fields(0, count), partition_id="p")
     assert a.get_partition_list() == []
     inner = TensorDict({"x": fields(0, MAX_FIELDS)}, batch_size=[1])

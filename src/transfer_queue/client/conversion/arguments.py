@@ -395,9 +395,9 @@ def large_tags(sent: SentTags | None) -> dict[str, str]:
         nbytes = max(map(_nbytes_of, values), default=0)
         largest[name] = max(nbytes, largest.get(name, 0))
     return {
-        name: f"the tag entry {name!r} of a sample has a value of {size_text(nbytes)}. The controller keeps tags in its "
-        f"memory and returns them with every list of keys, so values above {size_text(LARGE_TAG)} slow down the whole "
-        f"system. Put such a value as a field (fields={{{name!r}: ...}}), which is stored outside the controller."
+        name: f"the tag entry {name!r} of a sample has a value of {size_text(nbytes)}. The controller keeps tags in "
+        f"its memory and returns them with every list of keys, so values above {size_text(LARGE_TAG)} slow down the "
+        f"whole system. Put such a value as a field (fields={{{name!r}: ...}}), which is stored outside the controller."
         for name, nbytes in largest.items()
         if nbytes > LARGE_TAG
     }

@@ -297,10 +297,10 @@ def check_number(partition: str, fields: Mapping[str, FieldStats], added: Collec
     if live + len(fresh) > MAX_FIELDS:
         named = ", ".join(map(repr, fresh[:3])) + (", ..." if len(fresh) > 3 else "")
         raise InvalidArgumentError(
-            f"a partition can have at most {MAX_FIELDS} fields with values, but partition {partition!r} has {live}, "
-            f"and this adds others ({named}); nothing was changed. Put values that belong together into one field (a "
-            f"tensor with one more dimension, or a dict), use several partitions, or clear the samples whose fields "
-            f"are not needed any more."
+            f"a partition can have at most {MAX_FIELDS} fields with values, but partition {partition!r} would have "
+            f"more: it has {live}, and {named} would be added; nothing was changed. Put values that belong together "
+            f"into one field (a tensor with one more dimension, or a dict), use several partitions, or clear the "
+            f"samples whose fields are not needed any more."
         )
 
 
