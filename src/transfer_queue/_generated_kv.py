@@ -43,7 +43,8 @@ def kv_put(
         The key, the merged tag, and the fields that the sample has after the put.
 
     Raises:
-        InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+        InvalidArgumentError: Neither `fields` nor `tag` is given, a field is of another size, or the partition
+            would have more than 4,096 fields.
         FieldTypeError: See `kv_batch_put`.
         CapacityError: See `kv_batch_put`.
         SealedError: See `kv_batch_put`.
@@ -89,7 +90,8 @@ async def async_kv_put(
         The key, the merged tag, and the fields that the sample has after the put.
 
     Raises:
-        InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+        InvalidArgumentError: Neither `fields` nor `tag` is given, a field is of another size, or the partition
+            would have more than 4,096 fields.
         FieldTypeError: See `kv_batch_put`.
         CapacityError: See `kv_batch_put`.
         SealedError: See `kv_batch_put`.
@@ -137,7 +139,8 @@ def kv_batch_put(
         does nothing and returns empty metadata.
 
     Raises:
-        InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+        InvalidArgumentError: Lengths differ, keys are repeated, neither `fields` nor `tags` is given, or the
+            partition would have more than 4,096 fields.
         FieldTypeError: The values do not match the live values of a field (a ValueError).
         CapacityError: There is no space.
         SealedError: The partition is sealed and accepts no new samples.
@@ -185,7 +188,8 @@ async def async_kv_batch_put(
         does nothing and returns empty metadata.
 
     Raises:
-        InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+        InvalidArgumentError: Lengths differ, keys are repeated, neither `fields` nor `tags` is given, or the
+            partition would have more than 4,096 fields.
         FieldTypeError: The values do not match the live values of a field (a ValueError).
         CapacityError: There is no space.
         SealedError: The partition is sealed and accepts no new samples.
@@ -236,8 +240,8 @@ def kv_batch_get(
         The values, one row for each found key, in the order of the keys.
 
     Raises:
-        InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
-            anything is missing and `missing` is "error".
+        InvalidArgumentError: No key was given or found ("not found"), the found keys share no field ("not ready"),
+            or anything is missing and `missing` is "error".
 
     Example:
         >>> meta = tq.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
@@ -292,8 +296,8 @@ async def async_kv_batch_get(
         The values, one row for each found key, in the order of the keys.
 
     Raises:
-        InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
-            anything is missing and `missing` is "error".
+        InvalidArgumentError: No key was given or found ("not found"), the found keys share no field ("not ready"),
+            or anything is missing and `missing` is "error".
 
     Example:
         >>> meta = await tq.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})

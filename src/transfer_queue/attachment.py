@@ -27,6 +27,8 @@ class Current:
         """The system that this process started or attached to; None if it has none."""
         self.client: TransferQueueClient | None = None
         """The client of that system; None if it has none."""
+        self.by_init = False
+        """Whether `init` has attached this process. Otherwise it has attached by itself, or is not attached."""
         self.found: RunningSystem | None = None
         """The same system, if the process attached to it without `init`. When it ends, the process attaches again."""
         self.same: tuple[RunningSystem, str] | None = None

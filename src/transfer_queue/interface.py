@@ -95,7 +95,7 @@ SAVE_ATTEMPTS = 3
 """How often `save_checkpoint` tries, if storage units are lost while it saves."""
 
 _TQ_CONTROLLER: RunningSystem | None = None
-"""The system that `init` started or attached to; None means "not initialized"."""
+"""The system that `init` started or attached to; None after `init` means "not initialized"."""
 
 
 def init(
@@ -162,7 +162,7 @@ def init(
                     CURRENT.client = TransferQueueClient(CURRENT.system)
                 in_force = _in_force(CURRENT.system, CURRENT.client, conf)
                 CURRENT.client._introduce(task, rank)
-                _TQ_CONTROLLER = CURRENT.system
+                _TQ_CONTROLLER, CURRENT.by_init = CURRENT.system, True
                 return in_force
             _logger.warning(
                 "the system %s has ended; init attaches to another one or starts one", CURRENT.system.describe()
@@ -190,7 +190,7 @@ def init(
             found.leave()
             raise
         CURRENT.system, CURRENT.client = found, client
-        _TQ_CONTROLLER = found
+        _TQ_CONTROLLER, CURRENT.by_init = found, True
         return in_force
 
 
@@ -297,6 +297,7 @@ def close() -> None:
     with CURRENT.lock:
         client, system = CURRENT.client, CURRENT.system
         CURRENT.client = CURRENT.system = _TQ_CONTROLLER = None
+        CURRENT.by_init = False
     if client is not None:
         client.close()
     if system is not None:
@@ -600,9 +601,10 @@ def load_checkpoint(
 
 
 def _checkpoint_client() -> TransferQueueClient:
-    if _TQ_CONTROLLER is None:
+    client = attach_to_running()
+    if client is None or (CURRENT.by_init and _TQ_CONTROLLER is None):  # callers may set _TQ_CONTROLLER to None
         raise NotInitializedError("the system is not initialized: call tq.init() before saving or loading checkpoints")
-    return current_client()
+    return client
 
 
 def _close_with_child(module: object = None) -> None:

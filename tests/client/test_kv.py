@@ -206,6 +206,14 @@ class TestGet:
         back = b.kv_batch_get(keys, "p", select_fields=selected)
         assert (list(back.keys()), back.batch_size) == ([], torch.Size([0]))
 
+    @pytest.mark.parametrize("no_keys", [[], ()])
+    def test_no_keys(self, b: Client, keys: list[str], no_keys: Any) -> None:
+        words = "no keys were given.*not found in partition 'p'; pass at least one key"
+        with pytest.raises(ValueError, match=words):
+            b.kv_batch_get(no_keys, "p")
+        with pytest.raises(ValueError, match=words):
+            b.kv_batch_get_by_meta(KVBatchMeta(partition_id="p", fields=["x"]))
+
     def test_not_ready(self, a: Client, keys: list[str]) -> None:
         a.kv_put("n", "p", {"w": 1})
         for selected in (None, ["x"]):

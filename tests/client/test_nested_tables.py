@@ -9,7 +9,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict, lazy_stack
 
 from simulated import numbers, ragged, rows_of, same, table
-from transfer_queue.errors import FieldTypeError, StorageKeyNotFoundError
+from transfer_queue.errors import FieldTypeError, StorageKeyNotFoundError, UncarriableValueError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
 from transfer_queue.wire.blocks.gather import stack_of
@@ -146,3 +146,18 @@ def test_a_data_parser_gets_it_unchanged(a: Client) -> None:
 def test_a_table_without_fields(a: Client) -> None:
     a.kv_batch_put(["k"], "p", TensorDict({"x": TensorDict({}, batch_size=[1])}, batch_size=[1]))
     assert a.kv_batch_get("k", "p")["x"].batch_size == torch.Size([1])
+
+
+def test_lost_lengths_of_a_nested_field_are_refused(a: Client) -> None:
+    starts, lengths = torch.tensor([0, 1]), torch.tensor([2, 1])
+    rows = torch.nested.narrow(torch.arange(4).view(2, 2), 1, starts, lengths, layout=torch.jagged)
+    for name, fields in {"x": {"x": rows}, "x::y": {"x": TensorDict({"y": rows}, batch_size=[2])}}.items():
+        given = TensorDict(fields, batch_size=[2])
+        for put in (
+            lambda given=given: a.put(given, partition_id="p"),
+            lambda given=given: a.kv_batch_put(["k", "l"], "p", given),
+            lambda given=given: a.kv_batch_put(["k", "l"], "p", given, data_parser=lambda columns: columns),
+        ):
+            with pytest.raises(UncarriableValueError, match=f"field '{name}'.*pytorch/issues/196708"):
+                put()
+    assert a.kv_list() == {}

@@ -173,6 +173,49 @@ def told_by(target: Callable[..., None], *arguments: Any) -> tuple[int | None, s
     return process.exitcode, told
 
 
+def checkpoint(attached_by: str, queue: Any, folder: Path, told: Connection[Any, Any]) -> None:
+    """Save and load without a call of `init`. attached_by: what has attached the process before."""
+    if attached_by == "a put":
+        tq.kv_put("own", "p", {"x": 2})
+    elif attached_by == "a queue":  # which knows its system
+        queue.put(1)
+    tq.save_checkpoint(folder)
+    tq.kv_put("later", "p", {"x": 3})
+    tq.load_checkpoint(folder)
+    report = tq.save_checkpoint(folder.with_name("some"), partitions="p")
+    tq.interface._TQ_CONTROLLER = None  # as it is already
+    tq.load_checkpoint(folder)
+    told.send(report.samples)
+
+
+@pytest.mark.parametrize(("attached_by", "samples"), [("nothing", 1), ("a put", 2), ("a queue", 1)])
+def test_a_process_that_never_called_init_saves_and_loads_checkpoints(
+    systems: Any, tmp_path: Path, attached_by: str, samples: int
+) -> None:
+    systems()
+    tq.init({"system": {"name": NAME}})
+    tq.kv_put("k", "p", {"x": 1})
+    assert told_by(checkpoint, attached_by, tq.Queue("q"), tmp_path / "ck") == (0, {"p": samples})
+    assert len(tq.kv_list("p")["p"]) == samples
+
+
+def test_a_process_whose_system_init_has_attached_is_not_initialized_if_its_controller_is_set_to_none(
+    systems: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systems()
+    assert tq.kv_list() == {}
+    tq.init({"system": {"name": NAME}})
+    with monkeypatch.context() as patched:
+        patched.setattr(tq.interface, "_TQ_CONTROLLER", None)
+        for call in (tq.save_checkpoint, tq.load_checkpoint):
+            with pytest.raises(tq.NotInitializedError, match="not initialized"):
+                call(tmp_path / "ck")
+    tq.save_checkpoint(tmp_path / "ck")
+    tq.close()
+    tq.save_checkpoint(tmp_path / "ck")  # attaches by itself again
+    tq.load_checkpoint(tmp_path / "ck")
+
+
 @pytest.mark.parametrize("by", ["TQ_ADDRESS", "TQ_SYSTEM"])
 def test_a_worker_whose_trainer_has_crashed_starts_no_system(by: str) -> None:
     """Whether it inherited the folder from the trainer, or was started with the same name on its own."""

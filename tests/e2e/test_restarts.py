@@ -227,7 +227,7 @@ def test_a_detached_system_and_a_folder_that_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_put_of_very_many_fields_is_there_whole_after_a_kill() -> None:
-    names = [f"f{number}" for number in range(5000)]
+    names = [f"f{number}" for number in range(4000)]
 
     def values(first: int) -> TensorDict:
         return TensorDict({name: torch.full((2,), first + at) for at, name in enumerate(names)}, batch_size=2)

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.events.records import AnyRecord, RequestParked
+from transfer_queue.core.events.records import AnyRecord, PartitionMade, RequestParked, RowsPut
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.field_types import MAX_FIELDS
+from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.errors import JournalError
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import (
@@ -26,7 +29,7 @@ from transfer_queue.journal.journal import (
 )
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.descriptors import PartitionOptions
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import CreatePartition
@@ -309,3 +312,22 @@ def test_on_the_same_boot_times_stay(tmp_path: Path) -> None:
     writer.put("a", now=500.0)
     writer.journal.close()
     assert recover(tmp_path, ClockIdentity(CLOCK.boot, 3.0)).state.partitions["p"].births.first_time(0) == 500.0
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_partition_with_more_fields_than_are_allowed_is_named(tmp_path: Path, snapshot: bool) -> None:
+    """Such a journal is of an earlier release, which had no limit."""
+    writer = Writer(tmp_path)
+    schema = [FieldSpec(f"f{number}", "object", "object", 1, False) for number in range(MAX_FIELDS + 1)]
+    block = NewBlock(0, 1, 0, 1, 0, 1, schema, np.zeros(len(schema), "i8").tobytes())
+    records = [PartitionMade("p", PartitionOptions()), RowsPut("p", "c", 0, 1, None, None, None, 1, block, [])]
+    for record in records:
+        apply_record(writer.controller.state, record)
+    if snapshot:
+        writer.snapshot()
+    else:
+        writer.journal.append(records)
+        writer.journal.commit()
+    writer.journal.close()
+    with pytest.raises(JournalError, match=rf"partition 'p' has {MAX_FIELDS + 1} fields.*durability.folder"):
+        recover(tmp_path, CLOCK)

@@ -687,7 +687,7 @@ class GeneratedMethods(ABC):
             and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Sizes do not match.
+            InvalidArgumentError: Sizes do not match, or the partition would have more than 4,096 fields.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
@@ -742,7 +742,7 @@ class GeneratedMethods(ABC):
             and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Sizes do not match.
+            InvalidArgumentError: Sizes do not match, or the partition would have more than 4,096 fields.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
@@ -2419,7 +2419,8 @@ class GeneratedMethods(ABC):
             The key, the merged tag, and the fields that the sample has after the put.
 
         Raises:
-            InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+            InvalidArgumentError: Neither `fields` nor `tag` is given, a field is of another size, or the partition
+                would have more than 4,096 fields.
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.
             SealedError: See `kv_batch_put`.
@@ -2467,7 +2468,8 @@ class GeneratedMethods(ABC):
             The key, the merged tag, and the fields that the sample has after the put.
 
         Raises:
-            InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+            InvalidArgumentError: Neither `fields` nor `tag` is given, a field is of another size, or the partition
+                would have more than 4,096 fields.
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.
             SealedError: See `kv_batch_put`.
@@ -2517,7 +2519,8 @@ class GeneratedMethods(ABC):
             does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+            InvalidArgumentError: Lengths differ, keys are repeated, neither `fields` nor `tags` is given, or the
+                partition would have more than 4,096 fields.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
@@ -2567,7 +2570,8 @@ class GeneratedMethods(ABC):
             does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+            InvalidArgumentError: Lengths differ, keys are repeated, neither `fields` nor `tags` is given, or the
+                partition would have more than 4,096 fields.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
@@ -2620,8 +2624,8 @@ class GeneratedMethods(ABC):
             The values, one row for each found key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
-                anything is missing and `missing` is "error".
+            InvalidArgumentError: No key was given or found ("not found"), the found keys share no field ("not ready"),
+                or anything is missing and `missing` is "error".
 
         Example:
             >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
@@ -2678,8 +2682,8 @@ class GeneratedMethods(ABC):
             The values, one row for each found key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
-                anything is missing and `missing` is "error".
+            InvalidArgumentError: No key was given or found ("not found"), the found keys share no field ("not ready"),
+                or anything is missing and `missing` is "error".
 
         Example:
             >>> meta = await client.async_kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})

@@ -31,7 +31,7 @@ from transfer_queue.core.samplers.sampler_states import SavedStates
 from transfer_queue.core.samplers.user_sampler import UserSampler
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.serialization import load_untrusted, save_checked
+from transfer_queue.core.state.serialization import check_field_numbers, load_untrusted, save_checked
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.core.transitions.merge import check_merge
@@ -90,11 +90,13 @@ def build_saved_state(tree: Any, file: str = "", watched: Iterable[str] = ()) ->
         watched: See `State`.
 
     Raises:
-        CheckpointError: The tree is not a state, or contradicts itself.
+        CheckpointError: The tree is not a state, contradicts itself, or has a partition with too many fields.
     """
     if not isinstance(tree, dict) or "state" not in tree:
         raise CheckpointError("it does not contain the state of a controller")
-    return SavedState({**tree, "state": None}, load_untrusted(tree["state"], None, watched), file)
+    state = load_untrusted(tree["state"], None, watched)
+    check_field_numbers(state)
+    return SavedState({**tree, "state": None}, state, file)
 
 
 def check_file_name(name: str) -> str:

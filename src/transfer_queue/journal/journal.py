@@ -83,8 +83,8 @@ class Recovered:
 def recover(folder: Path, clock: ClockIdentity, capacity: int | None = None, watched: Iterable[str] = ()) -> Recovered:
     """Restore the state from the journal in a folder. Truncates a torn tail, and removes old and unfinished files.
 
-    For `capacity` and `watched` see `State`. Raises JournalError if the journal is damaged, and OSError as the file
-    system does.
+    For `capacity` and `watched` see `State`. Raises JournalError if the journal is damaged or a partition has too many
+    fields, and OSError as the file system does.
     """
     for path in folder.iterdir():
         if _DRAFT.fullmatch(path.name):
@@ -118,6 +118,12 @@ def recover(folder: Path, clock: ClockIdentity, capacity: int | None = None, wat
         if not end:
             path.unlink()
             next_number = number
+    try:
+        serialization.check_field_numbers(state)
+    except CheckpointError as error:
+        raise JournalError(
+            f"the journal in {folder} cannot be used: {error}, or start with an empty folder (durability.folder)"
+        ) from None
     states = LoadedStates(folder)
     for name in states.names():
         if name not in loaded:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from transfer_queue.core.events.records import PartitionMade, ReplySent, RowsPut, RowsPutTogether, WriterFenced
 from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.puts.puts_together import alike_puts
+from transfer_queue.core.tables import field_types
 from transfer_queue.core.units.mirror_writer import MaxLag
-from transfer_queue.errors import CapacityError, ProtocolError, SealedError
+from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, SealedError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import MIRROR
 from transfer_queue.messages.envelopes import RequestEnvelope
@@ -343,3 +344,16 @@ def test_blocks_at_any_places_have_the_results_that_they_have_one_after_the_othe
         ]
         assert extents[0] == extents[1]
         assert one.state.blocks.leased == two.state.blocks.leased
+
+
+def test_puts_that_give_the_partition_too_many_fields_are_refused_one_by_one(
+    h: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(field_types, "MAX_FIELDS", 2)
+    opened(h)
+    fields = {"x": tensor(), "y": tensor(), "z": tensor()}
+    puts = [put_of(h, name, fields=fields, keys=[name]) for name in CLIENTS[:3]]
+    for (name, _), sequence in zip(puts, h.send_together(puts), strict=True):
+        with pytest.raises(InvalidArgumentError, match="at most 2 fields"):
+            h.result(sequence, name)
+    assert list(h.state.partitions["p"].fields) == ["x"]

@@ -5,7 +5,7 @@ Each function raises `InvalidArgumentError`, which says what the argument must b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Protocol
@@ -13,14 +13,16 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import torch
+from msgspec.msgpack import Ext
 from tensordict import TensorDictBase, is_tensor_collection
 
 from transfer_queue.client.conversion.data_parser import columns_of_row, parser_columns
+from transfer_queue.display import size_text
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import LONGEST_SECONDS
 from transfer_queue.messages.descriptors import SEPARATOR, PartitionOptions
 from transfer_queue.messages.reports.timeline import Introduce
-from transfer_queue.messages.tag_table import COLUMNS_FROM, SentTags
+from transfer_queue.messages.tag_table import COLUMNS_FROM, SentTags, TagTable
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.encode import is_nested_table
 from transfer_queue.wire.blocks.gather import table_of
@@ -45,6 +47,10 @@ Fence = HasToken | int
 LONGEST_TIMEOUT = LONGEST_SECONDS
 LONGEST_TASK = 1024
 """Characters of the task with which a client introduces itself."""
+LARGE_TAG = 16 << 10
+"""Bytes above which the value of a tag entry is better put as a field."""
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def _as_list(values: Any, what: str) -> list[Any]:
@@ -380,6 +386,41 @@ def encoded_tags(tags: Sequence[Mapping[str, Any] | None] | None, allow_pickle: 
         return None
     table = table_of_tags(tags, allow_pickle) if len(tags) >= COLUMNS_FROM else None
     return [encoded_tag(tag, allow_pickle) for tag in tags] if table is None else table
+
+
+def large_tags(sent: SentTags | None) -> dict[str, str]:
+    """Return a warning for each entry of encoded tags that has a value above LARGE_TAG, by the name of the entry."""
+    largest: dict[str, int] = {}
+    for name, values in _tag_values(sent):
+        nbytes = max(map(_nbytes_of, values), default=0)
+        largest[name] = max(nbytes, largest.get(name, 0))
+    return {
+        name: f"the tag entry {name!r} of a sample has a value of {size_text(nbytes)}. The controller keeps tags in "
+        f"its memory and returns them with every list of keys, so values above {size_text(LARGE_TAG)} slow down the "
+        f"whole system. Put such a value as a field (fields={{{name!r}: ...}}), which is stored outside the controller."
+        for name, nbytes in largest.items()
+        if nbytes > LARGE_TAG
+    }
+
+
+def _tag_values(sent: SentTags | None) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the names and values of encoded tags. Leaves out columns that can have no large value."""
+    if isinstance(sent, TagTable):
+        yield from ((column.name, column.pool) for column in sent.columns if len(_encode(column.pool)) > LARGE_TAG)
+        return
+    for tag in sent or ():
+        for name, value in (tag or {}).items():
+            yield name, [value]
+
+
+def _nbytes_of(value: Any) -> int:
+    """Return the bytes of an encoded tag value; 0 for a value that is small."""
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return len(_encode(value)) if 4 * len(value) > LARGE_TAG else 0
+    if kind is list or kind is dict:
+        return len(_encode(value))
+    return len(value.data) if kind is Ext else 0
 
 
 def validated_filter(where: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, Any]:

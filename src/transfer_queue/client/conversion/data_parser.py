@@ -14,6 +14,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDictBase, is_tensor_collection
 
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.wire.buffers.jagged import check_lengths
 
 
 def columns_of_row(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,12 +35,15 @@ def parser_columns(fields: TensorDictBase | Mapping[str, Any], rows: int) -> dic
     These are tensors for dense columns, lists for nested and non-tensor columns, and numpy arrays for arrays.
     """
     items = ((name, fields.get(name)) for name in list(fields.keys()))
-    return {name: _parser_column(value, rows) for name, value in items}
+    return {name: _parser_column(name, value, rows) for name, value in items}
 
 
-def _parser_column(value: Any, rows: int) -> Any:
+def _parser_column(name: str, value: Any, rows: int) -> Any:
     if isinstance(value, torch.Tensor):
-        return list(value.unbind(0)) if value.is_nested else value
+        if not value.is_nested:
+            return value
+        check_lengths(name, value)
+        return list(value.unbind(0))
     if isinstance(value, NonTensorStack):
         return value.tolist()
     if isinstance(value, NonTensorData):

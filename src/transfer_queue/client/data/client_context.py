@@ -271,12 +271,12 @@ class ClientContext:
         """Return the space of a reservation."""
         return self._only_space or self._spaces[self._kinds[reserved.unit]]
 
-    def warn(self, words: str) -> None:
-        """Log a warning, unless this client has already logged the same one."""
+    def warn(self, words: str, subject: str = "") -> None:
+        """Log a warning, unless this client has already logged the same one, or one about the same subject."""
         with self._lock:
-            if words in self._warned or len(self._warned) >= MOST_WARNINGS:
+            if (subject or words) in self._warned or len(self._warned) >= MOST_WARNINGS:
                 return
-            self._warned.add(words)
+            self._warned.add(subject or words)
         get_logger(__name__).warning("%s", words)
 
     def note_handed_over(self, report: ReportBatches) -> bool:

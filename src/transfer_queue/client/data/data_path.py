@@ -535,7 +535,10 @@ class DataPath:
         return encode_put(columns, rows, allow_pickle=self._state.settings.allow_pickle)
 
     def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> SentTags | None:
-        return arguments.encoded_tags(tags, self._state.settings.allow_pickle)
+        sent = arguments.encoded_tags(tags, self._state.settings.allow_pickle)
+        for name, words in arguments.large_tags(sent).items():
+            self._state.warn(words, f"large tag {name}")
+        return sent
 
     def _handing_over(self, claim: Claim, reply: ClaimReply, work: Operation[T], *, read: bool = False) -> Operation[T]:
         """Run what is left of a call whose claim was answered, and hand its batch over with the result.

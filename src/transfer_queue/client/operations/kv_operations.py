@@ -122,7 +122,8 @@ class KVOperations(DataPath):
             The key, the merged tag, and the fields that the sample has after the put.
 
         Raises:
-            InvalidArgumentError: Neither `fields` nor `tag` is given, or a field is of another size.
+            InvalidArgumentError: Neither `fields` nor `tag` is given, a field is of another size, or the partition
+                would have more than 4,096 fields.
             FieldTypeError: See `kv_batch_put`.
             CapacityError: See `kv_batch_put`.
             SealedError: See `kv_batch_put`.
@@ -186,7 +187,8 @@ class KVOperations(DataPath):
             does nothing and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Lengths differ, keys are repeated, or neither `fields` nor `tags` is given.
+            InvalidArgumentError: Lengths differ, keys are repeated, neither `fields` nor `tags` is given, or the
+                partition would have more than 4,096 fields.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.
@@ -201,7 +203,11 @@ class KVOperations(DataPath):
         yield from self._state.learn()
         names = arguments.validated_keys(keys)
         encoded = None
-        if not names and fields is not None and arguments.has_no_rows(fields):
+        if not names and fields is not None:
+            if not arguments.has_no_rows(fields):
+                raise InvalidArgumentError(
+                    f"no keys were given for the {arguments.rows_of(fields)} rows of fields; pass one key for each row"
+                )
             arguments.validated_tags(tags, 0, "keys")
             arguments.validated_groups(group_ids, 0)
             arguments.check_partition_id(partition_id)
@@ -246,8 +252,8 @@ class KVOperations(DataPath):
             The values, one row for each found key, in the order of the keys.
 
         Raises:
-            InvalidArgumentError: No key was found ("not found"), the found keys share no field ("not ready"), or
-                anything is missing and `missing` is "error".
+            InvalidArgumentError: No key was given or found ("not found"), the found keys share no field ("not ready"),
+                or anything is missing and `missing` is "error".
 
         Example:
             >>> meta = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.tensor([0.0, 1.0])})
@@ -261,6 +267,11 @@ class KVOperations(DataPath):
             raise InvalidArgumentError(f"missing must be 'drop' or 'error', got {missing!r}")
         yield from self._state.learn()
         wanted = arguments.validated_keys(keys)
+        if not wanted:
+            raise InvalidArgumentError(
+                f"no keys were given, so samples were not found in partition {partition_id!r}; pass at least one key "
+                f"(kv_list() returns the keys of a partition)"
+            )
         fields = None if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
         request = queries.Lookup(partition_id, None, wanted, fields)
         asked = self._gets.call_for(request, timeout)

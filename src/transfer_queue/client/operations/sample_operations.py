@@ -57,7 +57,7 @@ class SampleOperations(DataPath):
             and returns empty metadata.
 
         Raises:
-            InvalidArgumentError: Sizes do not match.
+            InvalidArgumentError: Sizes do not match, or the partition would have more than 4,096 fields.
             FieldTypeError: The values do not match the live values of a field (a ValueError).
             CapacityError: There is no space.
             SealedError: The partition is sealed and accepts no new samples.

@@ -18,7 +18,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.state.validation import check_options
-from transfer_queue.core.tables.field_types import FieldStats, check_block, shape_of
+from transfer_queue.core.tables.field_types import FieldStats, check_block, check_number, shape_of
 from transfer_queue.core.units.location_checks import check_apart, check_places, close_extents
 from transfer_queue.errors import (
     CapacityError,
@@ -255,6 +255,7 @@ def _check_blocks(
         fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
         matched = prepared is not None and prepared.matches(fields, typed)
         check_types(fields, blocks, request.converted, matched)
+        check_number(request.partition, fields, [spec.name for block in blocks for spec in block.schema])
 
 
 def check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted: list[str], matched: bool) -> None:

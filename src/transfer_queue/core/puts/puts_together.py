@@ -20,7 +20,7 @@ from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.field_types import check_block, shape_of
+from transfer_queue.core.tables.field_types import check_block, check_number, shape_of
 from transfer_queue.core.units.location_checks import check_places, fit_together
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.descriptors import NewBlock
@@ -81,6 +81,7 @@ def decide(state: State, callers: Sequence[Caller]) -> r.RowsPutTogether | None:
     tagged, all_next = False, True
     try:
         put_decisions.check_types(partition.fields, [first.block], [], matched=False)
+        check_number(partition.name, partition.fields, [spec.name for spec in first.block.schema])
         for caller in callers:
             request = _put_of(caller)
             block = request.block

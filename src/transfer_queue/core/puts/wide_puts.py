@@ -24,9 +24,11 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.core.tables.field_types import (
+    MAX_FIELDS,
     PreparedTypes,
     check_dims,
     check_kind,
+    check_number,
     check_place,
     dims_end,
     fields_of,
@@ -154,6 +156,8 @@ class WidePut:
         if len(self.names) != before + len(some):
             raise InvalidArgumentError(f"a put must have each field only once, but its first {before + len(some)} "
                                        f"fields have only {len(self.names)} names")  # fmt: skip
+        if len(self.names) > MAX_FIELDS:
+            check_number(self.body.partition, {} if partition is None else partition.fields, sorted(self.names))
         for spec in some:
             dims = block.take_dims(spec)
             if self.prepared.types is not None:

@@ -21,6 +21,7 @@ from transfer_queue.core.blocks.extent_records import ExtentRecord
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.state.invariants import check_loaded
 from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.field_types import MAX_FIELDS, count_live
 from transfer_queue.errors import CheckpointError
 
 
@@ -82,6 +83,17 @@ def load_untrusted(tree: Any, capacity: int | None = None, watched: Iterable[str
             f"the saved state contradicts itself: {words}; nothing was changed. Load another checkpoint."
         ) from error
     return state
+
+
+def check_field_numbers(state: State) -> None:
+    """Raise CheckpointError if a partition of a saved state has more fields with values than a put may give it."""
+    for name, partition in state.partitions.items():
+        live = count_live(partition.fields)
+        if live > MAX_FIELDS:
+            raise CheckpointError(
+                f"partition {name!r} has {live} fields with values, and a partition can have at most {MAX_FIELDS}. Use "
+                f"the release that saved it to put the values of that partition into fewer fields"
+            )
 
 
 Columns = dict[str, np.ndarray]

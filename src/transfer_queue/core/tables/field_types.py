@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -14,6 +14,8 @@ from transfer_queue.errors import FieldTypeError, InvalidArgumentError
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.messages.descriptors import NESTED, FieldSpec, FieldType, NewBlock, fields_of_part
 
+MAX_FIELDS = 4096
+"""The maximum number of fields of a partition that have values in live rows."""
 MIXED_RANK = -1  # ndim of a field, or of one block's column, whose rows differ in rank
 
 _WIDE_UNSIGNED = frozenset({"uint16", "uint32", "uint64"})
@@ -279,6 +281,27 @@ class FieldStats(Persisted, array_like=True):
             return "a nested TensorDict"
         shape = ["?" if self.differs >> d & 1 else str(n) for d, n in enumerate(self.shape)]
         return f"{'|'.join((self.dtype, *self.others))}[{'mixed ranks' if self.mixed_rank else ', '.join(shape)}]"
+
+
+def count_live(fields: Mapping[str, FieldStats]) -> int:
+    """Return the number of fields that have values."""
+    return sum(field.live > 0 for field in fields.values())
+
+
+def check_number(partition: str, fields: Mapping[str, FieldStats], added: Collection[str]) -> None:
+    """Raise InvalidArgumentError if a partition with these fields cannot have values of these, too."""
+    if len(fields) + len(added) <= MAX_FIELDS:
+        return
+    live = count_live(fields)
+    fresh = [name for name in added if name not in fields or not fields[name].live]
+    if live + len(fresh) > MAX_FIELDS:
+        named = ", ".join(map(repr, fresh[:3])) + (", ..." if len(fresh) > 3 else "")
+        raise InvalidArgumentError(
+            f"a partition can have at most {MAX_FIELDS} fields with values, but partition {partition!r} would have "
+            f"more: it has {live}, and {named} would be added; nothing was changed. Put values that belong together "
+            f"into one field (a tensor with one more dimension, or a dict), use several partitions, or clear the "
+            f"samples whose fields are not needed any more."
+        )
 
 
 _REMEDY = {  # by the kind of the values that are put

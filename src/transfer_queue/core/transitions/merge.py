@@ -14,7 +14,7 @@ import numpy as np
 from transfer_queue.core.blocks.block_chunk import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
+from transfer_queue.core.tables.field_types import FieldGroup, FieldStats, check_number
 from transfer_queue.core.tables.lost_values import LossEvent
 from transfer_queue.core.tables.row_table import CONSUMED, Chunk
 from transfer_queue.core.transitions import apply_clears, apply_leases
@@ -31,7 +31,8 @@ def check_merge(state: State, loaded: State) -> None:
 
     Raises:
         SealedError: A partition of that name is sealed.
-        InvalidArgumentError: It has other settings, or its fields hold values of another type (`FieldTypeError`).
+        InvalidArgumentError: It has other settings, its fields hold values of another type (`FieldTypeError`), or both
+            have too many fields.
         DuplicateError: It has samples with the same keys.
         CheckpointError: The samples were not written into new space of this system.
         CapacityError: The samples would exceed the capacity of the system (`total_storage_size`).
@@ -72,6 +73,7 @@ def _check_partition(there: Partition, source: Partition) -> None:
         if field.live and name in there.fields:
             for dtype in (field.dtype, *field.others):
                 there.fields[name].check(FieldSpec(name, field.kind, dtype, field.ndim, True))
+    check_number(there.name, there.fields, [name for name, field in source.fields.items() if field.live])
 
 
 def _differences(there: PartitionOptions, saved: PartitionOptions) -> str:

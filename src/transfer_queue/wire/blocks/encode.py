@@ -47,6 +47,7 @@ from transfer_queue.wire.blocks.shared_rows import (
 )
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES, MIXED_RANK, align
 from transfer_queue.wire.buffers.copies import U8, Copies, address_of, allocate, copy_all
+from transfer_queue.wire.buffers.jagged import check_lengths
 from transfer_queue.wire.buffers.tensor_conversion import first_without_tensor, tensors_of
 from transfer_queue.wire.buffers.tensors import NAMES, dtype_name, is_carriable, to_host
 from transfer_queue.wire.objects.extensions import Buffer
@@ -387,6 +388,7 @@ def _tensor(name: str, value: torch.Tensor, rows: int, share: bool) -> Column:
 
 def _jagged(name: str, value: Any, share: bool) -> Column:
     """Encode a jagged tensor: with one copy if its rows are one after the other, otherwise with a copy for each row."""
+    check_lengths(name, value)
     values = value.values()
     if value.lengths() is not None or value._ragged_idx != 1 or not is_carriable(values):
         return _rows(name, list(value.unbind(0)), share)

@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.weak import WeakIdKeyDictionary
 
+from transfer_queue.errors import UncarriableValueError
+
 KEPT = 64
 """The number of `JaggedOffsets` that are kept for later batches with the same row lengths."""
 KEPT_ROWS = 4096
@@ -226,6 +228,34 @@ def rows_follow(value: Any) -> bool:
         return True
     nested = isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.jagged
     return nested and value.lengths() is None
+
+
+def lost_lengths(value: Any) -> str:
+    """Return why a jagged tensor has other rows than were selected, because torch lost their lengths; "" if it has not.
+
+    `torch.nested.narrow` drops the lengths if it takes the rows for adjacent, but it does not look at the start of the
+    last row. The row before then ends where the last one begins. The cached lengths are still those of the selection:
+    the longest row exceeds them, or, if there are only two rows, none is as short as the shortest.
+    """
+    shortest, longest = value._maybe_min_seqlen, value._maybe_max_seqlen
+    if value.lengths() is not None or shortest is None or longest is None or value.offsets().is_meta:
+        return ""
+    lengths = np.diff(host_offsets(value)).tolist()
+    if not lengths or (max(lengths) <= longest and (len(lengths) != 2 or min(lengths) <= shortest)):
+        return ""
+    return (
+        f"torch has lost the lengths of its rows, which are {lengths[:5]}{', ...' if len(lengths) > 5 else ''} by its "
+        f"offsets, but from {shortest} to {longest} by its cached lengths. torch.nested.narrow causes this "
+        f"(https://github.com/pytorch/pytorch/issues/196708); put a list of the rows, or "
+        f"torch.nested.as_nested_tensor(rows, layout=torch.jagged)"
+    )
+
+
+def check_lengths(name: str, value: Any) -> None:
+    """Raise `UncarriableValueError` if torch has lost the lengths of the rows of a field (see `lost_lengths`)."""
+    lost = lost_lengths(value) if value.layout == torch.jagged else ""
+    if lost:
+        raise UncarriableValueError(f"field {name!r}: a value of type {type(value).__name__} cannot be stored: {lost}")
 
 
 def rows_of_jagged(value: Any, start: int, stop: int, cuts: dict[bytes, JaggedOffsets]) -> torch.Tensor:

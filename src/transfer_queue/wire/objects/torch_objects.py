@@ -14,7 +14,7 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from transfer_queue.wire.buffers.copies import U8
-from transfer_queue.wire.buffers.jagged import jagged_from_parts
+from transfer_queue.wire.buffers.jagged import jagged_from_parts, lost_lengths
 from transfer_queue.wire.buffers.tensors import (
     DTYPES,
     copied_bytes,
@@ -51,6 +51,8 @@ def encode_value(lowering: PartEncoder, value: Any, depth: int) -> Any:
 def _lower_tensor(lowering: PartEncoder, value: torch.Tensor, depth: int) -> Any:
     if value.is_nested and value.layout == torch.jagged:
         jagged: Any = value
+        if lost := lost_lengths(jagged):
+            raise ValueError(lost)
         parts = [jagged.values(), jagged.offsets(), jagged.lengths()]
         lowered = [None if part is None else lowering.encode_value(part.detach(), depth) for part in parts]
         seqlens = [jagged._maybe_min_seqlen, jagged._maybe_max_seqlen]
@@ -105,6 +107,8 @@ def reduce_tensor(value: torch.Tensor) -> Any:
     """Return how pickle reduces a tensor inside an object; NotImplemented if torch's own way is used."""
     if type(value) is torch.nn.Parameter and is_carriable(value):
         return torch.nn.Parameter, (value.detach(), value.requires_grad)
+    if value.is_nested and value.layout == torch.jagged and (lost := lost_lengths(value)):
+        raise ValueError(lost)
     if value.is_nested or not is_carriable(value) or not _is_plain(value):
         return NotImplemented
     return _rebuilt, (pickle.PickleBuffer(flat_bytes(value).data), dtype_name(value.dtype), tuple(value.shape))
