@@ -86,9 +86,7 @@ for address in map(msgspec.json.Decoder(StoreAddress).decode, sys.argv[1:]):
 @pytest.fixture(scope="module")
 def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     section = {**dict(merge(None).backend.MooncakeStore), "master_server_address": "127.0.0.1:0"}
-    keeper = Kept(
-        "MooncakeStore", {**section, "global_segment_size": STORE_BYTES}, tmp_path_factory.mktemp("mooncake")
-    )
+    keeper = Kept("MooncakeStore", {**section, "global_segment_size": STORE_BYTES}, tmp_path_factory.mktemp("mooncake"))
     assert keeper.failure is None
     yield keeper
     assert keeper.close() is None

@@ -87,7 +87,9 @@ class Environment:
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", str(self._python)]
         options = ["--no-compile"] if "install" in command.split() else []
         environment = {**os.environ, "PIP_NO_INDEX": "1", "PIP_ROOT_USER_ACTION": "ignore"}
-        subprocess.run([*pip, *command.split()[1:], *options, *map(str, arguments)], env=environment, timeout=120, check=True)
+        subprocess.run(
+            [*pip, *command.split()[1:], *options, *map(str, arguments)], env=environment, timeout=120, check=True
+        )
 
     def run(self, *arguments: str, source: Path | None = None) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

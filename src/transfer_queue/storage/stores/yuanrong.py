@@ -1,7 +1,8 @@
 """YuanrongStore: blocks in the shared memory of an openYuanrong worker, written and read there without another copy.
 
-The library (`openyuanrong-datasystem`) is imported at the first use, after that of Mooncake if there is one. By default it would repeat requests to a full or
-dead worker for a minute. So its timeouts are short here, and this module repeats the requests.
+The library (`openyuanrong-datasystem`) is imported at the first use, after that of Mooncake if there is one. By default
+it would repeat requests to a full or dead worker for a minute. So its timeouts are short here, and this module repeats
+the requests.
 """
 
 from __future__ import annotations
