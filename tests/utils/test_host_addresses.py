@@ -1,4 +1,4 @@
-"""A system in a network namespace of its own: with a host name that nobody knows, with IPv6 only, and without a network.
+"""A system in its own network namespace: with a host name that nobody knows, with IPv6 only, and without a network.
 
 The page and the metrics are served, and their addresses can be opened.
 """
