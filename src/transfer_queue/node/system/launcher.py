@@ -199,6 +199,10 @@ class RunningSystem:
         """Whether the system can be used. False also if a later system of its name has replaced it."""
         return self._system.description.exists() and is_alive(self._system.alive) and self._is_ours()
 
+    def describe_lost_name(self) -> str:
+        """Return how a system that runs has lost its name, so that `init` does not find it; "" if it has the name."""
+        return ""
+
     def will_return(self) -> bool:
         """Whether a server that cannot be reached will return: the system runs, or it is durable and was not stopped.
 
