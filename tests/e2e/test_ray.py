@@ -327,6 +327,13 @@ def test_a_killed_actor_is_restarted_and_takes_its_system_over() -> None:
     assert not psutil.wait_procs(ended, timeout=SECONDS)[1]
 
 
+def test_the_actor_writes_no_warning() -> None:
+    """Ray prints what an actor writes to stderr on the terminal of the driver."""
+    tq.init()
+    written = Path(os.readlink(f"/proc/{call('process')}/fd/2")).read_text("utf-8")
+    assert [line for line in written.splitlines() if "Warning" in line] == []
+
+
 def test_init_says_that_another_system_holds_the_name(
     cluster: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
