@@ -229,8 +229,15 @@ class RunningSystem:
 
         After a crash, logs the end of the dead server's log before the logs are removed too. Kills a supervisor that
         does not end in time; its servers then end by themselves. Idempotent. Raises WaitTimeoutError if a process
-        remains even then.
+        remains even then, and AttachError, at once, if the system runs in another PID namespace.
         """
+        namespace = self.description.pid_namespace
+        if namespace not in (0, processes.pid_namespace()) and self.is_alive():
+            raise AttachError(
+                f"the system {self.name!r}, {self.describe()}, runs in another PID namespace than this process, so "
+                f"this process cannot signal its supervisor (there pid {self.description.pid}): run `tq stop --name "
+                f"{self.name}` there, for example in the container that started the system"
+            )
         self._withdraw_address()
         supervisor = processes.Process(self.description.pid, self.description.started)
         with Liveness(self._system.alive) as liveness:
