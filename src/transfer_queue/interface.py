@@ -155,7 +155,9 @@ def init(
         _logger.warning("the configuration has a key without an effect: %s", words)
     with CURRENT.lock:
         if CURRENT.client is not None and CURRENT.system is not None:
-            if CURRENT.system.is_alive() and still_runs(CURRENT.system):
+            runs = CURRENT.system.is_alive() and still_runs(CURRENT.system)
+            end = CURRENT.system.describe_lost_name() if runs else "has ended"
+            if not end:
                 _refuse_running(CURRENT.system, attach)
                 _check_name(conf, CURRENT.system)
                 if CURRENT.client.closed:
@@ -165,9 +167,9 @@ def init(
                 _TQ_CONTROLLER, CURRENT.by_init = CURRENT.system, True
                 return in_force
             _logger.warning(
-                "the system %s has ended; init attaches to another one or starts one", CURRENT.system.describe()
+                "the system %s %s; init attaches to another one or starts one", CURRENT.system.describe(), end
             )
-            if not CURRENT.system.will_return():
+            if runs or not CURRENT.system.will_return():
                 close()
         settings = Settings.from_config(conf)
         samplers = sampler_objects(settings, conf)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -292,18 +291,3 @@ def test_with_strict_an_unknown_key_is_an_error_of_init(systems: Any) -> None:
         tq.init({"strict": True, "controller": {"samplr": "RankAwareSampler"}})
     with pytest.raises(tq.NotInitializedError):
         tq.get_client()
-
-
-def test_init_warns_about_the_pypi_package_with_the_same_import_name(
-    systems: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = tmp_path / "TransferQueue-0.1.11.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: TransferQueue\nVersion: 0.1.11\n")
-    (info / "RECORD").write_text("transfer_queue/__init__.py,,\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    systems()
-    tq.init()
-    (said,) = warnings_of(caplog)
-    assert "TransferQueue 0.1.11 (1 files in" in said
-    assert "pip uninstall TransferQueue" in said

@@ -149,6 +149,25 @@ def test_stop_ends_it() -> None:
     assert command("status", "--name", "stopped").returncode == 1
 
 
+def test_a_system_of_another_pid_namespace_is_not_stopped() -> None:
+    name, unshare = "elsewhere", ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    works = subprocess.run([*unshare, "true"], capture_output=True, text=True)
+    if works.returncode:
+        pytest.skip(f"no PID namespace can be made here: {works.stderr.strip()}")
+    stop = [sys.executable, "-m", "transfer_queue.cli", "stop", "--name", name]
+    assert command("start", "--name", name).returncode == 0
+    try:
+        done = subprocess.run([*unshare, *stop], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 1
+        assert "runs in another PID namespace than this process" in done.stderr
+        assert command("status", "--name", name).returncode == 0  # it runs as before
+    finally:
+        assert command("stop", "--name", name).returncode == 0
+    inside = f"{sys.executable} -m transfer_queue.cli start --name {name} && {' '.join(stop)}"
+    done = subprocess.run([*unshare, "sh", "-c", inside], capture_output=True, text=True, timeout=120)
+    assert done.stdout.rpartition("stopped: ")[1], done.stderr  # both in the same namespace
+
+
 @pytest.mark.parametrize("words", [("status",), ("stop",), ("explain", "p", "--key", "a")])
 def test_without_a_system_it_says_what_to_do(words: tuple[str, ...]) -> None:
     done = command(*words, "--name", "nobody")

@@ -327,6 +327,60 @@ def test_a_killed_actor_is_restarted_and_takes_its_system_over() -> None:
     assert not psutil.wait_procs(ended, timeout=SECONDS)[1]
 
 
+def test_the_actor_writes_no_warning() -> None:
+    """Ray prints what an actor writes to stderr on the terminal of the driver."""
+    tq.init()
+    written = Path(os.readlink(f"/proc/{call('process')}/fd/2")).read_text("utf-8")
+    assert [line for line in written.splitlines() if "Warning" in line] == []
+
+
+def test_init_says_that_another_system_holds_the_name(
+    cluster: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The servers of a killed actor continue for `ray.restart_seconds`, but they are not found by name."""
+    first = tq.init({"ray": {"restart_seconds": SECONDS}})
+    tq.kv_batch_put(keys(3), "p", numbers(3))
+    ray.kill(actor())
+    until(lambda: actor() is None, "the name was not freed")
+    program = """
+        import os
+        import transfer_queue as tq
+        os.environ.pop("TQ_ADDRESS")  # of the process that started it
+        print(tq.init())
+        tq.kv_put("other", "q", {"x": 1})
+        print("ready", flush=True)
+        input()
+        tq.close()
+    """
+    driver = Driver(cluster, program, tmp_path)
+    driver.ready()
+    assert CURRENT.system is not None
+    starter = CURRENT.system.describe()
+    assert list(tq.kv_list()) == ["p"]
+    caplog.clear()
+    second = tq.init()
+    warnings = [record.getMessage() for record in caplog.records if record.name == "transfer_queue.interface"]
+    assert warnings == [
+        f"the system {starter} has lost its actor, and another system holds the name {NAMED}; init attaches to another "
+        f"one or starts one"
+    ]
+    assert second.system.folder != first.system.folder
+    assert list(tq.kv_list()) == ["q"]
+    assert not Path(first.system.folder).exists()
+    driver.end()
+
+
+def test_init_says_that_the_actor_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    first = tq.init({"ray": {"restart_seconds": SECONDS}})
+    tq.kv_batch_put(keys(3), "p", numbers(3))
+    ray.kill(actor())
+    until(lambda: actor() is None, "the name was not freed")
+    assert tq.init().system.folder != first.system.folder
+    assert f"has lost its actor {NAMED}, so it ends with its samples; init" in caplog.text
+    assert list(tq.kv_list()) == []
+    assert not Path(first.system.folder).exists()
+
+
 def cold(number: int) -> torch.Tensor:
     """A MiB, int32: no two are alike."""
     return torch.arange(1 << 18, dtype=torch.int32) * 7 + number * 1_000_003

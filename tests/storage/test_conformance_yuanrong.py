@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import device_libraries
+import msgspec
 import pytest
 import torch
 from kept import Kept
@@ -62,6 +65,40 @@ def test_a_missing_worker_is_an_error(tmp_path: Path) -> None:
     failure = Kept("Yuanrong", options(auto_init=False, worker_port=9), tmp_path).failure
     assert failure is not None
     assert failure.startswith("StartError: no Yuanrong worker responds at 127.0.0.1:9: start it")
+
+
+WRITE_AND_READ = """
+import sys
+import msgspec, numpy as np
+from transfer_queue.storage.stores.base import Piece, StoreAddress, connect
+for address in map(msgspec.json.Decoder(StoreAddress).decode, sys.argv[1:]):
+    store, into = connect(address), np.zeros(100, np.uint8)
+    with store.buffer("one/1", 100) as memory:
+        memory[:] = 3
+        store.write("one/1", memory, 5.0)
+    assert store.read([Piece("one/1", 0, 100, 0)], into, 5.0) == []
+    assert (into == 3).all()
+    store.remove(["one/1"])
+    store.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def mooncake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    section = {**dict(merge(None).backend.MooncakeStore), "master_server_address": "127.0.0.1:0"}
+    keeper = Kept("MooncakeStore", {**section, "global_segment_size": STORE_BYTES}, tmp_path_factory.mktemp("mooncake"))
+    assert keeper.failure is None
+    yield keeper
+    assert keeper.close() is None
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["Yuanrong first", "Mooncake first"])
+def test_one_process_uses_yuanrong_and_mooncake(kept: Kept, mooncake: Kept, is_first: bool) -> None:
+    """Their libraries can be loaded in one order only."""
+    addresses = [msgspec.json.encode(each.address).decode() for each in (kept, mooncake)]
+    command = [sys.executable, "-c", WRITE_AND_READ, *(addresses if is_first else addresses[::-1])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", ["__init__", "init", "dev_mset", "dev_mget_into_tensor", "dev_local_delete"])

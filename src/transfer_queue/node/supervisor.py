@@ -297,6 +297,7 @@ class Supervisor:
             term=start.seat.term if self._folders.term is None else self._folders.term.number,
             tls=self._settings.tls,
             durable="" if self._folders.durable is None else str(self._folders.durable.folder),
+            pid_namespace=processes.pid_namespace(),
         )
 
     def _child(self, name: str, build: Callable[[], Serves], restarts: bool = True) -> ChildServer:

@@ -13,6 +13,7 @@ import os
 import pickle
 import threading
 import time
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,9 @@ class ControllerActor:
         self._system: RunningSystem | None = None
         self._asking: ControlClient | None = None
         self._nodes: Nodes | None = None
-        self._again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        with warnings.catch_warnings():  # Ray implements this property with one of its own that is deprecated
+            warnings.simplefilter("ignore", ray.util.annotations.RayDeprecationWarning)
+            self._again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         if self._again:
             self._system = self._left_here()
             if self._system is None and not order.system:

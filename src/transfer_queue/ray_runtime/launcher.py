@@ -100,6 +100,18 @@ class RaySystem(RunningSystem):
         if self._named:
             environment.process_environment()[_ADDRESS] = str(self.folder)
 
+    def describe_lost_name(self) -> str:
+        """See `RunningSystem.describe_lost_name`: without its actor, a system ends after `ray.restart_seconds`."""
+        if not _is_initialised():
+            return ""
+        import ray
+
+        try:
+            is_replaced = ray.get_actor(**self._actor) != self._handle
+        except ValueError:  # no actor has the name
+            return f"has lost its actor {self._actor['name']}, so it ends with its samples"
+        return f"has lost its actor, and another system holds the name {self._actor['name']}" if is_replaced else ""
+
     def leave(self) -> None:
         """Detach this process from the system."""
         self._withdraw_address()

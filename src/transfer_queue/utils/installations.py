@@ -6,6 +6,7 @@ files (`tools/make_compat_wheel`) is harmless.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,7 +17,6 @@ from transfer_queue.utils.logging_utils import get_logger
 _logger = get_logger(__name__)
 
 PACKAGE = "transfer_queue"
-THEIRS = "TransferQueue"
 
 
 @dataclass(frozen=True)
@@ -38,42 +38,46 @@ class Installation:
 
 def own_folder() -> Path:
     """Return the folder of the package that is imported."""
-    return Path(__file__).resolve().parent
+    return Path(__file__).resolve().parents[1]
 
 
-def overlaid() -> list[Installation]:
-    """Return the installations of the PyPI package that have files of the import name; takes a millisecond."""
-    return list(_with_files(metadata.distributions(name=THEIRS)))
+def other_installations() -> list[Installation]:
+    """Return the other distributions that have files of the import name; takes some milliseconds."""
+    return [each for each in _with_files(metadata.distributions()) if canonical(each.name) != canonical(PACKAGE)]
 
 
-def all_installations() -> list[Installation]:
-    """Return every distribution that has files of the import name. Reads the metadata of all distributions."""
-    return list(_with_files(metadata.distributions()))
+def canonical(name: str) -> str:
+    """Return the name of a distribution in the form in which package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def advice(found: Iterable[Installation]) -> str:
-    """Return what to do about foreign installations.
+def advice(others: Iterable[Installation]) -> str:
+    """Return what to do about other installations.
 
     Args:
-        found: Installations of other distributions that have files of the import name.
+        others: What `other_installations` has returned.
     """
-    listed = list(dict.fromkeys(each.name for each in found))
+    names = list(dict.fromkeys(each.name for each in others))
     again = ""
-    if any(each.folder == own_folder() for each in found):
-        again = ", then install this package again (`pip install --force-reinstall --no-deps`): both had files there"
+    if any(each.folder == own_folder() for each in others):
+        again = (
+            ", which also deletes files of this package, then `pip install --force-reinstall --no-deps .` in a clone "
+            "of the repository of this package"
+        )
     return (
-        f"run `pip uninstall {' '.join(listed)}`{again}. If another package requires the distribution {THEIRS} by "
-        f"name, install the one that `make compat` builds, which has no files (docs/migrate.md)"
+        f"run `pip uninstall {' '.join(names)}`{again}. If another package requires the distribution TransferQueue, "
+        f"install the one that `make compat` builds, which has no files (docs/migrate.md)"
     )
 
 
 def warn_of_other_installations() -> None:
     """Log a warning if another distribution has files of the package."""
-    others = overlaid()
+    others = other_installations()
     if others:
         _logger.warning(
-            "two distributions have the import name transfer_queue: %s, and this one in %s. Modules of one may have "
-            "replaced modules of the other: %s",
+            "other distributions have files of the import name %s: %s; this package is in %s, and modules of one may "
+            "have replaced modules of the other: %s",
+            PACKAGE,
             ", ".join(map(str, others)),
             own_folder(),
             advice(others),
@@ -82,8 +86,8 @@ def warn_of_other_installations() -> None:
 
 def _with_files(distributions: Iterable[metadata.Distribution]) -> Iterator[Installation]:
     for each in distributions:
-        record = each.read_text("RECORD") or ""
+        folder = Path(str(each.locate_file(PACKAGE)))
+        record = (each.read_text("RECORD") or "") if folder.is_dir() else ""
         count = record.startswith(f"{PACKAGE}/") + record.count(f"\n{PACKAGE}/")
         if count:
-            folder = Path(str(each.locate_file(PACKAGE))).resolve()
-            yield Installation(each.metadata["Name"], each.version, folder, count)
+            yield Installation(each.metadata["Name"], each.version, folder.resolve(), count)

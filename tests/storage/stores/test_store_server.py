@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from transfer_queue.errors import StartError
-from transfer_queue.storage.stores.store_server import ALONE, StoreServerRole, node_address
+from transfer_queue.net.server.sockets import bind_socket
+from transfer_queue.storage.stores.mooncake import own_address
+from transfer_queue.storage.stores.store_server import (
+    ALONE,
+    StoreServerRole,
+    check_free,
+    free_port,
+    is_listening,
+    node_address,
+)
 
 KEY = "backend.MooncakeStore.local_hostname"
 SECOND = StoreServerRole("10.0.0.2", "10.0.0.1:50051")
@@ -37,3 +46,22 @@ def test_one_name_for_all_nodes_is_refused_on_those_that_do_not_have_it() -> Non
     assert node_address("localhost:12001", SECOND, KEY) == "localhost:12001"
     first = StoreServerRole("10.0.0.1")
     assert node_address("name-behind-a-gateway", first, KEY) == "name-behind-a-gateway"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_ports_of_a_host_over_both_families(host: str) -> None:
+    port = free_port(host)
+    check_free(port, KEY, host)
+    assert not is_listening(host, port)
+    with bind_socket((host, port)):
+        assert is_listening(host, port)
+        with pytest.raises(StartError, match=f"port {port} of {host} cannot be used"):
+            check_free(port, KEY, host)
+
+
+def test_addresses_of_ipv6() -> None:
+    assert node_address("::1/128", SECOND, KEY) == "::1"
+    assert node_address("::1", SECOND, KEY) == "::1"
+    assert own_address("::1:50051") == "::1"
+    with pytest.raises(StartError, match="has no address in the network 2001:db8::/64"):
+        node_address("2001:db8::/64", SECOND, KEY)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
-from transfer_queue.utils.installations import PACKAGE, advice, all_installations, own_folder
+from transfer_queue.utils.installations import PACKAGE, advice, other_installations, own_folder
 
 PYTHON = (3, 10)
 NEEDED = {"numpy": (1, 26), "msgspec": (0, 18), "omegaconf": (2, 3), "tensordict": (0, 10), "torch": (2, 6)}
@@ -44,18 +44,12 @@ def check() -> Iterator[Finding]:
 
 
 def _installations() -> Finding:
-    found = all_installations()
-    others = [each for each in found if canonical(each.name) != canonical(PACKAGE)]
+    others = other_installations()
     values = {"folder": str(own_folder()), "others": [str(each) for each in others]}
     if others:
         words = f"other distributions have files of the import name {PACKAGE}: {', '.join(map(str, others))}; "
         return Finding("installation", PROBLEM, f"{words}this package is in {own_folder()}", advice(others), values)
     return Finding("installation", OK, f"{own_folder()}, and no other distribution has files there", values=values)
-
-
-def canonical(name: str) -> str:
-    """Return the name of a distribution in the form in which package indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _package(package: str, least: tuple[int, ...], needed: bool) -> Finding:

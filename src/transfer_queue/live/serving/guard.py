@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from transfer_queue.config.validators import is_loopback
 from transfer_queue.live.answers import Problem
 from transfer_queue.live.payload import to_json
+from transfer_queue.utils.host_addresses import ANY
 
 TOKEN_BYTES = 32
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -53,8 +54,8 @@ class Guard:
         self._app = app
         self._token = token.encode()
         self._secure = secure
-        self._hosts = {host.lower(), *(LOOPBACK if is_loopback(host) or host in ("0.0.0.0", "::") else ())}
-        self._any_address = host in ("0.0.0.0", "::")
+        self._hosts = {host.lower(), *(LOOPBACK if is_loopback(host) or host in ANY else ())}
+        self._any_address = host in ANY
         digest = hashlib.sha256(self._token).hexdigest()
         # Browsers share cookies between the ports of a host, so that each page has a name of its own.
         self._name = f"tq_live_{digest[:12]}"

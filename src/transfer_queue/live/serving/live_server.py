@@ -24,6 +24,7 @@ from transfer_queue.live.serving.hub import Hub
 from transfer_queue.live.serving.web import build_app
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.token_text import load_tokenizer
+from transfer_queue.utils.host_addresses import public_host
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +74,9 @@ def _version() -> str:
 
 
 def address_of(options: LiveOptions, port: int) -> str:
-    """Return the address of a page, with its token."""
-    host = options.host
-    if host in ("0.0.0.0", "::"):
-        host = socket.gethostbyname(socket.gethostname()) if host == "0.0.0.0" else "[::1]"
-    elif ":" in host:
-        host = f"[{host}]"
-    return f"{'https' if options.secure else 'http'}://{host}:{port}/?token={options.token}"
+    """Return the address of a page, with its token, as other machines can open it."""
+    scheme = "https" if options.secure else "http"
+    return f"{scheme}://{public_host(options.host)}:{port}/?token={options.token}"
 
 
 def build_page(system: SystemFolder, settings: Settings, token: str, listener: socket.socket) -> LiveServer:

@@ -24,6 +24,7 @@ from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
 from transfer_queue.net.server.sockets import set_tcp_options
 from transfer_queue.net.session import Session, Target
+from transfer_queue.utils.host_addresses import resolve
 
 if TYPE_CHECKING:
     import ssl
@@ -58,7 +59,7 @@ def new_socket(address: Address) -> socket.socket:
             )
         sock = _open(socket.AF_UNIX)
     else:
-        sock = _open(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        sock = _open(resolve(*address)[0][0])
         set_tcp_options(sock)
     sock.setblocking(False)
     return sock

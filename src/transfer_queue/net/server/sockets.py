@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import TYPE_CHECKING, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+
+from transfer_queue.utils.host_addresses import resolve
 
 if TYPE_CHECKING:
     import ssl
@@ -57,13 +59,26 @@ def set_tcp_options(sock: socket.socket) -> None:
 
 
 def bind_socket(address: Union[str, tuple[str, int]]) -> socket.socket:
-    """Return a socket that listens on a path (mode 0600) or (host, port); port 0 for any free port."""
+    """Return a socket that listens on a path (mode 0600) or (host, port); port 0 for any free port.
+
+    If a host name has several addresses, the socket listens on the first one that this machine has, IPv4 before IPv6.
+    """
     if isinstance(address, str):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    else:
-        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return _bind(socket.AF_UNIX, address)
+    failures: list[OSError] = []
+    for family, found in resolve(*address):
+        try:
+            return _bind(family, found)
+        except OSError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _bind(family: socket.AddressFamily, address: str | tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if not isinstance(address, str):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         if isinstance(address, str):
             os.chmod(address, 0o600)

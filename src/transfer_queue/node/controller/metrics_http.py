@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from transfer_queue.utils.host_addresses import public_host
+
 logger = logging.getLogger(__name__)
 
-ANY = ("0.0.0.0", "::")
 MOST_READERS = 16  # at a time; the oldest connection is closed for the next one
 PAUSE = 0.0002  # seconds; long enough that another thread which waits for the interpreter gets it
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -50,7 +51,7 @@ class _MetricsServer(ThreadingHTTPServer):
 
 
 def serve_metrics(listener: socket.socket, text: Callable[[], Iterable[str]]) -> str:
-    """Start to serve. Returns the endpoint as "host:port", with this machine's name if it listens on any address.
+    """Start to serve. Returns the endpoint as "host:port", with a host that other machines can reach if they may.
 
     Args:
         listener: See `net.server.sockets.bind_socket`.
@@ -83,8 +84,7 @@ def serve_metrics(listener: socket.socket, text: Callable[[], Iterable[str]]) ->
     server = _MetricsServer(listener, Handler)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     host, port = listener.getsockname()[:2]
-    named = socket.gethostname() if host in ANY else f"[{host}]" if ":" in host else host
-    return f"{named}:{port}"
+    return f"{public_host(host)}:{port}"
 
 
 def _encoded(pieces: Iterable[str]) -> Iterable[bytes]:

@@ -199,6 +199,10 @@ class RunningSystem:
         """Whether the system can be used. False also if a later system of its name has replaced it."""
         return self._system.description.exists() and is_alive(self._system.alive) and self._is_ours()
 
+    def describe_lost_name(self) -> str:
+        """Return how a system that runs has lost its name, so that `init` does not find it; "" if it has the name."""
+        return ""
+
     def will_return(self) -> bool:
         """Whether a server that cannot be reached will return: the system runs, or it is durable and was not stopped.
 
@@ -225,8 +229,15 @@ class RunningSystem:
 
         After a crash, logs the end of the dead server's log before the logs are removed too. Kills a supervisor that
         does not end in time; its servers then end by themselves. Idempotent. Raises WaitTimeoutError if a process
-        remains even then.
+        remains even then, and AttachError, at once, if the system runs in another PID namespace.
         """
+        namespace = self.description.pid_namespace
+        if namespace not in (0, processes.pid_namespace()) and self.is_alive():
+            raise AttachError(
+                f"the system {self.name!r}, {self.describe()}, runs in another PID namespace than this process, so "
+                f"this process cannot signal its supervisor (there pid {self.description.pid}): run `tq stop --name "
+                f"{self.name}` there, for example in the container that started the system"
+            )
         self._withdraw_address()
         supervisor = processes.Process(self.description.pid, self.description.started)
         with Liveness(self._system.alive) as liveness:

@@ -78,6 +78,8 @@ class Description(msgspec.Struct, frozen=True):
     """The term of the controller (`journal.terms`); 0 if it has none."""
     durable: str = ""
     """The folder that keeps the values of the system (`node.system.durable_folder`); "" if none does."""
+    pid_namespace: int = 0
+    """The namespace in which `pid` identifies the supervisor, see `processes.pid_namespace`; 0 if it is unknown."""
 
     @property
     def is_outpost(self) -> bool:

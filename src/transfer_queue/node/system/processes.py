@@ -24,6 +24,14 @@ def start_time(pid: int) -> int | None:
         return None
 
 
+def pid_namespace() -> int:
+    """Return what identifies this process's PID namespace on this machine; 0 if this cannot be determined."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 def command() -> str:
     """Return the command line of this process, truncated."""
     try:

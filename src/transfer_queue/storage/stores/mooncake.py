@@ -7,7 +7,6 @@ reads or writes is registered with it, as RDMA requires; over TCP a missing regi
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from transfer_queue.errors import CapacityError, ConnectionLostError, StartError
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import FIRST_PAUSE, DevicePath, Forks, Piece, Store, retry_attempt
 from transfer_queue.storage.stores.mooncake_gdr import gpu_direct
+from transfer_queue.utils.host_addresses import source_address
 
 NO_SPACE, NOT_WHOLE, NOT_FOUND = -200, -703, -704
 DEAD_OWNER = (-800, -600)  # the owner of the memory does not respond, or cannot be found
@@ -51,13 +51,7 @@ def load() -> Any:
 
 def own_address(master: str) -> str:
     """Return the address of this host that its peers can reach: the one from which it reaches the master."""
-    host, _, port = master.rpartition(":")
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        try:
-            probe.connect((host or "127.0.0.1", int(port)))
-            return str(probe.getsockname()[0])
-        except (OSError, ValueError):
-            return "127.0.0.1"
+    return source_address(master.rpartition(":")[0] or "127.0.0.1") or "127.0.0.1"
 
 
 class MooncakeStore(Store):

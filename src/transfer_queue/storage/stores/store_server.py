@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from transfer_queue.errors import StartError
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.storage.stores.registry import BUILT_IN, has_server
+from transfer_queue.utils.host_addresses import resolve, source_address
 
 LOOPBACK = "127.0.0.1"
 END_SECONDS = 2.0  # between SIGTERM and SIGKILL to a program
@@ -101,12 +102,9 @@ def node_address(given: str | None, place: StoreServerRole, key: str) -> str:
         raise StartError(
             f"{key} must be a host name, an address or a network such as 10.2.0.0/16, got {given!r} ({error})"
         ) from error
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        found = ""
-        with contextlib.suppress(OSError):  # no route leads there
-            probe.connect((str(network.broadcast_address - 1 if network.prefixlen < 31 else network[0]), 9))
-            found = str(probe.getsockname()[0])
-    if not found or ipaddress.ip_address(found) not in network:
+    small = network.num_addresses <= 2
+    found = source_address(str(network[0] if small else network.broadcast_address - 1))
+    if found is None or ipaddress.ip_address(found.partition("%")[0]) not in network:
         raise StartError(
             f"node {place.host or socket.gethostname()} has no address in the network {given} ({key}): name a network "
             f"in which every node has one, or leave it out"
@@ -116,25 +114,20 @@ def node_address(given: str | None, place: StoreServerRole, key: str) -> str:
 
 def _is_own(host: str) -> bool:
     """Whether this is a name or an address of this host."""
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
-        try:
-            probe.bind((host, 0))
-        except OSError:
-            return False
-    return True
+    with contextlib.suppress(OSError), _bound(host, 0):
+        return True
+    return False
 
 
 def check_free(port: int, key: str, host: str = LOOPBACK) -> None:
     """Raise StartError if another program listens on this port. `key` is the setting that names the port."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise StartError(
-                f"port {port} of {host} cannot be used ({error}): choose another one by {key}, or set auto_init: false "
-                f"to use the server that runs there"
-            ) from error
+    try:
+        _bound(host, port).close()
+    except OSError as error:
+        raise StartError(
+            f"port {port} of {host} cannot be used ({error}): choose another one by {key}, or set auto_init: false "
+            f"to use the server that runs there"
+        ) from error
 
 
 def kept_port(path: Path, host: str = LOOPBACK) -> int:
@@ -146,16 +139,28 @@ def kept_port(path: Path, host: str = LOOPBACK) -> int:
 
 def free_port(host: str = LOOPBACK) -> int:
     """Return a free port of this host."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind((host, 0))
+    with _bound(host, 0) as probe:
         return int(probe.getsockname()[1])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to this port of this host."""
+    family, address = resolve(host, port)[0]
+    probe = socket.socket(family)
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+    except BaseException:
+        probe.close()
+        raise
+    return probe
 
 
 def is_listening(host: str, port: int) -> bool:
     """Whether a program listens at this address."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex((host, port)) == 0
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
+        return True
+    return False
 
 
 def program(folder: Path, name: str, package: str) -> str:

@@ -1,7 +1,8 @@
 """YuanrongStore: blocks in the shared memory of an openYuanrong worker, written and read there without another copy.
 
-The library (`openyuanrong-datasystem`) is imported at the first use. By default it would repeat requests to a full or
-dead worker for a minute. So its timeouts are short here, and this module repeats the requests.
+The library (`openyuanrong-datasystem`) is imported at the first use, after that of Mooncake if there is one. By default
+it would repeat requests to a full or dead worker for a minute. So its timeouts are short here, and this module repeats
+the requests.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from transfer_queue.errors import CapacityError, ConnectionLostError, StartError, TransferQueueError
 from transfer_queue.storage.protocols import Bytes
+from transfer_queue.storage.stores import mooncake
 from transfer_queue.storage.stores.base import DevicePath, Forks, Piece, Store, retry_attempt
 from transfer_queue.storage.stores.yuanrong_npu import (
     CONNECT_SECONDS,
@@ -36,6 +38,8 @@ class YuanrongStore(Store):
     """See `Store`. `host` and `port` are the node's worker's. `npu_transport`: NPUs send blocks to each other."""
 
     def __init__(self, host: str, port: int, npu_transport: bool = False) -> None:
+        with contextlib.suppress(StartError):  # it is not installed
+            mooncake.load()  # Mooncake's library crashes the process if it is loaded after this one
         self._where = host, port
         self._wants_npus = npu_transport
         self._npus: DevicePath | None = None
