@@ -103,7 +103,8 @@ def failure(reply: AnyReply | Effect, kind: str, *words: str) -> None:
 
 
 def test_a_lease_has_the_wanted_size_if_there_is_space(unit: StorageUnit, writer: Writer) -> None:
-    assert writer.lease(1, want=4) == ExtentLeaseReply(1, 0, 4 * GRANULE, 1)
+    lease = writer.lease(1, want=4)
+    assert (lease.extent, lease.offset, lease.length, lease.generation) == (1, 0, 4 * GRANULE, 1)
     assert writer.lease(1) == ExtentLeaseReply(2, 4 * GRANULE, GRANULE, 1)
     assert writer.ask(UnitStatus()) == UnitStatusReply(
         CAPACITY, CAPACITY, 5 * GRANULE, 11 * GRANULE, largest_free=11 * GRANULE

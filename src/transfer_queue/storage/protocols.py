@@ -48,6 +48,10 @@ class Reserved:
     """
     slot: int = 0
     """The slot of that session."""
+    begin: int = -1
+    """The offset of the first byte of the extent."""
+    proof: int = 0
+    """The proof of its lease (`messages.lease_proof`)."""
 
     @property
     def places(self) -> tuple[Reserved, ...]:

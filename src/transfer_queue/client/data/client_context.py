@@ -26,7 +26,6 @@ from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, Loa
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.block_groups import BackendRoutes
 from transfer_queue.client.data.extent_allocator import ExtentAllocator
-from transfer_queue.client.data.extent_allocator import SlotLockProtocol as HeldSlot
 from transfer_queue.client.data.known_fields import FieldKinds
 from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.remote_chunks import RemoteAllocator, RemoteArena
@@ -44,6 +43,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnitLostError,
 )
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.descriptors import DISK, MEMORY, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
@@ -59,7 +59,7 @@ from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.arena_views import ArenaViews, open_views
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.arena.writer_locks import hold_slot
+from transfer_queue.storage.arena.writer_locks import HeldSlot, hold_slot
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
@@ -596,15 +596,21 @@ class ClientContext:
         yield from self.report_closed_extents()
 
     def report_closed_extents(self) -> Generator[Call, AnyReply, None]:
-        """Report to the controller which extents take no more blocks."""
+        """Report to the controller which extents take no more blocks, and return those in which it knows none."""
         for space in self.spaces:
             closes = space.take_closes()
             if closes:
                 try:
-                    yield Call(CONTROLLER, CloseExtents(closes))
+                    reply = yield Call(CONTROLLER, CloseExtents(closes))
+                    if not isinstance(reply, Done):
+                        raise ProtocolError(f"the controller replied to CloseExtents with {type(reply).__name__}")
+                except ProtocolError:  # it would be refused again; when this client ends, the units free the extents
+                    continue
                 except BaseException:
-                    space.restore_closes(closes)
+                    space.restore_closes(closes, certain=False)
                     raise
+                space.queue_returns((unit, extent) for unit, extent in reply.value)
+                yield from space.return_extents()
 
     def leave(self, in_order: bool = True) -> Generator[Call, AnyReply, None]:
         """Return every leased extent, and say that this client closes. A client sends these requests last.

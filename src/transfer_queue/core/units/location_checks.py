@@ -1,8 +1,8 @@
 """Checks the locations that writers and storage units report.
 
 Each block must lie in an open extent of its writer, and must not overlap another block. This module only reads the
-state. Only the unit knows all its leases. The state knows the writer of an extent as soon as the extent has a block,
-and where blocks lie; the checks use this.
+state. Only the unit knows all its leases, so the first block in an extent must have the proof of the lease. From then
+on the state knows the writer and the bytes of the extent, and where its blocks lie.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import check_block
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
+from transfer_queue.messages.lease_proof import lease_proof
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 
 
@@ -136,7 +137,9 @@ def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nb
             f"extent {number} of unit {unit} is closed or belongs to another writer; nothing was put. A block must be "
             f"in an open extent of its writer"
         )
-    elif extent.top <= place.offset <= extent.limit - nbytes and place.generation >= 0:
+    if state.lease_key is not None and (extent is None or extent.begin < 0):
+        _check_lease(state.lease_key, writer, place, nbytes)
+    elif extent is not None and extent.top <= place.offset <= extent.limit - nbytes and place.generation >= 0:
         return True
     if min(place.offset, place.generation) < 0 or place.offset + nbytes + blocks.live_bytes > MOST_BYTES:
         raise ProtocolError(
@@ -150,6 +153,19 @@ def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nb
             f"end of the extent, or overlaps blocks of extent {other}; nothing was put"
         )
     return False
+
+
+def _check_lease(key: bytes, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> None:
+    """Raise ProtocolError if the unit has not leased these bytes to the writer."""
+    owner, length = place.session or writer, place.length
+    lease = lease_proof(key, place.unit, owner, place.extent, place.begin, length, place.generation)
+    is_own = owner == writer or owner.startswith(f"{writer}/")
+    if not (is_own and place.proof == lease and 0 <= place.offset - place.begin <= length - nbytes):
+        raise ProtocolError(
+            f"the block does not prove that unit {place.unit} has leased extent {place.extent} with the bytes "
+            f"{place.offset} to {place.offset + nbytes} to {owner!r}; nothing was put. A block must be in an extent that "
+            f"its unit has leased to its writer"
+        )
 
 
 def _check_new_extent(state: State, place: BlockLocation | NewBlock, nbytes: int = 0) -> None:
@@ -167,8 +183,19 @@ def _check_new_extent(state: State, place: BlockLocation | NewBlock, nbytes: int
         )
 
 
-def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> list[r.AnyRecord]:
-    """Return the records that close these extents of the writer."""
+def close_extents(
+    state: State, writer: str, extents: list[tuple[int, int]], blocks: Sequence[NewBlock] = ()
+) -> tuple[list[r.AnyRecord], list[tuple[int, int]]]:
+    """Return the records that close these extents of the writer, and those in which no block is known.
+
+    The latter are not closed, because only their units know whose they are.
+
+    Args:
+        state: The state.
+        writer: The writer.
+        extents: The (unit, extent) to close.
+        blocks: Further blocks of the writer, which are put before the extents are closed.
+    """
     for place in extents:
         extent = state.blocks.extents.get(place)
         if extent is not None and extent.writer != writer:
@@ -183,8 +210,10 @@ def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> 
                 f"has leased"
             )
         check_extent_number(number)
-    new = [place for place in there if place not in state.blocks.freed]
-    return [r.ExtentsClosed(new)] if new else []
+    own = {(place.unit, place.extent) for block in blocks for place in places_of(block)}
+    known = [place for place in there if place in state.blocks.extents or place in own]
+    unknown = [place for place in there if place not in known and place not in state.blocks.freed]
+    return [r.ExtentsClosed(known)] if known else [], unknown
 
 
 def check_extent_number(number: int) -> None:
