@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
 import numpy as np
 import pytest
 from harness import BLOCKS_AN_EXTENT, BYTES, OBJECT, Harness, column, places, tensor
@@ -156,7 +157,7 @@ def test_an_extent_without_known_blocks_is_not_freed_for_a_client(h: Harness) ->
     """Only its unit knows whether it is leased to that client, which gets it in the reply and returns it there."""
     h.put(1)
     assert h.ask(CloseExtents([(0, 1), (0, 77), (0, 77)])) == Done([[0, 77]])
-    h.put(1, closes=[(0, 78)])
+    h.ask(msgspec.structs.replace(h.publish(1, name="v"), closes=[(0, 78)]), "v")
     assert h.freed == []
     assert not h.state.blocks.freed
 

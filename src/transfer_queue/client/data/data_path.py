@@ -374,9 +374,7 @@ class DataPath:
             closes += self._state.space_of(reserved).take_closes(reserved)
         return closes
 
-    def _restore_closes(
-        self, spaces: Sequence[Reserved], closes: list[tuple[int, int]], certain: bool = True
-    ) -> None:
+    def _restore_closes(self, spaces: Sequence[Reserved], closes: list[tuple[int, int]], certain: bool = True) -> None:
         for space in {id(found): found for found in map(self._state.space_of, spaces)}.values():
             space.restore_closes(closes, certain)
 

@@ -82,7 +82,8 @@ def _renumber(column: np.ndarray, at: np.ndarray, numbers: dict[int, int]) -> No
 
 def places_of(block: NewBlock) -> list[BlockLocation]:
     """Return all locations of a block as its writer publishes it."""
-    first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length)
+    its = block.session, block.begin, block.proof
+    first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length, *its)
     return [first, *block.copies]
 
 

@@ -98,7 +98,9 @@ class ExtentRecord:
         self.closed = False
         """Whether the writer puts no more blocks into it."""
         self.begin = -1
-        """Its first byte, as its lease proves; -1 before a block with such a proof. Not part of the state."""
+        """Its first byte, as its lease proves; -1 before a block with such a proof, and after a restart before the next
+        one. Not part of the state.
+        """
         self.low = self.top = self.limit = -1
         """The blocks are or were between the bytes `low` and `top` of the unit; -1 before the first block. Derived.
 
@@ -265,6 +267,11 @@ class PublishedExtents(Persisted):
             if other is not None and other[0] < end:
                 return other[1]
         return None
+
+    def between(self, unit: int, start: int, end: int) -> list[int]:
+        """Return the extents of a unit with an arena that have had blocks between these bytes."""
+        spans = self.spans.get(unit, ())
+        return [number for low, number in spans if low < end and self.extents[unit, number].top > start]
 
     def lengthen(self, unit: int, length: int) -> None:
         """Add this number of bytes, which may be negative, to the length of all extents of a unit."""

@@ -168,6 +168,32 @@ def _check_lease(key: bytes, writer: str, place: BlockLocation | NewBlock, nbyte
         )
 
 
+def find_overwritten(state: State, writer: str, blocks: Sequence[NewBlock]) -> list[r.AnyRecord]:
+    """Return the records of what lies where a writer has written the blocks of a put.
+
+    Raises ProtocolError if the writer does not prove that the space is its own.
+    """
+    records: list[r.AnyRecord] = []
+    for block in blocks if state.lease_key is not None else ():
+        for place in places_of(block):
+            _check_lease(state.lease_key or b"", writer, place, block.nbytes)
+            if place.unit in state.units and not state.units[place.unit].store:
+                records += _overwritten(state, place, place.offset, place.offset + block.nbytes)
+    return records
+
+
+def _overwritten(state: State, place: BlockLocation, start: int, end: int) -> list[r.AnyRecord]:
+    """Return the record of extents that are lost because their unit has leased these bytes of theirs again.
+
+    A unit numbers its extents in the order of their leases, so that it has freed the older one of two extents with the
+    same bytes. Only a wrong message, for example one that is repeated, puts blocks into an extent that was freed.
+    """
+    others = [number for number in state.blocks.between(place.unit, start, end) if number != place.extent]
+    if not others or max(others) > place.extent:
+        return []
+    return [r.ExtentsLost(place.unit, np.array(others, "i8").tobytes(), "its space was leased again")]
+
+
 def _check_new_extent(state: State, place: BlockLocation | NewBlock, nbytes: int = 0) -> None:
     """Raise an error if the unit cannot have leased this extent, in which a writer puts the first block."""
     blocks, unit = state.blocks, state.units[place.unit]
@@ -235,8 +261,11 @@ def close_reported_extents(
     return [r.ExtentsClosed(places, [] if lengths is None else [lengths[at] for at in new])] if new else []
 
 
-def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> None:
-    """Raise ProtocolError if a unit cannot have carried out an order as it reports."""
+def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> list[r.AnyRecord]:
+    """Raise ProtocolError if a unit cannot have carried out an order as it reports.
+
+    Returns the records of what lies where it has copied the blocks.
+    """
     assert order is not None
     place = BlockLocation(reply.unit, reply.extent, 0, reply.generation, reply.length)
     if (place.unit, place.extent) in state.blocks.extents:
@@ -260,10 +289,12 @@ def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> N
     order_of = np.argsort(start)
     start, end = start[order_of], end[order_of]
     if not len(start):
-        return
+        return []
     low, top = int(start[0]), int(end.max())
     apart = bool((start[1:] >= end[:-1]).all()) and place.generation >= 0 and int(start[-1]) < MOST_BYTES
-    if not apart or state.blocks.find_overlap(place.unit, place.extent, low, top - low) is not None:
+    overlaps = state.blocks.find_overlap(place.unit, place.extent, low, top - low) is not None
+    lost = _overwritten(state, place, low, top) if overlaps else []
+    if not apart or (overlaps and not lost):
         raise ProtocolError(
             f"moved blocks overlap each other or other blocks, between bytes {low} and {top} of unit {place.unit}"
         )
@@ -271,6 +302,7 @@ def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> N
         raise ProtocolError(
             f"extent {place.extent} of unit {place.unit} has {place.length} bytes, but {top - low} were moved there"
         )
+    return lost
 
 
 def are_apart(state: State, made: list[NewBlock]) -> bool:
