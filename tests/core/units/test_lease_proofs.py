@@ -116,6 +116,17 @@ def test_a_repeated_put_into_space_that_was_leased_again_makes_way(h: Harness) -
     h.replay()
 
 
+def test_an_extent_that_the_state_has_for_another_writer_makes_way_for_its_own(h: Harness) -> None:
+    """For example in a state that was saved before the proofs were checked."""
+    h.state.lease_key = None
+    (wrong,) = rows_of(h.ask(put_at(place(at=1)), "liar"))
+    h.restart()
+    h.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
+    (row,) = rows_of(h.ask(put_at(place())))
+    assert is_lost(h, wrong)
+    assert not is_lost(h, row)
+
+
 def test_a_close_in_the_put_of_the_first_block_is_carried_out(h: Harness) -> None:
     h.clear(rows_of(h.ask(put_at(place(), closes=[(0, 1)]))))
     assert h.freed == [(0, 1)]

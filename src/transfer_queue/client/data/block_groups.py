@@ -104,9 +104,9 @@ def describe_block(encoded: EncodedBlock, reserved: Reserved) -> NewBlock:
         [] if parts else encoded.schema, encoded.dims, reserved.length,
         [
             BlockLocation(
-                copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, copy.begin, copy.proof
+                copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease
             )
             for copy in reserved.copies
         ],
-        reserved.session, parts, encoded.slots, reserved.begin, reserved.proof,
+        reserved.session, parts, encoded.slots, *reserved.lease,
     )  # fmt: skip

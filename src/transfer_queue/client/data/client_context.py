@@ -43,11 +43,9 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnitLostError,
 )
-from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.descriptors import DISK, MEMORY, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.reports.timeline import Introduce, Leave
 from transfer_queue.messages.storage import UnitStatus
@@ -593,24 +591,7 @@ class ClientContext:
         for space in self.spaces:
             space.drain()
             yield from space.return_extents()
-        yield from self.report_closed_extents()
-
-    def report_closed_extents(self) -> Generator[Call, AnyReply, None]:
-        """Report to the controller which extents take no more blocks, and return those in which it knows none."""
-        for space in self.spaces:
-            closes = space.take_closes()
-            if closes:
-                try:
-                    reply = yield Call(CONTROLLER, CloseExtents(closes))
-                    if not isinstance(reply, Done):
-                        raise ProtocolError(f"the controller replied to CloseExtents with {type(reply).__name__}")
-                except ProtocolError:  # it would be refused again; when this client ends, the units free the extents
-                    continue
-                except BaseException:
-                    space.restore_closes(closes, certain=False)
-                    raise
-                space.queue_returns((unit, extent) for unit, extent in reply.value)
-                yield from space.return_extents()
+            yield from space.close_extents()
 
     def leave(self, in_order: bool = True) -> Generator[Call, AnyReply, None]:
         """Return every leased extent, and say that this client closes. A client sends these requests last.

@@ -332,8 +332,6 @@ class DataPath:
         this block is written to disk.
         """
         space, minding = self._state.space(backend), self._state.watch_lost_units
-        if space.doubtful:
-            yield from self._state.report_closed_extents()
         try:
             return (yield from minding(space.reserve(nbytes)))
         except CapacityError:

@@ -35,10 +35,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transfer_queue.errors import CapacityError, ConnectionLostError, InvalidArgumentError, ProtocolError, UnitLostError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
-from transfer_queue.net.calls import NOT_MADE, Call
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call
 from transfer_queue.storage.arena.writer_locks import PLACES, HeldSlot, NoLock, hold_slot
 from transfer_queue.storage.protocols import Allocator, Reserved
 
@@ -70,7 +72,8 @@ class _OpenExtent:
     offset: int
     length: int
     generation: int
-    proof: int
+    lease: tuple[int, int]
+    """See `Reserved`."""
     used: int = 0
     """The bump pointer: bytes from the extent's offset, a multiple of ALIGNMENT."""
     open: bool = True
@@ -147,7 +150,7 @@ class ExtentAllocator(Allocator[Call]):
         """(unit, place) of the extents that have a place."""
         self._closes: dict[tuple[int, int], None] = {}
         """Extents that are over and must be closed at the controller. None of them is in `_returns`."""
-        self.doubtful: dict[tuple[int, int], None] = {}
+        self._doubtful: dict[tuple[int, int], None] = {}
         """Others, in which the controller may know no block. It must be asked with `CloseExtents` alone."""
         self._returns: dict[tuple[int, int], None] = {}
         """Extents that are over and contain no published block."""
@@ -267,14 +270,14 @@ class ExtentAllocator(Allocator[Call]):
         Args:
             current: The reservation of this Publish. Its extent is in the result if it gets no more blocks, so that a
                 writer which then stops does not keep the space. None: there is no Publish, and the result is for
-                `CloseExtents`, with the extents of `doubtful`.
+                `CloseExtents`, with the extents whose blocks may be unknown there.
         """
         with self._mutex:
             taken = list(self._closes)
             self._closes.clear()
             if current is None:
-                taken += self.doubtful
-                self.doubtful.clear()
+                taken += self._doubtful
+                self._doubtful.clear()
             for place in () if current is None else current.places:
                 extent = self._find(place)
                 if not extent.open and len(extent.flights) == 1:
@@ -293,12 +296,7 @@ class ExtentAllocator(Allocator[Call]):
                 if extent is not None:
                     extent.closing = False
                 elif name not in self._returns and name[0] in self._slots:
-                    (self._closes if certain else self.doubtful)[name] = None
-
-    def queue_returns(self, names: Iterable[tuple[int, int]]) -> None:
-        """Queue extents of `take_closes` in which the controller knows no block, to return them to their units."""
-        with self._mutex:
-            self._returns.update(dict.fromkeys(name for name in names if name[0] in self._slots))
+                    (self._closes if certain else self._doubtful)[name] = None
 
     def take_returns(self) -> list[tuple[int, int]]:
         """Return, and forget, the (unit, extent) without published blocks, for their units."""
@@ -325,6 +323,24 @@ class ExtentAllocator(Allocator[Call]):
             with self._mutex:
                 self._returns.update(dict.fromkeys(name for name in pending if name[0] in self._slots))
         return returned
+
+    def close_extents(self) -> Generator[Call, AnyReply, None]:
+        """Report the extents of `take_closes` to the controller, and return those in which it knows no block."""
+        closes = self.take_closes()
+        if not closes:
+            return
+        try:
+            reply = yield Call(CONTROLLER, CloseExtents(closes))
+        except ProtocolError:  # it would be refused again; when this client ends, the units free the extents
+            return
+        except BaseException:
+            self.restore_closes(closes, certain=False)
+            raise
+        if not isinstance(reply, Done):
+            raise ProtocolError(f"the controller replied to CloseExtents with {type(reply).__name__}")
+        with self._mutex:
+            self._returns.update(dict.fromkeys((unit, number) for unit, number in reply.value if unit in self._slots))
+        yield from self.return_extents()
 
     def drain(self) -> None:
         """Retire every open extent, so that `take_closes` and `take_returns` name all leased extents.
@@ -384,7 +400,7 @@ class ExtentAllocator(Allocator[Call]):
                 extent.lost = True
                 self._retire(extent)
         self._closes = {name: None for name in self._closes if name[0] not in gone}
-        self.doubtful = {name: None for name in self.doubtful if name[0] not in gone}
+        self._doubtful = {name: None for name in self._doubtful if name[0] not in gone}
         self._returns = {name: None for name in self._returns if name[0] not in gone}
         self._orphans = [orphan for orphan in self._orphans if orphan[0] not in gone]
 
@@ -451,6 +467,8 @@ class ExtentAllocator(Allocator[Call]):
         self, unit: int, nbytes: int, want: int, wait: float | None, shared: bool
     ) -> Generator[Call, AnyReply, _OpenExtent | None]:
         yield from self._cancel_orphans()
+        if self._doubtful:
+            yield from self.close_extents()
         slot = yield from self._claim_slot(unit)
         call = Call(
             ("unit", unit), LeaseExtent(slot, nbytes, want, wait, unit), wait, turn=("lease", unit) if shared else None
@@ -466,7 +484,9 @@ class ExtentAllocator(Allocator[Call]):
             return None
         if not isinstance(reply, ExtentLeaseReply) or reply.length < nbytes or reply.offset % ALIGNMENT:
             raise ProtocolError(f"storage unit {unit} replied to a lease of {nbytes} bytes with {reply}")
-        return _OpenExtent(unit, reply.extent, reply.offset, reply.length, reply.generation, reply.proof)
+        return _OpenExtent(
+            unit, reply.extent, reply.offset, reply.length, reply.generation, (reply.offset, reply.proof)
+        )
 
     def _cancel_orphans(self) -> Generator[Call, AnyReply, None]:
         while self._orphans:
@@ -525,17 +545,9 @@ class ExtentAllocator(Allocator[Call]):
     def _place(self, extent: _OpenExtent, nbytes: int, size: int) -> Reserved:
         slot = self._slots.get(extent.unit)
         session = ("", 0) if slot is None or not slot.session else (slot.session, slot.number)
+        start = extent.offset + extent.used
         reserved = Reserved(
-            extent.unit,
-            extent.number,
-            extent.offset + extent.used,
-            extent.generation,
-            nbytes,
-            extent.length,
-            (),
-            *session,
-            extent.offset,
-            extent.proof,
+            extent.unit, extent.number, start, extent.generation, nbytes, extent.length, (), *session, extent.lease
         )
         extent.flights.add(reserved.offset)
         extent.used += size
@@ -546,8 +558,9 @@ class ExtentAllocator(Allocator[Call]):
     def _find(self, reserved: Reserved) -> _OpenExtent:
         extent = self._extents.get((reserved.unit, reserved.extent))
         if extent is None or reserved.offset not in extent.flights:
-            raise InvalidArgumentError(f"{reserved} is not in flight: it was published or abandoned before, or it is a "
-                                       f"reservation of another client")  # fmt: skip
+            raise InvalidArgumentError(
+                f"{reserved} is not in flight: it was published or abandoned, or is a reservation of another client"
+            )
         return extent
 
     def _end(self, reserved: Reserved) -> _OpenExtent:
@@ -574,7 +587,7 @@ class ExtentAllocator(Allocator[Call]):
         if not extent.published:
             self._returns[extent.name] = None
         elif not extent.certain:
-            self.doubtful[extent.name] = None
+            self._doubtful[extent.name] = None
         elif not extent.closing:
             self._closes[extent.name] = None
 

@@ -207,12 +207,11 @@ class PublishedExtents(Persisted):
         if extent is None:
             extent = self.extent_for(unit, number, place.length, writer)
         extent.blocks += 1
-        if extent.begin < 0 <= place.begin:
-            extent.begin = place.begin
-            self._set_limit(unit, number, extent)
         if 0 <= extent.top <= start < extent.top + _ALIGNMENT:
             extent.top = start + nbytes
         else:
+            if extent.begin < 0:
+                extent.begin = place.begin
             self.mark_used(unit, number, start, nbytes)
 
     def mark_used(self, unit: int, number: int, start: int, nbytes: int) -> None:
@@ -229,20 +228,12 @@ class PublishedExtents(Persisted):
         """Add an extent to the ranges of its unit, and limit the extent before it to the bytes before this one."""
         spans, span = self.spans[unit], (extent.low, number)
         spans.add(span)
-        before = spans.last_before(span)
+        before, after = spans.last_before(span), spans.first_after(span)
         if before is not None:
             other = self.extents[unit, before[1]]
             other.limit = min(other.limit, extent.low)
-        self._set_limit(unit, number, extent)
-
-    def _set_limit(self, unit: int, number: int, extent: ExtentRecord) -> None:
-        """Compute the limit of an extent that is among the ranges of its unit."""
-        if extent.low < 0 or not extent.length:
-            extent.limit = -1
-            return
-        after = self.spans[unit].first_after((extent.low, number))
-        begin = extent.low if extent.begin < 0 else extent.begin
-        extent.limit = min(begin + extent.length, after[0] if after else MOST_BYTES)
+        known = extent.length and extent.begin >= 0
+        extent.limit = min(extent.begin + extent.length, after[0] if after else MOST_BYTES) if known else -1
 
     def find_overlap(self, unit: int, number: int, start: int, nbytes: int, apart: bool = True) -> int | None:
         """Return the extent with whose blocks or end a new block of extent `number` would overlap; None if it fits.

@@ -137,10 +137,10 @@ def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nb
             f"extent {number} of unit {unit} is closed or belongs to another writer; nothing was put. A block must be "
             f"in an open extent of its writer"
         )
+    elif extent.top <= place.offset <= extent.limit - nbytes and place.generation >= 0:
+        return True
     if state.lease_key is not None and (extent is None or extent.begin < 0):
         _check_lease(state.lease_key, writer, place, nbytes)
-    elif extent is not None and extent.top <= place.offset <= extent.limit - nbytes and place.generation >= 0:
-        return True
     if min(place.offset, place.generation) < 0 or place.offset + nbytes + blocks.live_bytes > MOST_BYTES:
         raise ProtocolError(
             f"a block of {nbytes} bytes cannot be at byte {place.offset} of unit {unit}, generation "
@@ -163,8 +163,8 @@ def _check_lease(key: bytes, writer: str, place: BlockLocation | NewBlock, nbyte
     if not (is_own and place.proof == lease and 0 <= place.offset - place.begin <= length - nbytes):
         raise ProtocolError(
             f"the block does not prove that unit {place.unit} has leased extent {place.extent} with the bytes "
-            f"{place.offset} to {place.offset + nbytes} to {owner!r}; nothing was put. A block must be in an extent that "
-            f"its unit has leased to its writer"
+            f"{place.offset} to {place.offset + nbytes} to {owner!r}; nothing was put. A block must be in an extent "
+            f"that its unit has leased to its writer"
         )
 
 
@@ -179,6 +179,9 @@ def find_overwritten(state: State, writer: str, blocks: Sequence[NewBlock]) -> l
             _check_lease(state.lease_key or b"", writer, place, block.nbytes)
             if place.unit in state.units and not state.units[place.unit].store:
                 records += _overwritten(state, place, place.offset, place.offset + block.nbytes)
+            known = state.blocks.extents.get((place.unit, place.extent))
+            if known is not None and known.writer != writer:
+                records.append(_lost(place.unit, [place.extent]))
     return records
 
 
@@ -191,7 +194,11 @@ def _overwritten(state: State, place: BlockLocation, start: int, end: int) -> li
     others = [number for number in state.blocks.between(place.unit, start, end) if number != place.extent]
     if not others or max(others) > place.extent:
         return []
-    return [r.ExtentsLost(place.unit, np.array(others, "i8").tobytes(), "its space was leased again")]
+    return [_lost(place.unit, others)]
+
+
+def _lost(unit: int, extents: list[int]) -> r.ExtentsLost:
+    return r.ExtentsLost(unit, np.array(extents, "i8").tobytes(), "its space was leased again")
 
 
 def _check_new_extent(state: State, place: BlockLocation | NewBlock, nbytes: int = 0) -> None:
