@@ -137,7 +137,9 @@ class Harness:
         max_lag: MaxLag | None = None,
         part: int | None = None,
         task_samplers: Mapping[str, BaseSampler] | None = None,
+        lease_key: bytes | None = None,
     ) -> None:
+        self.lease_key = lease_key
         self.users = {"": sampler or SequentialSampler(), **(task_samplers or {})}  # by the pattern of tasks
         self.samplers: dict[str, AnySampler] = {**self.users}
         for pattern, each in self.users.items():
@@ -165,7 +167,7 @@ class Harness:
 
     def _make_controller(self, **more: Any) -> Controller:
         of_tasks = {pattern: sampler for pattern, sampler in self.samplers.items() if pattern}
-        return Controller(self.samplers[""], task_samplers=of_tasks, **more)
+        return Controller(self.samplers[""], task_samplers=of_tasks, lease_key=self.lease_key, **more)
 
     @property
     def state(self) -> State:

@@ -45,7 +45,8 @@ PARTS = (
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
 LEFT_OUT: dict[type, set[str]] = {
-    State: {"waiting", "aging", "counted"},  # clients send waiting requests again; the others are derived
+    # clients send waiting requests again; the key is configuration; the others are derived
+    State: {"waiting", "aging", "counted", "lease_key"},
     BlockTable: {
         "changes",
         "newest_schema",  # of the last put, for the timeline
@@ -57,7 +58,8 @@ LEFT_OUT: dict[type, set[str]] = {
         "spans",
     },  # a unit gets all orders to free extents when it registers; the others are derived
     DigestIndex: {"of_block"},  # derived
-    ExtentRecord: {"low", "top", "limit", "gaps"},  # derived; the space of cleared blocks is not restored
+    # derived; the space of cleared blocks is not restored, and the next block proves where the extent begins
+    ExtentRecord: {"begin", "low", "top", "limit", "gaps"},
     Partition: {
         "awaited",  # a method of the waiting requests
         "ready",  # derived, like the next one

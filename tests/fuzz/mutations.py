@@ -38,6 +38,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
+from transfer_queue.messages.base import Failure
 from transfer_queue.messages.checkpoints import BeginCheckpoint, EndCheckpoint, LoadState
 from transfer_queue.messages.claims import (
     Ack,
@@ -54,6 +55,7 @@ from transfer_queue.messages.claims import (
 )
 from transfer_queue.messages.descriptors import DIGEST, BlockLocation, EqualField, FieldSpec, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.lease_proof import lease_proof
 from transfer_queue.messages.locks import ListLocks, LockReply, ReleaseLock, TakeLock
 from transfer_queue.messages.partitions import (
     AwaitDone,
@@ -91,6 +93,7 @@ from transfer_queue.messages.reports.unit_reports import (
     WriterGone,
 )
 from transfer_queue.messages.system import Drain, NodeGone, RegisterSampler, Status
+from transfer_queue.node.controller.controller_service import FROM_UNITS
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 from transfer_queue.wire.objects.tag_rows import table_of_tags
 
@@ -191,13 +194,18 @@ def _bytes(rng: random.Random, value: bytes, numbers: list[int]) -> bytes:
 
 
 class Life:
-    """Clients and storage units of a controller. share: the share of requests before which a changed one is sent."""
+    """Clients and storage units of a controller. share: the share of requests before which a changed one is sent.
 
-    def __init__(self, rng: random.Random, share: float = 0.5) -> None:
+    key: The units prove their leases with this key. A client that has leased nothing then sends the changed requests,
+    and no place that an honest client names is refused.
+    """
+
+    def __init__(self, rng: random.Random, share: float = 0.5, key: bytes | None = None) -> None:
         self.rng = rng
         self.share = share
+        self.key = key
         self.now = 0.0
-        self.controller = Controller(rng.choice(SAMPLERS)(), capacity=300, replicas=rng.choice((1, 2)))
+        self.controller = Controller(rng.choice(SAMPLERS)(), capacity=300, replicas=rng.choice((1, 2)), lease_key=key)
         self.sequences: dict[str, int] = {}
         self.peers: dict[str, int] = {}
         self.replies: dict[tuple[str, int], Any] = {}
@@ -229,9 +237,14 @@ class Life:
             of_kind = self.recorded[self.rng.choice(list(self.recorded))]
             whose, like = self.rng.choice(of_kind[-8:])
             changed = mutated(self.rng, like, self.numbers())
-            if changed is not None:
+            if changed is not None and self.key is None:
                 self.send(changed, whose)
-        return self.send(request, client)
+            elif changed is not None and not isinstance(changed, FROM_UNITS):  # which a client cannot send
+                self.send(changed, "liar")
+        reply = self.send(request, client)
+        if self.key is not None and isinstance(request, (Publish, CloseExtents)) and isinstance(reply, Failure):
+            assert reply.kind != "ProtocolError", reply.message
+        return reply
 
     def send(self, request: AnyRequest, client: str) -> Any:
         """Send a request, then recount the state. Returns the reply; None while it waits."""
@@ -330,7 +343,9 @@ class Life:
             extent, used = self.next_extent, 0
             self.next_extent += 1
         self.open[client, unit] = extent, used + 1
-        return BlockLocation(unit, extent, (extent << 20) + used * BYTES, 1, LENGTH), used == 3
+        begin = extent << 20
+        proof = lease_proof(self.key or b"", unit, client, extent, begin, LENGTH, 1)
+        return BlockLocation(unit, extent, begin + used * BYTES, 1, LENGTH, "", begin, proof), used == 3
 
     def blocks(self, client: str, rows: int) -> tuple[list[NewBlock], list[tuple[int, int]]]:
         """The blocks of a put, which lie in one extent of each unit, and the extents that are full after it."""
@@ -360,7 +375,7 @@ class Life:
             slots = np.array([self.rng.randrange(held) for _ in range(rows)], "<i4").tobytes()
         return NewBlock(
             first.unit, first.extent, first.offset, 1, BYTES, held, [] if parts else schema, column([4] * len(names)),
-            LENGTH, places[1:], parts=parts, slots=slots,
+            LENGTH, places[1:], parts=parts, slots=slots, begin=first.begin, proof=first.proof,
         )  # fmt: skip
 
     def put(self) -> None:
@@ -547,6 +562,7 @@ class Life:
         if self.rng.random() < 0.5:
             self.ask(ExtentsGone(unit, column(extents[:1]), "now"), f"unit-{unit}")
         else:
+            self.open = {place: its for place, its in self.open.items() if (place[1], its[0]) != (unit, extents[0])}
             self.ask(WriterGone(f"w{self.rng.randrange(2)}/1", unit, extents[:1]), f"unit-{unit}")
         life = f"life {self.rng.randrange(3)}"
         node = self.rng.randrange(2)
@@ -604,12 +620,12 @@ def _copied(tree: Any) -> Any:
     return unpack(msgspec.msgpack.Encoder(enc_hook=array).encode(tree))
 
 
-def run(seed: object, steps: int, share: float = 0.5) -> Life:
+def run(seed: object, steps: int, share: float = 0.5, key: bytes | None = None) -> Life:
     """Run one life with all checks. Raises if the state becomes unsound, or the controller fails."""
     before, put_decisions.MAX_RESERVED = put_decisions.MAX_RESERVED, MAX_ROWS
     spare, migration_planner.SPARE = migration_planner.SPARE, 0
     try:
-        life = Life(random.Random(f"{seed}"), share)
+        life = Life(random.Random(f"{seed}"), share, key)
         for _ in range(steps):
             life.step()
         loaded = load_untrusted(_copied(save_state(life.state)))

@@ -20,6 +20,11 @@ def test_changed_requests_leave_the_state_sound(number: int) -> None:
     mutations.run(f"a life of {number}", 40)
 
 
+@pytest.mark.parametrize("number", range(LIVES))
+def test_changed_requests_of_a_client_never_let_the_places_of_others_be_refused(number: int) -> None:
+    mutations.run(f"a life of {number} beside a liar", 40, key=b"key")
+
+
 def test_lives_contain_every_kind_of_request_that_changes_the_state() -> None:
     kinds: set[type] = set()
     for number in range(8):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from driven import Driven, Ticking, frame
 from echo import KEY, EchoService, Running, one, until
@@ -164,6 +165,62 @@ def test_unfinished_messages_are_bounded_in_total(driven: Callable[..., Driven])
     assert not small.ended
     assert system.server.counters["crowded"] == 1
     assert len(system.service.gone) == 1
+
+
+def test_unread_replies_are_bounded_in_total_and_the_slowest_readers_are_dropped(driven: Callable[..., Driven]) -> None:
+    system = driven(max_unread=2_000_000)
+    idle, reading = [system.client() for _ in range(6)], system.client()
+    for client in (*idle, reading):
+        client.push(b"".join(frame(i, "x" * 1000) for i in range(1, 3001)))
+    answers = []
+    for _ in range(2000):
+        for client in (*idle, reading):
+            client.push()
+        system.turn()
+        answers += reading.pull()
+        assert system.server._unread.total <= 2_000_000
+    assert [answer.sequence for answer in answers] == list(range(1, 3001))
+    dropped = [client.ended for client in idle]
+    assert 0 < sum(dropped) < len(idle), "no more are dropped than needed"
+    assert dropped == sorted(dropped, reverse=True), "those that have read nothing for the longest time are first"
+    assert system.server.counters["slow"] == sum(dropped) == len(system.service.gone)
+
+
+def test_unread_replies_that_take_no_memory_do_not_count(driven: Callable[..., Driven]) -> None:
+    """A storage unit sends values out of its arena without a copy."""
+    arena = np.zeros(4 << 20, np.uint8)[:]
+
+    class Unit(Ticking):
+        def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+            return [Outgoing(peer, b"value", [arena.data])]
+
+    system = driven(service=Unit(), max_unread=1_000_000)
+    clients = [system.client() for _ in range(3)]
+    for client in clients:
+        client.push(frame(1))
+    system.turn(5)
+    assert len(system.peers) == 3
+    assert system.server._unread.total < 1000
+    for client in clients:
+        received = 0
+        while received < arena.nbytes:
+            with contextlib.suppress(BlockingIOError):
+                received += len(client.sock.recv(1 << 20))
+            system.turn()
+    assert system.server._unread.total == 0
+    assert all(peer.lent == 0 for peer in system.peers)
+
+
+def test_one_large_reply_is_sent_whole(driven: Callable[..., Driven]) -> None:
+    system = driven(max_unread=100_000)
+    client = system.client()
+    client.push(frame(1, "x" * 2_000_000))
+    answers = []
+    while not answers:
+        client.push()
+        system.turn()
+        answers += client.pull()
+    assert system.server.counters["slow"] == 0
 
 
 def test_memory_is_counted_back_when_a_message_is_whole_or_its_sender_gone(driven: Callable[..., Driven]) -> None:

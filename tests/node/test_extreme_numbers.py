@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from request_variants import array, bodies
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import invariants
 from transfer_queue.errors import ProtocolError
@@ -42,9 +43,6 @@ from transfer_queue.storage.unit.storage_unit import StorageUnit
 sys.path.append(str(Path(__file__).parent.parent / "storage"))
 from slot_standin import StandInSlots
 
-INTS = (0, -1, 2**31, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
-FLOATS = (-1.0, 1e9, 1e300, float("nan"), float("inf"), float("-inf"))
-COLUMNS = tuple(np.array([number], "<i8").tobytes() for number in INTS if abs(number) < 2**63)
 REQUESTS: tuple[type[Request], ...] = typing.get_args(AnyRequest)
 UNIT, CONTROLLER, CLIENT, OTHER = 1, 2, 3, 4  # peers
 MOST_MESSAGES = 50  # that one request may cause between controller and unit
@@ -139,74 +137,6 @@ class System:
         self.storage.check()
 
 
-def array(message: Any) -> Any:
-    """Return the encoded array of a message, without the tag."""
-    found = msgspec.to_builtins(message, builtin_types=(bytes,))
-    return found[1:] if isinstance(message, Request) else found
-
-
-Examples = dict[type, Any]  # type of a message -> a valid message, as an array
-
-
-def plain(kind: Any) -> Any:
-    """Return any valid value of this type."""
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
-    if type(None) in inside:
-        return plain(next(each for each in inside if each is not type(None)))
-    if origin is list:
-        return [plain(inside[0])]
-    if origin is tuple:
-        return tuple(plain(each) for each in inside)
-    if origin is dict:
-        return {} if inside[1] is Any else {plain(inside[0]): plain(inside[1])}
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        hints = typing.get_type_hints(kind)
-        return [plain(hints[field.name]) for field in msgspec.structs.fields(kind)]
-    return {int: 0, float: 0.0, str: "p", bytes: bytes(8), bool: False}.get(kind)
-
-
-def variants(kind: Any, examples: Examples) -> Iterator[Any]:
-    """Return values of this type, each with one number, or one column, at a limit."""
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
-    if type(None) in inside:
-        yield from variants(next(each for each in inside if each is not type(None)), examples)
-    elif origin is list:
-        for value in variants(inside[0], examples):
-            yield [value]
-    elif origin is tuple:
-        for at, each in enumerate(inside):
-            for value in variants(each, examples):
-                yield [value if i == at else plain(other) for i, other in enumerate(inside)]
-    elif origin is dict and inside[1] is Any:
-        for key in ("dp_rank", "batch_index", "dp_size", "priority"):
-            for value in INTS + FLOATS:
-                yield {"dp_rank": 0, "batch_index": 0, key: value}
-    elif origin is dict:
-        for key in variants(inside[0], examples):
-            yield {key: plain(inside[1])}
-        for value in variants(inside[1], examples):
-            yield {plain(inside[0]): value}
-    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        hints = typing.get_type_hints(kind)
-        names = [field.name for field in msgspec.structs.fields(kind)]
-        usual = examples.get(kind) or [plain(hints[name]) for name in names]
-        for at, name in enumerate(names):
-            for value in variants(hints[name], examples):
-                yield [*usual[:at], value, *usual[at + 1 :]]
-    elif kind is int:
-        yield from INTS
-    elif kind is float:
-        yield from FLOATS
-    elif kind is bytes:
-        yield from COLUMNS
-
-
-def bodies(kind: type[Request], examples: Examples) -> Iterator[list[Any]]:
-    """Requests of this kind as arrays, tag first."""
-    for value in variants(kind, examples):
-        yield [kind.__name__, *value]
-
-
 @pytest.fixture
 def system(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[System]:
     made = System(tmp_path)
@@ -235,9 +165,10 @@ def test_an_extent_that_no_unit_can_have_is_not_closed(system: System, number: i
     system.check()
 
 
-def test_an_extent_that_was_never_leased_is_freed_once(system: System) -> None:
-    assert system.ask(system.controller, CloseExtents([(0, 2**40 - 1)])) == Done()
+def test_an_extent_that_was_never_leased_is_not_freed(system: System) -> None:
+    assert system.ask(system.controller, CloseExtents([(0, 2**40 - 1)])) == Done([[0, 2**40 - 1]])
     assert not system.core.state.blocks.freed
+    assert system.messages == 0
     system.check()
 
 

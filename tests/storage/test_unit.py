@@ -15,6 +15,7 @@ from slot_standin import StandInSlots
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.lease_proof import lease_proof
 from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.reports.unit_reports import WriterGone
 from transfer_queue.messages.storage import (
@@ -103,8 +104,9 @@ def failure(reply: AnyReply | Effect, kind: str, *words: str) -> None:
 
 
 def test_a_lease_has_the_wanted_size_if_there_is_space(unit: StorageUnit, writer: Writer) -> None:
-    assert writer.lease(1, want=4) == ExtentLeaseReply(1, 0, 4 * GRANULE, 1)
-    assert writer.lease(1) == ExtentLeaseReply(2, 4 * GRANULE, GRANULE, 1)
+    first, second = (1, 0, 4 * GRANULE, 1), (2, 4 * GRANULE, GRANULE, 1)
+    assert writer.lease(1, want=4) == ExtentLeaseReply(*first, lease_proof(b"", 3, "w", *first))
+    assert writer.lease(1) == ExtentLeaseReply(*second, lease_proof(b"", 3, "w", *second))
     assert writer.ask(UnitStatus()) == UnitStatusReply(
         CAPACITY, CAPACITY, 5 * GRANULE, 11 * GRANULE, largest_free=11 * GRANULE
     )

@@ -122,6 +122,7 @@ class Controller:
         max_lag: MaxLag | None = None,
         part: int | None = None,
         task_samplers: Mapping[str, AnySampler] = NONE_OF_TASKS,
+        lease_key: bytes | None = None,
     ) -> None:
         """Begin with an empty state, or with that of a controller before this one.
 
@@ -145,9 +146,11 @@ class Controller:
             part: The number of effects after which an event may return, before it has met all requests that can be met.
                 The caller must call `settle_further` as long as `unfinished`. None: an event returns all effects.
             task_samplers: Task, or pattern of tasks -> its sampler in the configuration.
+            lease_key: The key with which units prove their leases; None: proofs are not checked.
         """
         self.state = state = State(capacity) if restored is None else restored
         """The state of the system."""
+        state.lease_key = lease_key
         samplers = SamplerRegistry(sampler, values, strict, task_samplers, lambda: state.samplers)
         state.watched = watched_tags(*samplers.all)
         log, measures = RecordLog(state), ControllerMeasures()

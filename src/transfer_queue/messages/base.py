@@ -32,6 +32,8 @@ AnyUnit = Annotated[int, Meta(ge=-1, le=(1 << 23) - 1)]
 """The number of a storage unit; -1: any unit."""
 ExtentNumber = Annotated[int, Meta(ge=0, le=(1 << 40) - 1)]
 """The number of an extent of a unit."""
+Begin = Annotated[int, Meta(ge=-1, le=1 << 62)]
+"""The offset of the first byte of an extent; -1 if it is not known."""
 Small = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 """A number that fits into a column of i4: the rows of a block, the number of a slot."""
 Dimensions = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]

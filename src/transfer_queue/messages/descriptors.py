@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from transfer_queue.messages.base import Bytes, Dimensions, ExtentNumber, Message, Natural, Seconds, Small, Unit
+from transfer_queue.messages.base import Begin, Bytes, Dimensions, ExtentNumber, Message, Natural, Seconds, Small, Unit
 
 MEMORY, DISK = "memory", "disk"
 """The tiers of storage units with an arena."""
@@ -52,6 +52,8 @@ class BlockLocation(Message, frozen=True):
     generation: Natural
     length: Bytes = 0
     session: str = ""
+    begin: Begin = -1
+    proof: Natural = 0
 
 
 class NewBlock(Message, frozen=True):
@@ -88,6 +90,10 @@ class NewBlock(Message, frozen=True):
     With slots, several targets may share a row, so the block may have fewer rows than the put has targets. -1: the
     block does not have the value of the target; `EqualField.known` says which values these are.
     """
+    begin: Begin = -1
+    """The offset of the first byte of the extent; -1 if it is not known."""
+    proof: Natural = 0
+    """The proof of the lease of the extent (`messages.lease_proof`)."""
 
 
 class EqualField(Message, frozen=True):

@@ -122,7 +122,10 @@ class Drop(Request, frozen=True):
 
 
 class CloseExtents(Request, frozen=True):
-    """Report that the client, which is their writer, adds no more blocks to these extents (unit, extent)."""
+    """Report that the client, which is their writer, adds no more blocks to these extents (unit, extent).
+
+    The reply has those in which the controller knows no block, which the client returns to their units.
+    """
 
     extents: list[tuple[Unit, ExtentNumber]]
 

@@ -26,6 +26,8 @@ class ExtentLeaseReply(Reply, frozen=True, tag="LeaseReply"):
     offset: int
     length: int
     generation: int
+    proof: Natural = 0
+    """The proof of this lease (`messages.lease_proof`)."""
 
 
 class SlotReply(Reply, frozen=True):

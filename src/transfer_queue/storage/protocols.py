@@ -48,6 +48,8 @@ class Reserved:
     """
     slot: int = 0
     """The slot of that session."""
+    lease: tuple[int, int] = (-1, 0)
+    """The offset of the first byte of the extent, and the proof of its lease (`messages.lease_proof`)."""
 
     @property
     def places(self) -> tuple[Reserved, ...]:

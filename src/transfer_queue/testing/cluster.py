@@ -150,6 +150,7 @@ class Cluster:
             max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
             values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
             part=PART,
+            lease_key=b"",
         )
         """The controller."""
         tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1) if settings.has_arenas else []

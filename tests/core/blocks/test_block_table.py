@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import msgspec
 import numpy as np
 import pytest
 from harness import BLOCKS_AN_EXTENT, BYTES, OBJECT, Harness, column, places, tensor
@@ -146,10 +147,19 @@ def test_dropping_a_partition_frees_its_extents(h: Harness) -> None:
 
 def test_an_extent_without_live_values_is_freed_when_it_is_closed(h: Harness) -> None:
     h.put(1)
-    h.ask(CloseExtents([(0, 1), (0, 1), (0, 77)]))
-    assert h.freed == [(0, 77)]
     h.clear([0])
-    assert h.freed == [(0, 77), (0, 1)]
+    assert h.freed == []
+    h.ask(CloseExtents([(0, 1), (0, 1)]))
+    assert h.freed == [(0, 1)]
+
+
+def test_an_extent_without_known_blocks_is_not_freed_for_a_client(h: Harness) -> None:
+    """Only its unit knows whether it is leased to that client, which gets it in the reply and returns it there."""
+    h.put(1)
+    assert h.ask(CloseExtents([(0, 1), (0, 77), (0, 77)])) == Done([[0, 77]])
+    h.ask(msgspec.structs.replace(h.publish(1, name="v"), closes=[(0, 78)]), "v")
+    assert h.freed == []
+    assert not h.state.blocks.freed
 
 
 def test_a_writer_cannot_close_or_fill_the_extent_of_another_writer(h: Harness) -> None:

@@ -103,8 +103,10 @@ def describe_block(encoded: EncodedBlock, reserved: Reserved) -> NewBlock:
         reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
         [] if parts else encoded.schema, encoded.dims, reserved.length,
         [
-            BlockLocation(copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session)
+            BlockLocation(
+                copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease
+            )
             for copy in reserved.copies
         ],
-        reserved.session, parts, encoded.slots,
+        reserved.session, parts, encoded.slots, *reserved.lease,
     )  # fmt: skip

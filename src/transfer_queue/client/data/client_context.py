@@ -26,7 +26,6 @@ from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, Loa
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.block_groups import BackendRoutes
 from transfer_queue.client.data.extent_allocator import ExtentAllocator
-from transfer_queue.client.data.extent_allocator import SlotLockProtocol as HeldSlot
 from transfer_queue.client.data.known_fields import FieldKinds
 from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.remote_chunks import RemoteAllocator, RemoteArena
@@ -47,7 +46,6 @@ from transfer_queue.errors import (
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.descriptors import DISK, MEMORY, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.reports.timeline import Introduce, Leave
 from transfer_queue.messages.storage import UnitStatus
@@ -59,7 +57,7 @@ from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.arena_views import ArenaViews, open_views
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.arena.writer_locks import hold_slot
+from transfer_queue.storage.arena.writer_locks import HeldSlot, hold_slot
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
@@ -593,18 +591,7 @@ class ClientContext:
         for space in self.spaces:
             space.drain()
             yield from space.return_extents()
-        yield from self.report_closed_extents()
-
-    def report_closed_extents(self) -> Generator[Call, AnyReply, None]:
-        """Report to the controller which extents take no more blocks."""
-        for space in self.spaces:
-            closes = space.take_closes()
-            if closes:
-                try:
-                    yield Call(CONTROLLER, CloseExtents(closes))
-                except BaseException:
-                    space.restore_closes(closes)
-                    raise
+            yield from space.close_extents()
 
     def leave(self, in_order: bool = True) -> Generator[Call, AnyReply, None]:
         """Return every leased extent, and say that this client closes. A client sends these requests last.

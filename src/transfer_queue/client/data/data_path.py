@@ -250,8 +250,12 @@ class DataPath:
         try:
             reply = yield Call(CONTROLLER, put, wait, within)
         except TransferQueueError as error:
-            self._restore_closes(spaces, closes)
-            if isinstance(error, UNCERTAIN):
+            refused = isinstance(error, ProtocolError)  # perhaps because of these extents
+            self._restore_closes(spaces, closes, certain=not refused)
+            if refused:
+                for reserved in spaces:
+                    self._state.space_of(reserved).mark_refused(reserved)
+            elif isinstance(error, UNCERTAIN):
                 self._mark_published(spaces, certain=False)
             else:
                 yield from self._abandon(spaces, lost=isinstance(error, UnitLostError))
@@ -368,9 +372,9 @@ class DataPath:
             closes += self._state.space_of(reserved).take_closes(reserved)
         return closes
 
-    def _restore_closes(self, spaces: Sequence[Reserved], closes: list[tuple[int, int]]) -> None:
+    def _restore_closes(self, spaces: Sequence[Reserved], closes: list[tuple[int, int]], certain: bool = True) -> None:
         for space in {id(found): found for found in map(self._state.space_of, spaces)}.values():
-            space.restore_closes(closes)
+            space.restore_closes(closes, certain)
 
     def _mark_published(self, spaces: Sequence[Reserved], certain: bool = True) -> None:
         for reserved in spaces:

@@ -9,8 +9,9 @@ The states of an extent:
 
     open      takes blocks while they fit
     retired   takes no more blocks; waits for the end of its reservations in flight
-    over      has no reservations in flight: it is queued to be closed at the controller if a block in it may have been
-              published, otherwise to be returned to its unit
+    over      has no reservations in flight: it is queued to be closed at the controller if a block in it was
+              published, otherwise to be returned to its unit. If it is unknown whether a block was published, the
+              controller is asked (`CloseExtents`)
 
 While an open extent has no reservation in flight, it is *offered* (`storage.arena.writer_locks`): if space is short,
 its unit may recall the unused rest. The next reservation detects this, and the extent is then over. An extent is not
@@ -18,7 +19,7 @@ offered any more when it is unknown whether a Publish of a block in it was carri
 
 A put reserves, writes, and sends Publish with `take_closes(reserved)`. If it succeeded, or if its outcome is unknown,
 it calls `mark_published(reserved)`. If it certainly failed, it calls `restore_closes` with the result of `take_closes`,
-then `abandon(reserved)`, and runs `return_extents`.
+then `abandon(reserved)`, and runs `return_extents`. If its extents may have been refused, it calls `mark_refused`.
 
 If a put is interrupted while it leases an extent, the lease is cancelled with the next request to a unit. Extents of a
 lost unit are forgotten, because nothing can be written, closed or returned there.
@@ -26,19 +27,21 @@ lost unit are forgotten, because nothing can be written, closed or returned ther
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from transfer_queue.errors import CapacityError, ConnectionLostError, InvalidArgumentError, ProtocolError, UnitLostError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
-from transfer_queue.net.calls import NOT_MADE, Call
-from transfer_queue.storage.arena.writer_locks import PLACES, hold_slot
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call
+from transfer_queue.storage.arena.writer_locks import PLACES, HeldSlot, NoLock, hold_slot
 from transfer_queue.storage.protocols import Allocator, Reserved
 
 ALIGNMENT = 64
@@ -52,44 +55,12 @@ OPEN_EXTENTS = 4
 _SLOT_ATTEMPTS = 3
 
 
-class SlotLockProtocol(Protocol):
-    """A lock on a slot file, like `storage.arena.writer_locks.SlotLock`."""
-
-    def release(self) -> None:
-        """Release the lock."""
-
-    def begin(self, place: int) -> bool:
-        """Take a place at which no extent is offered."""
-
-    def take(self, place: int) -> bool:
-        """Begin a put in the extent offered at a place. Returns False if it was recalled."""
-
-    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        """End the puts at a place: offer the extent, or (0) free the place."""
-
-
-class _NoLock:
-    """The lock of a slot on another node, where no extents are offered."""
-
-    def release(self) -> None:
-        pass
-
-    def begin(self, place: int) -> bool:
-        return False
-
-    def take(self, place: int) -> bool:
-        return True
-
-    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        pass
-
-
 @dataclass(frozen=True, slots=True)
 class _WriterSlot:
     """The slot of this writer in one unit."""
 
     number: int
-    lock: SlotLockProtocol
+    lock: HeldSlot
     session: str = ""
     """The name under which a slot on another node was opened; "" on this node."""
 
@@ -101,6 +72,8 @@ class _OpenExtent:
     offset: int
     length: int
     generation: int
+    lease: tuple[int, int]
+    """See `Reserved`."""
     used: int = 0
     """The bump pointer: bytes from the extent's offset, a multiple of ALIGNMENT."""
     open: bool = True
@@ -144,7 +117,7 @@ class ExtentAllocator(Allocator[Call]):
         self,
         writer: str,
         units: Sequence[int],
-        hold: Callable[[Path], SlotLockProtocol] = hold_slot,
+        hold: Callable[[Path], HeldSlot] = hold_slot,
         replicas: int = 1,
         disks: Sequence[int] = (),
         nodes: Mapping[int, str] | None = None,
@@ -177,6 +150,8 @@ class ExtentAllocator(Allocator[Call]):
         """(unit, place) of the extents that have a place."""
         self._closes: dict[tuple[int, int], None] = {}
         """Extents that are over and must be closed at the controller. None of them is in `_returns`."""
+        self._doubtful: dict[tuple[int, int], None] = {}
+        """Others, in which the controller may know no block. It must be asked with `CloseExtents` alone."""
         self._returns: dict[tuple[int, int], None] = {}
         """Extents that are over and contain no published block."""
         self._orphans: list[tuple[int, int]] = []
@@ -266,6 +241,14 @@ class ExtentAllocator(Allocator[Call]):
                 extent.certain &= certain
                 self._settle(extent)
 
+    def mark_refused(self, reserved: Reserved) -> None:
+        """Report that the controller has refused the place of the block: nothing more is put into its extent."""
+        with self._mutex:
+            for place in reserved.places:
+                extent = self._end(place)
+                extent.published, extent.certain, extent.closing = True, False, False
+                self._retire(extent)
+
     def abandon(self, reserved: Reserved) -> None:
         """See `Allocator.abandon`. The bytes are used again if no block was placed after them."""
         size = aligned(reserved.nbytes)
@@ -286,11 +269,15 @@ class ExtentAllocator(Allocator[Call]):
 
         Args:
             current: The reservation of this Publish. Its extent is in the result if it gets no more blocks, so that a
-                writer which then stops does not keep the space.
+                writer which then stops does not keep the space. None: there is no Publish, and the result is for
+                `CloseExtents`, with the extents whose blocks may be unknown there.
         """
         with self._mutex:
             taken = list(self._closes)
             self._closes.clear()
+            if current is None:
+                taken += self._doubtful
+                self._doubtful.clear()
             for place in () if current is None else current.places:
                 extent = self._find(place)
                 if not extent.open and len(extent.flights) == 1:
@@ -298,15 +285,18 @@ class ExtentAllocator(Allocator[Call]):
                     taken.append(extent.name)
             return taken
 
-    def restore_closes(self, closes: Iterable[tuple[int, int]]) -> None:
-        """Take back the result of `take_closes`, because the Publish failed."""
+    def restore_closes(self, closes: Iterable[tuple[int, int]], certain: bool = True) -> None:
+        """Take back the result of `take_closes`, because the Publish failed.
+
+        `certain` is False if the controller may have refused the Publish because of them.
+        """
         with self._mutex:
             for name in closes:
                 extent = self._extents.get(name)
                 if extent is not None:
                     extent.closing = False
                 elif name not in self._returns and name[0] in self._slots:
-                    self._closes[name] = None
+                    (self._closes if certain else self._doubtful)[name] = None
 
     def take_returns(self) -> list[tuple[int, int]]:
         """Return, and forget, the (unit, extent) without published blocks, for their units."""
@@ -326,12 +316,31 @@ class ExtentAllocator(Allocator[Call]):
                 with self._mutex:
                     slot = self._slots.get(unit)
                 if slot is not None:  # otherwise the unit was lost meanwhile
-                    yield Call(("unit", unit), ReturnExtent(slot.number, numbers, unit))
+                    with contextlib.suppress(ProtocolError):  # a unit that refuses once would refuse again
+                        yield Call(("unit", unit), ReturnExtent(slot.number, numbers, unit))
                 pending = [name for name in pending if name[0] != unit]
         finally:
             with self._mutex:
                 self._returns.update(dict.fromkeys(name for name in pending if name[0] in self._slots))
         return returned
+
+    def close_extents(self) -> Generator[Call, AnyReply, None]:
+        """Report the extents of `take_closes` to the controller, and return those in which it knows no block."""
+        closes = self.take_closes()
+        if not closes:
+            return
+        try:
+            reply = yield Call(CONTROLLER, CloseExtents(closes))
+        except ProtocolError:  # it would be refused again; when this client ends, the units free the extents
+            return
+        except BaseException:
+            self.restore_closes(closes, certain=False)
+            raise
+        if not isinstance(reply, Done):
+            raise ProtocolError(f"the controller replied to CloseExtents with {type(reply).__name__}")
+        with self._mutex:
+            self._returns.update(dict.fromkeys((unit, number) for unit, number in reply.value if unit in self._slots))
+        yield from self.return_extents()
 
     def drain(self) -> None:
         """Retire every open extent, so that `take_closes` and `take_returns` name all leased extents.
@@ -391,6 +400,7 @@ class ExtentAllocator(Allocator[Call]):
                 extent.lost = True
                 self._retire(extent)
         self._closes = {name: None for name in self._closes if name[0] not in gone}
+        self._doubtful = {name: None for name in self._doubtful if name[0] not in gone}
         self._returns = {name: None for name in self._returns if name[0] not in gone}
         self._orphans = [orphan for orphan in self._orphans if orphan[0] not in gone]
 
@@ -412,7 +422,7 @@ class ExtentAllocator(Allocator[Call]):
                 # Another thread may have opened the slot meanwhile. Opening the file twice would lose the lock.
                 if unit not in self._slots:
                     try:
-                        lock = _NoLock() if session else self._hold(Path(reply.lock_path))
+                        lock = NoLock() if session else self._hold(Path(reply.lock_path))
                         self._slots[unit] = _WriterSlot(reply.slot, lock, session)
                     except ProtocolError:  # withdrawn, because a connection ended in between
                         if attempt == _SLOT_ATTEMPTS - 1:
@@ -457,6 +467,8 @@ class ExtentAllocator(Allocator[Call]):
         self, unit: int, nbytes: int, want: int, wait: float | None, shared: bool
     ) -> Generator[Call, AnyReply, _OpenExtent | None]:
         yield from self._cancel_orphans()
+        if self._doubtful:
+            yield from self.close_extents()
         slot = yield from self._claim_slot(unit)
         call = Call(
             ("unit", unit), LeaseExtent(slot, nbytes, want, wait, unit), wait, turn=("lease", unit) if shared else None
@@ -472,7 +484,9 @@ class ExtentAllocator(Allocator[Call]):
             return None
         if not isinstance(reply, ExtentLeaseReply) or reply.length < nbytes or reply.offset % ALIGNMENT:
             raise ProtocolError(f"storage unit {unit} replied to a lease of {nbytes} bytes with {reply}")
-        return _OpenExtent(unit, reply.extent, reply.offset, reply.length, reply.generation)
+        return _OpenExtent(
+            unit, reply.extent, reply.offset, reply.length, reply.generation, (reply.offset, reply.proof)
+        )
 
     def _cancel_orphans(self) -> Generator[Call, AnyReply, None]:
         while self._orphans:
@@ -531,15 +545,9 @@ class ExtentAllocator(Allocator[Call]):
     def _place(self, extent: _OpenExtent, nbytes: int, size: int) -> Reserved:
         slot = self._slots.get(extent.unit)
         session = ("", 0) if slot is None or not slot.session else (slot.session, slot.number)
+        start = extent.offset + extent.used
         reserved = Reserved(
-            extent.unit,
-            extent.number,
-            extent.offset + extent.used,
-            extent.generation,
-            nbytes,
-            extent.length,
-            (),
-            *session,
+            extent.unit, extent.number, start, extent.generation, nbytes, extent.length, (), *session, extent.lease
         )
         extent.flights.add(reserved.offset)
         extent.used += size
@@ -550,8 +558,9 @@ class ExtentAllocator(Allocator[Call]):
     def _find(self, reserved: Reserved) -> _OpenExtent:
         extent = self._extents.get((reserved.unit, reserved.extent))
         if extent is None or reserved.offset not in extent.flights:
-            raise InvalidArgumentError(f"{reserved} is not in flight: it was published or abandoned before, or it is a "
-                                       f"reservation of another client")  # fmt: skip
+            raise InvalidArgumentError(
+                f"{reserved} is not in flight: it was published or abandoned, or is a reservation of another client"
+            )
         return extent
 
     def _end(self, reserved: Reserved) -> _OpenExtent:
@@ -577,6 +586,8 @@ class ExtentAllocator(Allocator[Call]):
             return
         if not extent.published:
             self._returns[extent.name] = None
+        elif not extent.certain:
+            self._doubtful[extent.name] = None
         elif not extent.closing:
             self._closes[extent.name] = None
 

@@ -422,7 +422,8 @@ class CheckpointOperations(DataPath):
             if not self._state.system.shares_states:
                 remove_sent(self._state.session, name)
         self._mark_published(loaded.reserved)
-        yield from self._state.report_closed_extents()
+        for space in self._state.spaces:
+            yield from space.close_extents()
 
     def load_samples(
         self,

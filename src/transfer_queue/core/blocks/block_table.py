@@ -82,7 +82,8 @@ def _renumber(column: np.ndarray, at: np.ndarray, numbers: dict[int, int]) -> No
 
 def places_of(block: NewBlock) -> list[BlockLocation]:
     """Return all locations of a block as its writer publishes it."""
-    first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length)
+    its = block.session, block.begin, block.proof
+    first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length, *its)
     return [first, *block.copies]
 
 
@@ -172,7 +173,7 @@ class BlockTable(PublishedExtents):
         chunk.alive += 1
         self.live_bytes += block.nbytes
         self.stored[owner][block.unit] += block.nbytes
-        self.put_block(block.unit, block.extent, block.length, writer, block.offset, block.nbytes)
+        self.put_block(block, writer, block.nbytes)
         if block.slots is not None:
             chunk.note_shared(at, values)
             self._count_saved(chunk, np.array([at]), 1)
@@ -180,7 +181,7 @@ class BlockTable(PublishedExtents):
             chunk.put(at, places_of(block))
             for place in block.copies:
                 self.stored[owner][place.unit] += block.nbytes
-                self.put_block(place.unit, place.extent, place.length, writer, place.offset, block.nbytes)
+                self.put_block(place, writer, block.nbytes)
 
     def add_alike(self, first: int, writers: Sequence[str], blocks: Sequence[NewBlock], owner: int) -> None:
         """Do the same for blocks with equal schemas, from number `first` on, whose values are each needed once.
@@ -217,7 +218,7 @@ class BlockTable(PublishedExtents):
             done += take
         for writer, block in zip(writers, blocks, strict=True):
             stored[block.unit] += block.nbytes
-            self.put_block(block.unit, block.extent, block.length, writer, block.offset, block.nbytes)
+            self.put_block(block, writer, block.nbytes)
         self.live_bytes += sum(values["nbytes"])
 
     def retain(self, numbers: np.ndarray) -> None:

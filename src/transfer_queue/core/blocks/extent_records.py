@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, counter, unique_dict, value_of
+from transfer_queue.messages.descriptors import BlockLocation, NewBlock
 
 MOST_BYTES = 1 << 62  # every offset and length, and the sum of all lengths, is less than this
 MOST_EXTENTS = 1 << 40  # the number of an extent is less than this
@@ -86,7 +87,7 @@ class Spans:
 class ExtentRecord:
     """An extent that has or had blocks."""
 
-    __slots__ = ("blocks", "closed", "gaps", "length", "limit", "low", "top", "writer")
+    __slots__ = ("begin", "blocks", "closed", "gaps", "length", "limit", "low", "top", "writer")
 
     def __init__(self, writer: str, length: int) -> None:
         self.writer = writer
@@ -96,6 +97,10 @@ class ExtentRecord:
         """The number of needed blocks in the extent."""
         self.closed = False
         """Whether the writer puts no more blocks into it."""
+        self.begin = -1
+        """Its first byte, as its lease proves; -1 before a block with such a proof, and after a restart before the next
+        one. Not part of the state.
+        """
         self.low = self.top = self.limit = -1
         """The blocks are or were between the bytes `low` and `top` of the unit; -1 before the first block. Derived.
 
@@ -110,6 +115,8 @@ class ExtentRecord:
 
     def fits(self, start: int, end: int) -> bool:
         """Return whether no block is between these bytes, and the extent is long enough for them."""
+        if self.begin >= 0 and not self.begin <= start <= end <= self.begin + self.length:
+            return False
         if self.top < 0:
             return not self.length or end - start <= self.length
         if start < self.top and end > self.low:
@@ -189,19 +196,22 @@ class PublishedExtents(Persisted):
     def enter_empty(self, place: tuple[int, int], before: ExtentRecord) -> None:
         """Take over an extent of another table without its blocks. Its writer may continue to put into it."""
         extent = self.extent_for(*place, before.length, before.writer)
-        extent.low, extent.top, extent.gaps = before.low, before.top, before.gaps
+        extent.begin, extent.low, extent.top, extent.gaps = before.begin, before.low, before.top, before.gaps
         if extent.low >= 0:
             self._list(*place, extent)
 
-    def put_block(self, unit: int, number: int, length: int, writer: str, start: int, nbytes: int) -> None:
-        """Put a block into these bytes of an extent; the extent is made if this is its first block."""
+    def put_block(self, place: BlockLocation | NewBlock, writer: str, nbytes: int) -> None:
+        """Put a block of this many bytes into an extent; the extent is made if this is its first block."""
+        unit, number, start = place.unit, place.extent, place.offset
         extent = self.extents.get((unit, number))
         if extent is None:
-            extent = self.extent_for(unit, number, length, writer)
+            extent = self.extent_for(unit, number, place.length, writer)
         extent.blocks += 1
         if 0 <= extent.top <= start < extent.top + _ALIGNMENT:
             extent.top = start + nbytes
         else:
+            if extent.begin < 0:
+                extent.begin = place.begin
             self.mark_used(unit, number, start, nbytes)
 
     def mark_used(self, unit: int, number: int, start: int, nbytes: int) -> None:
@@ -222,7 +232,8 @@ class PublishedExtents(Persisted):
         if before is not None:
             other = self.extents[unit, before[1]]
             other.limit = min(other.limit, extent.low)
-        extent.limit = -1 if not extent.length else min(extent.low + extent.length, after[0] if after else MOST_BYTES)
+        known = extent.length and extent.begin >= 0
+        extent.limit = min(extent.begin + extent.length, after[0] if after else MOST_BYTES) if known else -1
 
     def find_overlap(self, unit: int, number: int, start: int, nbytes: int, apart: bool = True) -> int | None:
         """Return the extent with whose blocks or end a new block of extent `number` would overlap; None if it fits.
@@ -247,6 +258,11 @@ class PublishedExtents(Persisted):
             if other is not None and other[0] < end:
                 return other[1]
         return None
+
+    def between(self, unit: int, start: int, end: int) -> list[int]:
+        """Return the extents of a unit with an arena that have had blocks between these bytes."""
+        spans = self.spans.get(unit, ())
+        return [number for low, number in spans if low < end and self.extents[unit, number].top > start]
 
     def lengthen(self, unit: int, length: int) -> None:
         """Add this number of bytes, which may be negative, to the length of all extents of a unit."""

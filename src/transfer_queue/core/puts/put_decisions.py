@@ -217,7 +217,7 @@ def publish(state: State, writer: str, request: Publish) -> PutDecision:
     if joining.late:
         records += joining.drop_late(request.partition, indexes)
     if request.closes:
-        records += close_extents(state, writer, request.closes)
+        records += close_extents(state, writer, request.closes, blocks)[0]
     warning = joining.warning(partition) if joining.late and partition is not None else None
     return PutDecision(records, indexes, new and not joining.late, warning)  # dropped rows have no fields
 

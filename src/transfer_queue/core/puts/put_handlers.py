@@ -13,7 +13,8 @@ from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.unknown_partitions import require_partition, unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
-from transfer_queue.errors import CapacityError, InvalidArgumentError
+from transfer_queue.core.units import location_checks
+from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError
 from transfer_queue.messages import partitions, puts
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
@@ -65,6 +66,13 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
         if request.wait is None or request.wait <= 0:
             raise
         return ParkDecision(request, request.wait)
+    except ProtocolError:
+        lost = location_checks.find_overwritten(context.state, caller.client, request.blocks)
+        if not lost:
+            raise
+        for record in lost:
+            context.log.apply(record)
+        return handle_publish(context, caller, request)
     if request.block is not None or request.equal:
         context.measures.counters["published_rows"] += request.count
 

@@ -1,8 +1,8 @@
 """Checks the locations that writers and storage units report.
 
 Each block must lie in an open extent of its writer, and must not overlap another block. This module only reads the
-state. Only the unit knows all its leases. The state knows the writer of an extent as soon as the extent has a block,
-and where blocks lie; the checks use this.
+state. Only the unit knows all its leases, so the first block in an extent must have the proof of the lease. From then
+on the state knows the writer and the bytes of the extent, and where its blocks lie.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import check_block
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
+from transfer_queue.messages.lease_proof import lease_proof
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 
 
@@ -138,6 +139,8 @@ def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nb
         )
     elif extent.top <= place.offset <= extent.limit - nbytes and place.generation >= 0:
         return True
+    if state.lease_key is not None and (extent is None or extent.begin < 0):
+        _check_lease(state.lease_key, writer, place, nbytes)
     if min(place.offset, place.generation) < 0 or place.offset + nbytes + blocks.live_bytes > MOST_BYTES:
         raise ProtocolError(
             f"a block of {nbytes} bytes cannot be at byte {place.offset} of unit {unit}, generation "
@@ -150,6 +153,52 @@ def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nb
             f"end of the extent, or overlaps blocks of extent {other}; nothing was put"
         )
     return False
+
+
+def _check_lease(key: bytes, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> None:
+    """Raise ProtocolError if the unit has not leased these bytes to the writer."""
+    owner, length = place.session or writer, place.length
+    lease = lease_proof(key, place.unit, owner, place.extent, place.begin, length, place.generation)
+    is_own = owner == writer or owner.startswith(f"{writer}/")
+    if not (is_own and place.proof == lease and 0 <= place.offset - place.begin <= length - nbytes):
+        raise ProtocolError(
+            f"the block does not prove that unit {place.unit} has leased extent {place.extent} with the bytes "
+            f"{place.offset} to {place.offset + nbytes} to {owner!r}; nothing was put. A block must be in an extent "
+            f"that its unit has leased to its writer"
+        )
+
+
+def find_overwritten(state: State, writer: str, blocks: Sequence[NewBlock]) -> list[r.AnyRecord]:
+    """Return the records of what lies where a writer has written the blocks of a put.
+
+    Raises ProtocolError if the writer does not prove that the space is its own.
+    """
+    records: list[r.AnyRecord] = []
+    for block in blocks if state.lease_key is not None else ():
+        for place in places_of(block):
+            _check_lease(state.lease_key or b"", writer, place, block.nbytes)
+            if place.unit in state.units and not state.units[place.unit].store:
+                records += _overwritten(state, place, place.offset, place.offset + block.nbytes)
+            known = state.blocks.extents.get((place.unit, place.extent))
+            if known is not None and known.writer != writer:
+                records.append(_lost(place.unit, [place.extent]))
+    return records
+
+
+def _overwritten(state: State, place: BlockLocation, start: int, end: int) -> list[r.AnyRecord]:
+    """Return the record of extents that are lost because their unit has leased these bytes of theirs again.
+
+    A unit numbers its extents in the order of their leases, so that it has freed the older one of two extents with the
+    same bytes. Only a wrong message, for example one that is repeated, puts blocks into an extent that was freed.
+    """
+    others = [number for number in state.blocks.between(place.unit, start, end) if number != place.extent]
+    if not others or max(others) > place.extent:
+        return []
+    return [_lost(place.unit, others)]
+
+
+def _lost(unit: int, extents: list[int]) -> r.ExtentsLost:
+    return r.ExtentsLost(unit, np.array(extents, "i8").tobytes(), "its space was leased again")
 
 
 def _check_new_extent(state: State, place: BlockLocation | NewBlock, nbytes: int = 0) -> None:
@@ -167,8 +216,19 @@ def _check_new_extent(state: State, place: BlockLocation | NewBlock, nbytes: int
         )
 
 
-def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> list[r.AnyRecord]:
-    """Return the records that close these extents of the writer."""
+def close_extents(
+    state: State, writer: str, extents: list[tuple[int, int]], blocks: Sequence[NewBlock] = ()
+) -> tuple[list[r.AnyRecord], list[tuple[int, int]]]:
+    """Return the records that close these extents of the writer, and those in which no block is known.
+
+    The latter are not closed, because only their units know whose they are.
+
+    Args:
+        state: The state.
+        writer: The writer.
+        extents: The (unit, extent) to close.
+        blocks: Further blocks of the writer, which are put before the extents are closed.
+    """
     for place in extents:
         extent = state.blocks.extents.get(place)
         if extent is not None and extent.writer != writer:
@@ -183,8 +243,10 @@ def close_extents(state: State, writer: str, extents: list[tuple[int, int]]) -> 
                 f"has leased"
             )
         check_extent_number(number)
-    new = [place for place in there if place not in state.blocks.freed]
-    return [r.ExtentsClosed(new)] if new else []
+    own = {(place.unit, place.extent) for block in blocks for place in places_of(block)}
+    known = [place for place in there if place in state.blocks.extents or place in own]
+    unknown = [place for place in there if place not in known and place not in state.blocks.freed]
+    return [r.ExtentsClosed(known)] if known else [], unknown
 
 
 def check_extent_number(number: int) -> None:
@@ -206,8 +268,11 @@ def close_reported_extents(
     return [r.ExtentsClosed(places, [] if lengths is None else [lengths[at] for at in new])] if new else []
 
 
-def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> None:
-    """Raise ProtocolError if a unit cannot have carried out an order as it reports."""
+def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> list[r.AnyRecord]:
+    """Raise ProtocolError if a unit cannot have carried out an order as it reports.
+
+    Returns the records of what lies where it has copied the blocks.
+    """
     assert order is not None
     place = BlockLocation(reply.unit, reply.extent, 0, reply.generation, reply.length)
     if (place.unit, place.extent) in state.blocks.extents:
@@ -231,10 +296,12 @@ def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> N
     order_of = np.argsort(start)
     start, end = start[order_of], end[order_of]
     if not len(start):
-        return
+        return []
     low, top = int(start[0]), int(end.max())
     apart = bool((start[1:] >= end[:-1]).all()) and place.generation >= 0 and int(start[-1]) < MOST_BYTES
-    if not apart or state.blocks.find_overlap(place.unit, place.extent, low, top - low) is not None:
+    overlaps = state.blocks.find_overlap(place.unit, place.extent, low, top - low) is not None
+    lost = _overwritten(state, place, low, top) if overlaps else []
+    if not apart or (overlaps and not lost):
         raise ProtocolError(
             f"moved blocks overlap each other or other blocks, between bytes {low} and {top} of unit {place.unit}"
         )
@@ -242,6 +309,7 @@ def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> N
         raise ProtocolError(
             f"extent {place.extent} of unit {place.unit} has {place.length} bytes, but {top - low} were moved there"
         )
+    return lost
 
 
 def are_apart(state: State, made: list[NewBlock]) -> bool:

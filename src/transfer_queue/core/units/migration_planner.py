@@ -144,12 +144,13 @@ class MigrationPlanner:
         if self._job != (reply.move, reply.unit):  # the order of a plan that was forgotten
             return close_reported_extents(self.state, reply.unit, [reply.extent]) if reply.extent else []
         self._job, self._reply, self._now = None, None, now
+        lost: list[r.AnyRecord] = []
         if reply.extent:
-            check_moved(self.state, self._asked, reply)
+            lost = check_moved(self.state, self._asked, reply)
             self._unrecorded.append((reply.unit, reply.extent))
         self._reply = reply
         self._run(now)
-        return self._taken()
+        return lost + self._taken()
 
     def take_number(self, now: float) -> int:
         """Return the number of a new order."""

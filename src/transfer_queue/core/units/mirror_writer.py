@@ -261,20 +261,21 @@ class MirrorWriter:
             if self.full and len(numbers) > 1:
                 self._limit, self._retry = self._bytes_of(numbers.tolist()) // 2, now
             return []
-        check_moved(self.state, order, reply)
+        lost = check_moved(self.state, order, reply)
         offsets = np.frombuffer(reply.offsets, "<i8")
         kept = offsets >= 0
         done = numbers[kept]
         if not len(done):
-            return close_reported_extents(self.state, reply.unit, [reply.extent])
+            return lost + close_reported_extents(self.state, reply.unit, [reply.extent])
         self._planner.set_waiting_writers(mirror, False)
         self.full, self._limit, self._retry = False, ORDER_BYTES, now
         self.copied_bytes += self._bytes_of(done.tolist())
         self._forget(done.tolist())
         return [
+            *lost,
             r.BlocksMoved(
                 mirror, reply.extent, reply.length, reply.generation, -1, done.tobytes(), offsets[kept].tobytes()
-            )
+            ),
         ]
 
     def next_deadline(self) -> float | None:

@@ -79,8 +79,9 @@ def _lose_units(context: ControllerContext, units: list[UnitInfo], when: str) ->
 
 @handles(CloseExtents)
 def handle_close_extents(context: ControllerContext, caller: Caller, request: CloseExtents) -> Decision:
-    """Close extents of the writer that sends the request."""
-    return Decision(location_checks.close_extents(context.state, caller.client, request.extents), Done)
+    """Close extents of the writer that sends the request. The reply has those in which no block is known."""
+    records, unknown = location_checks.close_extents(context.state, caller.client, request.extents)
+    return Decision(records, lambda: Done([list(place) for place in unknown]))
 
 
 @handles(unit_reports.RegisterUnit)

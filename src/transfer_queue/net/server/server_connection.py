@@ -25,6 +25,11 @@ OUTPUT_MARK = 1 << 20
 Payload = Union[bytes, bytearray, memoryview]
 
 
+def is_lent(piece: Payload) -> bool:
+    """Whether a piece of output is a part of memory that exists without it, like an arena."""
+    return type(piece) is memoryview and getattr(piece.obj, "base", None) is not None
+
+
 def frame_pieces(body: bytes, payload: Sequence[Payload]) -> Sequence[Payload]:
     """Return a message as the pieces to send one after the other."""
     if not payload:
@@ -38,8 +43,8 @@ class ServerConnection:
     """A connection: first in its handshake, then open for the service."""
 
     __slots__ = (
-        "ending", "events", "handshake", "held", "inbox", "number", "out", "out_bytes", "queued", "reader",
-        "sealed", "sock", "tls",
+        "counted", "ending", "events", "handshake", "held", "inbox", "lent", "number", "out", "out_bytes", "queued",
+        "reader", "sealed", "sock", "tls",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +69,10 @@ class ServerConnection:
         """The output that is not sent yet, in pieces that are not empty."""
         self.out_bytes = 0
         """The length of `out` and `sealed` in bytes."""
+        self.counted = 0
+        """The bytes of output that `UnreadOutput` has counted."""
+        self.lent = 0
+        """The bytes of `out` that take no memory, because they are parts of memory that exists without them."""
         self.tls: Tls | None = None
         """The TLS of the connection; None without TLS."""
         self.sealed = bytearray()
@@ -113,19 +122,52 @@ class ServerConnection:
         self.out.clear()
         self.sealed.clear()
         self.inbox.clear()
-        self.out_bytes = 0
+        self.out_bytes = self.lent = 0
 
     def _note_sent(self, count: int) -> None:
         self.out_bytes -= count
         if not self.out_bytes:
             self.out.clear()
+            self.lent = 0
             return
         while count:
             first = self.out.popleft()
-            if count < len(first):
-                self.out.appendleft(memoryview(first)[count:])
-                return
-            count -= len(first)
+            taken = min(count, len(first))
+            if self.lent and is_lent(first):
+                self.lent -= taken
+            if taken < len(first):
+                self.out.appendleft(memoryview(first)[taken:])
+            count -= taken
+
+
+class UnreadOutput:
+    """The memory of the output that clients have not read, and the order in which they have last read some."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        """The bytes of all connections together."""
+        self.total = 0
+        self._peers: dict[ServerConnection, None] = {}
+        """The connections with such output. The one that has read nothing for the longest time is the first."""
+
+    def note(self, peer: ServerConnection, has_read: bool) -> None:
+        """Count the output of a connection again. `has_read` says that its client has taken some of it."""
+        kept = peer.out_bytes - peer.lent
+        self.total += kept - peer.counted
+        peer.counted = kept
+        if has_read or not kept:
+            self._peers.pop(peer, None)
+        if kept:
+            self._peers[peer] = None
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether several connections take too much memory together. A single one may have one large reply."""
+        return self.total > self.limit and len(self._peers) > 1
+
+    def slowest(self) -> ServerConnection:
+        """Return the connection that has read nothing for the longest time. There must be one."""
+        return next(iter(self._peers))
 
 
 class Outgoing(NamedTuple):

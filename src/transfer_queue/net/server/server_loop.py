@@ -10,7 +10,8 @@ connection and is counted:
     rejected       failed or slow handshakes, also of TLS
     accept_errors  failures to accept, for example because no descriptor was left
     broken         messages that are not valid
-    slow           connections that did not read their replies, so that their output buffer was full
+    slow           connections that did not read their replies, so that their output buffer was full, or that were the
+                   slowest to do so when all replies that nobody had read took too much memory
     crowded        connections with the largest unfinished frame, when all unfinished frames took too much memory
     errors         exceptions of the service
 
@@ -45,7 +46,9 @@ from transfer_queue.net.server.server_connection import (
     Payload,
     ServerConnection,
     Service,
+    UnreadOutput,
     frame_pieces,
+    is_lent,
 )
 from transfer_queue.net.server.sockets import BACKLOG, Waker, set_tcp_options
 
@@ -85,6 +88,8 @@ class ServerLoop:
         clock: The clock of all times.
         max_connections: The number of connections, authenticated or not, beyond which new ones are refused.
         max_output: The bytes of unread output beyond which a connection is dropped. One frame may exceed it.
+        max_unread: The memory in bytes of the unread output of all connections, beyond which the connections that have
+            read nothing for the longest time are dropped.
         max_input: The bytes of the unfinished frames of all connections.
         max_body: The largest body in bytes.
         max_payload: The largest payload in bytes.
@@ -110,6 +115,7 @@ class ServerLoop:
         *,
         max_connections: int = 8192,
         max_output: int = 256 << 20,
+        max_unread: int = 512 << 20,
         max_input: int = 2 << 30,
         max_body: int = MAX_BODY,
         max_payload: int = MAX_PAYLOAD,
@@ -127,6 +133,7 @@ class ServerLoop:
         self._clock = clock
         self._max_connections = max_connections
         self._max_output = max_output
+        self._unread = UnreadOutput(max_unread)
         self._max_input = max_input
         self._limits = (max_body, max_payload)
         self._handshake_seconds = handshake_seconds
@@ -278,6 +285,8 @@ class ServerLoop:
         self._held = False
         if self._dirty:
             self._flush()
+        if self._unread.total > self._unread.limit:
+            self._drop_slowest()
 
     def _succeeds(self, function: Callable[[], bool], what: str) -> bool:
         """Return the result of the function; False if it raises an exception."""
@@ -385,6 +394,7 @@ class ServerLoop:
         self._poller.unregister(peer.sock)
         peer.sock.close()
         peer.discard_buffers()
+        self._unread.note(peer, has_read=False)
         self._hold(peer, 0)
         if peer.handshake is None:
             self._guarded(lambda: self._service.on_disconnect(peer.number, self._clock()))
@@ -559,11 +569,16 @@ class ServerLoop:
         if peer.out_bytes > self._max_output:
             self._overflow(peer)
             return
-        if not peer.out:
-            self._dirty.append(peer)
+        waits = bool(peer.out)
         for piece in pieces:
             peer.out.append(piece)
             peer.out_bytes += len(piece)
+            if is_lent(piece):
+                peer.lent += len(piece)
+        if waits:
+            self._unread.note(peer, has_read=False)
+        else:
+            self._dirty.append(peer)
 
     def _overflow(self, peer: ServerConnection) -> None:
         """Drop a peer that does not read its replies: send it nothing more, and end it with the next flush."""
@@ -574,6 +589,18 @@ class ServerLoop:
             peer.discard_buffers()
             self._dirty.append(peer)
 
+    def _drop_slowest(self) -> None:
+        """Drop the connections that have read nothing for the longest time, until the others' output is acceptable."""
+        while self._unread.is_too_much:
+            slowest = self._unread.slowest()
+            self.counters["slow"] += 1
+            self._warn(
+                "connection %d is dropped: all unread replies have %d bytes together, more than the limit of %d, and "
+                "this connection has read nothing for the longest time, with %d bytes unread",
+                slowest.number, self._unread.total, self._unread.limit, slowest.out_bytes,
+            )  # fmt: skip
+            self._drop(slowest)
+
     def _flush(self) -> None:
         """Send the output that is queued now. Output that follows from ended connections belongs to the next turn."""
         dirty, self._dirty = self._dirty, []
@@ -582,11 +609,14 @@ class ServerLoop:
                 self._send(peer)
 
     def _send(self, peer: ServerConnection) -> None:
+        before = peer.out_bytes
         try:
             peer.send()
         except OSError:
             self._drop(peer)
             return
+        if peer.out_bytes or peer.counted:
+            self._unread.note(peer, has_read=peer.out_bytes < before)
         if peer.ending and not peer.out_bytes:
             self._drop(peer)
             return

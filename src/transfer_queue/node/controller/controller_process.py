@@ -112,6 +112,7 @@ def build_controller(
         values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
         part=PART,
         task_samplers=made,
+        lease_key=key,
     )  # fmt: skip
     _lose_former_units(controller, settings, sockets, term)
     journaling = loaded = None

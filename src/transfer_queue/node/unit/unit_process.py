@@ -115,7 +115,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
     connection, reply, demands = _register(session, request)
     if not isinstance(reply, Done) or not isinstance(reply.value, int):
         raise ProtocolError(f"the controller answered the registration of storage unit {name} with {reply}")
-    unit = StorageUnit(reply.value, pool, slots)
+    unit = StorageUnit(reply.value, pool, slots, key=key)
 
     worker, pauses = BackgroundThread(), _Pauses()
     remote = not place.controller.startswith("/")

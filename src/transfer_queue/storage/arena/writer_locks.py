@@ -42,6 +42,40 @@ _ENTRY = struct.Struct("<QQQ")  # extent, used, recalled
 Offer = tuple[int, int]  # extent, and the bytes from its start that may contain blocks
 
 
+class HeldSlot(Protocol):
+    """A lock on a slot file, like `SlotLock`."""
+
+    def release(self) -> None:
+        """Release the lock."""
+
+    def begin(self, place: int) -> bool:
+        """Take a place at which no extent is offered."""
+
+    def take(self, place: int) -> bool:
+        """Begin a put in the extent offered at a place. Returns False if it was recalled."""
+
+    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
+        """End the puts at a place: offer the extent, or (0) free the place."""
+
+
+class NoLock:
+    """The lock of a slot on another node, where no extents are offered."""
+
+    def release(self) -> None:
+        """See `HeldSlot.release`."""
+
+    def begin(self, place: int) -> bool:
+        """See `HeldSlot.begin`."""
+        return False
+
+    def take(self, place: int) -> bool:
+        """See `HeldSlot.take`."""
+        return True
+
+    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
+        """See `HeldSlot.leave`."""
+
+
 class SlotLock:
     """A held lock. There is no finalizer: it is held until `release` or the end of the process."""
 

@@ -42,6 +42,7 @@ from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.descriptors import MOVER, STORE
 from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.lease_proof import lease_proof
 from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import LeasedExtent
@@ -108,9 +109,11 @@ class _WaitingLease:
 
 
 class StorageUnit:
-    """One storage unit. `number` is its number in the system."""
+    """One storage unit. `number` is its number in the system, and `key` the system's key, which proves its leases."""
 
-    def __init__(self, number: int, pool: ExtentPool, slots: WriterSlots, limits: Limits = Limits()) -> None:
+    def __init__(
+        self, number: int, pool: ExtentPool, slots: WriterSlots, limits: Limits = Limits(), key: bytes = b""
+    ) -> None:
         self.number = number
         self.pool = pool
         self.table = pool.table
@@ -118,6 +121,7 @@ class StorageUnit:
         """Name -> what the unit counted, for `metrics.samples.counter_of_units`."""
         self._files = slots
         self._limits = limits
+        self._key = key
         self._slots: dict[int, _UnitSlot] = {}
         """Number -> slot, for exactly the slots that are opening, in use or suspect."""
         self._writers: dict[str, _UnitSlot] = {}
@@ -463,7 +467,7 @@ class StorageUnit:
             return [SendReply(peer, sequence, cancelled_failure(sequence))]
         granted = self._find_granted(slot, sequence)
         if granted is not None:
-            return [SendReply(peer, sequence, self._describe(granted))]
+            return [SendReply(peer, sequence, self._describe(slot, granted))]
         want = min(body.want, self.pool.capacity)
         waits = max(0.0, body.wait or 0.0)
         parked = _WaitingLease(slot, peer, sequence, body.nbytes, want, now, now + waits)
@@ -675,17 +679,16 @@ class StorageUnit:
         grants[parked.sequence] = extent.number
         if len(grants) > _RECENT_GRANTS:
             grants.popitem(last=False)
-        return self._describe(extent)
+        return self._describe(parked.slot, extent)
 
     def _find_granted(self, slot: _UnitSlot, sequence: int) -> LeasedExtent | None:
         """Return the extent that was recently granted to this request, if it is still leased."""
         number = slot.grants.get(sequence, 0)
         return None if number in self._viewed else self.table.get(number)
 
-    def _describe(self, extent: LeasedExtent) -> storage.ExtentLeaseReply:
-        return storage.ExtentLeaseReply(
-            extent.number, extent.offset, extent.length, self.pool.generation(extent.offset)
-        )
+    def _describe(self, slot: _UnitSlot, extent: LeasedExtent) -> storage.ExtentLeaseReply:
+        lease = extent.number, extent.offset, extent.length, self.pool.generation(extent.offset)
+        return storage.ExtentLeaseReply(*lease, lease_proof(self._key, self.number, slot.writer, *lease))
 
     def _refusal(self, parked: _WaitingLease, now: float) -> SendReply:
         crowd = len(self._parked) if len(self._parked) >= self._limits.parked else 0
