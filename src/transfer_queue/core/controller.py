@@ -226,6 +226,7 @@ class Controller:
     def on_connect(self, client: str, peer: int) -> None:
         """A client has opened a connection, its first one or a further one."""
         self.context.connections.note_opened(client, peer)
+        self.context.timeline.gone.pop(client, None)
 
     @property
     def unfinished(self) -> bool:

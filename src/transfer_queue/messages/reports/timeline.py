@@ -127,6 +127,9 @@ class TimelineReply(Reply, frozen=True):
     """The claims and producers that wait now, the oldest first, if `position` is `end`; otherwise empty."""
     connected: list[str] = []
     """The clients that are connected now, if `position` is `end`; otherwise empty."""
+    gone: dict[str, float] = {}
+    """Client that is gone -> when its last connection ended, by the controller's clock, if `position` is `end`;
+    otherwise empty. A client that has closed is not gone."""
 
 
 class Verdict(Message, frozen=True):
