@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.display import count_text, time_of_day
+from transfer_queue.messages.reports.progress import describe_abandoned
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.account import Account, TaskAccount, make_account
@@ -61,15 +62,20 @@ def judge_with_account(
 ) -> tuple[Verdict, Account]:
     """Return the verdict, and the account of time of the window that it is about. The arguments are those of `judge`.
 
-    The verdict also names the samples that are held for ranks that have never asked, because no event shows them.
+    The verdict also names the samples that are held for ranks that have never asked, and those that processes had
+    claimed when they were gone, because no event shows them.
     """
     verdict, account = _judge_events(recording, status, seconds)
     verdict = _with_gone(verdict, account)
-    tasks = () if status is None else (task for partition in status.partitions for task in partition.tasks)
-    held = "; ".join(task.held_text for task in tasks if task.held)
-    if held:
-        text = f"{verdict.text} {held[0].upper()}{held[1:]}."
-        verdict = msgspec.structs.replace(verdict, text=text, cause=verdict.cause or held)
+    partitions = [] if status is None else status.partitions
+    held = "; ".join(task.held_text for each in partitions for task in each.tasks if task.held)
+    abandoned = "; ".join(
+        describe_abandoned(each.name, task.name, task.abandoned)
+        for each in partitions for task in each.tasks if task.abandoned
+    )  # fmt: skip
+    for words in filter(None, (held, abandoned)):
+        text = f"{verdict.text} {words[0].upper()}{words[1:]}."
+        verdict = msgspec.structs.replace(verdict, text=text, cause=verdict.cause or words)
     return verdict, account
 
 

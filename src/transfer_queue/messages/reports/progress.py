@@ -33,6 +33,25 @@ def describe_held(task: str, held: Mapping[int, int], ranks: int) -> str:
     )
 
 
+def describe_abandoned(partition: str, task: str, abandoned: Mapping[str, int]) -> str:
+    """Return a clause about samples that processes had claimed without a lease and not finished when they were gone.
+
+    Args:
+        partition: The partition.
+        task: The task for which they had claimed them.
+        abandoned: The process, for people -> number of samples. It must not be empty.
+    """
+    count, processes = sum(abandoned.values()), list(abandoned)
+    more = f" and {len(processes) - MOST_RANKS} more" if len(processes) > MOST_RANKS else ""
+    them, are = ("it" if count == 1 else "them"), ("is" if len(processes) == 1 else "are")
+    return (
+        f"{count_text(count, 'sample')} of partition {partition!r} may be lost to task {task!r}, because "
+        f"{', '.join(processes[:MOST_RANKS])}{more} had claimed {them} without a lease and {are} gone: call "
+        f"reset_consumption({partition!r}, {task!r}) to deliver all samples to this task again, and claim with lease= "
+        f"so that the samples of a process that is gone return by themselves"
+    )
+
+
 class FieldProgress(Message, frozen=True):
     """The progress of one field of a partition."""
 
@@ -67,6 +86,9 @@ class TaskProgress(Message, frozen=True):
     """dp_rank -> number of live rows that are held for it, if the rank has never asked for a batch."""
     ranks: int = 0
     """The number of ranks that have asked for a batch, if the sampler deals to ranks."""
+    abandoned: dict[str, int] = {}
+    """A process that is gone -> number of live rows that it had claimed without a lease and that lack what the task
+    puts, as far as the timeline shows it."""
 
     @property
     def held_text(self) -> str:
