@@ -75,7 +75,7 @@ def test_the_error_of_a_claim_that_waited_names_them(dead: Harness) -> None:
 def test_if_nothing_else_is_missing_no_sample_is_nearest_to_ready(dead: Harness) -> None:
     give(dead, [4, 5], "w")
     words = explain(dead, task="train", fields=["x", "y"])
-    assert words.startswith("All 2 samples that lack a field for task 'train' may be lost to another task. 2 samples")
+    assert words.startswith("All 2 samples that lack a field of ['x', 'y'] may be lost to another task. 2 samples")
 
 
 def no_lease(h: Harness) -> None:
@@ -120,7 +120,9 @@ def test_a_task_that_has_put_nothing_yet_may_put_what_claims_wait_for(h: Harness
     h.dealt(2)
     h.disconnect("r")
     assert abandoned(h) == {}
-    h.claim(2, "train", ["x", "y"], name="trainer", wait=100.0)
+    h.claim(2, "train", ["x", "y"], name="trainer", wait=1.0)
+    assert abandoned(h) == {"t": {"client r": 2}}
+    h.tick(h.now + 1.0)  # between two claims no claim waits
     assert abandoned(h) == {"t": {"client r": 2}}
 
 

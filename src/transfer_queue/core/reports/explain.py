@@ -382,9 +382,7 @@ def _nearest_rows(
         return f"All {len(open_rows)} samples that task {task!r} has not consumed are ready.{sizes}{more}"
     come = ~np.isin(unready, np.concatenate([unready[:0], *(each.positions for each in abandoned)]))
     if not come.any():
-        return (
-            f"All {len(unready)} samples that lack a field for task {task!r} may be lost to another task.{sizes}{more}"
-        )
+        return f"All {len(unready)} samples that lack a field of {fields} may be lost to another task.{sizes}{more}"
     unready, have = unready[come], have[have < len(fields)][come]
     order = np.argsort(-have, kind="stable")[:NEAREST]
     told: list[str] = []

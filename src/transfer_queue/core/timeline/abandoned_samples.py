@@ -75,13 +75,13 @@ class AbandonedSamples:
         return found
 
     def _fields(self, partition: Partition, task: str) -> list[str]:
-        """Return the fields that a task puts; if it has put none here, those that claims wait for and no row has."""
+        """Return the fields that a task puts; if it has put none here, those that other tasks want and no row has."""
         known = self._puts.get((cut_text(partition.name), task))
         if known:
             return sorted(known)
         there = {name for name, stats in partition.fields.items() if stats.live}
-        awaited = self._state.waiting.awaited(partition.name)
-        return sorted({name for other, fields in awaited if other != task for name in fields} - there)
+        wanted = [*partition.ready, *self._state.waiting.awaited(partition.name)]
+        return sorted({name for other, fields in wanted if other != task for name in fields} - there)
 
     @staticmethod
     def _unfinished(

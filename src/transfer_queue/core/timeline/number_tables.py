@@ -182,7 +182,7 @@ class LaneTable(NumberTable[LaneKey, Lane]):
         """
         key = client, cut_text(self._introductions[client].task)
         found = self.numbers.get(key)
-        if found is None and not key[1]:
+        if found is None and not key[1] and client not in self.current:
             return
         if found is None or self.values[found][1] != self._lane(found, key, -1):
             found = self.replace(key, lambda number: self._lane(number, key, -1))
