@@ -46,9 +46,9 @@ def dead(h: Harness) -> Harness:
 def test_what_a_dead_client_had_claimed_and_not_finished_is_named(dead: Harness) -> None:
     assert abandoned(dead) == {"t": {"pid 17 on node-1": 2}}
     text = (
-        "2 samples of partition 'p' may be lost to task 't', because pid 17 on node-1 had claimed them without a lease "
-        "and is gone: call reset_consumption('p', 't') to deliver all samples to this task again, and claim with "
-        "lease= so that the samples of a process that is gone return by themselves."
+        "2 samples of partition 'p' may be lost to task 't', because pid 17 on node-1, which is gone, had claimed them "
+        "without a lease: call reset_consumption('p', 't') to deliver all samples to this task again, and claim with "
+        "lease= to avoid such losses."
     )
     words = explain(dead, task="train", fields=["x", "y"])
     assert words.startswith("Nearest to ready: sample 4 is missing the fields ['y'] (it has ['x'])")
@@ -58,8 +58,9 @@ def test_what_a_dead_client_had_claimed_and_not_finished_is_named(dead: Harness)
     assert f". {text}" in waits
     assert "ample 2 " not in waits
     assert explain(dead, row=2, task="train").endswith(
-        "; it may be lost to task 't', because pid 17 on node-1 had claimed it without a lease and is gone: call "
-        "reset_consumption('p', 't') to deliver all samples to this task again."
+        "; it may be lost to task 't', because pid 17 on node-1, which is gone, had claimed it without a lease: call "
+        "reset_consumption('p', 't') to deliver all samples to this task again, and claim with lease= to avoid such "
+        "losses."
     )
     assert "lost" not in explain(dead, row=1)
     assert "lost" not in explain(dead, task="other", fields=["x"])

@@ -73,7 +73,7 @@ def explain(state: State, request: Explain, dealt: int | None = None, abandoned:
     else:
         return _partition_words(state, partition, request, dealt, abandoned)
     words = _row_words(partition, position, request, dealt)
-    words += [each.describe_sample() for each in abandoned if position in each.positions]
+    words += filter(None, (each.describe_sample(position) for each in abandoned))
     return f"{name} of partition {partition.name!r} " + "; it ".join(words) + "."
 
 

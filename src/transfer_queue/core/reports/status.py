@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 import msgspec
 
@@ -96,9 +96,7 @@ def progress(context: ControllerContext, partition: Partition, now: float) -> Pa
     """Return the progress of one partition."""
     state = context.state
     queues = state.waiting.claim_queues(partition.name)
-    abandoned: dict[str, Counter[str]] = defaultdict(Counter)
-    for each in context.abandoned.find(partition.name):
-        abandoned[each.task][each.process] += len(each.positions)
+    abandoned = {each.task: each.counts for each in context.abandoned.find(partition.name)}
     tasks = []
     for task in sorted({*partition.tasks, *queues}):
         waiting = list(queues[task].claims.values()) if task in queues else []
@@ -107,7 +105,7 @@ def progress(context: ControllerContext, partition: Partition, now: float) -> Pa
         consumed, claimed = partition.tasks.get(task, 0), partition.claimed.get(task, 0)
         dealt = partition.dealt.get(task)
         held, ranks = ({}, 0) if dealt is None else (dealt.held_for_unasked(), dealt.rank_count)
-        lost = dict(abandoned[task])
+        lost = abandoned.get(task, {})
         tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed, held, ranks, lost))
     losses = partition.losses.counts
     fields = [

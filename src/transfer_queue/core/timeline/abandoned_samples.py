@@ -16,33 +16,40 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import CONSUMED, Indexer, rows_without, runs_of, sort_with_values
 from transfer_queue.core.timeline.number_tables import LaneKey, cut_text
 from transfer_queue.core.timeline.recorder import TimelineRecorder
-from transfer_queue.messages.reports.progress import describe_abandoned
+from transfer_queue.messages.reports.progress import describe_abandoned, describe_loss
 from transfer_queue.timeline.events import EventKind
 
+NO_ROWS = np.zeros(0, "i8")
 Use = tuple[str, str]
 """A partition and a task."""
 
 
 class Abandoned(NamedTuple):
-    """The samples of one partition that one client had claimed for one task."""
+    """The samples of one partition that clients had claimed for one task."""
 
     partition: str
     task: str
-    process: str
-    """The process of the client, for people."""
-    positions: np.ndarray
-    """The positions of the rows in the partition, ascending."""
+    claimed: dict[str, np.ndarray]
+    """Process of a client, for people -> the positions of the rows in the partition, ascending."""
+
+    @property
+    def positions(self) -> np.ndarray:
+        """The positions of all rows."""
+        return np.concatenate(list(self.claimed.values()))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Process -> number of rows."""
+        return {process: len(positions) for process, positions in self.claimed.items()}
 
     def describe(self) -> str:
         """Return a clause about the rows."""
-        return describe_abandoned(self.partition, self.task, {self.process: len(self.positions)})
+        return describe_abandoned(self.partition, self.task, self.counts)
 
-    def describe_sample(self) -> str:
-        """Return a clause about one of the rows that begins with a verb."""
-        return (
-            f"may be lost to task {self.task!r}, because {self.process} had claimed it without a lease and is gone: "
-            f"call reset_consumption({self.partition!r}, {self.task!r}) to deliver all samples to this task again"
-        )
+    def describe_sample(self, position: int) -> str:
+        """Return a clause about one of the rows that begins with a verb; "" if the row at this position is none."""
+        holder = next((process for process, rows in self.claimed.items() if position in rows), None)
+        return "" if holder is None else f"may be lost to {describe_loss(self.partition, self.task, [holder], 1)}"
 
 
 class AbandonedSamples:
@@ -68,10 +75,14 @@ class AbandonedSamples:
         found = []
         for (place, task), claims in self._claims.items():
             fields = self._fields(partition, task) if place == cut_text(name) else []
-            for client, rows in claims.items() if fields else ():
-                claims[client], positions = self._unfinished(partition, task, rows, fields)
-                if len(positions) and client in self._timeline.gone:
-                    found.append(Abandoned(name, task, self._process(client), positions))
+            lost: dict[str, np.ndarray] = {}
+            for client in self._timeline.gone if fields else ():
+                claims[client], positions = self._unfinished(partition, task, claims.get(client, NO_ROWS), fields)
+                if len(positions):
+                    process = self._process(client)
+                    lost[process] = np.union1d(lost.get(process, NO_ROWS), positions)
+            if lost:
+                found.append(Abandoned(name, task, lost))
         return found
 
     def _fields(self, partition: Partition, task: str) -> list[str]:
@@ -97,11 +108,16 @@ class AbandonedSamples:
         lacks &= partition.consumption_states(task, positions) == CONSUMED
         rows, positions = rows[lacks], positions[lacks]
         unseen = [batch.indexes for batch in partition.unseen_batches.by_token.values() if batch.task == task]
-        returns = np.isin(rows, np.concatenate([rows[:0], *unseen]))
-        for at, position in enumerate(positions.tolist()):
-            returns[at] |= partition.batch_of(task, position) is not None
-            returns[at] |= partition.passed.reason(task, position) is not None
-        return rows, positions[~returns]
+        returns = np.isin(rows, np.concatenate([NO_ROWS, *unseen]))
+        for _, chunk, at, where in partition.rows.split(positions):
+            if task in chunk.dealt:
+                returns[where] |= chunk.dealt[task][at] != 0
+        positions = positions[~returns]
+        if partition.passed.counts_of(task):  # after several leases
+            positions = np.array(
+                [each for each in positions.tolist() if partition.passed.reason(task, each) is None], "i8"
+            )
+        return rows, positions
 
     def _process(self, client: str) -> str:
         said = self._state.introductions.get(client)
@@ -146,7 +162,7 @@ class AbandonedSamples:
             for lane in np.unique(newest).tolist():
                 client = lanes[lane][0]
                 if client in self._timeline.gone:
-                    claimed[client] = np.union1d(claimed.get(client, rows[:0]), rows[newest == lane])
+                    claimed[client] = np.union1d(claimed.get(client, NO_ROWS), rows[newest == lane])
 
     def _by_use(self, events: np.ndarray, lanes: dict[int, LaneKey]) -> Iterator[tuple[Use, Indexer]]:
         """Iterate over the partitions and tasks of these events, with the places of the events of each."""

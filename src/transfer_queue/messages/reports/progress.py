@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from transfer_queue.display import count_text
 from transfer_queue.messages.base import Finite, Message, Natural
@@ -41,14 +41,19 @@ def describe_abandoned(partition: str, task: str, abandoned: Mapping[str, int]) 
         task: The task for which they had claimed them.
         abandoned: The process, for people -> number of samples. It must not be empty.
     """
-    count, processes = sum(abandoned.values()), list(abandoned)
+    count = sum(abandoned.values())
+    loss = describe_loss(partition, task, list(abandoned), count)
+    return f"{count_text(count, 'sample')} of partition {partition!r} may be lost to {loss}"
+
+
+def describe_loss(partition: str, task: str, processes: Sequence[str], count: int) -> str:
+    """Return the task to which so many samples may be lost, with the cause and the remedy. See `describe_abandoned`."""
     more = f" and {len(processes) - MOST_RANKS} more" if len(processes) > MOST_RANKS else ""
-    them, are = ("it" if count == 1 else "them"), ("is" if len(processes) == 1 else "are")
+    are, them = ("is" if len(processes) == 1 else "are"), ("it" if count == 1 else "them")
     return (
-        f"{count_text(count, 'sample')} of partition {partition!r} may be lost to task {task!r}, because "
-        f"{', '.join(processes[:MOST_RANKS])}{more} had claimed {them} without a lease and {are} gone: call "
-        f"reset_consumption({partition!r}, {task!r}) to deliver all samples to this task again, and claim with lease= "
-        f"so that the samples of a process that is gone return by themselves"
+        f"task {task!r}, because {', '.join(processes[:MOST_RANKS])}{more}, which {are} gone, had claimed {them} "
+        f"without a lease: call reset_consumption({partition!r}, {task!r}) to deliver all samples to this task again, "
+        f"and claim with lease= to avoid such losses"
     )
 
 
