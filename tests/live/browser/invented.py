@@ -174,8 +174,8 @@ def stopped() -> dict[str, Any]:
     full["verdict"] = {
         **full["verdict"], "state": "stopped", "queue_rows": 2240, "headline": f"Stopped: {cause}", "since": gone,
         "detail": "train waits 100 % of the time for `advantage`, which reward puts; 2,240 samples queue before it. "
-        "8 samples of partition 'train_42' may be lost to task 'reward', because pid 4711 on node-2, which is gone, had "
-        "claimed them without a lease: call reset_consumption('train_42', 'reward') to deliver all samples to this "
+        "8 samples of partition 'train_42' may be lost to task 'reward', because pid 4711 on node-2, which is gone, "
+        "had claimed them without a lease: call reset_consumption('train_42', 'reward') to deliver all samples to this "
         "task again, and claim with lease= to avoid such losses.",
         "cause": cause, "advice": "",
     }  # fmt: skip

@@ -76,8 +76,8 @@ class AbandonedSamples:
         for (place, task), claims in self._claims.items():
             fields = self._fields(partition, task) if place == cut_text(name) else []
             lost: dict[str, np.ndarray] = {}
-            for client in self._timeline.gone if fields else ():
-                claims[client], positions = self._unfinished(partition, task, claims.get(client, NO_ROWS), fields)
+            for client in filter(claims.__contains__, self._timeline.gone if fields else ()):
+                claims[client], positions = self._unfinished(partition, task, claims[client], fields)
                 if len(positions):
                     process = self._process(client)
                     lost[process] = np.union1d(lost.get(process, NO_ROWS), positions)
@@ -114,9 +114,8 @@ class AbandonedSamples:
                 returns[where] |= chunk.dealt[task][at] != 0
         positions = positions[~returns]
         if partition.passed.counts_of(task):  # after several leases
-            positions = np.array(
-                [each for each in positions.tolist() if partition.passed.reason(task, each) is None], "i8"
-            )
+            skipped = [partition.passed.reason(task, each) is not None for each in positions.tolist()]
+            positions = positions[~np.array(skipped, bool)]
         return rows, positions
 
     def _process(self, client: str) -> str:
