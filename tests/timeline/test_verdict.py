@@ -20,7 +20,7 @@ from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.events import EVENT, EventKind
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.trace import trace_json
-from transfer_queue.timeline.verdict import judge
+from transfer_queue.timeline.verdict import judge, judge_with_account
 
 SEEDS = 3
 PHASES = 5
@@ -201,6 +201,62 @@ def test_a_system_without_claims_is_idle():
     verdict = judge(recording)
     assert verdict.text == "Idle: no claim is open, and the last event was 3 minutes ago."
     assert verdict.since == 1_700_000_011
+
+
+def test_workers_that_closed_before_the_recording_began_are_not_gone():
+    recording = Recording()
+    recording.add(reply([event(EventKind.CLAIM, 9, 0, fields=2)], 10.0, connected=["a"]))
+    verdict, account = judge_with_account(recording)
+    assert (account.tasks["train"].gone, account.tasks["reward"].gone) == (0, 0)
+    assert "gone" not in verdict.text
+
+
+def test_workers_that_died_before_the_recording_began_are_named_if_the_system_has_stopped():
+    waits = [OpenWait(0, 1.0, "train_0", ["response", "reward"], 8)]
+    recording = Recording()
+    recording.add(reply([event(EventKind.CLAIM, 1, 0)], 100.0, open_=waits, connected=["a"], gone={"c": -7000.0}))
+    verdict = judge(recording)
+    assert verdict.text == (
+        "Stopped: nothing was dealt for 99 s; train waits 100 % of the time for `response`; no task has put `response` "
+        "since the timeline begins; all reward workers are gone (client c) since 20:16:40."
+    )
+
+
+def test_a_stage_that_dies_after_its_work_has_not_stopped_the_others():
+    """Every sample of its sealed partitions has its fields."""
+    pipeline = Pipeline(SCENARIOS["reference dies"]).run(120)
+    status = pipeline.status()
+    assert judge(pipeline.recording(), status).state == "stopped"
+    done = [
+        msgspec.structs.replace(
+            each, sealed=True, rows=100,
+            fields=[msgspec.structs.replace(field, produced=100) for field in each.fields],
+            tasks=[msgspec.structs.replace(task, consumed=100) for task in each.tasks],
+        )
+        for each in status.partitions
+    ]  # fmt: skip
+    verdict = judge(pipeline.recording(), msgspec.structs.replace(status, partitions=done))
+    assert verdict.state != "stopped"
+    assert "all reference workers are gone" in verdict.text
+
+
+def test_samples_that_may_be_lost_are_named():
+    pipeline = Pipeline(SCENARIOS["two of four ranks of reward die"]).run(180)
+    status = pipeline.status()
+    tasks = [
+        msgspec.structs.replace(
+            task, abandoned={"pid 106 on node": 4, "pid 109 on node": 4} if task.name == "reward" else {}
+        )
+        for task in status.partitions[0].tasks
+    ]
+    partition = msgspec.structs.replace(status.partitions[0], tasks=tasks)
+    verdict = judge(pipeline.recording(), msgspec.structs.replace(status, partitions=[partition]))
+    assert verdict.text.endswith(
+        " since 23:38:20. 8 samples of partition 'train_0' may be lost to task 'reward', because pid 106 on node, pid 109 "
+        "on node, which are gone, had claimed them without a lease: call reset_consumption('train_0', 'reward') to deliver "
+        "all samples to this task again, and claim with lease= to avoid such losses."
+    )
+    assert verdict.cause.startswith("2 of 4 reward workers are gone")
 
 
 def test_a_system_at_the_end_of_its_partitions_is_idle_at_once():

@@ -134,7 +134,7 @@ def find_dead_stages(account: Account, status: SystemStatus | None) -> list[str]
     unknown = any(field and maker is None for each in alive for field, maker in account.missing.get(each.name, ()))
     needed = [
         name for name in dead
-        if (name in ends or wanted & set(tasks[name].puts) or (unknown and not tasks[name].puts))
+        if (name in ends or wanted & set(tasks[name].puts) or (unknown and tasks[name].takes and not tasks[name].puts))
         and _has_work(tasks[name], status)
     ]  # fmt: skip
     return order_by_flow(table, needed)
