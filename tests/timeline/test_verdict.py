@@ -252,9 +252,9 @@ def test_samples_that_may_be_lost_are_named():
     partition = msgspec.structs.replace(status.partitions[0], tasks=tasks)
     verdict = judge(pipeline.recording(), msgspec.structs.replace(status, partitions=[partition]))
     assert verdict.text.endswith(
-        " since 23:38:20. 8 samples of partition 'train_0' may be lost to task 'reward', because pid 106 on node, pid 109 "
-        "on node, which are gone, had claimed them without a lease: call reset_consumption('train_0', 'reward') to deliver "
-        "all samples to this task again, and claim with lease= to avoid such losses."
+        " since 23:38:20. 8 samples of partition 'train_0' may be lost to task 'reward', because pid 106 on node, pid "
+        "109 on node, which are gone, had claimed them without a lease: call reset_consumption('train_0', 'reward') to "
+        "deliver all samples to this task again, and claim with lease= to avoid such losses."
     )
     assert verdict.cause.startswith("2 of 4 reward workers are gone")
 
