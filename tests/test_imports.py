@@ -72,7 +72,7 @@ SERVICES = {
         "timeline.number_tables",
         "timeline.publication_times",
     ),
-    *("timeline.recorder", "timeline.row_history", "timeline.task_measures"),
+    *("timeline.abandoned_samples", "timeline.recorder", "timeline.row_history", "timeline.task_measures"),
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.
 CORE_ORDER: list[set[str]] = [

@@ -5,14 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 from omegaconf import OmegaConf
 
 import transfer_queue as tq
 import warm
 from simulated import numbers
+from transfer_queue.cli import main
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 
@@ -61,4 +67,69 @@ def test_what_a_killed_consumer_had_is_done_by_another_once() -> None:
             if process.pid is not None:
                 process.kill()
                 process.join()
+        tq.close()
+
+
+def reward(told: Connection[Any, Any]) -> None:
+    """A worker that finishes two samples, and is then in the middle of two others."""
+    tq.init(attach="require")
+    client = tq.get_client()
+    meta = client.get_meta(["x"], 2, "p", task_name="reward", timeout=60)
+    client.put(numbers(2, name="score"), metadata=meta)
+    client.get_meta(["x"], 2, "p", task_name="reward", timeout=60)
+    told.send(os.getpid())
+    signal.pause()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what other processes do."""
+    limit = time.monotonic() + 50
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def test_killed_workers_and_the_samples_that_they_had_are_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQ_SYSTEM", "killed")
+    tq.init(OmegaConf.create({"controller": {"sampler": "SequentialSampler"}}))
+    client, host, workers = tq.get_client(), socket.gethostname(), []
+    try:
+        client.put(numbers(12), partition_id="p")
+        pids = []
+        for _ in range(2):
+            here, there = multiprocessing.Pipe(duplex=False)
+            workers.append(warm.process(reward, there))
+            workers[-1].start()
+            pids.append(here.recv())
+        with ThreadPoolExecutor() as pool:
+            train = pool.submit(client.get_meta, ["x", "score"], 8, "p", task_name="train", timeout=60)
+            workers[0].kill()
+            until(lambda: f"1 of 2 reward workers is gone (pid {pids[0]} on {host}) since" in client.verdict().text)
+            workers[1].kill()
+            until(lambda: client.verdict().state == "stopped")
+            verdict = client.verdict()
+            assert verdict.stage == "reward"
+            gone = f"all reward workers are gone (pid {pids[0]} on {host}, pid {pids[1]} on {host}) since"
+            assert verdict.text.startswith(f"Stopped: {gone}")
+            lost = (
+                f"4 samples of partition 'p' may be lost to task 'reward', because pid {pids[0]} on {host}, pid "
+                f"{pids[1]} on {host}, which are gone, had claimed them without a lease"
+            )
+            assert lost in verdict.text
+            explained = client.explain("p", task="train", fields=["x", "score"])
+            assert explained.startswith("Nearest to ready: sample 8 is missing the fields ['score']")
+            assert lost in explained
+            assert main(["explain", "p", "--task", "train", "--fields", "x,score", "--name", "killed"]) == 0
+            assert capsys.readouterr().out.splitlines()[1].startswith(f"Stopped: {gone}")
+            client.reset_consumption("p", "reward")
+            assert "may be lost" not in client.verdict().text
+            meta = client.get_meta(["x"], 12, "p", task_name="reward")
+            client.put(numbers(12, name="score"), metadata=meta)
+            assert train.result().size == 8
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
         tq.close()

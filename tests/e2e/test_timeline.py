@@ -71,7 +71,7 @@ def test_processes_are_lanes(client: tq.TransferQueueClient) -> None:
     producer, consumer = reply.lanes
     assert (producer.task, producer.rank, producer.host) == ("rollout", 3, socket.gethostname())
     assert producer.pid not in (0, os.getpid())
-    assert (consumer.task, consumer.client, consumer.pid) == ("train", client.client_id, 0)
+    assert (consumer.task, consumer.client, consumer.pid) == ("train", client.client_id, os.getpid())
     events = np.frombuffer(reply.events, EVENT)
     kinds = [EventKind(kind) for kind in events["kind"].tolist()]
     assert kinds == [EventKind.PUT] * 4 + [EventKind.GONE, EventKind.CLAIM]

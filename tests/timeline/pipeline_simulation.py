@@ -31,6 +31,10 @@ class Worker:
     lane: int
     alive: bool = True
 
+    @property
+    def client(self) -> str:
+        return f"{self.stage.name}-{self.rank:x}"
+
 
 class Pipeline:
     """A discrete simulation of one scenario."""
@@ -50,6 +54,7 @@ class Pipeline:
         self.has: dict[int, set[str]] = {}
         self.made_with: dict[int, int] = {}
         self.produced: dict[str, int] = {}
+        self.gone: dict[str, float] = {}
         self.consumed = {stage.name: 0 for stage in scenario.stages}
         self.rows = self.live = self.trained = self.version = self.block = 0
         self.workers = [
@@ -195,10 +200,14 @@ class Pipeline:
         self.waiting[name] = deque(each for each in self.waiting[name] if each[0] is not worker)
         self.held = deque(each for each in self.held if each[0] is not worker)
         self.write(EventKind.GONE, worker, self.now, (), 0, flags=flags)
+        if not flags:
+            self.gone[worker.client] = BOOTED + self.now
 
     def lanes(self) -> list[Lane]:
         return [
-            Lane(each.lane, f"{each.stage.name}-{each.rank:x}", each.stage.name, each.rank if each.stage.known else -1)
+            Lane(
+                each.lane, each.client, each.stage.name, each.rank if each.stage.known else -1, "node", 100 + each.lane
+            )
             for each in self.workers
         ]
 
@@ -222,7 +231,8 @@ class Pipeline:
             self.lanes() if position == 0 else [], {1: PARTITION} if position == 0 else {},
             {at: list(names) for at, names in enumerate(self.fields)} if position == 0 else {},
             open_ if caught_up else [],
-            [f"{w.stage.name}-{w.rank:x}" for w in self.workers if w.alive] if caught_up else [],
+            [w.client for w in self.workers if w.alive] if caught_up else [],
+            self.gone if caught_up else {},
         )  # fmt: skip
 
     def recording(self, seconds: float = 300.0) -> Recording:

@@ -43,7 +43,7 @@ def test_a_claim_ahead_is_not_a_wait():
 
 
 def test_after_the_end_a_worker_is_idle_until_it_leaves_which_is_not_a_loss():
-    spans = spans_of([event(CLAIM, 2, 0), event(END, 4, 0), event(GONE, 6, 0)], 10)
+    spans = spans_of([event(CLAIM, 2, 0), event(END, 4, 0), event(GONE, 6, 0, flags=CLOSED)], 10)
     assert states_of(spans, 0) == [(2, 4, "WORKS"), (4, 6, "IDLE")]
 
 

@@ -20,7 +20,7 @@ from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.events import EVENT, EventKind
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.trace import trace_json
-from transfer_queue.timeline.verdict import judge
+from transfer_queue.timeline.verdict import judge, judge_with_account
 
 SEEDS = 3
 PHASES = 5
@@ -120,7 +120,8 @@ def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
         (
             "two of four ranks of reward die", 180.0,
             "reward is the slowest stage: train waits 50 % of the time for `reward`, which reward puts; 340 samples "
-            "queue before it, 4.4 more each second; 2 of 4 reward workers are gone since 23:38:20.",
+            "queue before it, 4.4 more each second; 2 of 4 reward workers are gone (pid 106 on node, pid 109 on "
+            "node) since 23:38:20.",
         ),
         ("no stage is slow", 300.0, "Flowing: train takes 8.0 samples each second."),
         (
@@ -130,12 +131,27 @@ def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
         ),
         (
             "rollout dies and all wait", 300.0,
-            "Stopped: nothing was dealt for 3 minutes; train waits 98 % of the time for `response`, which rollout "
-            "puts; 4 of 4 rollout workers are gone since 23:38:20.",
+            "Stopped: all rollout workers are gone (pid 100 on node, pid 101 on node, pid 102 on node, pid 103 on "
+            "node) since 23:38:20; train waits 100 % of the time for `response`, which rollout puts.",
+        ),
+        (
+            "reference dies", 101.0,
+            "Stopped: all reference workers are gone (pid 104 on node, pid 105 on node) since 23:38:20; 32 "
+            "samples queue before it.",
+        ),
+        (
+            "reward is slow from the beginning", 18.0,
+            "Starting: so far train waits 86 % of the time for `reward`, which reward puts; reward waits 22 % of the "
+            "time for `response`, which rollout puts.",
+        ),
+        (
+            "a rank that is not needed dies", 110.0,
+            "Flowing: train takes 8.0 samples each second; 1 of 4 reward workers is gone (pid 106 on node) since "
+            "23:38:20.",
         ),
         (
             "the first rollouts take long", 30.0,
-            "Starting: reward waits for `response`, of which no task has put enough yet.",
+            "Starting: reward waits for `response`, which no task has put yet.",
         ),
         (
             "one rank of reward is slow", 250.0,
@@ -185,6 +201,62 @@ def test_a_system_without_claims_is_idle():
     verdict = judge(recording)
     assert verdict.text == "Idle: no claim is open, and the last event was 3 minutes ago."
     assert verdict.since == 1_700_000_011
+
+
+def test_workers_that_closed_before_the_recording_began_are_not_gone():
+    recording = Recording()
+    recording.add(reply([event(EventKind.CLAIM, 9, 0, fields=2)], 10.0, connected=["a"]))
+    verdict, account = judge_with_account(recording)
+    assert (account.tasks["train"].gone, account.tasks["reward"].gone) == (0, 0)
+    assert "gone" not in verdict.text
+
+
+def test_workers_that_died_before_the_recording_began_are_named_if_the_system_has_stopped():
+    waits = [OpenWait(0, 1.0, "train_0", ["response", "reward"], 8)]
+    recording = Recording()
+    recording.add(reply([event(EventKind.CLAIM, 1, 0)], 100.0, open_=waits, connected=["a"], gone={"c": -7000.0}))
+    verdict = judge(recording)
+    assert verdict.text == (
+        "Stopped: nothing was dealt for 99 s; train waits 100 % of the time for `response`; no task has put `response` "
+        "since the timeline begins; all reward workers are gone (client c) since 20:16:40."
+    )
+
+
+def test_a_stage_that_dies_after_its_work_has_not_stopped_the_others():
+    """Every sample of its sealed partitions has its fields."""
+    pipeline = Pipeline(SCENARIOS["reference dies"]).run(120)
+    status = pipeline.status()
+    assert judge(pipeline.recording(), status).state == "stopped"
+    done = [
+        msgspec.structs.replace(
+            each, sealed=True, rows=100,
+            fields=[msgspec.structs.replace(field, produced=100) for field in each.fields],
+            tasks=[msgspec.structs.replace(task, consumed=100) for task in each.tasks],
+        )
+        for each in status.partitions
+    ]  # fmt: skip
+    verdict = judge(pipeline.recording(), msgspec.structs.replace(status, partitions=done))
+    assert verdict.state != "stopped"
+    assert "all reference workers are gone" in verdict.text
+
+
+def test_samples_that_may_be_lost_are_named():
+    pipeline = Pipeline(SCENARIOS["two of four ranks of reward die"]).run(180)
+    status = pipeline.status()
+    tasks = [
+        msgspec.structs.replace(
+            task, abandoned={"pid 106 on node": 4, "pid 109 on node": 4} if task.name == "reward" else {}
+        )
+        for task in status.partitions[0].tasks
+    ]
+    partition = msgspec.structs.replace(status.partitions[0], tasks=tasks)
+    verdict = judge(pipeline.recording(), msgspec.structs.replace(status, partitions=[partition]))
+    assert verdict.text.endswith(
+        " since 23:38:20. 8 samples of partition 'train_0' may be lost to task 'reward', because pid 106 on node, pid "
+        "109 on node, which are gone, had claimed them without a lease: call reset_consumption('train_0', 'reward') to "
+        "deliver all samples to this task again, and claim with lease= to avoid such losses."
+    )
+    assert verdict.cause.startswith("2 of 4 reward workers are gone")
 
 
 def test_a_system_at_the_end_of_its_partitions_is_idle_at_once():
@@ -237,7 +309,7 @@ def test_random_events_never_raise(batches, open_, restarts, more, named):
                           events=made.events + more)  # fmt: skip
         recording.add(made)
         verdict = judge(recording, status)
-        assert verdict.state in ("flowing", "slow", "stopped", "idle")
+        assert verdict.state in ("starting", "flowing", "slow", "stopped", "idle")
         assert verdict.text.endswith(".")
         assert 0 <= verdict.wait_share <= 1 + 1e-9
         trace_json(recording)

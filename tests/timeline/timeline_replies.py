@@ -32,11 +32,13 @@ def reply(
     lanes: list[Lane] = LANES,
     open_: list[OpenWait] | None = None,
     connected: list[str] | None = None,
+    gone: dict[str, float] | None = None,
     wall: float = WALL,
 ) -> TimelineReply:
     array = np.array(events, EVENT)
     position = len(array) if position is None else position
     end = position if end is None else end
     return TimelineReply(
-        boot, now, wall, position, end, missed, array.tobytes(), lanes, PARTITIONS, FIELDS, open_ or [], connected or []
-    )
+        boot, now, wall, position, end, missed, array.tobytes(), lanes, PARTITIONS, FIELDS, open_ or [],
+        connected or [], gone or {},
+    )  # fmt: skip

@@ -18,7 +18,8 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "explain", help="why a task does not get a sample",
         description="Prints why a task does not get a sample. Without --index or --key: which samples are nearest to "
-        "ready for --task and --fields. Exit code 1 if the partition does not exist.",
+        "ready for --task and --fields. If a stage is slow or has stopped, the last line is the verdict. Exit code 1 "
+        "if the partition does not exist.",
     )  # fmt: skip
     command.add_argument("partition")
     sample = command.add_mutually_exclusive_group()
@@ -39,16 +40,23 @@ def _names(text: str) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the reason in a sentence, and which of the given names are unknown in the partition."""
+    """Print the reason, which of the given names are unknown in the partition, and the verdict if it names a cause."""
     from transfer_queue.client.control_client import ControlClient
+    from transfer_queue.timeline.recording import Recording
+    from transfer_queue.timeline.verdict import SLOW, STOPPED, judge
 
     if options.index is None and options.key is None and (options.task is None or options.fields is None):
         options.usage_error("which sample? give --index or --key, or both --task and --fields")
+    recording = Recording()
     with ControlClient(find_system(options.name)) as onlooker:
         words = onlooker.explain(options.partition, options.index, options.key, options.task, options.fields)
-        known = {partition.name: partition for partition in onlooker.status().partitions}
+        onlooker.read_timeline(recording)
+        status = onlooker.status()
+    known = {partition.name: partition for partition in status.partitions}
     there = options.partition in known
     notes = list(_unused(known[options.partition], options.task, options.fields or [])) if there else []
+    verdict = judge(recording, status)
+    notes += [verdict.text] if verdict.state in (SLOW, STOPPED) else []
     if options.json:
         print_json({"partition": options.partition, "exists": there, "explanation": words, "notes": notes})
     elif there:

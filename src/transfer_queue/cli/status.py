@@ -9,7 +9,13 @@ from transfer_queue.cli.status_table import format_table, json_line
 from transfer_queue.cli.system_search import find_system
 
 EVERY = 2.0  # default of --watch: seconds between two queries
-STYLES = {"slow": ("bold", "yellow"), "stopped": ("bold", "red"), "flowing": ("bold", "green"), "idle": ("bold",)}
+STYLES = {
+    "slow": ("bold", "yellow"),
+    "stopped": ("bold", "red"),
+    "flowing": ("bold", "green"),
+    "idle": ("bold",),
+    "starting": ("bold",),
+}
 """The styles of a verdict on a terminal, by its state."""
 LEAST = 0.1  # the minimum of --watch, in seconds
 

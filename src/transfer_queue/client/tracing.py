@@ -76,7 +76,7 @@ class Tracing:
         operation: Operation[T],
         encoded: EncodedBlock | None,
         target: dict[str, Any],
-        introduction: Introduce | None,
+        introduction: Introduce,
     ) -> Operation[T]:
         """Return the put, with a span if there is a tracer.
 
@@ -93,7 +93,7 @@ class Tracing:
         attributes = {
             "tq.partition": target["partition"], "tq.rows": target["count"], "tq.bytes": nbytes,
             "tq.fields": [spec.name for spec in schema[:MAX_NAMES]],
-            **_task(None if introduction is None else introduction.task),
+            **_task(introduction.task or None),
         }  # fmt: skip
         return _traced(partial(tracer.start_span, "tq.put", kind=_kind("PRODUCER"), attributes=attributes), operation)
 

@@ -53,6 +53,7 @@ from transfer_queue.core.samplers.remote_calls import SamplerAsks, hosted_runner
 from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copy_containers, watched_tags
 from transfer_queue.core.state.state import State
 from transfer_queue.core.timeline import timeline_handlers
+from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
 from transfer_queue.core.timeline.event_ring import DEFAULT_CAPACITY
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units import unit_handlers
@@ -167,6 +168,7 @@ class Controller:
             connections=Connections(state, now, lives),
             parked=ParkedRequests(log, measures, timeline, changes),
             timeline=timeline,
+            abandoned=AbandonedSamples(timeline, state),
             changes=changes,
             activity=ActivityTracker(),
             lease_deadlines=LeaseDeadlines(state),
@@ -229,6 +231,7 @@ class Controller:
     def on_connect(self, client: str, peer: int) -> None:
         """A client has opened a connection, its first one or a further one."""
         self.context.connections.note_opened(client, peer)
+        self.context.timeline.gone.pop(client, None)
 
     @property
     def unfinished(self) -> bool:

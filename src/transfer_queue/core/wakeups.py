@@ -250,7 +250,8 @@ class Wakeups:
                 return claim_handler.empty_reply(context, request, ended=False)
             sampler = context.samplers.sampler_for(request, context.state.partitions.get(request.partition))
             waited = request.waited + now - waiting.since
-            words = timeout_words(context.state, request, waited, claim_samplers.group_size(sampler))
+            abandoned = context.abandoned.find(request.partition)
+            words = timeout_words(context.state, request, waited, claim_samplers.group_size(sampler), abandoned)
             return Failure("WaitTimeoutError", words)
         if isinstance(request, TakeGroupDemand):
             return Done(0)

@@ -68,7 +68,7 @@ class VerdictView(Part, frozen=True):
     """`transfer_queue.Verdict`, in two parts of its text."""
 
     state: str
-    """"flowing", "slow", "stopped" or "idle"."""
+    """"starting", "flowing", "slow", "stopped" or "idle"."""
     text: str
     """The verdict in one sentence."""
     headline: str

@@ -30,10 +30,10 @@ class TaskAccount:
     """The positions of its workers in `TaskWorkers`."""
     alive: int
     """The number of workers that are connected."""
-    gone: int
-    """The number of workers whose connection has ended, that did not close, and that were not replaced."""
+    gone_workers: np.ndarray
+    """The positions of the workers whose connection has ended, that did not close, and that were not replaced."""
     gone_since: float | None
-    """When the last one of them ended, in Unix seconds; None if none did, or before the recording began."""
+    """When the last one of them ended, in Unix seconds; None if none did."""
     waits: float
     """The share of the time of its connected workers for which they wait."""
     held: float
@@ -58,6 +58,11 @@ class TaskAccount:
     """The median time between two claims of a worker, in seconds; 0 if it is not known."""
     closed: int = 0
     """The number of workers that have closed in order."""
+
+    @property
+    def gone(self) -> int:
+        """The number of workers that are gone."""
+        return len(self.gone_workers)
 
     @property
     def busy(self) -> float:
@@ -398,30 +403,30 @@ class _Attendance:
     """Which workers are connected, and which are gone."""
 
     def __init__(self, table: EventTable, spans: WorkerSpans) -> None:
-        known = bool(table.recording.connected)
         last = spans.end >= spans.line.end - SAME_TIME
         there = np.zeros(len(table.workers), bool)
-        there[spans.worker[last]] = True
-        self.gone = np.zeros(len(table.workers), bool)
-        """The workers whose connection has ended before the end of their partition."""
-        self.gone[spans.worker[last & (spans.state == SpanState.GONE)]] = True
-        self.alive = table.connected if known else there & ~self.gone
+        there[spans.worker[last & (spans.state != SpanState.GONE)]] = True
+        self.alive = table.connected if table.recording.connected else there
         """The workers that are connected."""
+        self.gone = np.isfinite(table.gone_since) & ~self.alive
+        """The workers whose newest client is gone."""
         self.closed = table.closed & ~self.alive
         """The workers that have closed in order."""
-        self.lost = ~there & ~self.alive & ~self.closed & known
-        """The workers without an event that is kept, and without a connection."""
-        self.ranks, self.left, self.first = table.workers.rank, table.last_left, table.first_seen
+        self.ranks = table.workers.rank
+        known = np.isfinite(table.first_seen)
+        self.first = np.where(known, table.first_seen, -np.inf)
+        """When each worker came; minus infinity if that was before the recording."""
+        left = np.where(self.gone, table.gone_since, table.last_left)
+        self.left = np.where(self.alive, np.inf, np.where(np.isfinite(left), left, np.where(known, np.inf, -np.inf)))
+        """When each worker left; infinity if it did not."""
 
-    def of(self, mine: np.ndarray) -> tuple[int, int, float | None]:
-        """Return how many workers are connected, how many are gone, and when the last of the latter ended."""
-        alive, gone, lost = int(self.alive[mine].sum()), mine[self.gone[mine]], mine[self.lost[mine]]
-        lost = lost[self.ranks[lost] >= 0] if alive or len(gone) else lost
-        count = len(gone)
-        if count and (self.ranks[gone] < 0).all():
-            count = min(count, max(self._most(mine) - alive, 0))  # clients without a rank replace each other
-        since = float(self.left[gone].max()) if count else np.nan
-        return alive, count + len(lost), since if np.isfinite(since) else None
+    def of(self, mine: np.ndarray) -> tuple[int, np.ndarray, float | None]:
+        """Return how many workers are connected, which are gone, and when the last of the latter ended."""
+        alive, gone = int(self.alive[mine].sum()), mine[self.gone[mine]]
+        if len(gone) and (self.ranks[gone] < 0).all():  # clients without a rank replace each other
+            count = min(len(gone), max(self._most(mine) - alive, 0))
+            gone = gone[np.argsort(self.left[gone], kind="stable")][len(gone) - count :]
+        return alive, gone, float(self.left[gone].max()) if len(gone) else None
 
     def closed_of(self, mine: np.ndarray) -> int:
         """Return how many workers have closed in order."""
@@ -429,8 +434,6 @@ class _Attendance:
 
     def _most(self, mine: np.ndarray) -> int:
         """Return how many of these workers were connected at most at one time."""
-        mine = mine[np.isfinite(self.first[mine])]
-        ends = np.where(self.gone[mine], self.left[mine], np.inf)
-        times = np.concatenate([ends, self.first[mine]])
+        times = np.concatenate([self.left[mine], self.first[mine]])
         steps = np.repeat([-1, 1], len(mine))
         return int(np.cumsum(steps[np.lexsort((steps, times))]).max(initial=0))

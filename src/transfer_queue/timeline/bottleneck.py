@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.account import Account, TaskAccount
-from transfer_queue.timeline.event_table import EventTable
+from transfer_queue.timeline.event_table import EventTable, order_by_flow
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.spans import SpanState
 
@@ -113,6 +114,40 @@ def find_last_tasks(table: EventTable) -> list[str]:
     for via in range(len(names)):
         gives |= gives[:, via : via + 1] & gives[via]
     return [name for row, name in enumerate(names) if not (gives[row] & ~gives[:, row]).any()]
+
+
+def find_dead_stages(account: Account, status: SystemStatus | None) -> list[str]:
+    """Return the stages whose workers are all gone although others need their work, in the order of the flow.
+
+    A stage is needed if a task with workers takes a field that no such task puts, or if it is at the end of the
+    pipeline and no other task there has workers. A stage that has put nothing yet may be the one that puts a field for
+    which a task waits and that no task has put.
+    """
+    tasks, table = account.tasks, account.table
+    dead = [each.name for each in tasks.values() if each.gone and not each.alive]
+    alive = [each for each in tasks.values() if each.alive]
+    if not dead or not alive:
+        return []
+    last = find_last_tasks(table)
+    ends = {name for name in last if name in dead} if not any(each.name in last for each in alive) else set()
+    wanted = {field for each in alive for field in each.takes} - {field for each in alive for field in each.puts}
+    unknown = any(field and maker is None for each in alive for field, maker in account.missing.get(each.name, ()))
+    needed = [
+        name for name in dead
+        if (name in ends or wanted & set(tasks[name].puts) or (unknown and tasks[name].takes and not tasks[name].puts))
+        and _has_work(tasks[name], status)
+    ]  # fmt: skip
+    return order_by_flow(table, needed)
+
+
+def _has_work(task: TaskAccount, status: SystemStatus | None) -> bool:
+    """Return whether samples may come for a task, or lack a field that it puts. True if the status is not known."""
+    for partition in [] if status is None else status.partitions:
+        produced = [each.produced for each in partition.fields if each.name in task.puts]
+        taken = [each.consumed + each.claimed for each in partition.tasks if each.name == task.name]
+        if (produced or taken) and (not partition.sealed or min(produced + taken) < partition.rows):
+            return True
+    return status is None
 
 
 def find_slow_rank(account: Account, task: str) -> SlowRank | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from transfer_queue.messages.reports.timeline import Lane
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
 
+MOST_PROCESSES = 4  # that a text names
 DENSE = 1 << 22  # sums over at most this many cells are computed without sorting
 
 
@@ -23,39 +25,53 @@ class TaskWorkers:
     """The position in `tasks` for each worker."""
     rank: np.ndarray
     """The rank of each worker; -1 if it is not known."""
-    clients: list[str]
-    """The newest client of each worker."""
+    lanes: list[Lane]
+    """The newest lane of each worker, with its newest client."""
     tasks: list[str]
     """The names of the tasks; "" for clients that have neither claimed nor reported their task."""
     of_lane: np.ndarray
     """The worker of each lane; -1 for the lane that is not known."""
 
     def __len__(self) -> int:
-        return len(self.clients)
+        return len(self.lanes)
+
+    @cached_property
+    def clients(self) -> list[str]:
+        """The newest client of each worker."""
+        return [lane.client for lane in self.lanes]
 
     def name(self, worker: int) -> str:
         """Return the name of a worker, for people."""
         rank = int(self.rank[worker])
         return f"rank {rank}" if rank >= 0 else f"client {self.clients[worker]}"
 
+    def describe_processes(self, workers: Iterable[int]) -> str:
+        """Return where the processes of some workers run or ran, for example "pid 17 on node-1"."""
+        lanes = (self.lanes[worker] for worker in workers)
+        names = dict.fromkeys(
+            f"pid {lane.pid} on {lane.host}" if lane.pid else f"client {lane.client}" for lane in lanes
+        )
+        more = f" and {len(names) - MOST_PROCESSES:,} more" if len(names) > MOST_PROCESSES else ""
+        return ", ".join(list(names)[:MOST_PROCESSES]) + more
+
 
 def find_workers(recording: Recording) -> TaskWorkers:
     """Return the workers that the lanes of a recording belong to."""
     numbers: dict[tuple[str, int, str], int] = {}
     tasks: dict[str, int] = {}
-    clients: list[str] = []
+    lanes: list[Lane] = []
     task, rank, of_lane = [], [], [-1]
     for lane in recording.lanes[1:]:
         key = (lane.task, lane.rank, lane.client if lane.rank < 0 else "")
         worker = numbers.setdefault(key, len(numbers))
         of_lane.append(worker)
-        if worker == len(clients):
+        if worker == len(lanes):
             task.append(tasks.setdefault(lane.task, len(tasks)))
             rank.append(lane.rank)
-            clients.append(lane.client)
-        clients[worker] = lane.client
+            lanes.append(lane)
+        lanes[worker] = lane
     numbers_of = [np.array(column, np.int64) for column in (task, rank, of_lane)]
-    return TaskWorkers(numbers_of[0], numbers_of[1], clients, list(tasks), numbers_of[2])
+    return TaskWorkers(numbers_of[0], numbers_of[1], lanes, list(tasks), numbers_of[2])
 
 
 class KindColumns:
@@ -232,6 +248,12 @@ class EventTable:
         """Whether the newest client of each worker has closed in order."""
         closed = self.recording.closed
         return np.array([client in closed for client in self.workers.clients], bool)
+
+    @cached_property
+    def gone_since(self) -> np.ndarray:
+        """When the newest client of each worker was gone; NaN if it is not, or if that is not known."""
+        gone = self.recording.gone
+        return np.array([gone.get(client, np.nan) for client in self.workers.clients], np.float64)
 
     @cached_property
     def last_left(self) -> np.ndarray:

@@ -26,7 +26,8 @@ class EventKind(enum.IntEnum):
     POLICY = 7
     """A policy version was set; `rows` is the version."""
     GONE = 8
-    """The last connection of the lane's client has ended, because the client closed (CLOSED) or its process died."""
+    """The last connection of the lane's client has ended, because the client closed (CLOSED) or its process died.
+    It is CLOSED as well if the lane's last claim was answered with END."""
     CLEAR = 9
     """Rows were cleared, by the lane's client or by a rule of the partition."""
     RETURN = 10
@@ -47,7 +48,8 @@ WHOLE = 8
 DEMAND = 16
 """A flag of HOLD: the producer waited for group demand; `rows` is the number of groups that it would make."""
 CLOSED = 32
-"""A flag of GONE: the client had announced that it closes, so its end is not a failure."""
+"""A flag of GONE: the end is not a failure, because the client had announced that it closes, or because its last claim
+of the lane's task was answered with the end of the partition."""
 
 EVENT = np.dtype(
     [

@@ -162,7 +162,7 @@ def _presence(table: EventTable, line: Line) -> Intervals:
 def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:
     """Return the times from the end of a worker's connection until it is back: of those that are gone, and of others.
 
-    A worker that closed is not gone, and neither is one whose last claim was answered with the end of its partition.
+    A worker whose end was in order (CLOSED) is not gone.
     """
     left = np.flatnonzero(np.isfinite(table.last_left))
     if not len(left):
@@ -184,9 +184,7 @@ def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:
     back = np.minimum.accumulate(np.where(returns, order, len(at))[::-1])[::-1]
     back = np.where(back < len(at), back, 0)
     until = np.where((back > order) & (at[back] == at), since[back], line.end)
-    asked = np.maximum.accumulate(np.where((kind == EventKind.CLAIM) | (kind == EventKind.END), order, -1))
-    finished = (asked >= begin) & (kind[asked] == EventKind.END)
-    finished |= events["flags"][there] & CLOSED != 0
+    finished = events["flags"][there] & CLOSED != 0
     returned = table.connected[at] & (until >= line.end)
     gone, closed = leaving & ~finished & ~returned, leaving & finished & ~returned
     return line.place(at[gone], time[gone], until[gone]), line.place(at[closed], time[closed], until[closed])

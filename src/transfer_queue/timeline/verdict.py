@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.display import count_text, time_of_day
+from transfer_queue.messages.reports.progress import describe_abandoned
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.account import Account, TaskAccount, make_account
@@ -16,6 +17,7 @@ from transfer_queue.timeline.bottleneck import (
     Bottleneck,
     Hop,
     find_bottleneck,
+    find_dead_stages,
     find_last_tasks,
     rows_and_seconds,
 )
@@ -33,13 +35,14 @@ STOPPED_STEPS = 3  # the same in steps of the slowest task
 CLAIMS_AGAIN = 1.0  # seconds in which a client whose claim got nothing claims again
 SCATTER = 0.05  # the scatter of rates: a number of ranks that exceeds an integer by less is that integer
 MOST_HOPS = 4  # the number of steps that a text describes
+MOST_STAGES = 2  # the number of stages of which a text says that workers are gone
 HOLDS = {"policy": "policy version", "capacity": "capacity", "demand": "group demand"}
 REASONS = {
     "policy": "the policy version has to advance",
     "capacity": "the capacity is used up",
     "demand": "no more groups are wanted",
 }
-FLOWING, SLOW, STOPPED, IDLE = "flowing", "slow", "stopped", "idle"
+STARTING, FLOWING, SLOW, STOPPED, IDLE = "starting", "flowing", "slow", "stopped", "idle"
 
 
 def judge(recording: Recording, status: SystemStatus | None = None, seconds: float | None = None) -> Verdict:
@@ -59,14 +62,20 @@ def judge_with_account(
 ) -> tuple[Verdict, Account]:
     """Return the verdict, and the account of time of the window that it is about. The arguments are those of `judge`.
 
-    The verdict also names the samples that are held for ranks that have never asked, because no event shows them.
+    The verdict also names the samples that are held for ranks that have never asked, and those that processes had
+    claimed when they were gone, because no event shows them.
     """
     verdict, account = _judge_events(recording, status, seconds)
-    tasks = () if status is None else (task for partition in status.partitions for task in partition.tasks)
-    held = "; ".join(task.held_text for task in tasks if task.held)
-    if held:
-        text = f"{verdict.text} {held[0].upper()}{held[1:]}."
-        verdict = msgspec.structs.replace(verdict, text=text, cause=verdict.cause or held)
+    verdict = _with_gone(verdict, account)
+    partitions = [] if status is None else status.partitions
+    held = "; ".join(task.held_text for each in partitions for task in each.tasks if task.held)
+    abandoned = "; ".join(
+        describe_abandoned(each.name, task.name, task.abandoned)
+        for each in partitions for task in each.tasks if task.abandoned
+    )  # fmt: skip
+    for words in filter(None, (held, abandoned)):
+        text = f"{verdict.text} {words[0].upper()}{words[1:]}."
+        verdict = msgspec.structs.replace(verdict, text=text, cause=verdict.cause or words)
     return verdict, account
 
 
@@ -76,23 +85,26 @@ def _judge_events(recording: Recording, status: SystemStatus | None, seconds: fl
     dealt, happened = _last_times(table)
     longest = max((long for _, long in table.steps.values()), default=0.0)
     seconds = max(WINDOW, STEPS * longest) if seconds is None else seconds
-    start = max(recording.now - seconds, recording.start)
-    claims_open = any(not each.holds for each in recording.open) or _has_just_timed_out(table)
-    if not claims_open and (happened is None or recording.now - happened >= quiet or _all_ended(table)):
-        return _idle(recording, happened), make_account(table, status, start, recording.now)
-    if claims_open and recording.now - (recording.start if dealt is None else dealt) >= quiet:
-        account = make_account(table, status, (recording.start if dealt is None else dealt) + 1e-3, recording.now)
-        return _stopped(account, dealt), account
     begun = _first_dealt(table)
-    starts = recording.from_boot and begun is None and recording.now - recording.start < STOPPED_AFTER
     warm_up = max(WARM_UP, WARM_UP_STEPS * longest)
     warms_up = recording.from_boot and begun is not None and recording.now - begun < warm_up
+    start = max(recording.now - seconds, recording.start)
     if recording.from_boot and begun is not None and not warms_up:
         start = max(start, begun)
     account = make_account(table, status, start, recording.now)
-    if starts:
-        return _starting(account), account
-    found = None if warms_up else find_bottleneck(account)
+    dead = find_dead_stages(account, status)
+    if dead:
+        return _all_gone(account, dead), account
+    claims_open = any(not each.holds for each in recording.open) or _has_just_timed_out(table)
+    if not claims_open and (happened is None or recording.now - happened >= quiet or _all_ended(table)):
+        return _idle(recording, happened), account
+    if claims_open and recording.now - (recording.start if dealt is None else dealt) >= quiet:
+        account = make_account(table, status, (recording.start if dealt is None else dealt) + 1e-3, recording.now)
+        return _stopped(account, dealt), account
+    starts = recording.from_boot and begun is None and recording.now - recording.start < STOPPED_AFTER
+    found = find_bottleneck(account)
+    if starts or warms_up:
+        return _starting(account, found), account
     return (_flowing(account) if found is None else _describe(account, found, SLOW)), account
 
 
@@ -133,15 +145,16 @@ def _idle(recording: Recording, happened: float | None) -> Verdict:
     return Verdict(f"Idle: no claim is open, and the last event was {ago} ago.", IDLE, since=happened)
 
 
-def _starting(account: Account) -> Verdict:
-    """Return the verdict about a system whose last tasks have had no rows yet."""
-    found = find_bottleneck(account)
+def _starting(account: Account, found: Bottleneck | None) -> Verdict:
+    """Return what was seen so far of a system that has not run long enough to say which stage is slow."""
     hops = found.walks[0].hops if found is not None and found.walks else ()
-    if not hops or not hops[-1].field:
+    if found is None or not hops or not hops[-1].field:
         return _flowing(account)
     hop = hops[-1]
-    text = f"Starting: {_task(hop.task)} waits for `{hop.field}`, of which no task has put enough yet."
-    return Verdict(text, FLOWING, field=hop.field, wait_share=hops[0].share)
+    text = f"Starting: so far {'; '.join(_ways(found))}."
+    if hop.producer is None:
+        text = f"Starting: {_task(hop.task)} waits for `{hop.field}`, which no task has put yet."
+    return Verdict(text, STARTING, field=hop.field, wait_share=hops[0].share)
 
 
 def _flowing(account: Account) -> Verdict:
@@ -152,6 +165,39 @@ def _flowing(account: Account) -> Verdict:
         return Verdict(f"Flowing: {words} samples each second.", FLOWING)
     rate = max((each.put_rate for each in account.tasks.values()), default=0.0)
     return Verdict(f"Flowing: {_rate(rate)} samples are put each second.", FLOWING)
+
+
+def _all_gone(account: Account, names: list[str]) -> Verdict:
+    """Return the verdict about stages whose workers are all gone."""
+    stage, found, cause = account.tasks[names[0]], find_bottleneck(account), _gone_of(account, names)
+    found = found if found is not None and found.stage == stage.name else Bottleneck(stage.name, ())
+    hops = found.walks[0].hops if found.walks else ()
+    return Verdict(
+        _sentence("Stopped", [cause, *_ways(found), _queue_words(stage)]), STOPPED, stage.name,
+        hops[-1].field if hops and hops[-1].producer == stage.name else None, hops[0].share if hops else 0.0,
+        stage.queue_rows, stage.queue_growth, stage.gone_since, cause,
+    )  # fmt: skip
+
+
+def _gone_of(account: Account, names: list[str]) -> str:
+    """Return a clause about the workers that are gone of the first of these stages."""
+    return " and ".join(_gone_words(account, account.tasks[name]) for name in names[:MOST_STAGES])
+
+
+def _with_gone(verdict: Verdict, account: Account) -> Verdict:
+    """Return a verdict that also names the workers that are gone of other stages than the one that it is about.
+
+    If nothing is slow, these are the ones that the recording has seen, because the others are not missed.
+    """
+    seen = account.table.recording.start if verdict.state in (FLOWING, IDLE) else -math.inf
+    gone = [(each.gone_since, each) for each in account.tasks.values() if each.name and each.gone_since is not None]
+    names = [
+        each.name for since, each in gone if since >= seen and _gone_words(account, each) not in verdict.cause
+    ]  # fmt: skip
+    if not names:
+        return verdict
+    words = _gone_of(account, names)
+    return msgspec.structs.replace(verdict, text=f"{verdict.text[:-1]}; {words}.", cause=verdict.cause or words)
 
 
 def _stopped(account: Account, dealt: float | None) -> Verdict:
@@ -230,7 +276,7 @@ def _queue_words(stage: TaskAccount) -> str:
 def _cause(account: Account, found: Bottleneck, stage: TaskAccount | None) -> str:
     """Return why the stage is slow, or why no single one is; "" if the timeline does not show it."""
     if stage is not None and stage.gone:
-        return _gone_words(stage)
+        return _gone_words(account, stage)
     if stage is not None and stage.closed and not stage.alive:
         return f"every {_task(stage.name)} worker has closed"
     if stage is not None and found.slow_rank is not None:
@@ -255,11 +301,14 @@ def _is_held(found: Bottleneck, stage: TaskAccount | None) -> bool:
     return not (stage is not None and (stage.gone or found.slow_rank)) and _held_hop(found) is not None
 
 
-def _gone_words(stage: TaskAccount) -> str:
-    total = stage.alive + stage.gone
-    words = f"{stage.gone:,} of {count_text(total, f'{_task(stage.name)} worker')}"
-    words += " is gone" if stage.gone == 1 else " are gone"
-    return words + (f" since {time_of_day(stage.gone_since)}" if stage.gone_since is not None else "")
+def _gone_words(account: Account, stage: TaskAccount) -> str:
+    processes = account.table.workers.describe_processes(stage.gone_workers.tolist())
+    since = f" since {time_of_day(stage.gone_since)}" if stage.gone_since is not None else ""
+    kind = "clients without a task" if not stage.name else f"{stage.name} workers"
+    if not stage.alive:
+        return f"all {kind} are gone ({processes}){since}"
+    are = "is" if stage.gone == 1 else "are"
+    return f"{stage.gone:,} of {stage.alive + stage.gone:,} {kind} {are} gone ({processes}){since}"
 
 
 def _long_work_words(account: Account, stage: TaskAccount) -> str:

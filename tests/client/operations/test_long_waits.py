@@ -47,7 +47,7 @@ def test_the_last_line_of_a_report_is_the_verdict(start: Start, caplog: pytest.L
     with pytest.raises(WaitTimeoutError):
         a.get_meta(["x"], 4, "p", task_name="train", timeout=100)
     assert [words.splitlines()[-1] for words in reported(caplog)] == [
-        "Starting: train waits for `x`, of which no task has put enough yet.",
+        "Starting: so far train waits 100 % of the time for `x`, which rollout puts.",
         "Stopped: nothing was dealt for 80 s; train waits 100 % of the time for `x`, which rollout puts.",
     ]
 

@@ -343,6 +343,61 @@ class TestLanes:
         assert [type(record).__name__ for record in h.records[before:]] == ["ReplySent"]
 
 
+class TestGoneClients:
+    """Which clients a reply names as gone."""
+
+    def gone(self, h: Harness) -> dict[str, float]:
+        return h.look(ReadTimeline()).gone  # type: ignore[no-any-return]
+
+    def test_a_client_that_dies_is_gone_until_it_connects_again(self, h):
+        h.put(4)
+        h.dealt(1)
+        h.now = 7.0
+        h.disconnect("r")
+        assert self.gone(h) == {"r": 7.0}
+        h.connect("r")
+        assert self.gone(h) == {}
+
+    def test_a_client_is_not_gone_if_it_closed_or_took_part_in_nothing(self, h):
+        h.put(4)
+        h.dealt(1)
+        h.ask(Leave(), "r")
+        h.ask(Status(), "onlooker")
+        for name in ("r", "onlooker"):
+            h.disconnect(name)
+        assert self.gone(h) == {}
+
+    def test_a_client_whose_last_claim_was_answered_with_the_end_is_not_gone(self, h, reader):
+        h.put(1)
+        h.ask(Seal("p"))
+        for name, rows in (("r", [0]), ("r", None), ("s", None)):
+            assert h.dealt(1, name=name) == rows
+        h.put(1, partition="q")
+        assert h.dealt(1, partition="q", name="s") == [1]
+        h.disconnect("r")
+        h.disconnect("s")
+        assert list(self.gone(h)) == ["s"]
+        ends = [(event.client, event.flags) for event in reader.read() if event.kind == EventKind.GONE]
+        assert ends == [("r", CLOSED), ("s", 0)]
+
+    def test_the_oldest_clients_are_forgotten(self, h, monkeypatch):
+        monkeypatch.setattr(recorder, "MAX_GONE", 2)
+        h.put(4)
+        for name in ("a", "b", "c"):
+            h.dealt(1, name=name)
+            h.disconnect(name)
+        assert list(self.gone(h)) == ["b", "c"]
+
+    def test_a_client_that_only_names_its_process_has_no_lane(self, h, reader):
+        h.ask(Introduce("", -1, "node-1", 17), "r")
+        assert (reader.read(), reader.lanes) == ([], {})
+        h.put(1)
+        h.dealt(1)
+        reader.read()
+        lane = list(reader.lanes.values())[-1]
+        assert (lane.client, lane.task, lane.host, lane.pid) == ("r", "t", "node-1", 17)
+
+
 class TestReading:
     def test_waits_that_have_not_ended(self, h, reader):
         h.put(1, partition="z", name="another")  # and might clear its row

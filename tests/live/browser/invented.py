@@ -170,13 +170,14 @@ def stopped() -> dict[str, Any]:
     full = slow()
     now, gone = full["now"], full["now"] - 214
     dealt = now - 194
+    cause = "all reward workers are gone (pid 4711 on node-2, pid 4712 on node-2) since 03:11:26"
     full["verdict"] = {
-        **full["verdict"], "state": "stopped", "queue_rows": 2240,
-        "headline": "Stopped: nothing was dealt for 194 s", "since": dealt,
-        "detail": "`train` waits 100 % of the time for `advantage`, which `reward` puts; 2,240 samples queue before "
-        "it; 4 of 4 `reward` workers are gone",
-        "cause": "4 of 4 `reward` workers are gone", "advice": "`reward` needs 4 ranks and has 0: 28.0 samples come "
-        "each second, and one rank does 7.8.",
+        **full["verdict"], "state": "stopped", "queue_rows": 2240, "headline": f"Stopped: {cause}", "since": gone,
+        "detail": "train waits 100 % of the time for `advantage`, which reward puts; 2,240 samples queue before it. "
+        "8 samples of partition 'train_42' may be lost to task 'reward', because pid 4711 on node-2, which is gone, "
+        "had claimed them without a lease: call reset_consumption('train_42', 'reward') to deliver all samples to this "
+        "task again, and claim with lease= to avoid such losses.",
+        "cause": cause, "advice": "",
     }  # fmt: skip
     full["rates"] = [
         {

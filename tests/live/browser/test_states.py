@@ -39,10 +39,21 @@ def test_a_page_whose_server_has_not_reached_the_system_says_so_until_it_has(pag
 def test_a_stopped_system_says_for_how_long_and_why(page: Page, server: CannedServer) -> None:
     server.full = invented.stopped()
     opened(page, server)
-    assert text_of(page, ".verdict h1") == "Not flowing Nothing was dealt for 194 s"
-    assert "4 of 4 reward workers are gone" in text_of(page, ".verdict")
+    words = text_of(page, ".verdict")
+    assert words.startswith("Not flowing All reward workers are gone (pid 4711 on node-2, pid 4712 on node-2) since")
+    assert words.count("workers are gone") == 1
+    assert "8 samples of partition 'train_42' may be lost to task 'reward'" in words
     assert "84 % of train_42 dealt 5 of 5 servers reply" in text_of(page, ".verdict")
     assert "8 of 8 ranks are held back now 2 min 50 s" in text_of(page, ".waits li:nth-child(3)")
+
+
+def test_a_system_that_starts_says_what_was_seen_so_far(page: Page, server: CannedServer) -> None:
+    server.full = invented.flowing()
+    seen = "so far train waits 88 % of the time for `advantage`, which reward puts."
+    server.full["verdict"].update(state="starting", headline="Starting", detail=seen, text=f"Starting: {seen}")
+    opened(page, server)
+    assert text_of(page, ".verdict").startswith("Starting So far train waits 88 % of the time for advantage")
+    assert_clean(page, server)
 
 
 def test_an_idle_system_without_policy_groups_and_leases_says_so(page: Page, server: CannedServer) -> None:

@@ -153,8 +153,8 @@ class ClientContext:
         introduction: Introduce | None = None,
     ) -> None:
         self.system = system
-        self.introduction = introduction
-        """What `learn` sends to the controller, with the host and the pid of this process; None: nothing."""
+        self.introduction = Introduce("") if introduction is None else introduction
+        """What `learn` sends to the controller, with the host and the pid of this process, so that reports name it."""
         self.client_id = client_id or uuid.uuid4().hex
         self._hold = hold
         self.session = Session(
@@ -324,9 +324,9 @@ class ClientContext:
         )  # fmt: skip
 
     def introduce(self) -> Generator[Call, AnyReply, None]:
-        """Send the introduction, if there is one that this process has not sent."""
+        """Send the introduction, unless this process has sent it."""
         said = self.introduction
-        if said is None or said == self._introduced:
+        if said == self._introduced:
             return
         yield Call(CONTROLLER, msgspec.structs.replace(said, host=socket.gethostname(), pid=os.getpid()))
         self._introduced = said

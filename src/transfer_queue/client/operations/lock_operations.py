@@ -12,7 +12,6 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import locks
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.locks import LockEntry
-from transfer_queue.messages.reports.timeline import Introduce
 
 
 class LockLease(msgspec.Struct, frozen=True, weakref=True, eq=False):
@@ -62,9 +61,6 @@ class LockOperations(DataPath):
     ) -> Operation[LockLease]:
         """Lock these keys, and renew the lock while the result is referred to."""
         yield from self._state.learn()
-        if self._state.introduction is None:  # so that messages about the lock name the process
-            self._state.introduction = Introduce("")
-        yield from self._state.introduce()
         wait = self._state.settings.call_timeout if timeout is None else timeout
         request = locks.TakeLock(partition_id, list(keys), lease, wait)
         reply = yield from self._ask(request, locks.LockReply, None, wait)

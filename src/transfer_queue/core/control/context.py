@@ -24,6 +24,7 @@ from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.core.units.mirror_writer import MirrorWriter
@@ -49,6 +50,7 @@ class ControllerContext:
     connections: Connections
     parked: ParkedRequests
     timeline: TimelineRecorder
+    abandoned: AbandonedSamples
     changes: ChangeLog
     activity: ActivityTracker
     """Which clients may still make space or rows, for the deadlock detector."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -18,6 +19,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import suggestion
 from transfer_queue.core.tables.group_table import Group
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, MASK
+from transfer_queue.core.timeline.abandoned_samples import Abandoned
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
@@ -31,18 +33,23 @@ WAITS_FOR = ", which waits for "  # what follows the description of a group
 @handles(Explain, reads=True)
 def handle_explain(context: ControllerContext, caller: Caller, request: Explain) -> Done:
     """Reply why a sample is not dealt, or what a claim with these arguments would wait for."""
+    abandoned = context.abandoned.find(request.partition)
     if request.count is None or request.task is None or not request.fields:
-        words = explain(context.state, request, context.group_size_of(request.partition, request.task))
+        words = explain(context.state, request, context.group_size_of(request.partition, request.task), abandoned)
         return Done(words + _lock_words(context.state, request, context.now))
     claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
     sampler = context.samplers.sampler_for(claim, context.state.partitions.get(request.partition))
-    return Done(waiting_words(context.state, claim, claim_samplers.group_size(sampler)))
+    return Done(waiting_words(context.state, claim, claim_samplers.group_size(sampler), abandoned))
 
 
-def explain(state: State, request: Explain, dealt: int | None = None) -> str:
+def explain(state: State, request: Explain, dealt: int | None = None, abandoned: Sequence[Abandoned] = ()) -> str:
     """Describe one sample, named by global index or key, or what claims of the partition wait for.
 
-    dealt: the number of samples in the groups that the system's sampler deals; None if it deals single samples.
+    Args:
+        state: The state.
+        request: What to describe.
+        dealt: The number of samples in the groups that the system's sampler deals; None if it deals single samples.
+        abandoned: The abandoned samples of the partition. Default: none.
     """
     partition = state.partitions.get(request.partition)
     if partition is None:
@@ -64,8 +71,9 @@ def explain(state: State, request: Explain, dealt: int | None = None) -> str:
         if position < 0:
             return f"{name} is not in partition {partition.name!r}: " + _describe_absent(state, partition, request.row)
     else:
-        return _partition_words(state, partition, request, dealt)
+        return _partition_words(state, partition, request, dealt, abandoned)
     words = _row_words(partition, position, request, dealt)
+    words += filter(None, (each.describe_sample(position) for each in abandoned))
     return f"{name} of partition {partition.name!r} " + "; it ".join(words) + "."
 
 
@@ -268,10 +276,12 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
     return WAITS_FOR + ", ".join(missing[:4]) + more
 
 
-def _partition_words(state: State, partition: Partition, request: Explain, dealt: int | None) -> str:
+def _partition_words(
+    state: State, partition: Partition, request: Explain, dealt: int | None, abandoned: Sequence[Abandoned]
+) -> str:
     if request.task is None or request.fields is None:
         raise InvalidArgumentError("explain needs a global_index or a key, or the task and fields of a claim")
-    words = nearest_rows(partition, request.task, request.fields, dealt)
+    words = nearest_rows(partition, request.task, request.fields, dealt, abandoned)
     uneven = _describe_uneven_ranks(state, partition, request.task)
     return words + uneven + _held_words(partition, request.task) + _flow_words(partition)
 
@@ -325,8 +335,24 @@ def _describe_uneven_ranks(state: State, partition: Partition, task: str) -> str
     return f"{words}: dp_rank {max(counts, key=lambda rank: counts[rank])} is ahead."
 
 
-def nearest_rows(partition: Partition, task: str, fields: list[str], dealt: int | None = None) -> str:
-    """Describe the rows that are nearest to ready for a task and its fields, and what each of them waits for."""
+def nearest_rows(
+    partition: Partition, task: str, fields: list[str], dealt: int | None = None, abandoned: Sequence[Abandoned] = ()
+) -> str:
+    """Describe the rows that are nearest to ready for a task and its fields, and what each of them waits for.
+
+    The arguments are those of `explain`.
+    """
+    abandoned = [
+        each for each in abandoned
+        if each.task == task or not partition.produced_flags(fields, each.positions).all()
+    ]  # fmt: skip
+    words = _nearest_rows(partition, task, fields, dealt, abandoned)
+    return words + "".join(f" {text[0].upper()}{text[1:]}." for text in (each.describe() for each in abandoned))
+
+
+def _nearest_rows(
+    partition: Partition, task: str, fields: list[str], dealt: int | None, abandoned: Sequence[Abandoned]
+) -> str:
     positions = partition.rows.live_positions(waiting=False)
     open_rows = positions[partition.consumption_states(task, positions) == 0]
     claimed = partition.claimed.get(task, 0)
@@ -354,7 +380,11 @@ def nearest_rows(partition: Partition, task: str, fields: list[str], dealt: int 
                 f"acknowledged yet: {claimed}{_unacknowledged(partition, task)}.{sizes}{more}"
             )
         return f"All {len(open_rows)} samples that task {task!r} has not consumed are ready.{sizes}{more}"
-    order = np.argsort(-have[have < len(fields)], kind="stable")[:NEAREST]
+    come = ~np.isin(unready, np.concatenate([unready[:0], *(each.positions for each in abandoned)]))
+    if not come.any():
+        return f"All {len(unready)} samples that lack a field of {fields} may be lost to another task.{sizes}{more}"
+    unready, have = unready[come], have[have < len(fields)][come]
+    order = np.argsort(-have, kind="stable")[:NEAREST]
     told: list[str] = []
     waits: set[str] = set()
     for position in unready[order].tolist():
@@ -382,15 +412,17 @@ def _unacknowledged(partition: Partition, task: str) -> str:
     return f" (under leases of {named})" if clients else ""
 
 
-def timeout_words(state: State, claim: Claim, waited: float, dealt: int | None = None) -> str:
-    """Return the message of a claim's WaitTimeoutError. dealt: as in `explain`."""
-    words = _hindrances(state, claim, dealt)
+def timeout_words(
+    state: State, claim: Claim, waited: float, dealt: int | None = None, abandoned: Sequence[Abandoned] = ()
+) -> str:
+    """Return the message of a claim's WaitTimeoutError. dealt, abandoned: as in `explain`."""
+    words = _hindrances(state, claim, dealt, abandoned)
     return f"Timeout: task {claim.task!r} waited {waited:.3g} s for {_describe_request(claim)}; {words}"
 
 
-def waiting_words(state: State, claim: Claim, dealt: int | None = None) -> str:
-    """Return why a claim that is not met yet waits. dealt: as in `explain`."""
-    return f"Task {claim.task!r} waits for {_describe_request(claim)}; {_hindrances(state, claim, dealt)}"
+def waiting_words(state: State, claim: Claim, dealt: int | None = None, abandoned: Sequence[Abandoned] = ()) -> str:
+    """Return why a claim that is not met yet waits. dealt, abandoned: as in `explain`."""
+    return f"Task {claim.task!r} waits for {_describe_request(claim)}; {_hindrances(state, claim, dealt, abandoned)}"
 
 
 def _describe_request(claim: Claim) -> str:
@@ -399,7 +431,7 @@ def _describe_request(claim: Claim) -> str:
     return f"{claim.count} samples with fields {claim.fields} in partition {claim.partition!r}{share}"
 
 
-def _hindrances(state: State, claim: Claim, dealt: int | None) -> str:
+def _hindrances(state: State, claim: Claim, dealt: int | None, abandoned: Sequence[Abandoned]) -> str:
     """Return why a claim is not met."""
     partition = state.partitions.get(claim.partition)
     if partition is None:
@@ -411,7 +443,7 @@ def _hindrances(state: State, claim: Claim, dealt: int | None) -> str:
         words += " Enough are ready, but the sampler cannot make a batch of them"
         words += " (it may need complete groups, batches for all ranks, or full micro-batches)."
     sealed = " The partition is sealed: no new samples can be put." if partition.sealed else ""
-    near = nearest_rows(partition, claim.task, claim.fields, dealt)
+    near = nearest_rows(partition, claim.task, claim.fields, dealt, abandoned)
     held = _held_words(partition, claim.task)
     return f"{words} {near}{_ranks_ahead(partition, claim)}{held}{sealed}{_flow_words(partition)}"
 

@@ -96,6 +96,7 @@ def progress(context: ControllerContext, partition: Partition, now: float) -> Pa
     """Return the progress of one partition."""
     state = context.state
     queues = state.waiting.claim_queues(partition.name)
+    abandoned = {each.task: each.counts for each in context.abandoned.find(partition.name)}
     tasks = []
     for task in sorted({*partition.tasks, *queues}):
         waiting = list(queues[task].claims.values()) if task in queues else []
@@ -104,10 +105,11 @@ def progress(context: ControllerContext, partition: Partition, now: float) -> Pa
         consumed, claimed = partition.tasks.get(task, 0), partition.claimed.get(task, 0)
         dealt = partition.dealt.get(task)
         held, ranks = ({}, 0) if dealt is None else (dealt.held_for_unasked(), dealt.rank_count)
-        tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed, held, ranks))
-    lost = partition.losses.counts
+        lost = abandoned.get(task, {})
+        tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed, held, ranks, lost))
+    losses = partition.losses.counts
     fields = [
-        FieldProgress(name, f.live, f.describe(), f.ever, lost.get(name, 0)) for name, f in partition.fields.items()
+        FieldProgress(name, f.live, f.describe(), f.ever, losses.get(name, 0)) for name, f in partition.fields.items()
     ]
     orphaned = partition.groups.count_orphaned(partition.sealed)
     policy = None

@@ -176,9 +176,14 @@ class LaneTable(NumberTable[LaneKey, Lane]):
         return found if said is not None and said.task else self._follow(client, found)
 
     def introduce(self, client: str) -> None:
-        """Note that a client has introduced itself. Its lane gets a new number if it has changed."""
+        """Note that a client has introduced itself. Its lane gets a new number if it has changed.
+
+        A client without a task has no lane before it claims or puts.
+        """
         key = client, cut_text(self._introductions[client].task)
         found = self.numbers.get(key)
+        if found is None and not key[1] and client not in self.current:
+            return
         if found is None or self.values[found][1] != self._lane(found, key, -1):
             found = self.replace(key, lambda number: self._lane(number, key, -1))
         self._follow(client, found)
@@ -187,9 +192,9 @@ class LaneTable(NumberTable[LaneKey, Lane]):
         """Note that the state has forgotten a client."""
         self.current.pop(client, None)
 
-    def all_of(self, client: str) -> list[int]:
-        """Return the newest lanes of a client, at most 64."""
-        return [self.numbers[client, task] for task in list(self._tasks.get(client, ()))[-64:]]
+    def all_of(self, client: str) -> dict[int, LaneKey]:
+        """Return the newest lanes of a client by number, at most 64."""
+        return {self.numbers[client, task]: (client, task) for task in list(self._tasks.get(client, ()))[-64:]}
 
     def tasks_of(self, client: str) -> list[str]:
         """Return the tasks of the lanes of a client, without "" if it has others."""

@@ -27,6 +27,7 @@ from transfer_queue.core.timeline.number_tables import (
     FieldTable,
     LaneTable,
     PartitionTable,
+    cut_text,
 )
 from transfer_queue.core.timeline.publication_times import PolicyHistory, PublicationTimes
 from transfer_queue.core.timeline.row_history import RowHistory
@@ -46,6 +47,8 @@ MANY_RECORDED = 256
 """The same for a put, because its note keeps the record with the keys and tags of its rows."""
 LOOKED_AT = 64
 """Fields of a claim in which the newest block is searched. A claim with more fields is written immediately."""
+MAX_GONE = 1024
+"""Clients that are gone and remembered."""
 LOOKUPS, LOOKUP_SECONDS = 1024, 1.0
 """The newest block is looked up for at most LOOKUPS claims in LOOKUP_SECONDS, so that frequent claims are not slowed
 down. The age and staleness of these claims represent those of all claims."""
@@ -111,6 +114,11 @@ class TimelineRecorder:
         """Whether no rows existed when the events began."""
         self.known_since = clock.now
         """The times of puts before this time are not known."""
+        self.gone: dict[str, float] = {}
+        """Client that claimed or put, and is gone -> when its last connection ended; the oldest first, at most
+        `MAX_GONE`. A client that has closed is not gone, nor is one whose claims were answered with the end."""
+        self._ended: set[tuple[str, str]] = set()
+        """(client, task) whose last claim was answered with the end of its partition."""
         self._notes: list[Note] = []
         """The events that are not written yet, in order."""
         self._times = PublicationTimes()
@@ -202,6 +210,8 @@ class TimelineRecorder:
         """
         if not self.ring.capacity:
             return
+        if self._ended:
+            self._ended.discard((client, cut_text(claim.task)))
         now, newest = self._clock.now, None
         if self._lookups or now >= self._more_lookups:
             newest = self._newest_of_last(claim, partition, positions, now)
@@ -236,6 +246,7 @@ class TimelineRecorder:
         """Note that a claim was answered with the end of its partition."""
         if self.ring.capacity:
             self._note_claim(_END, client, claim, since, 0, 0)
+            self._ended.add((client, cut_text(claim.task)))
 
     def note_wait(self, waiting: ParkedRequest, met: bool) -> None:
         """Note that a request does not wait any more. met: whether it got what it waited for."""
@@ -284,11 +295,17 @@ class TimelineRecorder:
 
     def note_gone(self, client: str, closed: bool) -> None:
         """Note that the last connection of a client has ended, in each of its lanes. closed: the client closed it."""
-        if self.ring.capacity:
-            self.flush()
-            flags = CLOSED if closed else 0
-            for lane in self.lanes.all_of(client):
-                self._append(_GONE, self._clock.now, flags, lane, "", 0)
+        if not self.ring.capacity:
+            return
+        self.flush()
+        for lane, key in self.lanes.all_of(client).items():
+            in_order = closed or key in self._ended
+            self._ended.discard(key)
+            self._append(_GONE, self._clock.now, CLOSED if in_order else 0, lane, "", 0)
+            if not in_order:
+                self.gone[client] = self._clock.now
+        while len(self.gone) > MAX_GONE:
+            del self.gone[next(iter(self.gone))]
 
     def _note_cleared(self, record: r.RowsCleared | r.RowsDropped, which: bytes) -> None:
         """Note that rows were cleared, by the client of the current request if there is one."""

@@ -80,6 +80,21 @@ class RowHistory:
         kept = begin > first and self._before(begin) > self.end - self.capacity
         return sorted(set(found)), begin if kept else None
 
+    def listed(self, before: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of several events that have listed theirs, and the place of the event of each row.
+
+        Rows that are no longer kept are left out.
+
+        Args:
+            before: The column "before" of the events (`EventRing.rows_of`).
+            counts: The number of rows of each event.
+        """
+        counts = counts.astype("i8")
+        event = np.repeat(np.arange(len(counts)), counts)
+        at = np.arange(len(event)) + np.repeat(before - (np.cumsum(counts) - counts), counts)
+        kept = at >= self.end - self.capacity
+        return self._rows[at[kept] % self.capacity], event[kept]
+
     def reaches_start(self) -> bool:
         """Return whether no event and no row was lost so far."""
         return 0 < self._ring.end <= self._ring.capacity and self.end <= self.capacity and not self.first

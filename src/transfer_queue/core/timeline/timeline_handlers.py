@@ -78,6 +78,7 @@ def handle_read_timeline(context: ControllerContext, caller: Caller, request: Re
         fields,
         [wait for wait in waits if wait.lane < next_lane] if caught_up else [],
         _connected(context) if caught_up else [],
+        timeline.gone if caught_up else {},
     )
 
 

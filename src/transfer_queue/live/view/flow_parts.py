@@ -194,32 +194,12 @@ def _letters(account: Account, its: TaskAccount, only_puts: bool) -> dict[int, s
     found = {}
     for worker in order:
         state = SpanState(int(last[worker]))
-        gone = state == SpanState.GONE or (workers.rank[worker] >= 0 and not connected[worker] and its.gone > 0)
-        if gone:
+        if worker in its.gone_workers:
             found[worker] = "x"
         elif connected[worker]:
             idle = state in (SpanState.IDLE, SpanState.UNKNOWN)
             found[worker] = ("W" if only_puts else "i") if idle else LETTERS[state]
     return found
-
-
-def _gone_words(account: Account, gone: list[int]) -> str:
-    """Say where the workers ran that are gone."""
-    recording, workers = account.table.recording, account.table.workers
-    lanes = {lane.client: lane for lane in recording.lanes[1:]}
-    places: dict[str, list[str]] = defaultdict(list)
-    pids: dict[int, None] = {}  # several ranks may be threads of one process
-    for worker in gone:
-        lane = lanes.get(workers.clients[worker])
-        places["" if lane is None else lane.host].append(_rank_name(account, worker))
-        if lane is not None and lane.pid:
-            pids[lane.pid] = None
-    parts = [
-        f"{'rank' if len(names) == 1 else 'ranks'} {', '.join(names[:MOST_RANKS])}" + (f" on {host}" if host else "")
-        for host, names in places.items()
-    ]
-    words = "; ".join(parts[:8])
-    return words + (f" (pid{'s' if len(pids) > 1 else ''} {', '.join(map(str, list(pids)[:8]))})" if pids else "")
 
 
 def _other_tasks(account: Account, names: list[str]) -> payload.TaskView:
@@ -347,9 +327,9 @@ def _held_words(account: Account, task: str) -> str:
 
 
 def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:
-    gone = [worker for worker, letter in _letters(account, its, False).items() if letter == "x"]
-    ranks = [_rank_name(account, worker) for worker in gone]
-    words = f"Their connections ended without a close: {_gone_words(account, gone)}."
+    ranks = [_rank_name(account, worker) for worker in its.gone_workers.tolist()]
+    processes = account.table.workers.describe_processes(its.gone_workers.tolist())
+    words = f"Their connections ended without a close: {processes}."
     total = its.alive + its.gone
     return payload.WaitView(
         its.name, "gone", ranks[:MOST_RANKS], its.gone, total, 0, [], "", "", "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from transfer_queue.display import count_text
 from transfer_queue.messages.base import Finite, Message, Natural
@@ -30,6 +30,30 @@ def describe_held(task: str, held: Mapping[int, int], ranks: int) -> str:
     return (
         f"{rows} {are} held for {whom} of {task}, which {have} never asked; {task} has {count_text(ranks, 'rank')}: "
         f"pass dp_size={ranks} or a sampler to its StreamingDataset"
+    )
+
+
+def describe_abandoned(partition: str, task: str, abandoned: Mapping[str, int]) -> str:
+    """Return a clause about samples that processes had claimed without a lease and not finished when they were gone.
+
+    Args:
+        partition: The partition.
+        task: The task for which they had claimed them.
+        abandoned: The process, for people -> number of samples. It must not be empty.
+    """
+    count = sum(abandoned.values())
+    loss = describe_loss(partition, task, list(abandoned), count)
+    return f"{count_text(count, 'sample')} of partition {partition!r} may be lost to {loss}"
+
+
+def describe_loss(partition: str, task: str, processes: Sequence[str], count: int) -> str:
+    """Return the task to which so many samples may be lost, with the cause and the remedy. See `describe_abandoned`."""
+    more = f" and {len(processes) - MOST_RANKS} more" if len(processes) > MOST_RANKS else ""
+    are, them = ("is" if len(processes) == 1 else "are"), ("it" if count == 1 else "them")
+    return (
+        f"task {task!r}, because {', '.join(processes[:MOST_RANKS])}{more}, which {are} gone, had claimed {them} "
+        f"without a lease: call reset_consumption({partition!r}, {task!r}) to deliver all samples to this task again, "
+        f"and claim with lease= to avoid such losses"
     )
 
 
@@ -67,6 +91,9 @@ class TaskProgress(Message, frozen=True):
     """dp_rank -> number of live rows that are held for it, if the rank has never asked for a batch."""
     ranks: int = 0
     """The number of ranks that have asked for a batch, if the sampler deals to ranks."""
+    abandoned: dict[str, int] = {}
+    """A process that is gone -> number of live rows that it had claimed without a lease and that lack what the task
+    puts, as far as the timeline shows it."""
 
     @property
     def held_text(self) -> str:

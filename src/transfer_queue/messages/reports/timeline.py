@@ -127,6 +127,9 @@ class TimelineReply(Reply, frozen=True):
     """The claims and producers that wait now, the oldest first, if `position` is `end`; otherwise empty."""
     connected: list[str] = []
     """The clients that are connected now, if `position` is `end`; otherwise empty."""
+    gone: dict[str, float] = {}
+    """Client that is gone -> when its last connection ended, by the controller's clock, if `position` is `end`;
+    otherwise empty. A client that has closed is not gone."""
 
 
 class Verdict(Message, frozen=True):
@@ -141,8 +144,9 @@ class Verdict(Message, frozen=True):
     text: str
     """The verdict in words."""
     state: str
-    """"flowing": nothing slows the last tasks down. "slow": they wait for another task, or have too much to do.
-    "stopped": claims wait, but nothing is dealt. "idle": no claim waits, and nothing happens. "": not judged."""
+    """"starting": the system has not run long enough, and the text says what was seen so far. "flowing": nothing slows
+    the last tasks down. "slow": they wait for another task, or have too much to do. "stopped": claims wait, but nothing
+    is dealt, or all workers of a stage are gone. "idle": no claim waits, and nothing happens. "": not judged."""
     stage: str | None = None
     """The slowest task; None if nothing is slow, or if it is not a single task."""
     field: str | None = None
@@ -156,8 +160,8 @@ class Verdict(Message, frozen=True):
     """The rows by which this queue grows, in rows per second; negative if it shrinks."""
     since: float | None = None
     """When the rate of the slowest task changed last by more than 25 %, or the number of its ranks, in Unix seconds. If
-    the state is stopped or idle, when the last rows were dealt, or when anything happened last. None if nothing of this
-    was recorded."""
+    the state is stopped or idle, when the last rows were dealt or the last worker of the stage was gone, or when
+    anything happened last. None if nothing of this was recorded."""
     cause: str = ""
     """Why the task is slow, as far as the timeline shows it: ranks that are gone, a slow rank, capacity or policy, a
     field that no task puts. "" if it shows no reason."""

@@ -21,7 +21,7 @@ Cell = Sequence[Piece]
 
 SHAPES = {
     "slowest": "▲", "waits": "◌", "held": "‖", "works": "●", "idle": "○", "gone": "×", "ended": "·", "early": "›",
-    "flowing": "●", "slow": "▲", "stopped": "■", "": " ",
+    "starting": "○", "flowing": "●", "slow": "▲", "stopped": "■", "": " ",
 }  # fmt: skip
 """The shape of each state, so that users do not need to see its color."""
 FILLS = {SpanState.WORKS: "█", SpanState.HELD: "▒", SpanState.WAITS: "░", SpanState.IDLE: "·", SpanState.GONE: "×"}

@@ -29,6 +29,7 @@ _LIGHT = {
 _BOLD = {"strong", "slowest", "gone", "stopped", "slow", "key"}
 _SAME = {
     "slowest": "gone", "stopped": "gone", "slow": "waits", "flowing": "good", "ended": "idle", "early": "idle",
+    "starting": "idle",
 }  # fmt: skip
 """Roles with the color of another role."""
 DARK, LIGHT = "tq-dark", "tq-light"

@@ -4,7 +4,7 @@ import { Bar, Name, Sparkline, Words } from "../elements.js";
 import { clock, count, counted, duration, rate, share } from "../format.js";
 import { html, Panel } from "../html.js";
 
-const PILLS = { flowing: "Flowing", slow: "Flowing, slowly", stopped: "Not flowing", idle: "Idle" };
+const PILLS = { starting: "Starting", flowing: "Flowing", slow: "Flowing, slowly", stopped: "Not flowing", idle: "Idle" };
 
 /** @returns {string} The state and the stage: what a screen reader says when one of them changes. */
 export const announcementOf = (verdict) => {
@@ -33,7 +33,8 @@ const capital = (text, names) => (text && !names.some((name) => name && text.sta
 const sentence = (text) => (text && !text.endsWith(".") ? `${text}.` : text);
 
 function Todo({ verdict, names }) {
-  const { since, cause, advice, state } = verdict;
+  const { since, headline, advice, state } = verdict;
+  const cause = headline.endsWith(verdict.cause) ? "" : verdict.cause;
   if (!cause && !advice) return null;
   const when = since === null || state === "flowing" ? "" : `Since ${clock(since)}: `;
   return html`<p class="todo">
@@ -98,7 +99,7 @@ export class Verdict extends Panel {
     const detail = withoutCause(verdict);
     const names = tasks.map((task) => task.name);
     const pill = PILLS[verdict.state] ?? verdict.state;
-    const headline = verdict.headline.replace(/^(Stopped|Idle|Flowing)(: |[:.]?$)/, "") || "";
+    const headline = verdict.headline.replace(/^(Stopped|Starting|Idle|Flowing)(: |[:.]?$)/, "") || "";
     return html`<section id="verdict" class=${`panel verdict ${verdict.state}`} aria-label="Verdict">
       <div>
         <h1><span class="pill">${pill}</span>${" "}<${Words} text=${capital(headline, names)} names=${names} /></h1>

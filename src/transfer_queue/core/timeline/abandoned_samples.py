@@ -1,0 +1,176 @@
+"""The samples that a client had claimed without a lease, and had not given the fields of its task when it was gone.
+
+A claim without a lease consumes its rows, so nobody is dealt them again. Which client got which rows is known from the
+events of the timeline, as far back as these go. Nothing here is part of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.row_table import CONSUMED, Indexer, rows_without, runs_of, sort_with_values
+from transfer_queue.core.timeline.number_tables import LaneKey, cut_text
+from transfer_queue.core.timeline.recorder import TimelineRecorder
+from transfer_queue.messages.reports.progress import describe_abandoned, describe_loss
+from transfer_queue.timeline.events import EventKind
+
+NO_ROWS = np.zeros(0, "i8")
+Use = tuple[str, str]
+"""A partition and a task."""
+
+
+class Abandoned(NamedTuple):
+    """The samples of one partition that clients had claimed for one task."""
+
+    partition: str
+    task: str
+    claimed: dict[str, np.ndarray]
+    """Process of a client, for people -> the positions of the rows in the partition, ascending."""
+
+    @property
+    def positions(self) -> np.ndarray:
+        """The positions of all rows."""
+        return np.concatenate(list(self.claimed.values()))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Process -> number of rows."""
+        return {process: len(positions) for process, positions in self.claimed.items()}
+
+    def describe(self) -> str:
+        """Return a clause about the rows."""
+        return describe_abandoned(self.partition, self.task, self.counts)
+
+    def describe_sample(self, position: int) -> str:
+        """Return a clause about one of the rows that begins with a verb; "" if the row at this position is none."""
+        holder = next((process for process, rows in self.claimed.items() if position in rows), None)
+        return "" if holder is None else f"may be lost to {describe_loss(self.partition, self.task, [holder], 1)}"
+
+
+class AbandonedSamples:
+    """Finds these samples. While no client is gone it does nothing; otherwise each search reads the new events."""
+
+    def __init__(self, timeline: TimelineRecorder, state: State) -> None:
+        self._timeline = timeline
+        self._state = state
+        self._gone: tuple[str, ...] = ()
+        self._position = 0
+        """Events before this position were read."""
+        self._claims: dict[Use, dict[str, np.ndarray]] = {}
+        """For each client that is gone, the global indexes of the rows that it claimed last, of all clients."""
+        self._puts: dict[Use, set[str]] = {}
+        """The fields that the tasks of clients that are gone have put."""
+
+    def find(self, name: str) -> list[Abandoned]:
+        """Return the abandoned samples of a partition."""
+        partition = self._state.partitions.get(name)
+        if partition is None or not self._timeline.gone:
+            return []
+        self._read_new_events()
+        found = []
+        for (place, task), claims in self._claims.items():
+            fields = self._fields(partition, task) if place == cut_text(name) else []
+            lost: dict[str, np.ndarray] = {}
+            for client in filter(claims.__contains__, self._timeline.gone if fields else ()):
+                claims[client], positions = self._unfinished(partition, task, claims[client], fields)
+                if len(positions):
+                    process = self._process(client)
+                    lost[process] = np.union1d(lost.get(process, NO_ROWS), positions)
+            if lost:
+                found.append(Abandoned(name, task, lost))
+        return found
+
+    def _fields(self, partition: Partition, task: str) -> list[str]:
+        """Return the fields that a task puts; if it has put none here, those that other tasks want and no row has."""
+        known = self._puts.get((cut_text(partition.name), task))
+        if known:
+            return sorted(known)
+        there = {name for name, stats in partition.fields.items() if stats.live}
+        wanted = [*partition.ready, *self._state.waiting.awaited(partition.name)]
+        return sorted({name for other, fields in wanted if other != task for name in fields} - there)
+
+    @staticmethod
+    def _unfinished(
+        partition: Partition, task: str, rows: np.ndarray, fields: list[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return those of these rows that are consumed and lack a field, and the positions of those that may be lost.
+
+        A batch of a rank is dealt to it again, and one that was not handed over returns by itself.
+        """
+        rows = rows[partition.rows.positions_of(rows) >= 0]
+        positions = partition.rows.positions_of(rows)
+        lacks = ~partition.produced_flags(fields, positions).all(axis=1)
+        lacks &= partition.consumption_states(task, positions) == CONSUMED
+        rows, positions = rows[lacks], positions[lacks]
+        unseen = [batch.indexes for batch in partition.unseen_batches.by_token.values() if batch.task == task]
+        returns = np.isin(rows, np.concatenate([NO_ROWS, *unseen]))
+        for _, chunk, at, where in partition.rows.split(positions):
+            if task in chunk.dealt:
+                returns[where] |= chunk.dealt[task][at] != 0
+        positions = positions[~returns]
+        if partition.passed.counts_of(task):  # after several leases
+            skipped = [partition.passed.reason(task, each) is not None for each in positions.tolist()]
+            positions = positions[~np.array(skipped, bool)]
+        return rows, positions
+
+    def _process(self, client: str) -> str:
+        said = self._state.introductions.get(client)
+        return f"client {client}" if said is None else f"pid {said.pid} on {said.host}"
+
+    # ------------------------------------------------------------ reading events
+
+    def _read_new_events(self) -> None:
+        timeline = self._timeline
+        timeline.flush()
+        ring, gone = timeline.ring, tuple(timeline.gone)
+        if self._gone != gone or self._position < timeline.rows.first:
+            self._gone, self._position, self._claims, self._puts = gone, timeline.rows.first, {}, {}
+        begin = max(self._position, ring.first)
+        self._position = ring.end
+        if begin == ring.end:
+            return
+        tasks = {task for client in gone for _, task in timeline.lanes.all_of(client).values()}
+        lanes = {number: key for number, (key, _) in timeline.lanes.values.items() if key and key[1] in tasks}
+        while begin < ring.end:
+            page = ring.rows_of(begin, ring.end - begin)
+            begin += len(page)
+            page = page[np.isin(page["event"]["lane"], list(lanes))]
+            self._read_puts(page[page["event"]["kind"] == EventKind.PUT]["event"], lanes)
+            self._read_claims(page[page["event"]["kind"] == EventKind.CLAIM], lanes)
+
+    def _read_puts(self, puts: np.ndarray, lanes: dict[int, LaneKey]) -> None:
+        for use, places in self._by_use(puts, lanes):
+            names = self._puts.setdefault(use, set())
+            for number in np.unique(puts["fields"][places]).tolist():
+                names.update(self._timeline.fields.values[number][1])
+
+    def _read_claims(self, claims: np.ndarray, lanes: dict[int, LaneKey]) -> None:
+        """Note the rows of these claims for their clients, and no longer for those that claimed them before."""
+        for use, places in self._by_use(claims["event"], lanes):
+            some = claims[places]
+            rows, event = self._timeline.rows.listed(some["before"], some["event"]["rows"])
+            rows, newest = sort_with_values(rows, some["event"]["lane"][event].astype("i8"))
+            claimed = self._claims.setdefault(use, {})
+            for client, earlier in claimed.items():
+                claimed[client] = rows_without(earlier, rows)
+            for lane in np.unique(newest).tolist():
+                client = lanes[lane][0]
+                if client in self._timeline.gone:
+                    claimed[client] = np.union1d(claimed.get(client, NO_ROWS), rows[newest == lane])
+
+    def _by_use(self, events: np.ndarray, lanes: dict[int, LaneKey]) -> Iterator[tuple[Use, Indexer]]:
+        """Iterate over the partitions and tasks of these events, with the places of the events of each."""
+        if not len(events):
+            return
+        tasks = sorted({task for _, task in lanes.values()})
+        numbers = np.array(sorted(lanes))
+        task_of = np.array([tasks.index(lanes[number][1]) for number in numbers.tolist()])
+        task = task_of[np.searchsorted(numbers, events["lane"])]
+        for pair, places in runs_of(task << 32 | events["partition"]):
+            _, name = self._timeline.partitions.values[pair & 0xFFFFFFFF]
+            yield (name, tasks[pair >> 32]), places
