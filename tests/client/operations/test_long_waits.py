@@ -117,25 +117,25 @@ WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
     ),
     "put": (
         lambda its, seconds: its.put(numbers(1), partition_id="full", timeout=seconds),
-        "A put of 1 samples waits for partition 'full'; partition 'full' is full: 2 rows wait for its tasks, the limit "
-        "is 2 (max_rows), and this put adds 1.",
+        "A put of 1 samples into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
+        "tasks, the limit is 2 (max_rows), and this put adds 1.",
     ),
     "reservation": (
         lambda its, seconds: its.get_meta([], 1, "full", mode="insert", timeout=seconds),
-        "A reservation of 1 samples waits for partition 'full'; partition 'full' is full: 2 rows wait for its tasks, "
-        "the limit is 2 (max_rows), and this put adds 1.",
+        "A reservation of 1 samples into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
+        "tasks, the limit is 2 (max_rows), and this put adds 1.",
     ),
     "stale": (
         lambda its, seconds: its.put(numbers(1), partition_id="stale", timeout=seconds),
-        "A put of 1 samples waits for partition 'stale'; partition 'stale' has admitted 2 rows, and its limit at "
-        "policy version 0 is 2 (max_staleness 0, 2 rows per version): 2 are not finished by a task (none has fetched "
+        "A put of 1 samples into partition 'stale' waits because partition 'stale' has admitted 2 rows, and its limit "
+        "at policy version 0 is 2 (max_staleness 0, 2 rows per version): 2 are not finished by a task (none has fetched "
         "samples so far), and 0 were finished since this version was set, which make space with the next version. 1 "
         "more would be too far ahead of the policy.",
     ),
     "join": (
         lambda its, seconds: its.await_done("full", timeout=seconds),
-        "A join (await_done) waits for partition 'full'; 2 samples were put and not reported as done (report_done; "
-        "task_done of a queue).",
+        "A join (await_done) of partition 'full' waits: 2 samples were put and are not reported as done (report_done, "
+        "or task_done of a queue).",
     ),
     "wanted": (
         lambda its, seconds: its.wanted("full", "t", timeout=seconds),
@@ -166,9 +166,7 @@ WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_each_wait_reports_what_it_waits_for(
-    start: Start, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
+def test_each_wait_reports_what_it_waits_for(start: Start, caplog: pytest.LogCaptureFixture, name: str) -> None:
     cluster = start(seed=1, conf=conf(10))
     holder, a = cluster.client("holder"), cluster.client("a")
     holder.call(holder.operations._open_queue("queue", 1, "fifo"))

@@ -48,8 +48,8 @@ def _describe_wait(context: ControllerContext, waiting: ParkedRequest) -> str:
         return _describe_demand(state, partition, request, size)
     undone = 0 if partition is None else partition.undone
     return (
-        f"A join (await_done) waits for partition {request.partition!r}; {undone} samples were put and not reported as "
-        f"done (report_done; task_done of a queue)."
+        f"A join (await_done) of partition {request.partition!r} waits: {undone} samples were put and are not reported "
+        f"as done (report_done, or task_done of a queue)."
     )
 
 
@@ -57,8 +57,8 @@ def _describe_put(state: State, request: Publish | Reserve) -> str:
     what = "put" if isinstance(request, Publish) else "reservation"
     reason = put_decisions.describe_limits(state, request.partition, request.count)
     return (
-        f"A {what} of {request.count} samples waits for partition {request.partition!r}; "
-        f"{reason or 'there is space now, and it is the turn of earlier puts.'}"
+        f"A {what} of {request.count} samples into partition {request.partition!r} waits because "
+        f"{reason or 'it is the turn of earlier puts.'}"
     )
 
 
