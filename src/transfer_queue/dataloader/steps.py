@@ -108,9 +108,9 @@ def _run_step(step: Step, ask: Callable[..., Any]) -> Any:
 def _receive(reception: Reception, seconds: float | None) -> Any:
     """Wait in this thread. If that blocks an event loop for long, warn once."""
     begun = time.monotonic()
-    if blocks_loop() and (seconds is None or seconds > BLOCKED_SECONDS):
-        if not wait((reception.begin(),), BLOCKED_SECONDS).done:
-            warn_of_blocked_loop()
+    may_block = blocks_loop() and (seconds is None or seconds > BLOCKED_SECONDS)
+    if may_block and not wait((reception.begin(),), BLOCKED_SECONDS).done:
+        warn_of_blocked_loop()
     if seconds is not None and not wait((reception.begin(),), seconds - (time.monotonic() - begun)).done:
         return NOT_RECEIVED
     return reception.take()
