@@ -92,6 +92,10 @@ def fetch_of_short_patience(
     return tq_client.get_data(meta), meta
 
 
+def fetch_that_stops(*arguments: Any, **named: Any) -> Any:
+    return next(iter(()))
+
+
 def fetch_with_fault(*arguments: Any, **named: Any) -> Any:
     raise KeyError("the reward model has no such prompt")
 
@@ -135,6 +139,16 @@ def test_a_fault_of_a_custom_fetch_reaches_the_loop(
 ) -> None:
     loader = StreamingDataLoader(dataset(fetch_batch_fn=fetch_with_fault, timeout=timeout), num_workers=workers)
     with pytest.raises(KeyError, match="the reward model has no such prompt"):
+        iterate(loader, [], is_async)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_stop_iteration_of_a_custom_fetch_does_not_end_the_loop_as_if_all_was_read(
+    dataset: Build, workers: int, is_async: bool
+) -> None:
+    loader = StreamingDataLoader(dataset(fetch_batch_fn=fetch_that_stops), num_workers=workers)
+    with pytest.raises(RuntimeError, match="StopIteration"):
         iterate(loader, [], is_async)
 
 

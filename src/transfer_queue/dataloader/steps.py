@@ -125,6 +125,10 @@ def call_in_thread(function: Callable[[], T]) -> Future[T]:
     def call() -> None:
         try:
             result = context.run(function)
+        except StopIteration as error:  # an asyncio future cannot hold it; a generator raises the same instead
+            failure = RuntimeError(f"a function that a loader calls raised {error!r}")
+            failure.__cause__ = error
+            future.set_exception(failure)
         except BaseException as error:
             future.set_exception(error)
         else:
