@@ -125,9 +125,10 @@ class DataPath:
         """A new `LongWait` on this client's clock, for a wait of many requests."""
         return LongWait(self.clock)
 
-    def clock(self) -> float:
-        """Return the time in seconds on this client's clock."""
-        return self._state.session.clock()
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The clock of this client, in seconds."""
+        return lambda: self._state.session.clock()
 
     def _report_wait(self, call: Call, waited: float) -> Operation[None]:
         """Log what a call waits for, unless it has its reply meanwhile. The last line is the verdict."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from inspect import CO_GENERATOR
 from types import FrameType
 
 from transfer_queue.utils.logging_utils import get_logger
@@ -12,6 +10,8 @@ from transfer_queue.utils.logging_utils import get_logger
 BLOCKED_SECONDS = 1.0
 """Seconds that a call blocks an event loop before it is logged."""
 PACKAGE = "transfer_queue"
+CO_GENERATOR = 0x20
+"""The flag of the code of a generator, `inspect.CO_GENERATOR`, which servers do not import."""
 
 _warned: set[str] = set()
 """The messages that this process has logged."""
@@ -22,7 +22,9 @@ def blocks_loop() -> bool:
 
     The loop of IPython and Jupyter, in which cells run that may block it, does not count.
     """
-    if asyncio._get_running_loop() is None:
+    # a process without asyncio runs no loop; servers do not load it
+    running = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)
+    if running is None or running() is None:
         return False
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return shell is None or shell() is None
