@@ -154,6 +154,7 @@ def blocking_calls(client: tq.TransferQueueClient) -> dict[str, Callable[[], obj
         "kv_put() has blocked the event loop": partial(
             tq.kv_put, "b", "full", {"x": torch.tensor(1)}, timeout=BLOCKING
         ),
+        "`for` over a StreamingDataset has blocked the event loop": lambda: list(dataset(task_name="dataset")),
         "`for` over a StreamingDataLoader has blocked the event loop": lambda: list(
             tq.StreamingDataLoader(dataset(task_name="loader"), num_workers=1)
         ),
@@ -161,8 +162,8 @@ def blocking_calls(client: tq.TransferQueueClient) -> dict[str, Callable[[], obj
 
 
 INSTEAD = [
-    "`async for`", "`async with`", "`await Queue.get_async(...)`", "`await TransferQueueClient.async_get_meta(...)`",
-    "`await async_kv_put(...)`",
+    "`async for`", "`async for`", "`async with`", "`await Queue.get_async(...)`",
+    "`await TransferQueueClient.async_get_meta(...)`", "`await async_kv_put(...)`",
 ]  # fmt: skip
 
 
@@ -170,7 +171,9 @@ def test_a_blocked_event_loop_is_logged_once_with_the_asynchronous_form(
     client: tq.TransferQueueClient, caplog: pytest.LogCaptureFixture, unwarned: None
 ) -> None:
     calls = blocking_calls(client)
-    run_all([in_loop(call) for call in calls.values()])
+    # a put and claims that wait for each other are refused
+    run_all([in_loop(call) for start, call in calls.items() if start.startswith("kv_put")])
+    run_all([in_loop(call) for start, call in calls.items() if not start.startswith("kv_put")])
     warned = [record.getMessage() for record in caplog.records if record.name == blocked_loop.__name__]
     assert sorted(text.removesuffix(".").split("In a coroutine, use ")[1] for text in warned) == sorted(INSTEAD)
     for text in warned:

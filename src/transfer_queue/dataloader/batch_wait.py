@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -48,27 +49,31 @@ def checked_timeout(timeout: float | None) -> float | None:
 
 def deliver_in_time(
     deliver: Callable[[float | None], Steps[Delivery]],
-    timeout: float,
+    timeout: float | None,
     position: Callable[[], tuple[str, int, int]],
-    fetcher: Fetcher,
+    make_fetcher: Callable[[], Fetcher],
 ) -> Steps[Delivery]:
-    """Return what a source delivers. Nothing is delivered yet if the position has changed meanwhile.
+    """Wait until a source delivers something, and return it. Return nothing if the position has changed meanwhile.
 
     Args:
-        deliver: Returns the steps of one delivery, which wait for at most these seconds.
-        timeout: Seconds to wait for the batch.
+        deliver: Returns the steps of one delivery, which wait for at most these seconds; None for no limit.
+        timeout: Seconds to wait for the batch; None for no limit.
         position: Returns the partition and the number of the batch, and how often the position was changed.
-        fetcher: Finds out why no batch comes.
+        make_fetcher: Returns the fetcher that finds out why no batch comes.
 
     Raises:
         WaitTimeoutError: No batch came for `timeout` seconds. The message says why, with the verdict.
     """
-    place, deadline = position(), fetcher.clock() + timeout
-    found = yield from deliver(timeout)
+    place, left, deadline, fetcher = position(), timeout, math.inf, None
+    if timeout is not None:
+        fetcher = make_fetcher()
+        deadline = fetcher.clock() + timeout
+    found = yield from deliver(left)
     while found.is_empty and position() == place:
-        left = deadline - fetcher.clock()
-        if left <= 0:
-            reason = yield from fetcher.explain(*place[:2])
-            raise WaitTimeoutError(f"Timeout: no batch came within {timeout:g} s. {reason}")
+        if fetcher is not None:
+            left = deadline - fetcher.clock()
+            if left <= 0:
+                reason = yield from fetcher.explain(*place[:2])
+                raise WaitTimeoutError(f"Timeout: no batch came within {timeout:g} s. {reason}")
         found = yield from deliver(left)
     return found

@@ -77,15 +77,18 @@ async def ask_in_loop(client: GeneratedMethods, operation: str, *arguments: Any,
 
 
 def run_steps(steps: Steps[T], ask: Callable[..., Any] = ask_blocking) -> T:
-    """Run steps in this thread, and return their result.
+    """Run steps in this thread, and return their result. If they block an event loop for long, warn once.
 
     Args:
         steps: The steps.
         ask: A function (client, operation, ...) that runs an operation.
     """
+    begun = time.monotonic()
     try:
         step = next(steps)
         while True:
+            if blocks_loop() and time.monotonic() - begun >= BLOCKED_SECONDS:
+                warn_of_blocked_loop()
             try:
                 result = _run_step(step, ask)
             except BaseException as error:

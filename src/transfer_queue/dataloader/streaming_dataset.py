@@ -802,11 +802,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             return True
         self._give_back_unseen()  # a batch that could not be cut, and that the buffer does not keep
         place = (self.moves, self.batch_index)
-        if self.timeout is None:
-            found = yield from source.deliver(self, None)
-        else:
-            deliver = partial(source.deliver, self)
-            found = yield from deliver_in_time(deliver, self.timeout, self._position, self.fetcher())
+        found = yield from deliver_in_time(partial(source.deliver, self), self.timeout, self._position, self.fetcher)
         if place != (self.moves, self.batch_index):
             give_back(self.client(), found.unseen)
             return True  # another thread has changed the position meanwhile
