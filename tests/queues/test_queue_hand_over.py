@@ -148,13 +148,13 @@ def test_an_interrupted_get_takes_no_later_item() -> None:
 def test_an_interruption_with_the_reply_in_hand_loses_nothing(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     q = tq.Queue()
     q.put_many(["a", "b", "c"])
-    exchange = Connection.exchange
+    receive = Connection.receive_reply
 
     def interrupted(self: Connection, *arguments: Any, **more: Any) -> Any:
-        exchange(self, *arguments, **more)
+        receive(self, *arguments, **more)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Connection, "exchange", interrupted)
+    monkeypatch.setattr(Connection, "receive_reply", interrupted)
     with pytest.raises(KeyboardInterrupt):
         q.get() if count == 1 else q.get_many(count)
     monkeypatch.undo()

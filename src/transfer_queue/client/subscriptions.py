@@ -9,10 +9,6 @@ from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
 
-ASK_SECONDS = 60.0
-"""Seconds after which the request is repeated, so that the server does not keep requests of clients that are gone."""
-
-
 OnLost = Union[Callable[[SampleLoss], object], None]
 
 
@@ -69,7 +65,7 @@ class Subscriptions(GeneratedMethods):
         self, partition_id: str, where: Mapping[str, Any] | None, since: int | None, on_lost: OnLost
     ) -> Iterator[SampleChange]:
         while True:
-            change = self.wait_for_change(partition_id, since, where, timeout=ASK_SECONDS)
+            change = self.wait_for_change(partition_id, since, where, timeout=arguments.LONGEST_TIMEOUT)
             _report_losses(change, on_lost)
             yield from change.events()
             if change.dropped:
@@ -113,7 +109,7 @@ class Subscriptions(GeneratedMethods):
         self, partition_id: str, where: Mapping[str, Any] | None, since: int | None, on_lost: OnLost
     ) -> AsyncIterator[SampleChange]:
         while True:
-            change = await self.async_wait_for_change(partition_id, since, where, timeout=ASK_SECONDS)
+            change = await self.async_wait_for_change(partition_id, since, where, timeout=arguments.LONGEST_TIMEOUT)
             _report_losses(change, on_lost)
             for event in change.events():
                 yield event

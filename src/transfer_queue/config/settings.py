@@ -432,8 +432,8 @@ class Settings:
         "timeouts.report_wait",
         30,
         OrNull(Seconds()),
-        "After how long a fetch or a loader that waits for samples logs the reason (see `explain`). It logs it again "
-        "each time the wait has doubled. null: never.",
+        "After how long a call or a loader that waits (for samples, space, a lock, changes) logs what it waits for, "
+        "and why. It logs it again each time the wait has doubled. null: never.",
     )
 
     @classmethod

@@ -47,7 +47,7 @@ from transfer_queue.core.puts.incremental_clear import IncrementalClears
 from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
 from transfer_queue.core.queries.wide_lookups import WideLookups
-from transfer_queue.core.reports import explain, sample_report, status, stuck_samples
+from transfer_queue.core.reports import explain, sample_report, status, stuck_samples, wait_reasons
 from transfer_queue.core.samplers.claim_samplers import NONE_OF_TASKS, SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks, hosted_runner
 from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copy_containers, watched_tags
@@ -96,6 +96,7 @@ HANDLERS = (
     timeline_handlers,
     unit_handlers,
     value_locations,
+    wait_reasons,
 )
 """The modules that register handlers of requests."""
 

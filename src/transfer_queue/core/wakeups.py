@@ -141,6 +141,7 @@ class Wakeups:
         for waiting in self._context.state.waiting.expired(now):
             peer = self._context.parked.peers.get(waiting.waiter)
             reply = self._expiry_reply(waiting, now)
+            self._context.measures.counters["failures"] += isinstance(reply, Failure)
             self._context.parked.unpark(waiting.waiter, met=False)
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
@@ -244,7 +245,6 @@ class Wakeups:
         context, request = self._context, waiting.request
         if isinstance(request, Watch):
             return change_answers.empty_watch_reply(context.state, request)
-        context.measures.counters["failures"] += 1
         if isinstance(request, Claim):
             if request.probe or request.quiet:
                 return claim_handler.empty_reply(context, request, ended=False)

@@ -13,7 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Step, Steps, ask_in_loop, call_in_thread
+from transfer_queue.dataloader.steps import (
+    NOT_RECEIVED,
+    FunctionStep,
+    OperationStep,
+    Step,
+    Steps,
+    ask_in_loop,
+    call_in_thread,
+)
 
 T = TypeVar("T")
 
@@ -137,7 +145,9 @@ async def _run_step(step: Step) -> _Outcome:
         return await _run_to_its_end(asyncio.wrap_future(call_in_thread(step.function)))
     arrival = asyncio.wrap_future(step.reception.begin())
     try:
-        await asyncio.wait((arrival,))
+        await asyncio.wait((arrival,), timeout=step.seconds)
+        if not arrival.done():
+            return NOT_RECEIVED, None
     finally:
         arrival.cancel()  # only this future: what arrives stays for the next caller
     return step.reception.take(), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Union
@@ -17,7 +18,7 @@ from transfer_queue.client.operations.long_waits import report
 from transfer_queue.dataloader.claim_view import claiming
 from transfer_queue.dataloader.lease_delivery import give_back, hand_over
 from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Steps, ask_blocking, run_steps
-from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease, merge_leases
 
@@ -26,6 +27,7 @@ Claimed = tuple[Union[TensorDictBase, None], BatchMeta]
 """A claimed batch: its values, None if they must still be read; and its metadata, which is empty if none was ready."""
 FetchBatch = Callable[..., tuple[TensorDictBase | None, BatchMeta]]
 
+EXPLAIN_SECONDS = 5.0  # in which the controller must say why a batch does not come
 AHEAD_WAIT = 0.2  # seconds after which a worker checks whether the loader now needs the batch that it fetches ahead
 
 _FETCH_ARGUMENTS = (
@@ -153,12 +155,16 @@ class Fetcher:
         self._long = None if self._operations is None else self._operations.long_wait
         self._refused: dict[str, int] = {}  # partition -> its version at which a custom fetch returned nothing
 
+    def clock(self) -> float:
+        """Return the time in seconds on the client's clock."""
+        return time.monotonic() if self._operations is None else self._operations.clock()
+
     def claim(self, partition_id: str, number: int, *, ahead: int = 0, again: bool = False) -> Claimed | None:
         """Run `claim_steps` in this thread."""
         return run_steps(self.claim_steps(partition_id, number, ahead=ahead, again=again), self._ask)
 
     def claim_steps(
-        self, partition_id: str, number: int, *, ahead: int = 0, again: bool = False
+        self, partition_id: str, number: int, *, ahead: int = 0, again: bool = False, within: float | None = None
     ) -> Steps[Claimed | None]:
         """Claim a batch of the rank. Logs the reason of a long wait.
 
@@ -167,27 +173,37 @@ class Fetcher:
             number: The batch index.
             ahead: The number of batches by which this one is ahead of the batch that the loader needs.
             again: True if the batch was dealt before, so that no other batch may take its place.
+            within: The longest time in seconds that a request waits. Default: the interval.
 
         Returns:
             The data (None if it must still be read, with `complete`) and the metadata, which is empty if no batch was
             ready within the interval. None if neither this batch nor a later one will exist.
         """
         if again:
-            return (yield from self._claim(claiming(self.client, again=True), partition_id, number, ahead))
+            return (yield from self._claim(claiming(self.client, again=True), partition_id, number, ahead, within))
         if self._long is None or self._operations is None:
-            return (yield from self._claim(self.client, partition_id, number, ahead))
+            return (yield from self._claim(self.client, partition_id, number, ahead, within))
         self._long.begin((partition_id, number, ahead > 0))
-        found = yield from self._claim(self.client, partition_id, number, ahead)
+        found = yield from self._claim(self.client, partition_id, number, ahead, within)
         if found is not None and not len(found[1]) and not ahead:
             waited = self._long.seconds_to_log(self._operations.report_wait)
             if waited is not None:
-                wanted = {
-                    "task": self._task_name, "fields": self._fields, "batch_size": self._batch_size,
-                    "sampling_config": {**self._sampling, "batch_index": number}, "verdict": True,
-                }  # fmt: skip
-                words = yield OperationStep(self.client, "explain", (partition_id,), wanted)
-                report(__name__, waited, words)
+                report(__name__, waited, (yield from self.explain(partition_id, number)))
         return found
+
+    def explain(self, partition_id: str, number: int) -> Steps[str]:
+        """Return why a batch of the rank does not come; the last line is the verdict."""
+        if self._operations is None:
+            return ""
+        wanted = {
+            "task": self._task_name, "fields": self._fields, "batch_size": self._batch_size,
+            "sampling_config": {**self._sampling, "batch_index": number}, "verdict": True, "timeout": EXPLAIN_SECONDS,
+        }  # fmt: skip
+        try:
+            text: str = yield OperationStep(self.client, "explain", (partition_id,), wanted)
+            return text
+        except TransferQueueError as error:
+            return f"The controller did not say why: {error}"
 
     def check_again(self, partition_id: str, number: int) -> Steps[None]:
         """Raise BatchGoneError if a batch cannot be returned again. Claims nothing."""
@@ -195,16 +211,19 @@ class Fetcher:
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling)
         yield OperationStep(claiming(self.client, again=True), "await_ready", wanted, {"timeout": 0})
 
-    def _claim(self, client: GeneratedMethods, partition_id: str, number: int, ahead: int) -> Steps[Claimed | None]:
+    def _claim(
+        self, client: GeneratedMethods, partition_id: str, number: int, ahead: int, within: float | None
+    ) -> Steps[Claimed | None]:
+        seconds = self._request_seconds(within)
         sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
         wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
         if self._function is None and self._combined:
-            how = {**self._how, **self._form, "timeout": self._request_seconds()}
+            how = {**self._how, **self._form, "timeout": seconds}
             data, meta, ended = yield OperationStep(client, "await_data", wanted, how)
             self._take_held()  # it is in the metadata
             return None if ended and not len(meta) else (data, meta)
         if self._function is None:
-            wait = min(self._request_seconds(), AHEAD_WAIT) if ahead else self._request_seconds()
+            wait = min(seconds, AHEAD_WAIT) if ahead else seconds
             how = {**self._how, "ahead": ahead, "timeout": wait}
             meta, ended = yield OperationStep(client, "await_batch", wanted, how)
             self._take_held()
@@ -219,14 +238,14 @@ class Fetcher:
         # ready rows may not suffice for this function, or for a user's sampler: the function is called again once at
         # once, because rows may have become ready meanwhile, and after that only if something has changed
         since = self._refused.get(partition_id)
-        found = yield OperationStep(self.client, "await_ready", (*wanted, since), {"timeout": self._request_seconds()})
+        found = yield OperationStep(self.client, "await_ready", (*wanted, since), {"timeout": seconds})
         self._refused = {partition_id: found.version}
         return None if found.ended else (None, BatchMeta())
 
-    def _request_seconds(self) -> float:
+    def _request_seconds(self, within: float | None) -> float:
         """Return the seconds of one request, at most the time after which the client reports it: `claim` reports."""
         report = None if self._operations is None else self._operations.report_wait
-        return self._interval() if report is None else min(self._interval(), report)
+        return min(limit for limit in (self._interval(), report, within) if limit is not None)
 
     def complete(self, data: TensorDictBase | None, meta: BatchMeta) -> Steps[Batch]:
         """Return the batch with its data, which is read if necessary."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, Union
 
 from transfer_queue.client._generated_methods import GeneratedMethods
+from transfer_queue.net.drivers.blocked_loop import BLOCKED_SECONDS, blocks_loop, warn_of_blocked_loop
 
 T = TypeVar("T")
 
@@ -46,10 +48,15 @@ class Reception(Protocol):
 
 
 class ReceptionStep(NamedTuple):
-    """Wait until something has arrived, and take it."""
+    """Wait until something has arrived, and take it. The result is `NOT_RECEIVED` if that takes too long."""
 
     reception: Reception
+    seconds: float | None
+    """The longest wait; None for no limit."""
 
+
+NOT_RECEIVED = object()
+"""The result of a `ReceptionStep` whose time has ended."""
 
 Step = Union[OperationStep, FunctionStep, ReceptionStep]
 Steps = Generator[Step, Any, T]
@@ -70,15 +77,18 @@ async def ask_in_loop(client: GeneratedMethods, operation: str, *arguments: Any,
 
 
 def run_steps(steps: Steps[T], ask: Callable[..., Any] = ask_blocking) -> T:
-    """Run steps in this thread, and return their result.
+    """Run steps in this thread, and return their result. If they block an event loop for long, warn once.
 
     Args:
         steps: The steps.
         ask: A function (client, operation, ...) that runs an operation.
     """
+    begun = time.monotonic()
     try:
         step = next(steps)
         while True:
+            if blocks_loop() and time.monotonic() - begun >= BLOCKED_SECONDS:
+                warn_of_blocked_loop()
             try:
                 result = _run_step(step, ask)
             except BaseException as error:
@@ -95,7 +105,18 @@ def _run_step(step: Step, ask: Callable[..., Any]) -> Any:
         return ask(step.client, step.operation, *step.arguments, **step.more)
     if isinstance(step, FunctionStep):
         return step.function()
-    return step.reception.take()
+    return _receive(step.reception, step.seconds)
+
+
+def _receive(reception: Reception, seconds: float | None) -> Any:
+    """Wait in this thread. If that blocks an event loop for long, warn once."""
+    begun = time.monotonic()
+    may_block = blocks_loop() and (seconds is None or seconds > BLOCKED_SECONDS)
+    if may_block and not wait((reception.begin(),), BLOCKED_SECONDS).done:
+        warn_of_blocked_loop()
+    if seconds is not None and not wait((reception.begin(),), seconds - (time.monotonic() - begun)).done:
+        return NOT_RECEIVED
+    return reception.take()
 
 
 def call_in_thread(function: Callable[[], T]) -> Future[T]:
@@ -107,6 +128,10 @@ def call_in_thread(function: Callable[[], T]) -> Future[T]:
     def call() -> None:
         try:
             result = context.run(function)
+        except StopIteration as error:  # an asyncio future cannot hold it; a generator raises the same instead
+            failure = RuntimeError(f"a function that a loader calls raised {error!r}")
+            failure.__cause__ = error
+            future.set_exception(failure)
         except BaseException as error:
             future.set_exception(error)
         else:

@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader
 
 from transfer_queue.dataloader.async_iteration import AsyncItems
 from transfer_queue.dataloader.batch_fetcher import Batch
+from transfer_queue.dataloader.batch_wait import Delivery
 from transfer_queue.dataloader.pinned_memory import pin
 from transfer_queue.dataloader.steps import Steps
-from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, LocalSource, StreamingDataset
+from transfer_queue.dataloader.streaming_dataset import Finish, LocalSource, StreamingDataset
 from transfer_queue.dataloader.worker_processes import Workers, begin_worker
 from transfer_queue.errors import InvalidArgumentError
 
@@ -38,11 +39,11 @@ class _LateWorkers:
         self._start = start
         self.workers: Workers | None = None
 
-    def deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
+    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
         """See `BatchSource.deliver`."""
         if self.workers is None:
             self.workers = self._start()
-        return self.workers.deliver(dataset)
+        return self.workers.deliver(dataset, seconds)
 
 
 class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]

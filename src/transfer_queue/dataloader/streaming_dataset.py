@@ -17,7 +17,8 @@ import itertools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from transfer_queue.dataloader.batch_fetcher import (
     number_in_rank,
     sampling_of,
 )
+from transfer_queue.dataloader.batch_wait import Delivery, checked_timeout, deliver_in_time
 from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
 from transfer_queue.dataloader.lease_delivery import (
     adopt_lease,
@@ -83,29 +85,11 @@ current value of the environment variable of this name is used."""
 _AT_IMPORT = TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL
 
 
-class Delivery(NamedTuple):
-    """What a source returns for a batch."""
-
-    batch: Batch | None = None
-    """The batch; None if nothing is ready yet, or if its data is not kept."""
-    items: Sequence[Any] | None = None
-    """The finished items of the batch; None if they are still to be cut."""
-    ended: bool = False
-    """True if there will be no further batch."""
-    held: BatchMeta | None = None
-    """The metadata of a batch whose samples must still be finished (`create_partition(free_when=...)`) or acknowledged.
-    """
-    unseen: tuple[BatchLease, ...] = ()
-    """The leases of the batch that end when it is handed over."""
-    meta: BatchMeta | None = None
-    """The metadata of the batch, if there are finished items."""
-
-
 class BatchSource(Protocol):
     """Where batches come from: this process, or workers."""
 
-    def deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
-        """Wait for the batch at the dataset's position and return it."""
+    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
+        """Wait for the batch at the dataset's position, for at most this time, and return it."""
 
 
 class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
@@ -166,6 +150,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             `sampler` and `sampler_args`. It is registered for the task for as long as the system exists; another
             dataset of the task may leave it out, and is refused if it asks for another one. A sampler of your own is
             named in `controller.task_samplers`. Default: that of the task there, or else that of the system.
+        timeout: Seconds without a batch after which the iteration raises WaitTimeoutError, whose message says what the
+            system waits for. The next iteration continues at the same batch. Default: no limit.
 
     Raises:
         InvalidArgumentError: `micro_batch_size` is less than 1, `data_fields` is empty, `dp_rank` is negative, or
@@ -217,6 +203,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     """The number of ranks that was given; None if it was not."""
     sampler: Any
     """The sampler of the task that was given; None if none was."""
+    timeout: float | None
+    """Seconds without a batch after which the iteration raises WaitTimeoutError; None for no limit."""
     copy: bool
     """Whether batches are copied; False if they are read as views."""
     shared: bool
@@ -258,6 +246,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         copy: bool = True,
         device: torch.device | str | None = None,
         sampler: Any = None,
+        timeout: float | None = None,
     ) -> None:
         super().__init__()
         _at_least(1, micro_batch_size=micro_batch_size, batch_size=batch_size, max_tokens=max_tokens)
@@ -295,6 +284,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self._lease = lease_of(delivery, lease_seconds)
         self._census: Census | None = None if self.dp_size is not None else census(task_name, dp_rank)
         self.sampler = sampler
+        self.timeout = checked_timeout(timeout)
         self._begin()
         if sampler is not None:
             self.client()  # registers it, so that another one is refused here
@@ -812,7 +802,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             return True
         self._give_back_unseen()  # a batch that could not be cut, and that the buffer does not keep
         place = (self.moves, self.batch_index)
-        found = yield from source.deliver(self)
+        found = yield from deliver_in_time(partial(source.deliver, self), self.timeout, self._position, self.fetcher)
         if place != (self.moves, self.batch_index):
             give_back(self.client(), found.unseen)
             return True  # another thread has changed the position meanwhile
@@ -832,6 +822,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         elif found.batch is not None:
             self._cut_and_open(found.batch, finish)
         return True
+
+    def _position(self) -> tuple[str, int, int]:
+        return self.partition_id, number_in_rank(self.batch_index), self.moves
 
     def _open_resumed(self, resumed: ResumedBatch, finish: Finish | None) -> Steps[bool]:
         """Open the batch before `batch_index` after the items that were yielded. It is read again if necessary."""
@@ -911,13 +904,13 @@ class LocalSource:
     def __init__(self) -> None:
         self._fetcher: Fetcher | None = None
 
-    def deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
-        """Return the batch at the dataset's position, or nothing after the interval."""
+    def deliver(self, dataset: StreamingDataset, seconds: float | None = None) -> Steps[Delivery]:
+        """Return the batch at the dataset's position, or nothing after the interval or these seconds."""
         if self._fetcher is None:
             self._fetcher = dataset.fetcher(combined=True)
         worker, number = get_worker_info(), number_in_rank(dataset.batch_index)
         again = dataset.batch_index < dataset._received
-        found = yield from self._fetcher.claim_steps(dataset.partition_id, number, again=again)
+        found = yield from self._fetcher.claim_steps(dataset.partition_id, number, again=again, within=seconds)
         if found is None or not len(found[1]):
             return Delivery(ended=found is None or (worker is not None and is_orphan()))
         batch = yield from self._fetcher.complete(*found)

@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -16,10 +17,11 @@ from tensordict import TensorDictBase
 from torch.utils.data import get_worker_info
 
 from transfer_queue.dataloader.batch_fetcher import Batch, Fetcher
+from transfer_queue.dataloader.batch_wait import Delivery
 from transfer_queue.dataloader.lease_delivery import PrefetchedBatch, take_unseen
 from transfer_queue.dataloader.pinned_memory import pin
-from transfer_queue.dataloader.steps import ReceptionStep, Steps, call_in_thread, run_steps
-from transfer_queue.dataloader.streaming_dataset import Delivery, Finish, StreamingDataset
+from transfer_queue.dataloader.steps import NOT_RECEIVED, ReceptionStep, Steps, call_in_thread, run_steps
+from transfer_queue.dataloader.streaming_dataset import Finish, StreamingDataset
 from transfer_queue.dataloader.worker_channel import (
     GRACE_SECONDS,
     GRACE_SECONDS_OF_FETCHES,
@@ -230,22 +232,26 @@ class Workers:
             )
             self._place, self._given = place, dataset.batch_index
 
-    def deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
-        """Wait for the batch at the dataset's position and return it."""
+    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
+        """Wait for the batch at the dataset's position, for at most this time, and return it."""
         # Set first: a thread that moves the dataset after this orders the new position at once. If a thread moved it
         # before, this call orders the new position.
         self._waiting = True
         try:
-            return (yield from self._deliver(dataset))
+            return (yield from self._deliver(dataset, seconds))
         finally:
             self._waiting = False
 
-    def _deliver(self, dataset: StreamingDataset) -> Steps[Delivery]:
+    def _deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
         self.direct(dataset)
         version, number = self._version, dataset.batch_index
         self._channel.send_wanted(version, number)
+        begun = time.monotonic()
         while version == self._version and number not in self._early:
-            fetched = yield ReceptionStep(self._reception)
+            left = None if seconds is None else seconds - (time.monotonic() - begun)
+            fetched = yield ReceptionStep(self._reception, left)
+            if fetched is NOT_RECEIVED:
+                return Delivery()
             if fetched is None:
                 return Delivery(ended=True)  # closed
             self._taken += 1

@@ -178,6 +178,15 @@ class Explain(Request, frozen=True):
     """The `sampling_config` of the claim."""
 
 
+class ExplainWait(Request, frozen=True):
+    """Ask for a text that says what another request of this client waits for, and why. It is "" if that does not wait.
+
+    A client sends it on another connection, or among the other requests of its connection.
+    """
+
+    sequence: Natural
+
+
 class KeysReply(Reply, frozen=True):
     """A page of a list of keys."""
 

@@ -16,10 +16,11 @@ first one.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from itertools import islice
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
@@ -36,6 +37,7 @@ from transfer_queue.errors import (
     by_name,
 )
 from transfer_queue.messages.base import UNREADABLE, Failure
+from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.reports.timeline import ValueRead
 from transfer_queue.net.calls import CONTROLLER
@@ -151,6 +153,10 @@ class Session:
         self._reads: deque[Read] = deque(maxlen=4 * READS)
         """The gets that are not reported yet, the newest ones."""
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+        self.report_wait: float | None = None
+        """Seconds after which a call that waits is reported, and again each time the wait has doubled; None: never."""
+        self.report: Callable[[Call, float], Generator[Call, AnyReply, None]] | None = None
+        """Returns the operation that logs what a call waits for, which has waited for so many seconds."""
         self.notices = Notices(self._encode)
         """The notices that the controller may not have read."""
         self._decode = reply_decoder()
@@ -306,9 +312,9 @@ def raise_failure(reply: AnyReply) -> AnyReply:
 
 
 class RetryPolicy:
-    """Decides when a call is tried again, and which error it raises otherwise."""
+    """Decides when a call is tried again, which error it raises otherwise, and when its wait is reported."""
 
-    __slots__ = ("_begun", "_call", "_lost_at", "_seconds", "_session", "_tries", "deadline")
+    __slots__ = ("_begun", "_call", "_lost_at", "_seconds", "_session", "_tries", "deadline", "report_at", "warn_at")
 
     def __init__(self, session: Session, call: Call) -> None:
         self._seconds = (call.timeout or 0.0) + session.grace if call.within is None else call.within
@@ -318,10 +324,31 @@ class RetryPolicy:
 
         The limit is `Call.within`, or the time for which the request may be parked plus the session's grace.
         """
+        first = session.report_wait
+        is_long = first is not None and call.timeout is not None and call.timeout > first
+        self.report_at = self._begun + first if is_long and first is not None else math.inf
+        """The reading of the clock at which the wait must be reported; infinite for a call that waits for less."""
+        self.warn_at = math.inf
+        """The reading of the clock at which the driver must warn that the call blocks an event loop; it sets this."""
         self._session = session
         self._call = call
         self._tries = 0
         self._lost_at: float | None = None  # wall clock of the first break
+
+    @property
+    def next_report(self) -> float:
+        """The reading of the clock at which the wait must be reported, or the driver must warn of it."""
+        return min(self.report_at, self.warn_at)
+
+    def begin_report(self) -> Generator[Call, AnyReply, None]:
+        """Return the operation that reports the wait, which is due. The next report is due when the wait has doubled.
+
+        It ends early, but it may raise an error, if the servers cannot be reached.
+        """
+        assert self._session.report is not None
+        waited = self._session.clock() - self._begun
+        self.report_at = self._begun + 2 * waited
+        return self._session.report(self._call, waited)
 
     def next_delay(self, error: OSError) -> float:
         """Return the seconds to wait before the next try after this error. Raises an error if there is none."""
@@ -344,8 +371,11 @@ class RetryPolicy:
         wait: float | None = getattr(request, "wait", None)
         if wait is None or wait <= 0:
             return frame
-        left = max(self._begun + wait - self._session.clock(), LEAST_WAIT)
-        return pack_frame(self._session.encode_again(sequence, msgspec.structs.replace(request, wait=left)))
+        waited = self._session.clock() - self._begun
+        changed = {"wait": max(wait - waited, LEAST_WAIT)}
+        if isinstance(request, Claim):
+            changed["waited"] = waited
+        return pack_frame(self._session.encode_again(sequence, msgspec.structs.replace(request, **changed)))
 
     def _server(self) -> str:
         kind, number = self._call.target

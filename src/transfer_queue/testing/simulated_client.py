@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, JoinKey
 from transfer_queue.net.drivers.join_queues import JoinQueue
 from transfer_queue.net.framing import FrameReader
-from transfer_queue.net.session import Session, Target, raise_failure
+from transfer_queue.net.session import RetryPolicy, Session, Target, raise_failure
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.testing.network import Network, VirtualClock
@@ -387,6 +388,19 @@ class Client(Subscriptions, LockMethods):
         self._tasks[sequence] = task
         self._frames[sequence] = (call.target, frame)
         self._send(call.target, frame)
+        self._report_later(sequence, RetryPolicy(self.state.session, call))
+
+    def _report_later(self, sequence: int, attempts: RetryPolicy) -> None:
+        """Let the wait of a call be reported when it is due."""
+        if attempts.report_at == math.inf:
+            return
+
+        def report() -> None:
+            if sequence in self._tasks:
+                self.start(attempts.begin_report())
+                self._report_later(sequence, attempts)
+
+        self._cluster.later(attempts.report_at - self._cluster.clock.now, report)
 
     def _ask_together(self, task: Task[Any], calls: Sequence[Call]) -> None:
         """Make several calls at once, and continue when all of them have ended."""

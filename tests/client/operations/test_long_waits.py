@@ -1,13 +1,21 @@
-"""A fetch that waits for long is logged, in virtual time."""
+"""A call that waits for long is logged, in virtual time."""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
+import torch
 
-from simulated import Start, numbers
-from transfer_queue.errors import WaitTimeoutError
+from simulated import Start, numbers, table
+from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.operations.operations import Operations
+from transfer_queue.errors import CapacityError, WaitTimeoutError
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.testing import Client, Cluster
@@ -91,6 +99,141 @@ def test_nothing_is_reported_before_that_or_if_it_is_switched_off(
     with pytest.raises(WaitTimeoutError):
         a.get_meta(["x"], 4, "p", task_name="t", timeout=100)
     assert reported(caplog) == []
+
+
+# A wait -> the call that begins it with a timeout, and the text that explains it.
+WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
+    "get": (
+        lambda its, seconds: its._take_items("queue", 1, 1, seconds),
+        "Task 'get' waits for 1 samples with fields ['item'] in partition 'queue'; 0 available. ",
+    ),
+    "get_many": (
+        lambda its, seconds: its._take_items("queue", 8, 1, seconds),
+        "Task 'get' waits for 1 to 8 samples with fields ['item'] in partition 'queue'; 0 available. ",
+    ),
+    "await_ready": (
+        lambda its, seconds: its.await_ready("x", 8, "full", "t", timeout=seconds),
+        "Task 't' waits for 8 samples with fields ['x'] in partition 'full'; 2 available. ",
+    ),
+    "put": (
+        lambda its, seconds: its.put(numbers(1), partition_id="full", timeout=seconds),
+        "A put of 1 samples into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
+        "tasks, the limit is 2 (max_rows), and this put adds 1.",
+    ),
+    "reservation": (
+        lambda its, seconds: its.get_meta([], 1, "full", mode="insert", timeout=seconds),
+        "A reservation of 1 samples into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
+        "tasks, the limit is 2 (max_rows), and this put adds 1.",
+    ),
+    "stale": (
+        lambda its, seconds: its.put(numbers(1), partition_id="stale", timeout=seconds),
+        "A put of 1 samples into partition 'stale' waits because partition 'stale' has admitted 2 rows, and its limit "
+        "at policy version 0 is 2 (max_staleness 0, 2 rows per version): 2 are not finished by a task (none has "
+        "fetched samples so far), and 0 were finished since this version was set, which make space with the next "
+        "version. 1 more would be too far ahead of the policy.",
+    ),
+    "join": (
+        lambda its, seconds: its.await_done("full", timeout=seconds),
+        "A join (await_done) of partition 'full' waits: 2 samples were put and are not reported as done (report_done, "
+        "or task_done of a queue).",
+    ),
+    "wanted": (
+        lambda its, seconds: its.wanted("full", "t", timeout=seconds),
+        "A producer (wanted) waits until task 't' misses groups in partition 'full'; its group demand is 1, and so "
+        "many groups exist, which it has not consumed, or are promised by producers (0 are promised).",
+    ),
+    "no demand": (
+        lambda its, seconds: its.wanted("full", "other", timeout=seconds),
+        "A producer (wanted) waits until task 'other' misses groups in partition 'full'; no group demand of this task "
+        "is set (want).",
+    ),
+    "watch": (
+        lambda its, seconds: its.wait_for_change("full", where={"status": "done"}, timeout=seconds),
+        "A call of wait_for_change waits for changes of samples with the tags ['status'] in partition 'full'; it has "
+        "2 samples and is at version ",
+    ),
+    "watch of nothing": (
+        lambda its, seconds: its.wait_for_change("ful", timeout=seconds),
+        "A call of wait_for_change waits for changes in partition 'ful'; the partition does not exist yet (did you "
+        "mean 'full'?).",
+    ),
+    "lock": (
+        lambda its, seconds: its._take_lock(["key"], "full", seconds, 30.0),
+        "Client a (pid {pid} on {host}) waited 10 s for a lock of 'key' of partition 'full': 'key' is locked by client "
+        "holder (pid {pid} on {host}) for 10 s (token ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_each_wait_reports_what_it_waits_for(start: Start, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    cluster = start(seed=1, conf=conf(10))
+    holder, a = cluster.client("holder"), cluster.client("a")
+    holder.call(holder.operations._open_queue("queue", 1, "fifo"))
+    holder.create_partition("full", max_rows=2)
+    holder.create_partition("stale", max_staleness=0, rows_per_version=2)
+    for partition in ("full", "stale"):
+        holder.put(numbers(2), partition_id=partition)
+    holder.want("full", 1, "t")
+    holder.call(holder.operations._take_lock(["key"], "full", 0.0, 1000.0))
+    begin, text = WAITS[name]
+    waiting = a.start(begin(a.operations, 75.0))
+    cluster.wait(lambda: waiting.done)
+    said = reported(caplog)
+    assert [words.split(". ")[0] for words in said] == [f"Still waiting after {seconds} s" for seconds in (10, 20, 40)]
+    expected = text.format(pid=os.getpid(), host=socket.gethostname())
+    assert said[0].removeprefix("Still waiting after 10 s. ").startswith(expected)
+    assert "\n" in said[0]  # the verdict
+
+
+def test_a_wait_keeps_its_place_while_it_is_reported(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """The request that came first is met first, however often it was reported."""
+    cluster = start(seed=1, conf=conf(10))
+    a, b, c = (cluster.client(name) for name in "abc")
+    a.create_partition("p", max_rows=1)
+    a.put(numbers(1), partition_id="p")
+    first = a.start(a.operations.put(numbers(1, 1), partition_id="p", timeout=100))
+    cluster.advance(9.0)
+    second = b.start(b.operations.put(numbers(1, 2), partition_id="p", timeout=100))
+    cluster.advance(9.0)
+    assert len(reported(caplog)) == 1
+    c.clear_samples(c.get_meta("x", 1, "p", mode="force_fetch"))
+    cluster.wait(lambda: first.done)
+    assert not second.done
+    cluster.advance(10.0)
+    c.clear_samples(c.get_meta("x", 1, "p", mode="force_fetch"))
+    cluster.wait(lambda: second.done)
+
+
+def test_a_put_that_waits_for_a_storage_unit_is_reported(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = start(seed=1, conf=conf(10), arena_bytes=1 << 20)
+    a = cluster.client("a")
+    a.put(table(x=torch.zeros(1, 150_000)), partition_id="p")
+    with pytest.raises(CapacityError):
+        a.put(table(x=torch.zeros(1, 150_000)), partition_id="p", timeout=15)
+    assert reported(caplog)[0].startswith("Still waiting after 10 s. A put waits for ")
+
+
+def test_waits_that_end_without_an_error_are_not_failures(start: Start) -> None:
+    cluster = start(seed=1, conf=conf(10))
+    a = cluster.client("a")
+    a.create_partition("p")
+    a.put(numbers(1), partition_id="p")
+    failures = cluster.controller.context.measures.counters
+    for number, wait in enumerate(
+        (
+            partial(a.await_batch, "x", 2, "p", "t"),
+            partial(a.await_ready, "x", 2, "p", "t"),
+            partial(a.wanted, "p", "t"),
+            partial(a.await_done, "p"),
+            partial(a.wait_for_change, "q"),
+        )
+    ):
+        wait(timeout=50)
+        assert failures["failures"] == 0, number
+    with pytest.raises(WaitTimeoutError):
+        a.get_meta("x", 2, "p", task_name="t", timeout=50)
+    assert failures["failures"] == 1
 
 
 class TestRanks:

@@ -307,6 +307,7 @@ class ClientContext:
                 self.config = config
                 self._settings = Settings.from_json(config["settings"])
                 self.session.grace = self._settings.call_timeout
+                self.session.report_wait = self._settings.report_wait
                 self._marks = self._presence if self._settings.durability_folder is None else None
                 self._routes = BackendRoutes(self._settings.storage_backend, self._settings.field_backends)
                 self._take(reply.units)

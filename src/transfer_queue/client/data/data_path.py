@@ -29,7 +29,7 @@ from transfer_queue.client.data.extent_allocator import ExtentAllocator
 from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.remote_io import write_remote
 from transfer_queue.client.data.timeline_reader import EVENTS_OF_A_LONG_WAIT, TimelineReader
-from transfer_queue.client.operations.long_waits import LongWait
+from transfer_queue.client.operations.long_waits import LongWait, describe_call, report, with_verdict
 from transfer_queue.client.tracing import MAX_NAMES, bytes_of
 from transfer_queue.errors import (
     AuthenticationError,
@@ -50,7 +50,7 @@ from transfer_queue.messages.claims import Claim, ClaimReply, ReportBatches
 from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.puts import Publish, PublishReply
-from transfer_queue.messages.queries import EqualReply, FindEqual, Lookup, LookupReply
+from transfer_queue.messages.queries import EqualReply, ExplainWait, FindEqual, Lookup, LookupReply
 from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.messages.tag_table import SentTags
@@ -78,6 +78,8 @@ FREEING_SECONDS = 0.25
 """Seconds until a unit knows that an extent is free, after the controller does."""
 OFFLOAD_SECONDS = 2.0
 """Seconds that a put waits at most until blocks are moved to disk, before it is written to disk itself."""
+REPORT_SECONDS = 2.0
+"""Seconds in which the controller must reply to each request of the log of a long wait."""
 HELD_SECONDS = 30.0
 """Seconds for which a batch is held without contact to the controller, until it is handed over."""
 PUT_ATTEMPTS = 5
@@ -98,6 +100,7 @@ class DataPath:
 
         None: each call hands its batch over when it returns.
         """
+        state.session.report = self._report_wait
 
     @property
     def renewals(self) -> Renewals:
@@ -120,9 +123,26 @@ class DataPath:
     @property
     def long_wait(self) -> LongWait:
         """A new `LongWait` on this client's clock, for a wait of many requests."""
-        return LongWait(lambda: self._state.session.clock())
+        return LongWait(self.clock)
 
-    def _bottleneck(self) -> Operation[str]:
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The clock of this client, in seconds."""
+        return lambda: self._state.session.clock()
+
+    def _report_wait(self, call: Call, waited: float) -> Operation[None]:
+        """Log what a call waits for, unless it has its reply meanwhile. The last line is the verdict."""
+        try:
+            verdict = yield from self._bottleneck(REPORT_SECONDS)
+            text = describe_call(call)
+            if not text:
+                text = str((yield from self._ask(ExplainWait(call.sequence), Done, REPORT_SECONDS)).value)
+        except TransferQueueError as error:
+            text, verdict = f"The controller did not say why {type(call.request).__name__} waits: {error}", ""
+        if text:
+            report(__name__, waited, with_verdict(text, verdict))
+
+    def _bottleneck(self, timeout: float | None = None) -> Operation[str]:
         """Return the text of the verdict for the log of a long wait; "" if the system has no timeline.
 
         It is made of the newest events, unless this client has read the others before.
@@ -133,8 +153,8 @@ class DataPath:
         reader = state.timeline
         if not reader.begun:
             reader = TimelineReader(lambda: state.session.clock(), EVENTS_OF_A_LONG_WAIT)
-        status = yield from self._ask(Status(), SystemStatus, None)
-        yield from reader.read(lambda request: self._ask(request, TimelineReply, None))
+        status = yield from self._ask(Status(), SystemStatus, timeout)
+        yield from reader.read(lambda request: self._ask(request, TimelineReply, timeout))
         return reader.judge(status).text
 
     @property

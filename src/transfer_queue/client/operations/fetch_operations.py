@@ -14,14 +14,12 @@ from tensordict import TensorDict, TensorDictBase
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.empty_columns import column_of_no_rows
 from transfer_queue.client.data.data_path import DataPath, Operation
-from transfer_queue.client.operations.long_waits import report, with_verdict
 from transfer_queue.client.operations.merge_lookups import merge_lookups
 from transfer_queue.config.environment import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
-from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply, ReportBatches
 from transfer_queue.messages.puts import Reserve
-from transfer_queue.messages.queries import Explain, Lookup, LookupReply, ShowRows
+from transfer_queue.messages.queries import Lookup, LookupReply, ShowRows
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE
 from transfer_queue.net.calls import CONTROLLER, Call
@@ -504,31 +502,13 @@ class FetchOperations(DataPath):
         return operation if tracing is None else tracing.claim(operation, claim)
 
     def _claim_rows(self, claim: Claim) -> Operation[ClaimReply]:
-        """Return the reply to a claim. If the wait is long, log why the claim waits."""
+        """Return the reply to a claim."""
         if self._known is not None:
             rows = self._known.take(claim.partition, claim.count)
             if not len(rows):
                 raise WaitTimeoutError("the batch that is read again has no further samples")
             return (yield from self._ask(ShowRows(claim.partition, claim.fields, rows.tobytes()), ClaimReply, None))
-        left, due = claim.wait, self._state.settings.report_wait
-        while left is not None and due is not None and left > due - claim.waited:
-            part = msgspec.structs.replace(claim, wait=due - claim.waited)
-            try:
-                reply = yield from self._ask(part, ClaimReply, None, parked=part.wait)
-            except WaitTimeoutError:
-                reply = ClaimReply(b"")
-            if reply.rows or reply.ended or not claim.count:  # a claim for no samples is met at once
-                return reply
-            left -= due - claim.waited
-            claim, due = msgspec.structs.replace(claim, wait=left, waited=due), 2 * due
-            report(__name__, claim.waited, (yield from self._explanation(claim)))
-        return (yield from self._ask(claim, ClaimReply, None, parked=left))
-
-    def _explanation(self, claim: Claim) -> Operation[str]:
-        """Return the text that says why a claim waits. Its last line is the verdict."""
-        request = Explain(claim.partition, None, None, claim.task, claim.fields, claim.count, claim.sampling)
-        text = str((yield from self._ask(request, Done, None)).value)
-        return with_verdict(text, (yield from self._bottleneck()))
+        return (yield from self._ask(claim, ClaimReply, None, parked=claim.wait))
 
     def _claim(
         self,

@@ -1,10 +1,16 @@
-"""Decides when a long wait is logged: after a configured time, and again each time the wait has doubled."""
+"""The log of long waits: when a wait of many requests is logged, and the text of every such log.
+
+A single request that waits is logged while it waits, by the driver (`net.session.RetryPolicy`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from transfer_queue.messages.checkpoints import BeginCheckpoint, LoadState
+from transfer_queue.messages.storage import LeaseExtent
+from transfer_queue.net.calls import Call
 from transfer_queue.utils.logging_utils import get_logger
 
 
@@ -43,3 +49,18 @@ def with_verdict(text: str, verdict: str) -> str:
 def report(name: str, waited: float, words: str) -> None:
     """Log why a caller waits, with the logger of this name, the text of `explain` and the verdict."""
     get_logger(name).warning(f"Still waiting after {waited:.3g} s. {words}")
+
+
+def describe_call(call: Call) -> str:
+    """Return what a call waits for that the controller cannot explain; "" for one that it can."""
+    request = call.request
+    if isinstance(request, LeaseExtent):
+        return (
+            f"A put waits for {request.nbytes} bytes in storage unit {request.unit}, which has no space for them. "
+            f"Samples that are cleared or consumed make space; `tq status` shows what each unit stores."
+        )
+    if isinstance(request, BeginCheckpoint):
+        return f"The save of checkpoint {request.name!r} waits until the controller has written its state."
+    if isinstance(request, LoadState):
+        return f"The load of checkpoint {request.name!r} waits until the controller has read the state."
+    return ""

@@ -239,7 +239,7 @@ class StatusOperations(DataPath):
         request = queries.Explain(partition_id, index, key, task, names, count, sampling)
         added = arguments.validated_bool(verdict, "verdict")
         text = str((yield from self._ask(request, Done, timeout)).value)
-        return with_verdict(text, (yield from self._bottleneck())) if added else text
+        return with_verdict(text, (yield from self._bottleneck(timeout))) if added else text
 
     def describe_sample(
         self,

@@ -56,19 +56,28 @@ def row_limit(partition: Partition) -> int | None:
 def check_staleness(partition: Partition, count: int) -> None:
     """Raise StalenessError if `count` more rows would be too far ahead of the policy."""
     window, options = partition.window, partition.options
-    if window.limit is None or not count or window.counted + count <= window.limit:
+    reason = describe_staleness(partition, count)
+    if not reason:
         return
-    if count > window.limit:
+    if window.limit is not None and count > window.limit:
         raise InvalidArgumentError(
             f"partition {partition.name!r} accepts at most {window.limit} rows at a policy version (max_staleness "
             f"{options.max_staleness}, {options.rows_per_version} rows per version), and this put alone adds {count}; "
             f"put fewer rows at a time"
         )
-    raise StalenessError(
+    raise StalenessError(f"{reason} Pass timeout= to wait for set_policy_version.")
+
+
+def describe_staleness(partition: Partition, count: int) -> str:
+    """Return why `count` more rows would be too far ahead of the policy; "" if they would not."""
+    window, options = partition.window, partition.options
+    if window.limit is None or not count or window.counted + count <= window.limit:
+        return ""
+    return (
         f"partition {partition.name!r} has admitted {partition.admitted} rows, and its limit at policy version "
         f"{partition.policy_version} is {row_limit(partition)} (max_staleness {options.max_staleness}, "
         f"{options.rows_per_version} rows per version): {describe_counted(partition)}. {count} more would be too far "
-        f"ahead of the policy. Pass timeout= to wait for set_policy_version."
+        f"ahead of the policy."
     )
 
 
@@ -103,17 +112,25 @@ def certainly_waits(state: State, request: Publish | Reserve) -> bool:
 
 def check_max_rows(partition: Partition, count: int) -> None:
     """Raise PartitionFullError if `count` more rows would be more than `max_rows`."""
-    most = partition.options.max_rows
-    if most is None or not count or partition.open_rows + count <= most:
+    most, reason = partition.options.max_rows, describe_max_rows(partition, count)
+    if not reason:
         return
-    if count > most:
+    if most is not None and count > most:
         raise InvalidArgumentError(
             f"partition {partition.name!r} accepts at most {most} rows (max_rows), and this put alone adds {count}; "
             f"put fewer rows at a time"
         )
-    raise PartitionFullError(
+    raise PartitionFullError(f"{reason} Pass timeout= to wait until tasks have consumed rows.")
+
+
+def describe_max_rows(partition: Partition, count: int) -> str:
+    """Return why `count` more rows would be more than `max_rows`; "" if they would not."""
+    most = partition.options.max_rows
+    if most is None or not count or partition.open_rows + count <= most:
+        return ""
+    return (
         f"partition {partition.name!r} is full: {partition.open_rows} rows wait for its tasks, the limit is {most} "
-        f"(max_rows), and this put adds {count}. Pass timeout= to wait until tasks have consumed rows."
+        f"(max_rows), and this put adds {count}."
     )
 
 

@@ -120,15 +120,23 @@ def check_new(state: State, partition: Partition, count: int) -> None:
 
 def check_capacity(state: State, count: int) -> None:
     """Raise CapacityError if `count` more rows exceed the capacity of the system."""
-    if state.capacity is None or not count:
-        return
-    there = state.row_count
-    if there + count > state.capacity:
+    reason = _describe_capacity(state, count)
+    if reason:
         raise CapacityError(
-            f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: "
-            f"{there} rows are stored, and this put adds {count}. Clear rows that are not needed any more, raise the "
-            f"limit, or pass timeout= to the put to wait for space."
+            f"{reason} Clear rows that are not needed any more, raise the limit, or pass timeout= to the put to wait "
+            f"for space."
         )
+
+
+def _describe_capacity(state: State, count: int) -> str:
+    """Return why `count` more rows exceed the capacity of the system; "" if they do not."""
+    there = state.row_count
+    if state.capacity is None or not count or there + count <= state.capacity:
+        return ""
+    return (
+        f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: {there} rows "
+        f"are stored, and this put adds {count}."
+    )
 
 
 def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarray, bool]:
@@ -468,6 +476,14 @@ def check_limits(state: State, name: str, count: int) -> None:
     if partition is not None:
         flow_control.check_staleness(partition, count)
         flow_control.check_max_rows(partition, count)
+
+
+def describe_limits(state: State, name: str, count: int) -> str:
+    """Return why the partition cannot admit `count` more rows now; "" if it can."""
+    reason, partition = _describe_capacity(state, count), state.partitions.get(name)
+    if reason or partition is None:
+        return reason
+    return flow_control.describe_staleness(partition, count) or flow_control.describe_max_rows(partition, count)
 
 
 def seal(state: State, name: str, connected: Collection[str], pre_allocate: int = 0) -> list[r.AnyRecord]:

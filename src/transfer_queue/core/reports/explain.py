@@ -428,7 +428,8 @@ def waiting_words(state: State, claim: Claim, dealt: int | None = None, abandone
 def _describe_request(claim: Claim) -> str:
     rank, batch = claim.sampling.get("dp_rank"), claim.sampling.get("batch_index")
     share = "" if rank is None or batch is None else f" (batch {batch} of dp_rank {rank})"
-    return f"{claim.count} samples with fields {claim.fields} in partition {claim.partition!r}{share}"
+    count = claim.count if claim.least in (None, claim.count) else f"{claim.least} to {claim.count}"
+    return f"{count} samples with fields {claim.fields} in partition {claim.partition!r}{share}"
 
 
 def _hindrances(state: State, claim: Claim, dealt: int | None, abandoned: Sequence[Abandoned]) -> str:

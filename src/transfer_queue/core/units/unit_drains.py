@@ -43,6 +43,14 @@ class UnitDrains:
         """Forget the requests that a connection would have answered."""
         self._waits = {w: wait for w, wait in self._waits.items() if wait.peer != peer or w[0] != client}
 
+    def describe(self, waiter: RequestKey) -> str:
+        """Return what a request waits for; "" if it does not wait."""
+        wait = self._waits.get(waiter)
+        if wait is None:
+            return ""
+        blocks = remaining_blocks(self._state, wait.unit)
+        return f"A drain waits until storage unit {wait.unit} is empty; it still holds {blocks} blocks."
+
     def next_deadline(self) -> float | None:
         """Return the earliest deadline; None if no request waits."""
         return min(wait.deadline for wait in self._waits.values()) if self._waits else None

@@ -218,7 +218,7 @@ async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
         while True:
             try:
                 link = links.working_link(call.target) or await links.connect(call.target, attempts.deadline)
-                answer = await link.exchange(sequence, frame, attempts.deadline)
+                answer = await link.exchange(sequence, frame, attempts)
                 is_answered = True
                 return raise_failure(answer)
             except TransferQueueError:
@@ -226,6 +226,8 @@ async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
             except OSError as error:
                 delay = attempts.next_delay(error)
             await asyncio.sleep(delay)
+            if attempts.report_at <= session.clock():
+                await _run_admitted(session, links, attempts.begin_report(), None)
             frame = attempts.frame_to_retry(sequence, frame)
     except asyncio.CancelledError as error:
         if link is None or not isinstance(call.request, PUTS):
@@ -295,7 +297,10 @@ class _Link:
         """
         self._loop = loop
         self._session = session
-        self._deadlines: dict[int, float] = {}  # of the requests in `waiting` that have a future
+        self._attempts: dict[int, RetryPolicy] = {}
+        """Sequence of each request that a task waits for -> its deadline, and when its wait is reported."""
+        self._reports: set[asyncio.Task[None]] = set()
+        """The reports under way, which the loop alone would not keep."""
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
         self._arrived: deque[bytes] = deque()  # replies that are not handled yet
@@ -310,23 +315,22 @@ class _Link:
         """Whether another loop can take over the connection: nothing is outstanding in either direction."""
         return not (self.broken or self.waiting or self._arrived or self._unsent) and self.connection.reader.clean
 
-    async def exchange(self, sequence: int, frame: bytes, deadline: float) -> AnyReply:
+    async def exchange(self, sequence: int, frame: bytes, attempts: RetryPolicy) -> AnyReply:
         """Send a request and wait for its reply. Raises `OSError` if the connection breaks, or is broken."""
         if self.broken:  # the connection broke after `connect` returned it
             raise ConnectionResetError("the server closed the connection")
         future: asyncio.Future[_Outcome] = self._loop.create_future()
         self.waiting[sequence] = future
         self._send(frame)
-        self._deadlines[sequence] = deadline
-        if deadline < self._alarm_at:
-            self._set_alarm(deadline)
+        self._attempts[sequence] = attempts
+        self._set_alarm(min(attempts.deadline, attempts.report_at))
         seen = False
         try:
             result = await future
             seen = not isinstance(result, TimeoutError)
         finally:
             self.waiting.pop(sequence, None)
-            self._deadlines.pop(sequence, None)
+            self._attempts.pop(sequence, None)
             # Cancel also if the reply has arrived in the same turn of the loop, so that leased samples are returned.
             if not seen and not (self.broken or self._session.closed):
                 self.cancel(sequence)
@@ -338,23 +342,32 @@ class _Link:
         """Write the notices that no request has carried yet."""
         self._send(self._session.notices.frame())
 
-    def _set_alarm(self, deadline: float) -> None:
+    def _set_alarm(self, due: float) -> None:
+        """Let the alarm ring at this time, unless it rings before."""
+        if due >= self._alarm_at:
+            return
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm_at = deadline
-        self._alarm = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._expire)
+        self._alarm_at = due
+        self._alarm = self._loop.call_later(max(0.0, due - time.monotonic()), self._expire)
 
     def _expire(self) -> None:
-        """End the waits whose deadline has passed, and set the alarm to the next one."""
+        """End the waits whose deadline has passed, begin the reports that are due, and set the alarm again."""
         self._alarm, self._alarm_at = None, math.inf
-        now = time.monotonic()
-        for sequence, deadline in list(self._deadlines.items()):
+        now, due = time.monotonic() + CLOCK_SLACK, math.inf
+        for sequence, attempts in list(self._attempts.items()):
             future = self.waiting.get(sequence)
-            if deadline <= now + CLOCK_SLACK and future is not None and not future.done():
+            if future is None or future.done():
+                continue
+            if attempts.deadline <= now:
                 future.set_result(TimeoutError("no reply before the deadline"))
-        left = [deadline for deadline in self._deadlines.values() if deadline > now + CLOCK_SLACK]
-        if left:
-            self._set_alarm(min(left))
+                continue
+            if attempts.report_at <= now:
+                report = self._loop.create_task(run_async(self._session, attempts.begin_report()))
+                self._reports.add(report)
+                report.add_done_callback(self._reports.discard)
+            due = min(due, attempts.deadline, attempts.report_at)
+        self._set_alarm(due)
 
     def send(self, sequence: int, frame: bytes) -> asyncio.Future[_Outcome]:
         """Send a request, and return the future of its outcome."""

@@ -8,6 +8,7 @@ arrive later.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Generator
 from functools import partial
@@ -18,6 +19,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.drivers.blocked_loop import BLOCKED_SECONDS, blocks_loop, warn_of_blocked_loop
 from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.drivers.parallel_calls import retry_until_reply, run_parallel
 from transfer_queue.net.drivers.thread_joins import ThreadJoins
@@ -63,11 +65,13 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
         run_parallel(session, pool, call.together)
         return Done()
     attempts = RetryPolicy(session, call)
+    if blocks_loop():
+        attempts.warn_at = session.clock() + BLOCKED_SECONDS
     payload = 0 if call.payload is None else len(call.payload)
     sequence, frame = session.begin_request(call.request, payload, call.target)
     call.sequence = sequence
     try:
-        reply = retry_until_reply(session, pool, call, attempts, sequence, frame)
+        reply = retry_until_reply(session, pool, call, attempts, sequence, frame, report=_report_wait)
     except BaseException:
         if isinstance(call.request, Claim):  # it may be answered yet, and nobody would get its rows
             write_notice(session, pool, Call(CONTROLLER, ReportBatches(withdrawn=[sequence]), is_notice=True))
@@ -76,6 +80,16 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
         raise
     session.finish(sequence)
     return raise_failure(reply)
+
+
+def _report_wait(session: Session, attempts: RetryPolicy) -> None:
+    """Report the wait of a call, and warn if it blocks an event loop, each if it is due."""
+    now = session.clock()
+    if attempts.warn_at <= now:
+        attempts.warn_at = math.inf
+        warn_of_blocked_loop()
+    if attempts.report_at <= now:
+        run_blocking(session, attempts.begin_report())
 
 
 def write_notice(session: Session, pool: Pool, call: Call) -> None:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from transfer_queue.net.calls import Call
 
 
+Report = Callable[[Session, RetryPolicy], None]
+"""Reports the wait of a call, and warns if it blocks an event loop, each if it is due."""
+
+
 def run_parallel(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
     """Make these calls and set the `outcome` of each: the reply, or the error with which the call failed."""
     tries: list[_Try] = []
@@ -172,29 +176,57 @@ def retry_until_reply(
     sequence: int,
     frame: bytes,
     broken: OSError | None = None,
+    report: Report | None = None,
 ) -> AnyReply:
-    """Send a request until its reply arrives, and return the reply. `broken` is the error of an earlier try, if any."""
+    """Send a request until its reply arrives, and return the reply.
+
+    Args:
+        session: The session.
+        pool: Its connections.
+        call: The call.
+        attempts: When it is tried again and reported.
+        sequence: The sequence of its request.
+        frame: The request.
+        broken: The error of an earlier try, if any.
+        report: Called when a report is due; None if the call does not wait for long.
+    """
     while True:
         if broken is not None:
             delay = attempts.next_delay(broken)
             if delay:
                 time.sleep(delay)
             frame = attempts.frame_to_retry(sequence, frame)
+            if report is not None and attempts.next_report <= session.clock():
+                report(session, attempts)
         try:
-            return _exchange_once(session, pool, call, attempts.deadline, sequence, frame)
+            return _exchange_once(session, pool, call, attempts, sequence, frame, report)
         except TransferQueueError:
             raise
         except OSError as error:
             broken = error
 
 
-def _exchange_once(session: Session, pool: Pool, call: Call, deadline: float, sequence: int, frame: bytes) -> AnyReply:
+def _exchange_once(
+    session: Session,
+    pool: Pool,
+    call: Call,
+    attempts: RetryPolicy,
+    sequence: int,
+    frame: bytes,
+    report: Report | None,
+) -> AnyReply:
+    deadline = attempts.deadline
     connection = pool.take(call.target) or pool.connect(session, call.target, deadline)
     try:
         if call.into:
             body = connection.exchange_into(frame, deadline, call.into)
         else:
-            body = connection.exchange(frame, deadline, call.payload)
+            connection.send(frame, deadline, call.payload)
+            while report is not None and attempts.next_report < deadline:
+                if connection.is_readable(attempts.next_report):
+                    break
+                report(session, attempts)
+            body = connection.receive_reply(deadline)
         answer = session.decode_reply(body)
         if answer.sequence != sequence:
             raise ProtocolError(f"expected the reply to request {sequence}, got the reply to {answer.sequence}")

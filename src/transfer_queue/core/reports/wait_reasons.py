@@ -1,0 +1,93 @@
+"""Explains what a request that waits waits for, and why it still waits."""
+
+from __future__ import annotations
+
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.events.registry import Caller, handles
+from transfer_queue.core.locks import lock_decisions
+from transfer_queue.core.puts import put_decisions
+from transfer_queue.core.reports.explain import waiting_words
+from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.state.unknown_partitions import suggestion
+from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Claim
+from transfer_queue.messages.locks import TakeLock
+from transfer_queue.messages.partitions import TakeGroupDemand
+from transfer_queue.messages.puts import Publish, Reserve
+from transfer_queue.messages.queries import ExplainWait, Watch
+
+
+@handles(ExplainWait, reads=True)
+def handle_explain_wait(context: ControllerContext, caller: Caller, request: ExplainWait) -> Done:
+    """Reply what a request of the same client waits for; "" if it does not wait."""
+    waiter = caller.client, request.sequence
+    waiting = context.state.waiting.by_waiter.get(waiter)
+    text = context.unit_drains.describe(waiter) if waiting is None else _describe_wait(context, waiting)
+    return Done(text)
+
+
+def _describe_wait(context: ControllerContext, waiting: ParkedRequest) -> str:
+    state, request = context.state, waiting.request
+    partition = state.partitions.get(request.partition)
+    if isinstance(request, Claim):
+        sampler = context.samplers.sampler_for(request, partition)
+        return waiting_words(state, request, claim_samplers.group_size(sampler))
+    if isinstance(request, TakeLock):
+        waited = context.now - waiting.since
+        text = lock_decisions.describe_wait(state, waiting.waiter, request, waited, context.now)
+        return f"{text[0].upper()}{text[1:]}."
+    if isinstance(request, (Publish, Reserve)):
+        return _describe_put(state, request)
+    if isinstance(request, Watch):
+        return _describe_watch(state, partition, request)
+    if isinstance(request, TakeGroupDemand):
+        size = context.group_size_of(request.partition, request.task) or 1
+        return _describe_demand(state, partition, request, size)
+    undone = 0 if partition is None else partition.undone
+    return (
+        f"A join (await_done) of partition {request.partition!r} waits: {undone} samples were put and are not reported "
+        f"as done (report_done, or task_done of a queue)."
+    )
+
+
+def _describe_put(state: State, request: Publish | Reserve) -> str:
+    what = "put" if isinstance(request, Publish) else "reservation"
+    reason = put_decisions.describe_limits(state, request.partition, request.count)
+    return (
+        f"A {what} of {request.count} samples into partition {request.partition!r} waits because "
+        f"{reason or 'it is the turn of earlier puts.'}"
+    )
+
+
+def _describe_watch(state: State, partition: Partition | None, watch: Watch) -> str:
+    since = "" if watch.since is None else f" after version {watch.since}"
+    tags = f" of samples with the tags {sorted(watch.where)}" if watch.where else ""
+    words = f"A call of wait_for_change waits for changes{tags}{since} in partition {watch.partition!r}; "
+    if partition is None:
+        return f"{words}the partition does not exist yet ({suggestion(watch.partition, state.partitions)})."
+    return f"{words}it has {partition.row_count} samples and is at version {partition.version}."
+
+
+def _describe_demand(state: State, partition: Partition | None, request: TakeGroupDemand, size: int) -> str:
+    task = request.task
+    words = f"A producer (wanted) waits until task {task!r} misses groups in partition {request.partition!r}; "
+    if partition is None:
+        return f"{words}the partition does not exist yet ({suggestion(request.partition, state.partitions)})."
+    wanted = partition.wants.groups.get(task)
+    if wanted is None:
+        return f"{words}no group demand of this task is set (want)."
+    promised = -(-partition.wants.promised_rows(task) // (partition.groups.size or size))
+    return (
+        f"{words}its group demand is {wanted}, and so many groups exist, which it has not consumed, or are promised by "
+        f"producers ({promised} are promised){_staleness_limit(partition)}."
+    )
+
+
+def _staleness_limit(partition: Partition) -> str:
+    window = partition.window
+    if window.limit is None or window.counted < window.limit:
+        return ""
+    return f", or the partition accepts no more at policy version {partition.policy_version}"
