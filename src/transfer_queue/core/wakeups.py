@@ -263,5 +263,6 @@ class Wakeups:
         try:
             put_decisions.check_limits(context.state, request.partition, request.count)
         except CapacityError as error:
-            return Failure(type(error).__name__, f"{error} It waited {now - waiting.since:.3g} s.")
+            refusal = flow_control.refused_put(error, request.wait, now - waiting.since)
+            return Failure(type(refusal).__name__, str(refusal))
         return Failure("CapacityError", f"no capacity became free within {now - waiting.since:.3g} s")

@@ -126,8 +126,8 @@ def check_capacity(state: State, count: int) -> None:
     if there + count > state.capacity:
         raise CapacityError(
             f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: "
-            f"{there} rows are stored, and this put adds {count}. Clear rows that are not needed any more, raise the "
-            f"limit, or pass timeout= to the put to wait for space."
+            f"{there} rows are stored, and this put adds {count}. Clear rows that are not needed any more, or raise "
+            f"the limit."
         )
 
 
