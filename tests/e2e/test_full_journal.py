@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import resource
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -76,6 +78,55 @@ def test_what_changes_anything_waits_and_all_else_goes_on(tmp_path: Path, killed
         assert found == [[None] * PUTS]
         assert list(tq.kv_list("p")["p"]) == [f"k{number}" for number in range(PUTS)]
         assert "TROUBLE" not in status()
+
+
+def test_a_call_that_can_wait_no_longer_names_the_journal_and_changes_nothing(tmp_path: Path) -> None:
+    """Each within its own timeout, or within `timeouts.call` if it has none: also a claim that waited before."""
+    journal = tmp_path / "journal"
+    journal.mkdir(mode=0o700)
+    conf = {"controller": {"journal": {"folder": str(journal)}}, "timeouts": {"call": 5.0}}
+    with started("full-journal", **conf):
+        client, queue = tq.get_client(), tq.Queue("q")
+        queue.put(1)
+        rows = client.put(TensorDict({"x": torch.arange(4)}, batch_size=[4]), partition_id="p")
+        tq.kv_put("k", "keys", {"x": torch.tensor(1)})
+        until(lambda: server("controller") is not None)
+        process = server("controller")
+        assert process is not None
+        missing, outcome = in_thread(lambda: client.get_meta(["y"], 1, "p", task_name="early", timeout=12))
+        until(lambda: any(task.waiting for name in client.status().partitions for task in name.tasks))
+        limit(process, 2 * segment.RESERVED_BYTES)
+        with pytest.raises(tq.CapacityError, match="free some space there"):
+            for number in range(PUTS):
+                put(number)
+        new = TensorDict({"x": torch.arange(1)}, batch_size=[1])
+        calls: list[Callable[[], Any]] = [
+            lambda: client.put(new, partition_id="p", timeout=1),
+            lambda: asyncio.run(client.async_put(new, partition_id="p", timeout=1)),
+            lambda: tq.kv_put("k", "keys", {"x": torch.tensor(2)}, timeout=1),
+            lambda: client.get_meta(["x"], 1, "new", mode="insert", timeout=1),
+            lambda: queue.put(2, timeout=1),
+            lambda: queue.get(timeout=1),
+            lambda: client.get_meta(["x"], 1, "p", task_name="t", timeout=1),
+            lambda: asyncio.run(client.async_get_meta(["x"], 1, "p", task_name="t", timeout=1)),
+            lambda: tq.kv_clear(["k"], "keys", timeout=1),
+            lambda: client.clear_samples(rows),
+            lambda: client.seal("p", timeout=1),
+        ]
+        for call in calls:
+            with pytest.raises((tq.CapacityError, tq.WaitTimeoutError)) as error:
+                call()
+            assert f"the journal in {journal} cannot be written" in str(error.value)
+            assert "has changed nothing" in str(error.value)
+        missing.join(SECONDS)
+        assert isinstance(outcome[0], tq.WaitTimeoutError)
+        assert f"the journal in {journal} cannot be written" in str(outcome[0])
+        limit(process, hard_of(process))
+        until(lambda: not client.status().trouble)
+        assert client.get_data(rows)["x"].tolist() == [0, 1, 2, 3]
+        assert tq.kv_batch_get(["k"], "keys")["x"].tolist() == [1]
+        assert queue.get(timeout=SECONDS) == 1
+        assert queue.empty()
 
 
 def test_a_load_without_space_for_its_state_is_refused_and_changes_nothing(tmp_path: Path) -> None:

@@ -141,6 +141,8 @@ class Wakeups:
         for waiting in self._context.state.waiting.expired(now):
             peer = self._context.parked.peers.get(waiting.waiter)
             reply = self._expiry_reply(waiting, now)
+            if self._context.journal_error and isinstance(reply, Failure):
+                reply = Failure(reply.kind, f"{reply.message}\nMeanwhile {self._context.journal_error}.")
             self._context.parked.unpark(waiting.waiter, met=False)
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))

@@ -64,7 +64,7 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
         return Done()
     attempts = RetryPolicy(session, call)
     payload = 0 if call.payload is None else len(call.payload)
-    sequence, frame = session.begin_request(call.request, payload, call.target)
+    sequence, frame = session.begin_request(call.request, payload, call.target, call.within)
     call.sequence = sequence
     try:
         reply = retry_until_reply(session, pool, call, attempts, sequence, frame)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -54,9 +55,12 @@ class Journaling:
         clock: ClockIdentity,
         sync: bool,
         late: JournalSync | None = None,
+        patience: float = math.inf,
     ) -> None:
         self.trouble: str | None = None
         """Why the journal cannot be written; None while it can."""
+        self.patience = patience
+        """Seconds for which a mutation waits for space, after its own wait, unless its client has set another limit."""
         self._controller = controller
         self._journal = journal
         self._clock = clock
