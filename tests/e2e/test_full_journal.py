@@ -22,6 +22,7 @@ from test_restarts import in_thread, kill, server, started, until
 import transfer_queue as tq
 from transfer_queue.cli import main
 from transfer_queue.journal import segment
+from transfer_queue.node.system import paths
 
 SECONDS = 60
 PUTS = 16
@@ -96,9 +97,8 @@ def test_a_call_that_can_wait_no_longer_names_the_journal_and_changes_nothing(tm
         missing, outcome = in_thread(lambda: client.get_meta(["y"], 1, "p", task_name="early", timeout=12))
         until(lambda: any(task.waiting for name in client.status().partitions for task in name.tasks))
         limit(process, 2 * segment.RESERVED_BYTES)
-        with pytest.raises(tq.CapacityError, match="free some space there"):
-            for number in range(PUTS):
-                put(number)
+        with pytest.raises(tq.CapacityError, match=f"free some space there .it needs {segment.RESERVED_BYTES} bytes"):
+            [put(number) for number in range(PUTS)]
         new = TensorDict({"x": torch.arange(1)}, batch_size=[1])
         calls: list[Callable[[], Any]] = [
             lambda: client.put(new, partition_id="p", timeout=1),
@@ -202,6 +202,15 @@ def test_a_start_without_space_for_the_journal_fails_at_once(tmp_path: Path) -> 
         refused(folder)
     with started("no-space", controller={"journal": {"folder": str(folder)}}):
         tq.kv_put("k", "p", {"x": torch.tensor(1)})
+
+
+def test_a_start_in_a_full_runtime_folder_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_RUNTIME_DIR", str(tmp_path))
+    needed = shutil.disk_usage(tmp_path).total * 2
+    monkeypatch.setattr(paths, "STARTING_BYTES", needed)
+    with pytest.raises(tq.StartError, match=rf"the runtime folder {tmp_path} is full: .* need {needed} bytes there"):
+        tq.init({"system": {"name": "no-space"}})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_start_with_the_journal_on_a_full_disk_fails_at_once(full_disk: Path) -> None:
