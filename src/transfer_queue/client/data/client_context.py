@@ -327,7 +327,7 @@ class ClientContext:
         external = backend != SIMPLE
         return ExtentAllocator(
             self.client_id, numbers[first:] + numbers[:first], self._hold, 1 if external else self.settings.replicas,
-            self._units_of_tier(backend, DISK), self._nodes(), self.system.node, external,
+            self._units_of_tier(backend, DISK), self._nodes(), self.system.node, external, self.unreachable,
         )  # fmt: skip
 
     def introduce(self) -> Generator[Call, AnyReply, None]:
