@@ -26,7 +26,6 @@ from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, Loa
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.block_groups import BackendRoutes
 from transfer_queue.client.data.extent_allocator import ExtentAllocator
-from transfer_queue.client.data.extent_allocator import SlotLockProtocol as HeldSlot
 from transfer_queue.client.data.known_fields import FieldKinds
 from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.remote_chunks import RemoteAllocator, RemoteArena
@@ -59,7 +58,7 @@ from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.arena_views import ArenaViews, open_views
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.arena.writer_locks import hold_slot
+from transfer_queue.storage.arena.writer_locks import SlotLockProtocol, hold_slot
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
@@ -151,7 +150,7 @@ class ClientContext:
         self,
         system: SystemAddress,
         client_id: str | None = None,
-        hold: Callable[[Path], HeldSlot] = hold_slot,
+        hold: Callable[[Path], SlotLockProtocol] = hold_slot,
         introduction: Introduce | None = None,
     ) -> None:
         self.system = system

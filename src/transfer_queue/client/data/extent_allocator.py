@@ -31,7 +31,6 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from transfer_queue.errors import (
     CapacityError,
@@ -45,7 +44,7 @@ from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
 from transfer_queue.net.calls import NOT_MADE, Call
-from transfer_queue.storage.arena.writer_locks import PLACES, hold_slot
+from transfer_queue.storage.arena.writer_locks import PLACES, NoSlotLock, SlotLockProtocol, hold_slot
 from transfer_queue.storage.protocols import Allocator, Reserved
 
 ALIGNMENT = 64
@@ -59,38 +58,6 @@ OPEN_EXTENTS = 4
 REPLY_SECONDS = 3.0
 """Seconds in which a unit on another node must reply to a request that another unit can serve as well."""
 _SLOT_ATTEMPTS = 3
-
-
-class SlotLockProtocol(Protocol):
-    """A lock on a slot file, like `storage.arena.writer_locks.SlotLock`."""
-
-    def release(self) -> None:
-        """Release the lock."""
-
-    def begin(self, place: int) -> bool:
-        """Take a place at which no extent is offered."""
-
-    def take(self, place: int) -> bool:
-        """Begin a put in the extent offered at a place. Returns False if it was recalled."""
-
-    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        """End the puts at a place: offer the extent, or (0) free the place."""
-
-
-class _NoLock:
-    """The lock of a slot on another node, where no extents are offered."""
-
-    def release(self) -> None:
-        pass
-
-    def begin(self, place: int) -> bool:
-        return False
-
-    def take(self, place: int) -> bool:
-        return True
-
-    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +401,7 @@ class ExtentAllocator(Allocator[Call]):
                 # Another thread may have opened the slot meanwhile. Opening the file twice would lose the lock.
                 if unit not in self._slots:
                     try:
-                        lock = _NoLock() if session else self._hold(Path(reply.lock_path))
+                        lock = NoSlotLock() if session else self._hold(Path(reply.lock_path))
                         self._slots[unit] = _WriterSlot(reply.slot, lock, session)
                     except ProtocolError:  # withdrawn, because a connection ended in between
                         if attempt == _SLOT_ATTEMPTS - 1:

@@ -94,6 +94,40 @@ class SlotLock:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, 1 + place)
 
 
+class SlotLockProtocol(Protocol):
+    """A lock on a slot file, like `SlotLock`."""
+
+    def release(self) -> None:
+        """Release the lock."""
+
+    def begin(self, place: int) -> bool:
+        """Take a place at which no extent is offered."""
+
+    def take(self, place: int) -> bool:
+        """Begin a put in the extent offered at a place. Returns False if it was recalled."""
+
+    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
+        """End the puts at a place: offer the extent, or (0) free the place."""
+
+
+class NoSlotLock:
+    """The lock of a slot on another node, where no extents are offered."""
+
+    def release(self) -> None:
+        """See `SlotLockProtocol.release`."""
+
+    def begin(self, place: int) -> bool:
+        """See `SlotLockProtocol.begin`."""
+        return False
+
+    def take(self, place: int) -> bool:
+        """See `SlotLockProtocol.take`."""
+        return True
+
+    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
+        """See `SlotLockProtocol.leave`."""
+
+
 def hold_slot(path: Path) -> SlotLock:
     """Lock a slot file for the life of this client, or until `SlotLock.release`.
 
