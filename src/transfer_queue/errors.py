@@ -193,7 +193,7 @@ class CheckpointNotFoundError(TransferQueueError, FileNotFoundError):
 
 
 class CapacityError(TransferQueueError, RuntimeError):
-    """There is no space for more rows or bytes. Nothing was put."""
+    """There is no space for more rows or bytes, or the journal's disk is full. Nothing was put."""
 
 
 class StalenessError(CapacityError):
