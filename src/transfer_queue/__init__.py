@@ -12,7 +12,9 @@ metadata imports this package without torch. `_WHERE` has the module of each nam
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -252,7 +254,14 @@ def _find(name: str) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    value = _find(name)
+    try:
+        value = _find(name)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        # no module that has more to say can be imported
+        advice = f"this process has reached its open-file limit of {os.sysconf('SC_OPEN_MAX')}: raise `ulimit -n`"
+        raise OSError(error.errno, f"transfer_queue.{name} cannot be imported: {error.strerror}; {advice}") from error
     # From now on it is a plain attribute, which code may replace and restore.
     globals()[name] = value
     return value

@@ -14,6 +14,7 @@ from typing import Any
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import InvalidArgumentError, NotInitializedError
+from transfer_queue.net.fd_limits import refuse_without_files
 from transfer_queue.node.system.launcher import RunningSystem, find
 from transfer_queue.ray_runtime import launcher as on_ray
 
@@ -57,7 +58,7 @@ def find_system(settings: Settings | None = None) -> RunningSystem | None:
 
 def attach() -> TransferQueueClient | None:
     """Return the client of the attached system. Attach to a running one if necessary; return None if there is none."""
-    with CURRENT.lock:
+    with refuse_without_files(), CURRENT.lock:
         if CURRENT.client is not None and CURRENT.has_ended():
             CURRENT.client.close()
             if CURRENT.system is not None:

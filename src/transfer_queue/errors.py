@@ -43,7 +43,10 @@ message (`messages.base.Failure`), never as a pickled object.
 
 from __future__ import annotations
 
+import errno
+import os
 import queue
+import resource
 import sys
 
 if sys.version_info >= (3, 13):
@@ -190,7 +193,7 @@ class CheckpointNotFoundError(TransferQueueError, FileNotFoundError):
 
 
 class CapacityError(TransferQueueError, RuntimeError):
-    """There is no space for more rows or bytes. Nothing was put."""
+    """There is no space for more rows or bytes, or the journal's disk is full. Nothing was put."""
 
 
 class StalenessError(CapacityError):
@@ -255,3 +258,24 @@ def by_name(name: str) -> type[TransferQueueError]:
     if isinstance(found, type) and issubclass(found, TransferQueueError):
         return found
     return TransferQueueError
+
+
+def advice_on_open_files(error: OSError) -> str | None:
+    """Return what to do about an error if it says that no more files can be opened; None for any other error."""
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"process {os.getpid()} has reached its open-file limit of {limit}: raise `ulimit -n` where it is started, "
+            "or let it open fewer connections and files"
+        )
+    if error.errno == errno.ENFILE:
+        return (
+            "this machine has reached its open-file limit: raise fs.file-max, or stop processes that have many files "
+            "open"
+        )
+    return None
+
+
+def with_advice(error: OSError, otherwise: str) -> str:
+    """Return an error of the operating system, and what to do about it. `otherwise`: if it is not about open files."""
+    return f"{error}; {advice_on_open_files(error) or otherwise}"

@@ -54,6 +54,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnitLostError,
 )
+from transfer_queue.net.fd_limits import refuse_without_files
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.ray_runtime import launcher as on_ray
@@ -98,6 +99,7 @@ _TQ_CONTROLLER: RunningSystem | None = None
 """The system that `init` started or attached to; None after `init` means "not initialized"."""
 
 
+@refuse_without_files()
 def init(
     conf: DictConfig | Mapping[str, Any] | None = None,
     *,

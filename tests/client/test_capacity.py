@@ -179,3 +179,42 @@ class TestBytes:
             assert int(a.get_data(meta)["x"].values().max()) == i
             b.clear_samples(meta)
         assert cluster.unit.pool.arena.held <= 4 * MIB
+
+
+class TestAdvice:
+    """A refusal names the timeout that would help: any for a put that has none, a longer one for a put that has one."""
+
+    @pytest.fixture
+    def cluster(self, start: Start) -> Cluster:
+        return start(seed=4, conf={"backend": {"SimpleStorage": {"total_storage_size": 6}}})
+
+    @pytest.fixture(params=["rows of the system", "rows of the partition", "staleness"])
+    def partition(self, request: pytest.FixtureRequest, a: Client) -> str:
+        """A partition that admits no more samples, for one of three reasons."""
+        options: dict[str, dict[str, Any]] = {
+            "rows of the system": {},
+            "rows of the partition": {"max_rows": 2},
+            "staleness": {"max_staleness": 0, "rows_per_version": 2},
+        }
+        a.create_partition("p", **options[request.param])
+        a.put(numbers(2 if options[request.param] else 6), partition_id="p")
+        return "p"
+
+    @pytest.mark.parametrize("kind", ["put", "keys", "reservation"])
+    @pytest.mark.parametrize(
+        ("timeout", "advice"), [(None, "Pass timeout="), (0, "longer"), (9, "It waited 9 s; pass a longer")]
+    )
+    def test_no_put_is_told_to_pass_what_it_has_passed(
+        self, a: Client, cluster: Cluster, partition: str, kind: str, timeout: float | None, advice: str
+    ) -> None:
+        operations = a.operations
+        operation = {
+            "put": lambda: operations.put(numbers(1), partition_id=partition, timeout=timeout),
+            "keys": lambda: operations.kv_batch_put(["k"], partition, numbers(1), timeout=timeout),
+            "reservation": lambda: operations.get_meta(["x"], 1, partition, mode="insert", timeout=timeout),
+        }[kind]()
+        task = a.start(operation)
+        cluster.advance(9.0)
+        with pytest.raises(CapacityError, match=advice) as error:
+            task.result()
+        assert ("Pass timeout=" in str(error.value)) == (timeout is None)

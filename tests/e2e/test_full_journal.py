@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import resource
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,6 +22,7 @@ from test_restarts import in_thread, kill, server, started, until
 import transfer_queue as tq
 from transfer_queue.cli import main
 from transfer_queue.journal import segment
+from transfer_queue.node.system import paths
 
 SECONDS = 60
 PUTS = 16
@@ -76,6 +79,54 @@ def test_what_changes_anything_waits_and_all_else_goes_on(tmp_path: Path, killed
         assert found == [[None] * PUTS]
         assert list(tq.kv_list("p")["p"]) == [f"k{number}" for number in range(PUTS)]
         assert "TROUBLE" not in status()
+
+
+def test_a_call_that_can_wait_no_longer_names_the_journal_and_changes_nothing(tmp_path: Path) -> None:
+    """Each within its own timeout, or within `timeouts.call` if it has none: also a claim that waited before."""
+    journal = tmp_path / "journal"
+    journal.mkdir(mode=0o700)
+    conf = {"controller": {"journal": {"folder": str(journal)}}, "timeouts": {"call": 5.0}}
+    with started("full-journal", **conf):
+        client, queue = tq.get_client(), tq.Queue("q")
+        queue.put(1)
+        rows = client.put(TensorDict({"x": torch.arange(4)}, batch_size=[4]), partition_id="p")
+        tq.kv_put("k", "keys", {"x": torch.tensor(1)})
+        until(lambda: server("controller") is not None)
+        process = server("controller")
+        assert process is not None
+        missing, outcome = in_thread(lambda: client.get_meta(["y"], 1, "p", task_name="early", timeout=12))
+        until(lambda: any(task.waiting for name in client.status().partitions for task in name.tasks))
+        limit(process, 2 * segment.RESERVED_BYTES)
+        with pytest.raises(tq.CapacityError, match=f"free some space there .it needs {segment.RESERVED_BYTES} bytes"):
+            [put(number) for number in range(PUTS)]
+        new = TensorDict({"x": torch.arange(1)}, batch_size=[1])
+        calls: list[Callable[[], Any]] = [
+            lambda: client.put(new, partition_id="p", timeout=1),
+            lambda: asyncio.run(client.async_put(new, partition_id="p", timeout=1)),
+            lambda: tq.kv_put("k", "keys", {"x": torch.tensor(2)}, timeout=1),
+            lambda: client.get_meta(["x"], 1, "new", mode="insert", timeout=1),
+            lambda: queue.put(2, timeout=1),
+            lambda: queue.get(timeout=1),
+            lambda: client.get_meta(["x"], 1, "p", task_name="t", timeout=1),
+            lambda: asyncio.run(client.async_get_meta(["x"], 1, "p", task_name="t", timeout=1)),
+            lambda: tq.kv_clear(["k"], "keys", timeout=1),
+            lambda: client.clear_samples(rows),
+            lambda: client.seal("p", timeout=1),
+        ]
+        for call in calls:
+            with pytest.raises((tq.CapacityError, tq.WaitTimeoutError)) as error:
+                call()
+            assert f"the journal in {journal} cannot be written" in str(error.value)
+            assert "has changed nothing" in str(error.value)
+        missing.join(SECONDS)
+        assert isinstance(outcome[0], tq.WaitTimeoutError)
+        assert f"the journal in {journal} cannot be written" in str(outcome[0])
+        limit(process, hard_of(process))
+        until(lambda: not client.status().trouble)
+        assert client.get_data(rows)["x"].tolist() == [0, 1, 2, 3]
+        assert tq.kv_batch_get(["k"], "keys")["x"].tolist() == [1]
+        assert queue.get(timeout=SECONDS) == 1
+        assert queue.empty()
 
 
 def test_a_load_without_space_for_its_state_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -151,6 +202,15 @@ def test_a_start_without_space_for_the_journal_fails_at_once(tmp_path: Path) -> 
         refused(folder)
     with started("no-space", controller={"journal": {"folder": str(folder)}}):
         tq.kv_put("k", "p", {"x": torch.tensor(1)})
+
+
+def test_a_start_in_a_full_runtime_folder_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQ_RUNTIME_DIR", str(tmp_path))
+    needed = shutil.disk_usage(tmp_path).total * 2
+    monkeypatch.setattr(paths, "STARTING_BYTES", needed)
+    with pytest.raises(tq.StartError, match=rf"the runtime folder {tmp_path} is full: .* need {needed} bytes there"):
+        tq.init({"system": {"name": "no-space"}})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_start_with_the_journal_on_a_full_disk_fails_at_once(full_disk: Path) -> None:

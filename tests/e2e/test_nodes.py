@@ -426,3 +426,31 @@ def test_a_put_that_is_cancelled_while_it_is_sent_writes_into_nobody_elses_block
             assert equal(near.get_data(meta)["x"], data["x"])
         for partition in ("cancelled", "after"):
             near.clear_partition(partition)
+
+
+def test_a_node_that_is_stopped_delays_no_put_for_long_while_another_node_has_space() -> None:
+    """Whether it is stopped before its unit leases space, or between two puts into the same space."""
+    nodes = start([1, 1, 1], replicas=2, arena_bytes=64 << 20)
+    small, large = torch.arange(3), torch.arange(1 << 18)
+    try:
+        for stopped in (1, 2):
+            supervisor = psutil.Process(nodes.systems[stopped].description.pid)
+            with contextlib.closing(nodes.client(0)) as client, contextlib.closing(nodes.client(0)) as fresh:
+                client.kv_put("before", "p", {"x": small})
+                processes = [supervisor, *supervisor.children()]
+                for process in processes:
+                    process.suspend()
+                try:
+                    for writer in (client, fresh):
+                        for key, values in (("small", small), ("large", large), ("again", small)):
+                            writer.kv_put(key, "p", {"x": values})
+                            assert torch.equal(writer.kv_batch_get([key], "p")["x"][0], values)
+                    asyncio.run(client.async_kv_put("small", "p", {"x": large}))
+                finally:
+                    for process in processes:
+                        process.resume()
+                client.kv_put("after", "p", {"x": large})
+                assert torch.equal(fresh.kv_batch_get(["after"], "p")["x"][0], large)
+                fresh.kv_clear(["small", "large", "again", "before", "after"], "p")
+    finally:
+        nodes.stop()

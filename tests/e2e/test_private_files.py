@@ -3,11 +3,18 @@
 That everything of a running system is private is in `test_node`.
 """
 
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import transfer_queue as tq
+from transfer_queue.client.data.remote_chunks import fetch_state
 from transfer_queue.errors import AttachError, StartError
+from transfer_queue.net.session import Session
 from transfer_queue.node.hosting.server_log import write_log_to
 from transfer_queue.node.system import paths
 from transfer_queue.node.system.paths import SystemFolder
@@ -80,3 +87,41 @@ def test_removing_follows_no_link(planted: SystemFolder) -> None:
     planted.remove()
     assert (treasure / "kept").read_text() == "kept"
     assert not planted.folder.exists()
+
+
+@pytest.fixture
+def permissive() -> Iterator[None]:
+    """A process whose new files are readable and writable for all users, unless it says otherwise."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def open_to_others(folder: Path) -> list[str]:
+    """The files and folders below this one that other users can access."""
+    found = [folder, *folder.rglob("*")]
+    return [str(path) for path in found if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077]
+
+
+def test_nothing_that_a_process_without_a_umask_makes_is_open_to_others(permissive: None, tmp_path: Path) -> None:
+    offloading = {"offload": {"enabled": True, "path": str(tmp_path / "disk")}}
+    (tmp_path / "disk").mkdir(mode=0o700)
+    tq.init({"system": {"name": "permissive"}, "backend": {"SimpleStorage": offloading}})
+    try:
+        tq.kv_put("k", "p", {"x": torch.arange(3)})
+        client, system = tq.get_client(), tq.interface.CURRENT.system
+        assert system is not None
+        tq.save_checkpoint(tmp_path / "whole")
+        tq.save_checkpoint(tmp_path / "whole", metadata={"step": 1})
+        tq.save_checkpoint(tmp_path / "part", partitions="p")
+        client.save_controller_checkpoint(tmp_path / "state.pkl")
+        pending = client.begin_checkpoint()
+        session = Session("other-node", system.key, lambda target: system.controller)
+        fetch_state(session, pending.state.name, tmp_path / "fetched")  # as a client on another node does
+        session.close()
+        client.end_checkpoint(pending)
+        folders = [tmp_path / name for name in ("whole", "part", "state.pkl", "fetched")]
+        folders += [system.folder, *(Path(os.path.realpath(system.folder / link)) for link in ("arena", "disk"))]
+        assert [each for folder in folders for each in open_to_others(folder)] == []
+    finally:
+        tq.close()

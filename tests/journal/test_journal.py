@@ -27,7 +27,7 @@ from transfer_queue.journal.journal import (
     snapshot_of,
     snapshot_path,
 )
-from transfer_queue.journal.segment import ClockIdentity
+from transfer_queue.journal.segment import RESERVED_BYTES, ClockIdentity
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import RequestEnvelope
@@ -120,6 +120,17 @@ def test_a_death_at_any_byte_leaves_a_prefix_of_the_commits(tmp_path: Path, snap
             break
         assert Writer(folder).found.torn == 0, "the torn tail was cut off"
     assert len(seen) == 2
+
+
+def test_the_space_that_killed_processes_had_reserved_is_free_again(tmp_path: Path) -> None:
+    """Otherwise a small disk has no space for the segment of the next process."""
+    for number in range(3):
+        writer = Writer(tmp_path)  # the one before was killed: it has not closed its segment
+        writer.journal.reserve_space()
+        writer.put(f"k{number}")
+    recover(tmp_path, CLOCK)
+    allocated = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+    assert allocated < RESERVED_BYTES
 
 
 def test_waiting_requests_are_not_recorded(tmp_path: Path) -> None:

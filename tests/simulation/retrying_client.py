@@ -227,7 +227,7 @@ class RetryingClient(Client):
             task.resume(Done())
             return
         attempts = RetryPolicy(self.state.session, call)
-        sequence, frame = self.state.session.begin_request(call.request, target=call.target)
+        sequence, frame = self.state.session.begin_request(call.request, 0, call.target, call.within)
         task.call, task.sequence = call, sequence
         self._tasks[sequence], self._frames[sequence] = task, (call.target, frame)
         self._attempts[sequence] = attempts

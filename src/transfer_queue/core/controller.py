@@ -403,6 +403,13 @@ class Controller:
         effects += [SendToUnit(unit, order) for unit, order in context.mirror.step(now)]
         return before + self._settle_after(effects)
 
+    def expire_waits(self, now: float) -> list[Effect]:
+        """End the waits whose deadline has come, and nothing else: no record of this has to be written."""
+        if self.unfinished:
+            return []
+        self.context.log.now, self._is_due_known = now, False
+        return self._wakeups.expire(now)
+
     def on_deal_computed(self, number: int, outcome: Any, now: float) -> list[Effect]:
         """A long deal was computed.
 

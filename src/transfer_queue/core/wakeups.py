@@ -142,6 +142,8 @@ class Wakeups:
             peer = self._context.parked.peers.get(waiting.waiter)
             reply = self._expiry_reply(waiting, now)
             self._context.measures.counters["failures"] += isinstance(reply, Failure)
+            if self._context.journal_error and isinstance(reply, Failure):
+                reply = Failure(reply.kind, f"{reply.message}\nMeanwhile {self._context.journal_error}.")
             self._context.parked.unpark(waiting.waiter, met=False)
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
@@ -264,5 +266,6 @@ class Wakeups:
         try:
             put_decisions.check_limits(context.state, request.partition, request.count)
         except CapacityError as error:
-            return Failure(type(error).__name__, f"{error} It waited {now - waiting.since:.3g} s.")
+            refusal = flow_control.refused_put(error, request.wait, now - waiting.since)
+            return Failure(type(refusal).__name__, str(refusal))
         return Failure("CapacityError", f"no capacity became free within {now - waiting.since:.3g} s")

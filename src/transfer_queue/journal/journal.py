@@ -83,6 +83,8 @@ class Recovered:
 def recover(folder: Path, clock: ClockIdentity, capacity: int | None = None, watched: Iterable[str] = ()) -> Recovered:
     """Restore the state from the journal in a folder. Truncates a torn tail, and removes old and unfinished files.
 
+    Reserved space of earlier processes is freed, because the next segment may not fit beside it.
+
     For `capacity` and `watched` see `State`. Raises JournalError if the journal is damaged or a partition has too many
     fields, and OSError as the file system does.
     """
@@ -111,9 +113,8 @@ def recover(folder: Path, clock: ClockIdentity, capacity: int | None = None, wat
         nbytes += sum((folder / name).stat().st_size for name in files)
         records += count
         nbytes += end
-        if end < size:
-            torn = size - end
-            os.truncate(path, end)
+        torn = size - end
+        os.truncate(path, end)  # also frees the space that a killed process had reserved and not used
         next_number = number + 1
         if not end:
             path.unlink()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Union
 import msgspec
 
 from transfer_queue.messages import base, checkpoints, claims, locks, partitions, puts, queries, storage, system
-from transfer_queue.messages.base import Message, Natural, Reply, Request
+from transfer_queue.messages.base import Message, Natural, Reply, Request, Seconds
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.reports import overview, samples, store_reports, timeline, unit_reports
 from transfer_queue.messages.reports.timeline import ValueRead
@@ -58,6 +58,8 @@ class RequestEnvelope(msgspec.Struct, array_like=True, frozen=True):
     """Gets that the client has made since its previous request, for the timeline. It does not repeat them."""
     report: Union[ReportBatches, None] = None
     """What became of batches that the client has got. It takes effect before the request does."""
+    within: Union[Seconds, None] = None
+    """Seconds in which the client needs the reply; None: the setting `timeouts.call`, after the request's own wait."""
 
 
 class ReplyEnvelope(msgspec.Struct, array_like=True, frozen=True):

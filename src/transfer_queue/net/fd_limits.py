@@ -6,32 +6,27 @@ Every connection needs a descriptor at both of its ends. A process that has none
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
-import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from transfer_queue.errors import StartError, advice_on_open_files, with_advice
 
 SPOKEN_SECONDS = 10.0
 SPOKEN_LINES = 20
 """The number of lines that a `RateLimitedLog` writes in SPOKEN_SECONDS."""
 
 
-def advice_on_open_files(error: OSError) -> str | None:
-    """Return what to do about an error if it says that no more files can be opened; None for any other error."""
-    if error.errno == errno.EMFILE:
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return (
-            f"process {os.getpid()} has reached its open-file limit of {limit}: raise `ulimit -n` where it is started, "
-            "or let it open fewer connections and files"
-        )
-    if error.errno == errno.ENFILE:
-        return (
-            "this machine has reached its open-file limit: raise fs.file-max, or stop processes that have many files "
-            "open"
-        )
-    return None
+@contextlib.contextmanager
+def refuse_without_files() -> Iterator[None]:
+    """Raise StartError, with the limit, if the operating system refuses to open a file because too many are open."""
+    try:
+        yield
+    except OSError as error:
+        if advice_on_open_files(error) is None:
+            raise
+        raise StartError(f"a system cannot be started or attached to: {with_advice(error, '')}") from error
 
 
 class ReservedDescriptor:

@@ -161,18 +161,23 @@ class Session:
         """The notices that the controller may not have read."""
         self._decode = reply_decoder()
 
-    def begin_request(self, request: AnyRequest, payload: int = 0, target: Target | None = None) -> tuple[int, bytes]:
+    def begin_request(
+        self, request: AnyRequest, payload: int = 0, target: Target | None = None, within: float | None = None
+    ) -> tuple[int, bytes]:
         """Return a new sequence for the request and the frame to send. The caller must call `finish` later.
 
         Args:
             request: The request.
             payload: The number of bytes of payload that the caller sends after the frame.
             target: Where it is sent. Requests to the controller report the gets that `note_read` has noted.
+            within: See `RequestEnvelope`.
         """
-        sequence, body = self.encode_request(request, target)
+        sequence, body = self.encode_request(request, target, within)
         return sequence, pack_frame(body, payload)
 
-    def encode_request(self, request: AnyRequest, target: Target | None = None) -> tuple[int, bytes]:
+    def encode_request(
+        self, request: AnyRequest, target: Target | None = None, within: float | None = None
+    ) -> tuple[int, bytes]:
         """Like `begin_request`, but return only the body of the frame."""
         with self._lock:
             sequence = self._next
@@ -186,7 +191,8 @@ class Session:
             if target != CONTROLLER:
                 return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished))
             reads, report = self._take_reads() if self._reads else [], self.notices.take(sequence)
-            return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished, reads, report))
+            envelope = RequestEnvelope(sequence, acknowledged, request, finished, reads, report, within)
+            return sequence, self._encode(envelope)
         except BaseException as error:
             self.finish(sequence)
             if not isinstance(error, UNSENDABLE):
@@ -196,10 +202,10 @@ class Session:
                 "str must be valid Unicode, and other values must have a type that the documentation names"
             ) from error
 
-    def encode_again(self, sequence: int, request: AnyRequest) -> bytes:
-        """Return the body of a request to send it once more."""
+    def encode_again(self, sequence: int, request: AnyRequest, within: float | None = None) -> bytes:
+        """Return the body of a request to send it once more. `within`: see `RequestEnvelope`."""
         acknowledged, report = min(self._acknowledged, sequence - 1), self.notices.carried.get(sequence)
-        return self._encode(RequestEnvelope(sequence, acknowledged, request, report=report))
+        return self._encode(RequestEnvelope(sequence, acknowledged, request, report=report, within=within))
 
     def finish(self, sequence: int) -> None:
         """Mark a request as finished: its reply has arrived, or no caller waits for it any more. Idempotent.
@@ -375,7 +381,8 @@ class RetryPolicy:
         changed = {"wait": max(wait - waited, LEAST_WAIT)}
         if isinstance(request, Claim):
             changed["waited"] = waited
-        return pack_frame(self._session.encode_again(sequence, msgspec.structs.replace(request, **changed)))
+        request = msgspec.structs.replace(request, **changed)
+        return pack_frame(self._session.encode_again(sequence, request, self._call.within))
 
     def _server(self) -> str:
         kind, number = self._call.target

@@ -382,7 +382,7 @@ class Client(Subscriptions, LockMethods):
             self._send(CONTROLLER, self.state.session.notices.frame())
             task.resume(Done())
             return
-        sequence, frame = self.state.session.begin_request(call.request, target=call.target)
+        sequence, frame = self.state.session.begin_request(call.request, 0, call.target, call.within)
         task.call, task.sequence = call, sequence
         call.sequence = sequence
         self._tasks[sequence] = task

@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
+from transfer_queue.node.system.paths import no_link
 
 METADATA = "metadata.json"
 STATE = "controller_state.pkl"
@@ -185,7 +186,7 @@ def sync_folder(folder: Path) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a new JSON file and sync it."""
-    with open(path, "x", encoding="utf-8") as file:
+    with open(path, "x", encoding="utf-8", opener=no_link) as file:
         json.dump(content, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
@@ -228,8 +229,7 @@ def move(source: Path, target: Path) -> None:
 
 def copy(source: Path, target: Path) -> None:
     """Copy a file and sync it."""
-    with open(source, "rb") as opened, open(target, "xb") as made:
-        os.fchmod(made.fileno(), 0o600)
+    with open(source, "rb") as opened, open(target, "xb", opener=no_link) as made:
         shutil.copyfileobj(opened, made, 1 << 20)
         made.flush()
         os.fsync(made.fileno())

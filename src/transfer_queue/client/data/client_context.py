@@ -50,8 +50,8 @@ from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.reports.timeline import Introduce, Leave
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Call
-from transfer_queue.net.session import Session, Target
+from transfer_queue.net.calls import CONTROLLER, Call, pause
+from transfer_queue.net.session import RETRY_DELAYS, Session, Target
 from transfer_queue.node.system.client_liveness import ClientLiveness
 from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.arena.arena import Arena
@@ -225,8 +225,13 @@ class ClientContext:
         return host_and_port(unit.remote)
 
     def _will_return(self, target: Target) -> bool | None:
-        """Whether a server that cannot be reached will return; None for one on another node, where this is unknown."""
-        return None if target[0] == "unit" and target[1] in self._elsewhere else self.system.will_return()
+        """Whether a server that cannot be reached will return; None for one on another node, where this is unknown.
+
+        No server returns to a system that has ended.
+        """
+        if not self.system.will_return():
+            return False
+        return None if target[0] == "unit" and target[1] in self._elsewhere else True
 
     @property
     def settings(self) -> Settings:
@@ -321,7 +326,7 @@ class ClientContext:
         external = backend != SIMPLE
         return ExtentAllocator(
             self.client_id, numbers[first:] + numbers[:first], self._hold, 1 if external else self.settings.replicas,
-            self._units_of_tier(backend, DISK), self._nodes(), self.system.node, external,
+            self._units_of_tier(backend, DISK), self._nodes(), self.system.node, external, self.unreachable,
         )  # fmt: skip
 
     def introduce(self) -> Generator[Call, AnyReply, None]:
@@ -401,7 +406,7 @@ class ClientContext:
 
         A unit of this node returns as long as the system runs. For a unit of another node, this is unknown here, so the
         client requests the units from the controller. If `patient`, a call to a unit that is not lost is repeated for
-        `session.grace` seconds.
+        `session.grace` seconds, unless the system has ended.
         """
         limit: float | None = None
         try:
@@ -412,8 +417,11 @@ class ClientContext:
                 except ConnectionLostError as error:
                     limit = self.session.clock() + self.session.grace if limit is None else limit
                     found = yield from self._classify_failure(call, error)
-                    if found is not error or not patient or self.session.clock() > limit:
+                    is_over = self.session.clock() > limit or not self.system.will_return()
+                    if found is not error or not patient or is_over:
                         call = operation.throw(found)
+                    else:
+                        yield pause(RETRY_DELAYS[-1])
                 except BaseException as error:
                     call = operation.throw(error)
                 else:

@@ -27,7 +27,7 @@ from transfer_queue.client.data.device_copies import KIND, LEAST_REGISTERED, Dev
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
 from transfer_queue.client.data.extent_allocator import ExtentAllocator
 from transfer_queue.client.data.lease_renewal import Renewals
-from transfer_queue.client.data.remote_io import write_remote
+from transfer_queue.client.data.remote_io import UnitSilentError, write_remote
 from transfer_queue.client.data.timeline_reader import EVENTS_OF_A_LONG_WAIT, TimelineReader
 from transfer_queue.client.operations.long_waits import LongWait, describe_call, report, with_verdict
 from transfer_queue.client.tracing import MAX_NAMES, bytes_of
@@ -63,7 +63,7 @@ from transfer_queue.wire.blocks.equal_rows import hash_put
 from transfer_queue.wire.blocks.gather import Views, gather, gather_objects, nest_tables
 from transfer_queue.wire.blocks.gather_into import gather_into
 from transfer_queue.wire.blocks.row_addressing import Memory
-from transfer_queue.wire.buffers.copies import allocate, copy_bytes
+from transfer_queue.wire.buffers.copies import U8, allocate, copy_bytes
 
 T = TypeVar("T")
 Operation = Generator[Call, AnyReply, T]
@@ -206,7 +206,7 @@ class DataPath:
     def _publish_somewhere(
         self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
     ) -> Operation[PublishReply]:
-        """Write a block and publish it. If its storage unit is lost meanwhile, write it again into another one.
+        """Write a block and publish it. If its storage unit is lost or stops to reply, write it into another one.
 
         Raises:
             UnitLostError: The storage unit was lost in each of PUT_ATTEMPTS attempts.
@@ -215,7 +215,7 @@ class DataPath:
         for _ in range(PUT_ATTEMPTS - 1):
             try:
                 return (yield from publish(encoded, wait, within, **target))
-            except UnitLostError:
+            except (UnitLostError, UnitSilentError):
                 yield from self._state.learn_again()
         return (yield from publish(encoded, wait, within, **target))
 
@@ -316,7 +316,15 @@ class DataPath:
             copy_bytes(self._state.arena(copy.unit).view(copy.offset, encoded.nbytes), written)
         for place in reserved.places:
             if place.session:
-                yield from self._state.watch_lost_units(write_remote(place, written))
+                yield from self._write_remote(place, written, self._state.space_of(reserved).can_replace(reserved))
+
+    def _write_remote(self, place: Reserved, written: U8, replaceable: bool) -> Operation[None]:
+        """Send a block to a unit on another node, which is the last choice from now on if it does not reply in time."""
+        try:
+            yield from self._state.watch_lost_units(write_remote(place, written, replaceable))
+        except UnitSilentError:
+            self._state.unreachable.add(place.unit)
+            raise
 
     def _reserve_all(self, groups: Sequence[BlockGroup], wait: float | None) -> Operation[list[Reserved]]:
         """Reserve space for each group, or for none.

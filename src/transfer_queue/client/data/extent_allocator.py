@@ -34,7 +34,14 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping, 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from transfer_queue.errors import CapacityError, ConnectionLostError, InvalidArgumentError, ProtocolError, UnitLostError
+from transfer_queue.errors import (
+    CapacityError,
+    ConnectionLostError,
+    InvalidArgumentError,
+    ProtocolError,
+    UnitLostError,
+    WaitTimeoutError,
+)
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
@@ -52,6 +59,8 @@ DEDICATED = 1024 * 1024
 OPEN_EXTENTS = 4
 """The number of extents that may be open at once. Threads that run out of space together each lease one."""
 
+REPLY_SECONDS = 3.0
+"""Seconds in which a unit on another node must reply to a request that another unit can serve as well."""
 _SLOT_ATTEMPTS = 3
 
 
@@ -111,6 +120,7 @@ class ExtentAllocator(Allocator[Call]):
         nodes: Unit -> its node.
         node: The client's node.
         alone: Whether each block gets an extent of its own, also a small one.
+        unreachable: The units on other nodes that did not reply the last time. They are used if no other unit can be.
     """
 
     def __init__(
@@ -123,6 +133,7 @@ class ExtentAllocator(Allocator[Call]):
         nodes: Mapping[int, str] | None = None,
         node: str = "",
         alone: bool = False,
+        unreachable: set[int] | None = None,
     ) -> None:
         if len(units) < replicas:
             raise InvalidArgumentError(
@@ -130,6 +141,7 @@ class ExtentAllocator(Allocator[Call]):
             )
         self.replicas = replicas
         self._alone = alone
+        self._unreachable = set() if unreachable is None else unreachable
         self.writer = writer
         self.node = node
         self._nodes = dict(nodes or {})
@@ -306,7 +318,10 @@ class ExtentAllocator(Allocator[Call]):
             return taken
 
     def return_extents(self) -> Generator[Call, AnyReply, int]:
-        """Return the extents of `take_returns` to their units, and say how many. If a call fails, they stay queued."""
+        """Return the extents of `take_returns` to their units, and say how many.
+
+        If a call fails, or the unit did not reply the last time, they stay queued.
+        """
         yield from self._cancel_orphans()
         pending = self.take_returns()
         returned = len(pending)
@@ -315,6 +330,8 @@ class ExtentAllocator(Allocator[Call]):
                 numbers = [number for of, number in pending if of == unit]
                 with self._mutex:
                     slot = self._slots.get(unit)
+                if unit in self._unreachable:
+                    continue
                 if slot is not None:  # otherwise the unit was lost meanwhile
                     with contextlib.suppress(ProtocolError):  # a unit that refuses once would refuse again
                         yield Call(("unit", unit), ReturnExtent(slot.number, numbers, unit))
@@ -375,6 +392,11 @@ class ExtentAllocator(Allocator[Call]):
         with self._mutex:
             self._forget({place.unit for place in reserved.places if place.session})
 
+    def can_replace(self, reserved: Reserved) -> bool:
+        """Whether a block can be written without the units on other nodes of its reservation."""
+        used = {place.unit for place in reserved.places if place.session}
+        return len({*self.units} - used - self._unreachable) >= self.replicas
+
     def is_elsewhere(self, unit: int) -> bool:
         """Whether a unit is on another node, so that it writes for this client."""
         return self._nodes.get(unit, self.node) != self.node
@@ -406,7 +428,7 @@ class ExtentAllocator(Allocator[Call]):
 
     # ------------------------------------------------------------ slots and leases
 
-    def _claim_slot(self, unit: int) -> Generator[Call, AnyReply, int]:
+    def _claim_slot(self, unit: int, within: float | None) -> Generator[Call, AnyReply, int]:
         with self._mutex:
             known = self._slots.get(unit)
             session = ""
@@ -415,7 +437,7 @@ class ExtentAllocator(Allocator[Call]):
         if known is not None:
             return known.number
         for attempt in range(_SLOT_ATTEMPTS):
-            reply = yield Call(("unit", unit), OpenSlot(session or self.writer, unit, bool(session)))
+            reply = yield Call(("unit", unit), OpenSlot(session or self.writer, unit, bool(session)), within=within)
             if not isinstance(reply, SlotReply):
                 raise ProtocolError(f"storage unit {unit} replied to OpenSlot with {type(reply).__name__}")
             with self._mutex:
@@ -436,43 +458,50 @@ class ExtentAllocator(Allocator[Call]):
     ) -> Generator[Call, AnyReply, _OpenExtent | None]:
         """Lease an extent from the first of these units that has space; if none has, wait for the first unit.
 
-        If `shared`, all tasks of an event loop that need an extent now share one. The result is None if another task
-        has leased it.
+        If a unit on another node does not reply in REPLY_SECONDS, because its processes are stopped for example, the
+        next unit is asked. If `shared`, all tasks of an event loop that need an extent now share one. The result is
+        None if another task has leased it.
         """
-        if len(units) > 1:
-            for unit in units:
-                try:
-                    return (yield from self._lease_of(unit, nbytes, want, None, shared))
-                except CapacityError:
-                    if unit == units[-1] and not wait:
-                        raise
-                except ConnectionLostError:
-                    if unit == units[-1] or not self.is_elsewhere(unit):
-                        raise
+        units = sorted(units, key=self._unreachable.__contains__)
+        for unit in units if len(units) > 1 else ():
+            is_last = unit == units[-1]
+            within = None if is_last or not self.is_elsewhere(unit) else REPLY_SECONDS
+            try:
+                return (yield from self._lease_of(unit, nbytes, want, None, shared, within))
+            except CapacityError:
+                if is_last and not wait:
+                    raise
+            except ConnectionLostError:
+                if is_last or not self.is_elsewhere(unit):
+                    raise
+            except WaitTimeoutError:
+                if within is None:
+                    raise
+                self._unreachable.add(unit)
+        units.sort(key=self._unreachable.__contains__)
         return (yield from self._lease_of(units[0], nbytes, want, wait, shared))
 
     def _lease_of(
-        self, unit: int, nbytes: int, want: int, wait: float | None, shared: bool
+        self, unit: int, nbytes: int, want: int, wait: float | None, shared: bool, within: float | None = None
     ) -> Generator[Call, AnyReply, _OpenExtent | None]:
         try:
-            return (yield from self._lease_once(unit, nbytes, want, wait, shared))
+            return (yield from self._lease_once(unit, nbytes, want, wait, shared, within))
         except ProtocolError:
             if not self.is_elsewhere(unit):
                 raise
         with self._mutex:
             self._forget({unit})  # its slot has ended, because all connections to the unit had ended
-        return (yield from self._lease_once(unit, nbytes, want, wait, shared))
+        return (yield from self._lease_once(unit, nbytes, want, wait, shared, within))
 
     def _lease_once(
-        self, unit: int, nbytes: int, want: int, wait: float | None, shared: bool
+        self, unit: int, nbytes: int, want: int, wait: float | None, shared: bool, within: float | None
     ) -> Generator[Call, AnyReply, _OpenExtent | None]:
         yield from self._cancel_orphans()
         if self._doubtful:
             yield from self.close_extents()
-        slot = yield from self._claim_slot(unit)
-        call = Call(
-            ("unit", unit), LeaseExtent(slot, nbytes, want, wait, unit), wait, turn=("lease", unit) if shared else None
-        )
+        slot = yield from self._claim_slot(unit, within)
+        turn = ("lease", unit) if shared else None
+        call = Call(("unit", unit), LeaseExtent(slot, nbytes, want, wait, unit), wait, within, turn=turn)
         try:
             reply = yield call
         except BaseException as error:
@@ -480,6 +509,7 @@ class ExtentAllocator(Allocator[Call]):
                 with self._mutex:
                     self._orphans.append((unit, call.sequence))
             raise
+        self._unreachable.discard(unit)
         if reply is NOT_MADE:
             return None
         if not isinstance(reply, ExtentLeaseReply) or reply.length < nbytes or reply.offset % ALIGNMENT:
@@ -491,9 +521,10 @@ class ExtentAllocator(Allocator[Call]):
     def _cancel_orphans(self) -> Generator[Call, AnyReply, None]:
         while self._orphans:
             with self._mutex:
-                if not self._orphans:
+                orphan = next((each for each in self._orphans if each[0] not in self._unreachable), None)
+                if orphan is None:  # the others are cancelled when their units reply again
                     return
-                orphan = self._orphans.pop()
+                self._orphans.remove(orphan)
             try:
                 yield Call(("unit", orphan[0]), Cancel(orphan[1]))
             except UnitLostError:
@@ -508,7 +539,7 @@ class ExtentAllocator(Allocator[Call]):
     def _pack(self, units: Sequence[int], nbytes: int, size: int) -> Reserved | None:
         """Place a block into the first open extent in these units that has space for it."""
         for extent in list(self._open):
-            if extent.length - extent.used >= size and extent.unit in units:
+            if extent.length - extent.used >= size and extent.unit in units and extent.unit not in self._unreachable:
                 if self._take(extent):
                     return self._place(extent, nbytes, size)
                 self._retire(extent)

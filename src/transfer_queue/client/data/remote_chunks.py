@@ -21,6 +21,7 @@ from transfer_queue.messages.storage import ReadPieces, WriteBytes
 from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session
+from transfer_queue.node.system.paths import no_link
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 from transfer_queue.storage.protocols import Bytes, Reserved
 
@@ -74,7 +75,7 @@ class RemoteAllocator:
 
 def fetch_state(session: Session, name: str, path: Path) -> None:
     """Copy a state file of the controller's node to `path`. Raises `FileNotFoundError` if it does not exist."""
-    with open(path, "wb") as file:
+    with open(path, "wb", opener=no_link) as file:
         while True:
             reply = exchange(session, Call(CONTROLLER, FetchState(name, file.tell(), 0)))
             left = reply.value if isinstance(reply, Done) else None

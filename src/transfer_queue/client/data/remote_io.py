@@ -12,7 +12,8 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from transfer_queue.errors import ProtocolError, TransferQueueError, UnitLostError
+from transfer_queue.client.data.extent_allocator import REPLY_SECONDS
+from transfer_queue.errors import ProtocolError, TransferQueueError, UnitLostError, WaitTimeoutError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import LookupReply
@@ -27,6 +28,8 @@ from transfer_queue.wire.buffers.copies import HUGE, U8, allocate
 LEAST_KEPT = 64 << 10
 """Bytes from which a unit of this node copies a block for all readers of the node."""
 _PLACE = (("unit", "<i4"), ("offset", "<i8"), ("generation", "<i8"))
+SLOWEST = 4 << 20
+"""Bytes a second of the slowest connection to a unit that is taken for a working one."""
 AT_ONCE = 256 << 20
 """Bytes of all requests made at once. Each request has its own deadline."""
 LEAST_AT_ONCE = 16 << 20
@@ -143,15 +146,32 @@ def _use_cached(
     return msgspec.structs.replace(reply, blocks=msgspec.structs.replace(blocks, **moved))
 
 
-def write_remote(place: Reserved, written: U8) -> Generator[Call, AnyReply, None]:
+class UnitSilentError(WaitTimeoutError):
+    """A unit on another node did not reply to a write, which can be made in another unit."""
+
+
+def write_remote(place: Reserved, written: U8, replaceable: bool = False) -> Generator[Call, AnyReply, None]:
     """Send bytes to a unit on another node, which writes them to the reserved place.
 
-    Raises `UnitLostError` if the unit has taken the space back.
+    Args:
+        place: The reserved place.
+        written: The bytes.
+        replaceable: Whether another unit can be used if this one does not reply in time.
+
+    Raises:
+        UnitLostError: The unit has taken the space back.
+        UnitSilentError: The unit has not replied in time, and is replaceable.
     """
     for begin in range(0, len(written), MOST_WRITTEN):
         piece = written[begin : begin + MOST_WRITTEN].data
         request = WriteBytes(place.slot, place.extent, place.offset + begin, place.unit)
-        answer = yield Call(("unit", place.unit), request, payload=piece)
+        within = REPLY_SECONDS + len(piece) / SLOWEST if replaceable else None
+        try:
+            answer = yield Call(("unit", place.unit), request, within=within, payload=piece)
+        except WaitTimeoutError as error:
+            if not replaceable:
+                raise
+            raise UnitSilentError(str(error)) from error
         if not isinstance(answer, Done):
             raise ProtocolError(f"storage unit {place.unit} replied to WriteBytes with {type(answer).__name__}")
 

@@ -42,7 +42,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.errors import InvalidArgumentError, PartitionFullError, StalenessError
+from transfer_queue.errors import CapacityError, InvalidArgumentError, PartitionFullError, StalenessError
 from transfer_queue.messages.partitions import SetPolicyVersion
 from transfer_queue.messages.puts import Publish, Reserve
 
@@ -65,7 +65,7 @@ def check_staleness(partition: Partition, count: int) -> None:
             f"{options.max_staleness}, {options.rows_per_version} rows per version), and this put alone adds {count}; "
             f"put fewer rows at a time"
         )
-    raise StalenessError(f"{reason} Pass timeout= to wait for set_policy_version.")
+    raise StalenessError(reason)
 
 
 def describe_staleness(partition: Partition, count: int) -> str:
@@ -77,7 +77,7 @@ def describe_staleness(partition: Partition, count: int) -> str:
         f"partition {partition.name!r} has admitted {partition.admitted} rows, and its limit at policy version "
         f"{partition.policy_version} is {row_limit(partition)} (max_staleness {options.max_staleness}, "
         f"{options.rows_per_version} rows per version): {describe_counted(partition)}. {count} more would be too far "
-        f"ahead of the policy."
+        f"ahead of the policy, until set_policy_version is called."
     )
 
 
@@ -120,7 +120,7 @@ def check_max_rows(partition: Partition, count: int) -> None:
             f"partition {partition.name!r} accepts at most {most} rows (max_rows), and this put alone adds {count}; "
             f"put fewer rows at a time"
         )
-    raise PartitionFullError(f"{reason} Pass timeout= to wait until tasks have consumed rows.")
+    raise PartitionFullError(reason)
 
 
 def describe_max_rows(partition: Partition, count: int) -> str:
@@ -130,8 +130,16 @@ def describe_max_rows(partition: Partition, count: int) -> str:
         return ""
     return (
         f"partition {partition.name!r} is full: {partition.open_rows} rows wait for its tasks, the limit is {most} "
-        f"(max_rows), and this put adds {count}."
+        f"(max_rows), and this put adds {count}. Tasks make space when they consume rows."
     )
+
+
+def refused_put(error: CapacityError, wait: float | None, waited: float = 0.0) -> CapacityError:
+    """Return the error of a put that found no space, with what its caller can do. `wait` is that of the request."""
+    advice = (
+        "Pass timeout= to wait" if wait is None else f"It waited {waited:.3g} s; pass a longer timeout= to wait longer"
+    )
+    return type(error)(f"{error} {advice}.")
 
 
 def set_version(state: State, request: SetPolicyVersion) -> list[r.AnyRecord]:

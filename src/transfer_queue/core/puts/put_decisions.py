@@ -122,10 +122,7 @@ def check_capacity(state: State, count: int) -> None:
     """Raise CapacityError if `count` more rows exceed the capacity of the system."""
     reason = _describe_capacity(state, count)
     if reason:
-        raise CapacityError(
-            f"{reason} Clear rows that are not needed any more, raise the limit, or pass timeout= to the put to wait "
-            f"for space."
-        )
+        raise CapacityError(f"{reason} Clear rows that are not needed any more, or raise the limit.")
 
 
 def _describe_capacity(state: State, count: int) -> str:

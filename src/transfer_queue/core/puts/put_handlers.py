@@ -41,9 +41,9 @@ def handle_reserve(context: ControllerContext, caller: Caller, request: puts.Res
     """Reserve rows. The reply has their metadata."""
     try:
         records, indexes, new = put_decisions.reserve(context.state, caller.client, request)
-    except CapacityError:
+    except CapacityError as error:
         if request.wait is None or request.wait <= 0:
-            raise
+            raise flow_control.refused_put(error, request.wait) from None
         return ParkDecision(request, request.wait)
 
     def reply() -> AnyReply:
@@ -62,9 +62,9 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
     """Publish a put. The reply has the rows, and their tags and common fields if some of the keys existed before."""
     try:
         records, indexes, new, warning = put_decisions.publish(context.state, caller.client, request)
-    except CapacityError:
+    except CapacityError as error:
         if request.wait is None or request.wait <= 0:
-            raise
+            raise flow_control.refused_put(error, request.wait) from None
         return ParkDecision(request, request.wait)
     except ProtocolError:
         lost = location_checks.find_overwritten(context.state, caller.client, request.blocks)

@@ -210,7 +210,7 @@ async def _in_turn(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
 
 async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
     attempts = RetryPolicy(session, call)
-    sequence, frame = session.begin_request(call.request, target=call.target)
+    sequence, frame = session.begin_request(call.request, 0, call.target, call.within)
     call.sequence = sequence
     link: _Link | None = None
     is_answered = False

@@ -68,7 +68,7 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     if blocks_loop():
         attempts.warn_at = session.clock() + BLOCKED_SECONDS
     payload = 0 if call.payload is None else len(call.payload)
-    sequence, frame = session.begin_request(call.request, payload, call.target)
+    sequence, frame = session.begin_request(call.request, payload, call.target, call.within)
     call.sequence = sequence
     try:
         reply = retry_until_reply(session, pool, call, attempts, sequence, frame, report=_report_wait)

@@ -17,9 +17,8 @@ import time
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Union
 
-from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
+from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError, advice_on_open_files
 from transfer_queue.net.drivers.reply_reader import ReplyReader
-from transfer_queue.net.fd_limits import advice_on_open_files
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, ClientHandshake
 from transfer_queue.net.server.sockets import set_tcp_options

@@ -86,7 +86,7 @@ class _Try:
         self._broken: OSError | TransferQueueError | None = None
         """The error with which the try failed, if it did."""
         self._sequence, self._frame = session.begin_request(
-            call.request, 0 if call.payload is None else len(call.payload), call.target
+            call.request, 0 if call.payload is None else len(call.payload), call.target, call.within
         )
         call.sequence = self._sequence
 

@@ -122,7 +122,8 @@ def build_controller(
         late = settings.max_lag is not None and not durable
         loaded = LoadedStates(journal, durable or late)
         writer = Journal(journal, recovered, clock, durable or late, late)
-        journaling = Journaling(controller, writer, clock, durable or late, JournalSync(writer) if late else None)
+        sync = JournalSync(writer) if late else None
+        journaling = Journaling(controller, writer, clock, durable or late, sync, settings.call_timeout)
     states = StateFiles(system.states, loaded)
     service = ControllerService(controller, states, journaling, DepartedClients(system.clients), files, term)
     server = ServerLoop(

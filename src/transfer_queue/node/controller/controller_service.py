@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,10 +35,10 @@ from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, 
 from transfer_queue.core.transitions.restore import free_partitions
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.journal.terms import Term
-from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.base import Done, Failure, name_of
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import NOTICE, RequestEnvelope
-from transfer_queue.messages.puts import Publish
+from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.reports.overview import MeasureServers, ServersReply, ShowViews, ViewsReply
 from transfer_queue.messages.system import UseSampler
@@ -65,6 +66,7 @@ READS = (
 MAX_WAITING = 4096  # requests of one connection that wait for space on the journal's disk
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two checks of a full disk
+REPLY_SHARE = 0.9  # of the time in which a client needs a reply, so that the reply still reaches it
 CHECK_SECONDS = 1.0  # between two checks of the term of an idle controller
 FROM_UNITS = (
     unit_reports.RegisterUnit,
@@ -85,6 +87,34 @@ SERVED_HERE = frozenset((*FROM_UNITS, MeasureServers, ShowViews, UseSampler))
 
 NOT_OF_CORE = (*SERVED_HERE, FetchState, SendState)
 """The requests that the core may not see, although it must see the reports that they carry."""
+
+
+class _WaitingMutation:
+    """A request that waits for space on the journal's disk. It is not carried out before.
+
+    `patience`: see `Journaling`.
+    """
+
+    def __init__(self, hello: Hello, peer: int, envelope: RequestEnvelope, now: float, patience: float) -> None:
+        self.hello = hello
+        self.peer = peer
+        self.envelope = envelope
+        self._since = now
+        wait: float | None = getattr(envelope.body, "wait", None)
+        needed = patience + (wait or 0.0) if envelope.within is None else envelope.within
+        self.until = now + (REPLY_SHARE * needed if wait is None else min(wait, REPLY_SHARE * needed))
+        """When it is refused. Never for those that have no reply, or that a server of the system has sent."""
+        if envelope.sequence == NOTICE or hello.role == "unit":
+            self.until = math.inf
+
+    def refusal(self, now: float, trouble: str) -> Failure:
+        """Return the reply if there is still no space. `trouble`: see `Journaling`."""
+        name = name_of(type(self.envelope.body))
+        kind = "CapacityError" if isinstance(self.envelope.body, (Publish, Reserve)) else "WaitTimeoutError"
+        return Failure(
+            kind,
+            f"Timeout: {name} waited {now - self._since:.3g} s and has changed nothing, because {trouble}.",
+        )
 
 
 class ControllerService(EnvelopeService):
@@ -136,7 +166,7 @@ class ControllerService(EnvelopeService):
         self._late = None if journaling is None else journaling.late
         self._worker = BackgroundThread()
         self._call_soon: CallSoon | None = None
-        self._aside: deque[tuple[Hello, int, RequestEnvelope]] = deque()
+        self._aside: deque[_WaitingMutation] = deque()
         """Requests that wait for space on the journal's disk."""
         self._puts: dict[str, tuple[Hello, int, RequestEnvelope, float]] = {}
         """Client -> its put that has arrived in this turn, with the time, and is served at the end of the turn."""
@@ -292,19 +322,27 @@ class ControllerService(EnvelopeService):
         return self._journaling is not None and (self._journaling.trouble is not None or bool(self._aside))
 
     def _set_aside(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> Iterable[Outgoing]:
-        if envelope.sequence and sum(waiting == peer for _, waiting, _ in self._aside) >= MAX_WAITING:
-            assert self._journaling is not None
+        assert self._journaling is not None
+        if envelope.sequence and sum(waiting.peer == peer for waiting in self._aside) >= MAX_WAITING:
             words = f"{MAX_WAITING} requests of this connection are waiting already. {self._journaling.trouble}"
             return [self.answer(peer, envelope.sequence, Failure("CapacityError", words))]
-        self._aside.append((hello, peer, envelope))
+        self._aside.append(_WaitingMutation(hello, peer, envelope, time.monotonic(), self._journaling.patience))
         return ()
+
+    def _refuse_aside(self, now: float, trouble: str) -> Iterator[Outgoing]:
+        """Refuse the requests that can wait no longer for space, while their clients still wait for the replies."""
+        expired = [waiting for waiting in self._aside if waiting.until <= now]
+        if expired:
+            self._aside = deque(waiting for waiting in self._aside if waiting.until > now)
+        for waiting in expired:
+            yield self.answer(waiting.peer, waiting.envelope.sequence, waiting.refusal(now, trouble))
 
     def _serve_aside(self) -> Iterator[Outgoing]:
         """Serve some of the requests that waited for space, in order; other requests are served between the turns."""
         assert self._journaling is not None
         for _ in range(min(ASIDE_A_TURN, len(self._aside))):
-            hello, peer, envelope = self._aside.popleft()
-            yield from self._serve(hello, peer, envelope, time.monotonic())
+            waiting = self._aside.popleft()
+            yield from self._serve(waiting.hello, waiting.peer, waiting.envelope, time.monotonic())
 
     def _serve(self, hello: Hello, peer: int, envelope: RequestEnvelope, now: float) -> list[Outgoing]:
         found = self._serve_here(hello, peer, envelope) if type(envelope.body) in SERVED_HERE else None
@@ -344,7 +382,7 @@ class ControllerService(EnvelopeService):
         """See `net.server.server_connection.Service.on_disconnect`."""
         served = self.serve_puts()  # they have arrived before the end of this connection
         hello = self._peers.pop(peer)
-        self._aside = deque(waiting for waiting in self._aside if waiting[1] != peer)
+        self._aside = deque(waiting for waiting in self._aside if waiting.peer != peer)
         outgoing = [*served, *self._carry_out(self._controller.on_disconnect(hello.client_id, peer, now))]
         if self._departed is not None:
             if hello.client_id not in self._controller.context.connections.peers:
@@ -378,7 +416,8 @@ class ControllerService(EnvelopeService):
             self._look_again = now
             return list(self._serve_aside())
         self._look_again = now + LOOK_SECONDS
-        return ()
+        refused = self._refuse_aside(now, self._journaling.trouble or "")
+        return [*refused, *self._carry_out(self._controller.expire_waits(now))]
 
     def _begin(self, work: ComputeDeal) -> None:
         call_soon = self._call_soon

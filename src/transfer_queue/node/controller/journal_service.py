@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
-from transfer_queue.journal.segment import ClockIdentity
+from transfer_queue.journal.segment import RESERVED_BYTES, ClockIdentity
 from transfer_queue.metrics.snapshot import JournalMeasures
 from transfer_queue.metrics.timing import LOOP_BOUNDS, NOTEWORTHY, Histogram
 from transfer_queue.node.controller.journal_sync import JournalSync
@@ -54,9 +55,12 @@ class Journaling:
         clock: ClockIdentity,
         sync: bool,
         late: JournalSync | None = None,
+        patience: float = math.inf,
     ) -> None:
         self.trouble: str | None = None
         """Why the journal cannot be written; None while it can."""
+        self.patience = patience
+        """Seconds for which a mutation waits for space, after its own wait, unless its client has set another limit."""
         self._controller = controller
         self._journal = journal
         self._clock = clock
@@ -163,7 +167,7 @@ class Journaling:
         if self.trouble is None:
             self.trouble = (
                 f"the journal in {self._journal.folder} cannot be written: {error}. Mutations wait until it can be "
-                f"written: free some space there, or stop the system"
+                f"written: free some space there (it needs {RESERVED_BYTES} bytes), or stop the system"
             )
             self._controller.context.journal_error = self.trouble
             self._troubled_at = time.monotonic()

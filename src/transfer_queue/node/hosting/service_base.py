@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.errors import ProtocolError
+from transfer_queue.errors import ProtocolError, with_advice
 from transfer_queue.messages.base import UNREADABLE, Failure
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.metrics.timing import Load
@@ -80,7 +80,9 @@ class EnvelopeService(ABC):
         """Log an error of the server itself, which is being handled. Return the frame that reports it."""
         asked = type(envelope.body).__name__
         logger.exception("the %s failed to serve %s of client %s", self.name, asked, hello.client_id)
-        text = f"the {self.name} failed to serve {asked}: {error!r}; its log has the traceback"
+        advice = "its log has the traceback"
+        why = with_advice(error, advice) if isinstance(error, OSError) else f"{error!r}; {advice}"
+        text = f"the {self.name} failed to serve {asked}: {why}"
         return self.answer(peer, envelope.sequence, Failure("TransferQueueError", text))
 
     def answer(self, peer: int, sequence: int, reply: AnyReply, payload: Sequence[memoryview] = ()) -> Outgoing:

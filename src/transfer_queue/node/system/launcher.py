@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 
 from transfer_queue.config import environment as environment_of
-from transfer_queue.errors import AttachError, StartError, TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import AttachError, StartError, TransferQueueError, WaitTimeoutError, with_advice
 from transfer_queue.net.session import Session, Target
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
@@ -171,7 +171,7 @@ class RunningSystem:
             logger.warning(
                 "client %s cannot lock its liveness file, so a restarted controller may treat it as gone: %s",
                 client_id,
-                error,
+                with_advice(error, "make the folder writable, and start this process again"),
             )
             return None
 
@@ -543,7 +543,8 @@ def _spawn(folder: SystemFolder) -> tuple[socket.socket, int]:
             )
     except OSError as error:
         ours.close()
-        raise StartError(f"the supervisor cannot be started with {python}: {error}") from error
+        advice = "check that this user may run it and that the machine has memory for it"
+        raise StartError(f"the supervisor cannot be started with {python}: {with_advice(error, advice)}") from error
     finally:
         for file in held:
             os.close(file)

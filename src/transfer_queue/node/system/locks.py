@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from transfer_queue.errors import StartError
+from transfer_queue.errors import StartError, with_advice
 
 LIVENESS_SECONDS = 5.0  # for which a start waits for a liveness file that another process checks
 PAUSE = 0.005  # seconds between two attempts to get a lock that another process holds
@@ -64,10 +64,11 @@ class StartLock:
         try:
             file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StartError(
-                f"{self._path} cannot be opened: {error}. It is the lock with which starts of one system wait for "
-                f"each other; if it is a link or a file of another program, remove it"
-            ) from error
+            advice = (
+                "it is the lock with which starts of one system wait for each other: if it is a link or a file of "
+                "another program, remove it"
+            )
+            raise StartError(f"{self._path} cannot be opened: {with_advice(error, advice)}") from error
         try:
             if _try_lock(file) and names_open_file(self._path, file):  # else the last holder has removed this file
                 self._file, file = file, -1

@@ -34,12 +34,14 @@ from pathlib import Path
 import msgspec
 
 from transfer_queue.config import environment
-from transfer_queue.errors import AttachError, StartError
+from transfer_queue.errors import AttachError, StartError, with_advice
 from transfer_queue.messages.base import PROTOCOL_VERSION, UNREADABLE
 from transfer_queue.net.drivers.connection import MAX_PATH
 
 DEFAULT_NAME = "default"
 KEY_BYTES = 32
+STARTING_BYTES = 256 << 10
+"""Bytes of the files with which a system starts, without its journal."""
 ARENA_PREFIX = "transfer_queue-"
 DISK_PREFIX = "transfer_queue-disk-"
 DURABLE_PREFIX = "transfer_queue-durable-"  # of arenas that no sweep removes (`node.system.durable_folder`)
@@ -126,9 +128,8 @@ def runtime_dir() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except OSError as error:
-        raise StartError(
-            f"the runtime folder {folder} cannot be used: {error}; set TQ_RUNTIME_DIR to a folder of this user"
-        ) from error
+        advice = "set TQ_RUNTIME_DIR to a folder of this user"
+        raise StartError(f"the runtime folder {folder} cannot be used: {with_advice(error, advice)}") from error
     others_write = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
     if found.st_uid not in (0, os.geteuid()) or others_write:
         raise StartError(
@@ -213,6 +214,7 @@ class SystemFolder:
                 f"sockets in {self.folder} would have paths of {longest} bytes, the system's limit is {MAX_PATH}: set "
                 "TQ_RUNTIME_DIR to a folder with a shorter path, or choose a shorter name for the system"
             )
+        self._check_space()
         try:
             self.folder.mkdir(mode=0o700)
             self.logs.mkdir(mode=0o700)
@@ -222,11 +224,22 @@ class SystemFolder:
             key = key or secrets.token_bytes(KEY_BYTES)
             _write(self.key, key)
         except OSError as error:
+            advice = "make the runtime folder writable, or set TQ_RUNTIME_DIR"
             raise StartError(
-                f"the system's folder {self.folder} cannot be created: {error}; make the runtime folder writable, or "
-                f"set TQ_RUNTIME_DIR"
+                f"the system's folder {self.folder} cannot be created: {with_advice(error, advice)}"
             ) from error
         return key
+
+    def _check_space(self) -> None:
+        """Raise StartError if the disk of the runtime folder has no space for the files of a system."""
+        runtime = self.folder.parent
+        free = shutil.disk_usage(runtime).free
+        if free < STARTING_BYTES:
+            raise StartError(
+                f"the runtime folder {runtime} is full: the files of the system {self.name} need {STARTING_BYTES} "
+                f"bytes there at the start, and its disk has {free} free bytes. Free some space, or set TQ_RUNTIME_DIR "
+                f"to a folder on another disk"
+            )
 
     def create_arena_folder(self, parent: Path) -> Path:
         """Create a folder for arenas under `parent`. The link to it is made first, so that a sweep always finds it."""
@@ -415,9 +428,8 @@ def read_private(path: Path) -> bytes:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise AttachError(
-            f"{path} cannot be read: {error}; check that the system is running and belongs to this user"
-        ) from error
+        advice = "check that the system is running and belongs to this user"
+        raise AttachError(f"{path} cannot be read: {with_advice(error, advice)}") from error
     with open(file, "rb") as stream:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:

@@ -27,7 +27,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
+from transfer_queue.errors import (
+    AttachError,
+    CapacityError,
+    InvalidArgumentError,
+    ProtocolError,
+    StartError,
+    with_advice,
+)
 from transfer_queue.messages.descriptors import MEMORY, MIRROR
 from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.arena.extent_table import GRANULE, round_up
@@ -225,8 +232,8 @@ class Arena(ArenaMemory):
                                           f"the arena is damaged, restart the system")  # fmt: skip
                 arena = cls(folder, header, files[0], files[1], files[2] if owner else None)
             except OSError as error:
-                raise AttachError(f"the arena in {folder} cannot be opened: {error}; check that its storage unit runs "
-                                  f"on this machine and as this user") from error  # fmt: skip
+                advice = "check that its storage unit runs on this machine and as this user"
+                raise AttachError(f"the arena in {folder} cannot be opened: {with_advice(error, advice)}") from error
             on_failure.pop_all()
             return arena
 

@@ -31,7 +31,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from transfer_queue.errors import AttachError, ProtocolError
+from transfer_queue.errors import AttachError, ProtocolError, with_advice
 
 PLACES = 32
 """Extents that a writer can offer at once."""
@@ -145,9 +145,8 @@ def hold_slot(path: Path) -> SlotLock:
         except FileNotFoundError:
             raise ProtocolError(f"the slot {path} was withdrawn before it was locked; request another one") from None
         except OSError as error:
-            raise AttachError(
-                f"the slot {path} cannot be locked: {error}; check that the file system of its folder supports locks"
-            ) from error
+            advice = "check that the file system of its folder supports locks"
+            raise AttachError(f"the slot {path} cannot be locked: {with_advice(error, advice)}") from error
         on_failure.pop_all()
         return SlotLock(path, descriptor)
 
@@ -310,6 +309,9 @@ def _write_name(path: Path, writer: str, mode: int) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | mode, 0o600)
     try:
         os.write(file, writer.encode() + b"\n")
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         os.close(file)
 

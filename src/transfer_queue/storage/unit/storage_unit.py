@@ -36,7 +36,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, TransferQueueError, UnitLostError
+from transfer_queue.errors import (
+    CapacityError,
+    InvalidArgumentError,
+    ProtocolError,
+    TransferQueueError,
+    UnitLostError,
+    with_advice,
+)
 from transfer_queue.messages import storage
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
@@ -216,8 +223,8 @@ class StorageUnit:
         except TransferQueueError as error:
             return [SendReply(peer, sequence, Failure(type(error).__name__, str(error)))]
         except OSError as error:
-            text = f"storage unit {self.number} failed to serve {type(body).__name__}: {error}; see its log"
-            return [SendReply(peer, sequence, Failure("TransferQueueError", text))]
+            text = f"storage unit {self.number} failed to serve {type(body).__name__}: "
+            return [SendReply(peer, sequence, Failure("TransferQueueError", text + with_advice(error, "see its log")))]
 
     def on_disconnect(self, peer: int, now: float) -> list[Effect]:
         """Drop the parked leases of a closed connection, and check a writer that has no other connection."""
