@@ -24,6 +24,7 @@ from transfer_queue.messages.descriptors import SEPARATOR, PartitionOptions
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.messages.tag_table import COLUMNS_FROM, SentTags, TagTable
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.net.session import UNSENDABLE
 from transfer_queue.wire.blocks.encode import is_nested_table
 from transfer_queue.wire.blocks.gather import table_of
 from transfer_queue.wire.objects.object_values import DELETE, encode_tag_value
@@ -390,6 +391,11 @@ def encoded_tags(tags: Sequence[Mapping[str, Any] | None] | None, allow_pickle: 
 
 def large_tags(sent: SentTags | None) -> dict[str, str]:
     """Return a warning for each entry of encoded tags that has a value above LARGE_TAG, by the name of the entry."""
+    try:
+        if sent is None or len(_encode(sent)) <= LARGE_TAG:
+            return {}
+    except UNSENDABLE:  # the request with these tags will be refused
+        return {}
     largest: dict[str, int] = {}
     for name, values in _tag_values(sent):
         nbytes = max(map(_nbytes_of, values), default=0)
@@ -403,12 +409,12 @@ def large_tags(sent: SentTags | None) -> dict[str, str]:
     }
 
 
-def _tag_values(sent: SentTags | None) -> Iterator[tuple[str, list[Any]]]:
+def _tag_values(sent: SentTags) -> Iterator[tuple[str, list[Any]]]:
     """Yield the names and values of encoded tags. Leaves out columns that can have no large value."""
     if isinstance(sent, TagTable):
         yield from ((column.name, column.pool) for column in sent.columns if len(_encode(column.pool)) > LARGE_TAG)
         return
-    for tag in sent or ():
+    for tag in sent:
         for name, value in (tag or {}).items():
             yield name, [value]
 

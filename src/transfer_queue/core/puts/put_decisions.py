@@ -127,8 +127,7 @@ def check_capacity(state: State, count: int) -> None:
 
 def _describe_capacity(state: State, count: int) -> str:
     """Return why `count` more rows exceed the capacity of the system; "" if they do not."""
-    there = state.row_count
-    if state.capacity is None or not count or there + count <= state.capacity:
+    if state.capacity is None or not count or (there := state.row_count) + count <= state.capacity:
         return ""
     return (
         f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: {there} rows "
