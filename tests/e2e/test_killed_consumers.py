@@ -117,7 +117,7 @@ def test_killed_workers_and_the_samples_that_they_had_are_named(
                 f"4 samples of partition 'p' may be lost to task 'reward', because pid {pids[0]} on {host}, pid "
                 f"{pids[1]} on {host}, which are gone, had claimed them without a lease"
             )
-            assert lost in verdict.text
+            until(lambda: lost in client.verdict().text)  # when the controller knows what they had not handed over
             explained = client.explain("p", task="train", fields=["x", "score"])
             assert explained.startswith("Nearest to ready: sample 8 is missing the fields ['score']")
             assert lost in explained

@@ -171,10 +171,10 @@ def test_puts_in_flight_share_the_space_that_one_of_them_leases(system: Any, mon
     session, leased = tq.get_client().storage_manager.session, 0
     begin = session.begin_request
 
-    def counted(request: Any, payload: int = 0, target: Any = None) -> tuple[int, bytes]:
+    def counted(request: Any, *more: Any) -> tuple[int, bytes]:
         nonlocal leased
         leased += isinstance(request, LeaseExtent)
-        return begin(request, payload, target)
+        return begin(request, *more)
 
     monkeypatch.setattr(session, "begin_request", counted)
 

@@ -140,6 +140,7 @@ def _checkpoint(cluster: FaultyCluster, a: Any) -> None:
     a.put(numbers(2), partition_id="not loaded")
     holder, heir = cluster.client("holder"), cluster.client("heir")
     holder.await_batch(["x"], 2, "held", "use", timeout=0)
+    cluster.run()  # until the controller knows that the batch was handed over
     save(a, Path("saved"))
     holder.die()
     a.clear_partition("not loaded")

@@ -130,7 +130,7 @@ WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
         "A put of 1 samples into partition 'stale' waits because partition 'stale' has admitted 2 rows, and its limit "
         "at policy version 0 is 2 (max_staleness 0, 2 rows per version): 2 are not finished by a task (none has "
         "fetched samples so far), and 0 were finished since this version was set, which make space with the next "
-        "version. 1 more would be too far ahead of the policy.",
+        "version. 1 more would be too far ahead of the policy, until set_policy_version is called.",
     ),
     "join": (
         lambda its, seconds: its.await_done("full", timeout=seconds),

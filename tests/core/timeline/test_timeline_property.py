@@ -22,7 +22,7 @@ from transfer_queue.messages.partitions import Seal, SetPolicyVersion
 from transfer_queue.messages.puts import ClearRows, Publish, PublishReply
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.sampler import BaseSampler, RankAwareSampler, SequentialSampler
-from transfer_queue.timeline.events import AHEAD, NEW_ROWS, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, CLOSED, NEW_ROWS, TIMED_OUT, EventKind
 
 READERS = st.sampled_from(["r0", "r1", "r2"])
 WRITERS = st.sampled_from(["w0", "w1"])
@@ -54,6 +54,7 @@ class Timelines(RuleBasedStateMachine):
         self.introduced: dict[str, str] = {}
         self.batches: Counter[tuple[str, str]] = Counter()
         self.leases: list[tuple[str, str, ClaimReply]] = []
+        self.ended: set[tuple[str, str]] = set()  # clients and tasks whose last claim was answered with the end
         self.written = self.seen = 0
 
     def teardown(self) -> None:
@@ -108,7 +109,9 @@ class Timelines(RuleBasedStateMachine):
             log.append(self._event(EventKind.WAIT, since, *where, request.count, flags | unmet))
         if met and reply.ended:
             log.append(self._event(EventKind.END, since, *where, 0, flags))
+            self.ended.add((client, request.task))
         elif met:
+            self.ended.discard((client, request.task))
             log.append(self._event(EventKind.CLAIM, since, *where, len(rows_of(reply)), flags))
             if reply.token:
                 self.leases.append((client, request.task, reply))
@@ -240,7 +243,10 @@ class Timelines(RuleBasedStateMachine):
         self.h.disconnect(name)
         log = self.expected(gone=name)
         lanes |= {event.task for event in log if event.client == name}
-        log += [Event(EventKind.GONE, self.h.now, self.h.now, name, lane, "", (), 0, 0) for lane in lanes]
+        for lane in lanes:
+            flags = CLOSED if (name, lane) in self.ended else 0
+            self.ended.discard((name, lane))
+            log.append(Event(EventKind.GONE, self.h.now, self.h.now, name, lane, "", (), 0, flags))
         self.h.connect(name)
         self.check(log)
 
