@@ -275,8 +275,13 @@ class Journal:
         self._before += size
         self._old_bytes += size
 
+    @property
+    def committed(self) -> bool:
+        """Whether everything that was appended is written."""
+        return self._segment.committed
+
     def commit(self) -> None:
-        """Write what was appended. After an OSError it is incomplete: call it again."""
+        """Write what was appended. After an error it is incomplete: call it again."""
         self._segment.commit()
 
     def reserve_space(self) -> None:

@@ -68,7 +68,6 @@ class Journaling:
         self.late = late
         """Writes the journal through to the disk after the commits; None if a commit does so, or nothing does."""
         self._writer: Writer | None = None
-        self._behind = False
         """The last commit failed."""
         self._troubled_at = 0.0
         self._next_try = 0.0
@@ -94,7 +93,7 @@ class Journaling:
     def commit(self) -> bool:
         """Write the records since the last call. Returns False if that fails."""
         records = self._controller.take_records()
-        if not records and not self._behind:
+        if not records and self._journal.committed:
             return True
         began = 0.0
         if records:
@@ -105,14 +104,12 @@ class Journaling:
         try:
             self._journal.commit()
         except OSError as error:
-            self._behind = True
             self._on_failure(error)
             return False
         if self.late is not None and records:
             self.late.note_commit()
         if began:
             self._on_committed(began)
-        self._behind = False
         self.reserve_space()
         self._count()
         if records and self.trouble is None and self._is_due() and not _loads(records):
@@ -148,7 +145,7 @@ class Journaling:
         except OSError as error:
             self._on_failure(error)
             return False
-        if self.trouble is not None and not self._behind:
+        if self.trouble is not None and self._journal.committed:
             self._end_trouble()
         return True
 
