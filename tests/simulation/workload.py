@@ -51,7 +51,10 @@ class Workload:
     drained: Units that may be drained at the moment.
     wide: The number of puts with many fields that succeeded.
     moved: How often samples of a partition were saved, and added to the running system again.
+    hands_over: Whether consumers hand over what they claim without a lease.
     """
+
+    hands_over = True
 
     def __init__(self, draw: random.Random, features: Features, ledger: Ledger) -> None:
         self.draw = draw
@@ -107,7 +110,8 @@ class Workload:
             self.role("wide", wide_actors.putter(self))
         if features.has_queue:
             queue_actors.begin(self)
-        hand_over_actors.begin(self)
+        if self.hands_over:
+            hand_over_actors.begin(self)
         if features.loses:
             self.role("mender", maintenance_actors.mender(self))
         if features.checkpoints:

@@ -12,7 +12,7 @@ from tests.simulation.many_controllers.gate import MOVES, Gate
 from tests.simulation.many_controllers.member_client import ORDER, MemberClient
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
-from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.envelopes import NOTICE, RequestEnvelope
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import pack_frame
@@ -95,6 +95,8 @@ class Member(FaultyCluster):
             if refusal is None:
                 super()._deliver_to_controller(name, connection, envelope)
             else:
+                if envelope.report is not None:  # the client takes any reply as the receipt of its notices
+                    super()._deliver_to_controller(name, connection, RequestEnvelope(NOTICE, 0, envelope.report))
                 self._answer(connection, envelope.sequence, refusal)
 
     def _on_disconnect(self, name: str, target: Target, connection: int) -> None:
