@@ -101,10 +101,10 @@ MACHINE = {
     *("asyncio", "logging", "multiprocessing", "select", "selectors", "signal", "socket", "socketserver"),
     *("subprocess", "tempfile", "threading", "time", "datetime"),
 }
-# Exceptions: copies over two threads; the table of registered memory, which has a lock; the sampler that balances
+# Exceptions: copies over several threads; the table of registered memory, which has a lock; the sampler that balances
 # lengths decodes lengths that are arrays of one element.
 EXCUSED = {
-    ("wire/buffers/copies.py", "threading"),
+    ("wire/buffers/copy_threads.py", "threading"),
     ("wire/buffers/registered_memory.py", "threading"),
     ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.scalar_values"),
 }

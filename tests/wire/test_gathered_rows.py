@@ -32,7 +32,7 @@ from transfer_queue.wire.blocks.gather import Place, gather
 from transfer_queue.wire.blocks.remote_ranges import HERE, find_remote
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.blocks.row_addressing import gather as gather_units
-from transfer_queue.wire.buffers import copies, tensors
+from transfer_queue.wire.buffers import copies, copy_threads, tensors
 from transfer_queue.wire.buffers.registered_memory import host_to_device
 
 Shape = tuple[int, ...]
@@ -234,7 +234,7 @@ def thresholds(**given_: int) -> Iterator[None]:
     """Lower limits of the shortcuts, so that small inputs take them."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in given_.items():
-            for module in (copies, tensors, encode, gathering, remote_ranges):
+            for module in (copies, copy_threads, tensors, encode, gathering, remote_ranges):
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
         yield
@@ -265,10 +265,10 @@ def test_rows_of_mapped_blocks(case: Case, layout: str, given_: dict[str, int]) 
         check(case, name, table.get(name), layout)
 
 
-@given(cases(), limits)
+@given(cases(), limits, st.sampled_from([2, 4, 8]))
 @differential(10)
-def test_rows_that_two_threads_copy(case: Case, given_: dict[str, int]) -> None:
-    with thresholds(**given_, PARALLEL=0, _CORES=2):
+def test_rows_that_several_threads_copy(case: Case, given_: dict[str, int], threads: int) -> None:
+    with thresholds(**given_, PARALLEL=0, PER_THREAD=1, _most=threads):
         table = gather(case.reply, case.arenas.memory)
     for name in case.kinds:
         check(case, name, table.get(name), "jagged")

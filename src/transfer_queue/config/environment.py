@@ -91,6 +91,10 @@ def _text(name: str, text: str) -> str:
     return text
 
 
+def _ranks(name: str, text: str) -> int:
+    return int(text) if text.isdecimal() else 1  # it belongs to another program, which may write something else
+
+
 def _is_true(name: str, text: str) -> bool:
     return text.lower() == "true"  # OpenTelemetry says that any other text means false
 
@@ -174,6 +178,22 @@ ray_address = EnvironmentVariable[str | None](
     _text,
     "A variable of Ray: the cluster that this process belongs to. If it is set, `runtime: auto` means `ray`.",
 )
+
+RANKS_OF_NODE = [
+    EnvironmentVariable[int](
+        name,
+        1,
+        _ranks,
+        f"A variable of {whose}: the number of ranks on this node. They share its cores for their copies.",
+    )
+    for name, whose in (
+        ("LOCAL_WORLD_SIZE", "torchrun and Ray Train"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI"),
+        ("MPI_LOCALNRANKS", "MPICH and Intel MPI"),
+        ("SLURM_NTASKS_PER_NODE", "Slurm"),
+    )
+]
+"""The variables with which launchers tell a process how many ranks its node has."""
 
 no_color = EnvironmentVariable[str | None](
     "NO_COLOR",
@@ -259,6 +279,7 @@ VARIABLES: tuple[EnvironmentVariable[object], ...] = (
     pre_alloc_sample_num,
     get_metadata_timeout,
     empty_batch_sleep_interval,
+    *RANKS_OF_NODE,
     ray_address,
     no_color,
     terminal,

@@ -405,6 +405,14 @@ class Settings:
         "system is needed in addition. null: no TLS, so that samples cross the network unencrypted. Processes of one "
         "node use UNIX sockets, without TLS.",
     )
+    copy_threads: int | None = setting(
+        "client.copy_threads",
+        None,
+        OrNull(WholeNumber(1, 256, unit="threads")),
+        "How many threads of a client share a large copy (from 8 MiB), with at least 4 MiB for each. null: as many as "
+        "the process has cores, by its affinity and its cgroups, divided by the ranks of its node (LOCAL_WORLD_SIZE "
+        "and the like); at least 2 if it has 2 cores, at most 16. The threads are started for each copy.",
+    )
     start_timeout: float = setting(
         "timeouts.start", 30, Seconds(), "How long `init` waits until the servers are ready."
     )

@@ -2,8 +2,6 @@
 
 import mmap
 import os
-import threading
-import weakref
 
 import numpy as np
 import pytest
@@ -12,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from differential import differential
-from transfer_queue.wire.buffers import copies
-from transfer_queue.wire.buffers.copies import address_of, allocate, copy_all, copy_bytes, gather_pieces, run_in_parts
+from transfer_queue.wire.buffers import copies, copy_threads
+from transfer_queue.wire.buffers.copies import address_of, allocate, copy_all, copy_bytes, gather_pieces
 
+SHARED = {"PARALLEL": 0, "PER_THREAD": 1, "LEAST_PART": 1}
+"""Limits with which threads share any copy."""
 MEMORY = np.random.default_rng(0).integers(0, 256, 1 << 16, dtype=np.uint8)
 
 
@@ -35,14 +35,14 @@ def pieces(draw):
 
 @pytest.mark.parametrize("settings_of_paths", [
     {}, {"CELLS_PER_ROW": 0}, {"CELLS_PER_ROW": 10**9}, {"RUN": 0}, {"CELLS_PER_ROW": 0, "HUGE": 0},
-    {"CELLS_PER_ROW": 10**9, "PARALLEL": 0, "_CORES": 2}, {"RUN": 0, "PARALLEL": 0, "_CORES": 2, "HUGE": 0},
+    {"CELLS_PER_ROW": 10**9, **SHARED, "_most": 2}, {"RUN": 0, **SHARED, "_most": 8, "HUGE": 0},
 ], ids=str)  # fmt: skip
 @given(pieces())
 @settings(max_examples=60, deadline=None)
 def test_gather(settings_of_paths, places):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings_of_paths.items():
-            patch.setattr(copies, name, value)
+            patch.setattr(copies if hasattr(copies, name) else copy_threads, name, value)
         found = gather_pieces(MEMORY, *places)
     assert found.tolist() == naive(MEMORY, *places).tolist()
     assert found.flags.writeable
@@ -147,85 +147,15 @@ def test_large_copies():
     assert np.array_equal(gather_pieces(source, starts, lengths), naive(source, starts, lengths))
 
 
-@pytest.fixture
-def cores(monkeypatch):
-    monkeypatch.setattr(copies, "_CORES", 2)
-
-
-def together(work):
-    """The same work, whose first two parts are begun by two threads before either goes on."""
-    both, begun = threading.Barrier(2, timeout=60), iter(range(2))
-
-    def waiting(start, stop):
-        if next(begun, None) is not None:
-            both.wait()
-        work(start, stop)
-
-    return waiting
-
-
-@pytest.mark.parametrize("ours", [True, False])
-def test_a_failure_in_either_thread_is_raised(cores, ours):
-    me = threading.get_ident()
-
-    def work(start, stop):
-        if (threading.get_ident() == me) == ours:
-            raise KeyError(start)
-
-    with pytest.raises(KeyError):
-        run_in_parts(10, copies.PARALLEL, together(work))
-
-
-@pytest.mark.parametrize("nbytes", [copies.PARALLEL, 40 * copies.PARALLEL])
-def test_two_threads_do_all_of_it_once(cores, nbytes):
-    seen, threads = [], set()
-
-    def work(start, stop):
-        seen.extend(range(start, stop))
-        threads.add(threading.get_ident())
-
-    run_in_parts(nbytes, nbytes, together(lambda start, stop: work(start >> 10, stop >> 10)))
-    assert sorted(seen) == list(range(nbytes >> 10))
-    assert len(threads) == 2
-
-
-def test_a_thread_that_gets_no_core_is_not_waited_for(cores, monkeypatch):
-    begun = []
-    monkeypatch.setattr(copies._thread, "start_new_thread", lambda function, arguments: begun.append(function))
-    data = np.random.default_rng(0).integers(0, 256, copies.PARALLEL, dtype=np.uint8)
-    destination = np.empty_like(data)
-    copy_bytes(destination, data)
-    assert np.array_equal(destination, data)
-    gone = weakref.ref(destination)
-    del destination
-    assert gone() is None  # though the thread may still come
-    begun[0]()
-
-
-def test_nothing_is_written_after_an_interruption(cores):
-    me, done = threading.get_ident(), []
-
-    def work(start, stop):
-        if threading.get_ident() == me:
-            raise KeyboardInterrupt
-        done.append(start)
-
-    with pytest.raises(KeyboardInterrupt):
-        run_in_parts(10, copies.PARALLEL, together(work))
-    before = list(done)
-    assert len(before) <= 10
-    run_in_parts(10, copies.PARALLEL, lambda start, stop: None)  # others come and go meanwhile
-    assert done == before
-
-
-@given(st.lists(st.integers(0, 3 << 20), max_size=5))
+@given(st.lists(st.integers(0, 3 << 20), max_size=5), st.sampled_from([2, 4, 8]))
 @settings(max_examples=30, deadline=None)
-def test_many_copies_are_one(sizes):
+def test_many_copies_are_one(sizes, threads):
     data = np.arange(3 << 20, dtype=np.uint32).view(np.uint8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copies, "_CORES", 2)
-        patch.setattr(copies, "PARALLEL", 1 << 20)
-        patch.setattr(copies, "LEAST_PART", 1 << 18)
+        patch.setattr(copy_threads, "_most", threads)
+        patch.setattr(copy_threads, "PARALLEL", 1 << 20)
+        patch.setattr(copy_threads, "PER_THREAD", 1 << 18)
+        patch.setattr(copy_threads, "LEAST_PART", 1 << 18)
         pairs = [(np.zeros(size, np.uint8), data[i * 64 : i * 64 + size]) for i, size in enumerate(sizes)]
         copy_all(pairs)
     for destination, source in pairs:

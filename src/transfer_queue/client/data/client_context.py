@@ -61,10 +61,12 @@ from transfer_queue.storage.arena.writer_locks import HeldSlot, hold_slot
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
+from transfer_queue.utils.usable_cores import copy_threads
 from transfer_queue.wire.blocks.gather import Place, View
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import U8
+from transfer_queue.wire.buffers.copy_threads import set_copy_threads
 
 if TYPE_CHECKING:
     import ssl
@@ -313,6 +315,7 @@ class ClientContext:
                 self._settings = Settings.from_json(config["settings"])
                 self.session.grace = self._settings.call_timeout
                 self.session.report_wait = self._settings.report_wait
+                set_copy_threads(self._settings.copy_threads or copy_threads())
                 self._marks = self._presence if self._settings.durability_folder is None else None
                 self._routes = BackendRoutes(self._settings.storage_backend, self._settings.field_backends)
                 self._take(reply.units)

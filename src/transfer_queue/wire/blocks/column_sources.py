@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from transfer_queue.wire.blocks.device_memory import flat_on_device
-from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate
+from transfer_queue.wire.buffers.copies import U8, Copies, allocate
+from transfer_queue.wire.buffers.copy_threads import LEAST_PART
 from transfer_queue.wire.buffers.registered_memory import device_to_host
 from transfer_queue.wire.buffers.tensors import copy_elements, view_as_integers
 from transfer_queue.wire.objects.extensions import Buffer

@@ -1,13 +1,10 @@
-"""Copies bytes: into memory that is fast to write, in two threads if they are many, and from scattered pieces.
+"""Copies bytes: into memory that is fast to write, in several threads if they are many, and from scattered pieces.
 
-numpy releases the GIL in copies and takes, so two plain threads double the rate of a large copy. torch's own threads
-(OpenMP) are not used: after a fork, a parallel torch operation in the child would wait forever for threads that only
-the parent has. This module does not depend on blocks, fields or torch.
+This module does not depend on blocks, fields or torch.
 """
 
 from __future__ import annotations
 
-import _thread
 import bisect
 import contextlib
 import ctypes
@@ -15,12 +12,13 @@ import functools
 import itertools
 import mmap
 import os
-import threading
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from transfer_queue.wire.buffers import copy_threads
+from transfer_queue.wire.buffers.copy_threads import run_in_parts
 
 U8 = NDArray[np.uint8]
 I8 = NDArray[np.int64]
@@ -28,10 +26,6 @@ Copies = list[tuple[U8, U8]]  # (destination, source) of each
 
 HUGE = 4 << 20
 """Bytes from which memory is allocated in huge pages."""
-PARALLEL = 8 << 20
-"""Bytes from which two threads share a copy."""
-LEAST_PART = 1 << 20
-"""The least number of bytes that a thread copies at a time."""
 HUGE_PAGE = 2 << 20
 KEPT = 1 << 30
 """The largest number of bytes of freed memory that is kept for later allocations."""
@@ -42,8 +36,6 @@ RUN = 32 << 10
 """The mean length from which runs are copied one at a time."""
 CELLS_PER_ROW = 24
 """The number of cells per row above which copying row by row is faster than by cells."""
-
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def allocate(nbytes: int) -> U8:
@@ -103,54 +95,6 @@ def _keep_pages(pages: mmap.mmap) -> None:
             _kept.pop(0)
 
 
-def run_in_parts(count: int, nbytes: int, work: Callable[[int, int], None]) -> None:
-    """Call work(0, count), or if `nbytes` are many, call it for parts that two threads take in turn.
-
-    Parts get smaller towards the end, and the caller waits only for a part that the other thread has begun. So the
-    second thread costs nothing if no core is free for it.
-    """
-    if nbytes < PARALLEL or _CORES < 2 or count < 2:
-        work(0, count)
-        return
-    bounds = _bounds(count, nbytes)
-    turns = iter(range(len(bounds) - 1))  # `next` is atomic in the interpreter
-    busy = threading.Lock()
-    failures: list[BaseException] = []
-    todo = [work]  # so that a thread that starts late, when all is done, does not keep `work` alive
-
-    def other() -> None:
-        while not failures:
-            with busy:
-                turn = next(turns, None)
-                if turn is None:
-                    return
-                try:
-                    todo[0](bounds[turn], bounds[turn + 1])
-                except BaseException as error:  # raised again below, in the caller's thread
-                    failures.append(error)
-
-    with contextlib.suppress(RuntimeError):  # no thread can be started, or the interpreter is shutting down
-        _thread.start_new_thread(other, ())  # `threading.Thread.start` would wait until the thread runs
-    try:
-        for turn in turns:
-            work(bounds[turn], bounds[turn + 1])
-    finally:
-        for _ in turns:  # if this thread was interrupted
-            pass
-        with busy:
-            todo.clear()
-    if failures:
-        raise failures[0]
-
-
-def _bounds(count: int, nbytes: int) -> list[int]:
-    """Return the bounds of the parts of `nbytes` in `count` steps: each a quarter of the rest, at least LEAST_PART."""
-    bounds, least = [0], max(1, LEAST_PART * count // nbytes)
-    while bounds[-1] < count:
-        bounds.append(min(count, bounds[-1] + max(least, (count - bounds[-1]) // 4)))
-    return bounds
-
-
 def address_of(memory: U8) -> int:
     """Return the address of the first byte of an array."""
     try:
@@ -167,7 +111,7 @@ def copy_bytes(destination: U8, source: U8) -> None:
 def copy_all(copies: Copies) -> None:
     """Copy each (destination, source), contiguous and of equal length, all as one copy."""
     ends = list(itertools.accumulate(len(source) for _, source in copies))
-    if not ends or ends[-1] < PARALLEL:
+    if not ends or ends[-1] < copy_threads.PARALLEL:
         for destination, source in copies:
             destination[:] = source
         return
@@ -241,7 +185,7 @@ def copy_range(memory: U8, start: int, length: int, later: Copies | None = None,
     """Return a copy of memory[start : start + length]. For `later` and `into` see `gather_pieces`."""
     destination = allocate(length) if into is None else into
     copies = [(destination, memory[start : start + length])]
-    if later is not None and length >= LEAST_PART:
+    if later is not None and length >= copy_threads.LEAST_PART:
         later += copies
     else:
         copy_all(copies)
@@ -263,7 +207,7 @@ def _gather_runs(memory: U8, starts: I8, lengths: I8, total: int, into: U8 | Non
     destination = allocate(total) if into is None else into
     places = (np.cumsum(lengths) - lengths).tolist()
     runs = list(zip(places, starts.tolist(), lengths.tolist(), strict=True))
-    if total >= PARALLEL:
+    if total >= copy_threads.PARALLEL:
         # numpy's assignment releases the GIL; that of a memoryview (below) is faster for short runs, but keeps it
         def work(start: int, stop: int) -> None:
             for place, origin, length in runs[start:stop]:

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
-from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, address_of, allocate, copy_range
+from transfer_queue.wire.buffers.copies import U8, Copies, address_of, allocate, copy_range
+from transfer_queue.wire.buffers.copy_threads import LEAST_PART
 
 I8 = NDArray[np.int64]
 

@@ -1,0 +1,124 @@
+"""How many cores a process may use for its copies."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from transfer_queue.config.environment import RANKS_OF_NODE
+from transfer_queue.utils import usable_cores
+from transfer_queue.utils.usable_cores import cgroup_quota, copy_threads
+
+
+@pytest.fixture(autouse=True)
+def _no_ranks(monkeypatch):
+    for variable in RANKS_OF_NODE:
+        monkeypatch.delenv(variable.name, raising=False)
+
+
+def tree(folder: Path, files: dict[str, str], of_process: str) -> tuple[Path, Path]:
+    """A tree of cgroups, and the file that says in which of them the process is."""
+    for name, text in files.items():
+        (folder / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup" / name).write_text(text)
+    (folder / "self").write_text(of_process)
+    return folder / "cgroup", folder / "self"
+
+
+@pytest.mark.parametrize(
+    ("files", "of_process", "cores"),
+    [
+        ({"cpu.max": "400000 100000\n"}, "0::/\n", 4),
+        ({"cpu.max": "max 100000\n"}, "0::/\n", math.inf),
+        ({"a/cpu.max": "800000 100000\n", "a/b/cpu.max": "max 100000\n"}, "0::/a/b\n", 8),
+        ({"a/cpu.max": "150000 100000\n", "a/b/cpu.max": "300000 100000\n"}, "0::/a/b\n", 1.5),
+        ({"cpu.max": "200000 100000\n"}, "0::/of/the/host\n", 2),
+        ({"cpu.max": "200000 100000\n", "x/cpu.max": "100000 100000\n"}, "0::/../../y\n", 2),
+        ({"cpu/c/cpu.cfs_quota_us": "350000\n", "cpu/c/cpu.cfs_period_us": "100000\n"}, "3:cpu,cpuacct:/c\n", 3.5),
+        ({"cpu/c/cpu.cfs_quota_us": "-1\n", "cpu/c/cpu.cfs_period_us": "100000\n"}, "3:cpu,cpuacct:/c\n", math.inf),
+        ({"memory/c/cpu.max": "100000 100000\n"}, "5:memory:/c\n", math.inf),
+        ({"cpu.max": "nonsense"}, "0::/\n", math.inf),
+    ],
+)
+def test_the_quota_of_cgroups(tmp_path, files, of_process, cores):
+    assert cgroup_quota(*tree(tmp_path, files, of_process)) == cores
+
+
+def test_without_cgroups_there_is_no_quota(tmp_path):
+    assert cgroup_quota(tmp_path, tmp_path / "missing") == math.inf
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "ranks", "threads"),
+    [
+        (1, math.inf, None, 1),
+        (2, math.inf, None, 2),
+        (2, math.inf, 8, 2),
+        (16, math.inf, None, 16),
+        (16, math.inf, 8, 2),
+        (128, 4.0, None, 4),
+        (128, 0.5, None, 1),
+        (128, math.inf, None, 16),
+        (128, math.inf, 8, 16),
+        (64, math.inf, 8, 8),
+    ],
+)
+@pytest.mark.parametrize("variable", [each.name for each in RANKS_OF_NODE])
+def test_the_threads_of_a_copy(monkeypatch, variable, cores, quota, ranks, threads):
+    monkeypatch.setattr(usable_cores.os, "sched_getaffinity", lambda pid: range(cores))
+    monkeypatch.setattr(usable_cores, "cgroup_quota", lambda: quota)
+    if ranks is not None:
+        monkeypatch.setenv(variable, str(ranks))
+    assert copy_threads() == threads
+
+
+def test_what_another_program_writes_into_its_variable_is_ignored(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "8(x2)")
+    assert copy_threads() >= 1
+
+
+PROGRAM = """
+import os, threading, torch
+import transfer_queue as tq
+from transfer_queue.wire.buffers import copy_threads
+
+started = []
+start = copy_threads._thread.start_new_thread
+def counted(*arguments):
+    started.append(arguments)
+    return start(*arguments)
+copy_threads._thread.start_new_thread = counted
+
+def got(partition):
+    return torch.stack(list(tq.kv_batch_get(keys, partition)["x"].unbind()))
+
+tq.init({"client": {"copy_threads": THREADS}})
+small, large = torch.ones(1000, 100), torch.arange(9 << 20).view(9, 1 << 20)
+tq.kv_batch_put([str(n) for n in range(1000)], "small", {"x": small})
+tq.kv_batch_get([str(n) for n in range(1000)], "small")
+assert not started, "a small copy has started a thread"
+keys = [str(n) for n in range(9)]
+tq.kv_batch_put(keys, "large", {"x": large})
+assert got("large").equal(large)
+assert len(started) == 2 * (THREADS - 1), started
+more = large + 1  # not in the child, where torch would wait for threads that only its parent has
+child = os.fork()
+if not child:
+    tq.kv_batch_put(keys, "child", {"x": more})
+    same = (got("child").numpy() == more.numpy()).all()
+    os._exit(0 if same and len(started) == 4 * (THREADS - 1) else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert got("child").equal(more)
+tq.close()
+assert threading.active_count() == 1
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4, 8])
+def test_copies_of_a_real_process_and_of_its_fork(threads):
+    """A process that copies little starts no thread, and none is left."""
+    program = PROGRAM.replace("THREADS", str(threads))
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
