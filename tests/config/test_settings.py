@@ -37,6 +37,7 @@ class TestSettings:
             "sampler": "SequentialSampler",
             "sampler_args": {},
             "polling_mode": False,
+            "copy_threads": None,
             "max_deliveries": 16,
             "storage_backend": "SimpleStorage",
             "durability_values": "none",
