@@ -28,7 +28,7 @@ def kill(system: RunningSystem) -> None:
     supervisor = psutil.Process(system.description.pid)
     processes = [supervisor, *supervisor.children(recursive=True)]
     for process in processes:
-        process.suspend()  # so that none of them reacts to the end of another one
+        process.suspend()  # otherwise one would react to the end of another one
     for process in processes:
         process.kill()
     psutil.wait_procs(processes[1:])

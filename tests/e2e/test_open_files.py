@@ -26,7 +26,7 @@ MOST = 64
 
 @contextlib.contextmanager
 def free_descriptors(count: int) -> Iterator[None]:
-    """Leave so many descriptors for this process."""
+    """Leave this process the given number of descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = [os.open(os.devnull, os.O_RDONLY)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + MOST, hard))

@@ -156,7 +156,7 @@ class Session:
         self.report_wait: float | None = None
         """Seconds after which a call that waits is reported, and again each time the wait has doubled; None: never."""
         self.report: Callable[[Call, float], Generator[Call, AnyReply, None]] | None = None
-        """Returns the operation that logs what a call waits for, which has waited for so many seconds."""
+        """Returns the operation that logs what a call waits for. It gets the seconds for which the call has waited."""
         self.notices = Notices(self._encode)
         """The notices that the controller may not have read."""
         self._decode = reply_decoder()

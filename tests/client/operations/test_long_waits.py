@@ -139,8 +139,8 @@ WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
     ),
     "wanted": (
         lambda its, seconds: its.wanted("full", "t", timeout=seconds),
-        "A producer (wanted) waits until task 't' misses groups in partition 'full'; its group demand is 1, and so "
-        "many groups exist, which it has not consumed, or are promised by producers (0 are promised).",
+        "A producer (wanted) waits until task 't' misses groups in partition 'full'; its group demand is 1, and as "
+        "many groups exist that it has not consumed or are promised by producers (0 are promised).",
     ),
     "no demand": (
         lambda its, seconds: its.wanted("full", "other", timeout=seconds),

@@ -81,7 +81,7 @@ def _describe_demand(state: State, partition: Partition | None, request: TakeGro
         return f"{words}no group demand of this task is set (want)."
     promised = -(-partition.wants.promised_rows(task) // (partition.groups.size or size))
     return (
-        f"{words}its group demand is {wanted}, and so many groups exist, which it has not consumed, or are promised by "
+        f"{words}its group demand is {wanted}, and as many groups exist that it has not consumed or are promised by "
         f"producers ({promised} are promised){_staleness_limit(partition)}."
     )
 

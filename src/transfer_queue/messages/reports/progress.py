@@ -47,7 +47,7 @@ def describe_abandoned(partition: str, task: str, abandoned: Mapping[str, int]) 
 
 
 def describe_loss(partition: str, task: str, processes: Sequence[str], count: int) -> str:
-    """Return the task to which so many samples may be lost, with the cause and the remedy. See `describe_abandoned`."""
+    """Return to which task samples may be lost, with the cause and the remedy. See `describe_abandoned`."""
     more = f" and {len(processes) - MOST_RANKS} more" if len(processes) > MOST_RANKS else ""
     are, them = ("is" if len(processes) == 1 else "are"), ("it" if count == 1 else "them")
     return (
