@@ -19,6 +19,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from server_processes import server_process
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client.checkpoint import block_file, checkpoint_folder
 
@@ -223,10 +224,7 @@ def test_a_load_outlives_the_controller(system, tmp_path):
     tq.save_checkpoint(tmp_path / "ck")
     tq.get_client().clear_partition("p")
     tq.load_checkpoint(tmp_path / "ck")
-    system_now = CURRENT.system
-    assert system_now is not None
-    log = (system_now.logs / "controller.log").read_text()
-    os.kill(int(log.rsplit("up, process ", 1)[1].split()[0]), signal.SIGKILL)
+    server_process("controller").kill()
     meta = tq.get_client().get_meta("x", None, "p", mode="force_fetch")
     data = tq.get_client().get_data(meta)["x"]
     assert data.unbind()[0].unique().tolist() == [1]
@@ -263,10 +261,7 @@ def test_a_partition_is_added_to_a_running_system(system, tmp_path):
         stop.set()
         worker.join()
     assert numbers == list(range(len(numbers)))
-    running = CURRENT.system
-    assert running is not None
-    log = (running.logs / "controller.log").read_text()
-    os.kill(int(log.rsplit("up, process ", 1)[1].split()[0]), signal.SIGKILL)
+    server_process("controller").kill()
     assert tq.kv_list("replay") == {"replay": {"a": {"n": 1}, "b": {"n": 2}}}
     assert tq.kv_batch_get(["a", "b"], "replay", "x")["x"].values().unique().tolist() == [7]
     assert tq.get_client().get_data(kept)["x"].values().unique().tolist() == [1]

@@ -21,6 +21,7 @@ import torch
 
 import warm
 from leftovers import arenas, files_in, processes_of
+from server_processes import server_process
 from transfer_queue.cli import main
 from transfer_queue.cli.doctor import (
     limits,
@@ -36,7 +37,7 @@ from transfer_queue.cli.doctor.report import Check, Finding, findings_of
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.node.system.launcher import RunningSystem, start_local
+from transfer_queue.node.system.launcher import start_local
 from transfer_queue.node.system.paths import Description, SystemFolder
 from transfer_queue.storage.arena.arena import choose_folder
 
@@ -263,26 +264,20 @@ def test_systems_are_listed_with_what_dead_ones_left(folder: Path) -> None:
     assert {got[name].level for name in ("killed", "crashed", ".other.1234.gone")} == {"warning"}
 
 
-def stopped_controller(system: RunningSystem) -> int:
-    """Stop the controller of a system until SIGCONT, and return its process."""
-    (pid,) = map(int, re.findall(r"up, process (\d+)", (system.logs / "controller.log").read_text()))
-    os.kill(pid, signal.SIGSTOP)
-    return pid
-
-
 def test_a_controller_that_does_not_reply_is_a_problem_of_its_own_node(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "REPLY_SECONDS", 0.2)
     system = start_local("alive", {"settings": Settings.from_config(None).to_json()})
     try:
-        pid = stopped_controller(system)
+        controller = server_process("controller", system)
+        controller.suspend()
         silent = found(runtime.check_systems)["alive"]
         monkeypatch.setattr(runtime, "_replies", lambda system: False)  # the address of an outpost is another one
         monkeypatch.setattr(Description, "is_outpost", True)
         elsewhere = found(runtime.check_systems)["alive"]
         monkeypatch.undo()
-        os.kill(pid, signal.SIGCONT)
+        controller.resume()
     finally:
         system.stop()
     assert (silent.level, silent.values["replies"]) == ("problem", False)

@@ -23,6 +23,7 @@ import transfer_queue as tq
 from light_sampler import FirstOnes
 from prometheus_text import Values, read, value
 from promql import evaluate
+from server_processes import server_process
 from transfer_queue.attachment import CURRENT
 from transfer_queue.cli.dashboard import FILE
 from transfer_queue.messages.envelopes import AnyReply
@@ -120,13 +121,6 @@ def until(endpoint: str, true: Callable[[dict[str, Values]], bool]) -> dict[str,
             return found
         assert time.monotonic() < limit, found
         time.sleep(0.02)
-
-
-def process_of(server: str) -> int:
-    """Its process, as its log says."""
-    system = CURRENT.system
-    assert system is not None
-    return int(re.findall(r"up, process (\d+)", (system.logs / f"{server}.log").read_text())[-1])
 
 
 def up(found: dict[str, Values]) -> dict[str, float]:
@@ -286,7 +280,7 @@ def test_what_is_not_served_is_counted_by_reason(endpoint: str) -> None:
 
 def test_a_unit_that_is_stopped_is_told_as_not_up_and_holds_up_nobody(endpoint: str) -> None:
     tq.kv_put("a", "p", {"x": torch.arange(3)})
-    pid = process_of("unit-1")
+    pid = server_process("unit-1").pid
     os.kill(pid, signal.SIGSTOP)
     try:
         assert up(read(endpoint)) == {**EVERYBODY, "1": 0}
@@ -302,7 +296,7 @@ def test_a_unit_that_is_stopped_is_told_as_not_up_and_holds_up_nobody(endpoint: 
 
 def test_after_a_restart_of_the_controller_everybody_is_told_again(endpoint: str) -> None:
     tq.kv_put("a", "p", {"x": torch.arange(3)})
-    pid = process_of("controller")
+    pid = server_process("controller").pid
     before = value(read(endpoint), "tq_process_start_time_seconds", server="controller")
     os.kill(pid, signal.SIGKILL)
     tq.kv_put("b", "p", {"x": torch.arange(3)})

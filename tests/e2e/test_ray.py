@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from server_processes import server_process
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.node.system.paths import runtime_dir
@@ -283,19 +284,8 @@ def test_another_driver_attaches_and_leaves(cluster: str, tmp_path: Path) -> Non
     assert tq.get_client().get_meta(["x"], 2, "p", task_name="t").global_indexes == [3, 2]
     driver.end()
     assert read(4) == [0, 1, 2, 3]
-    controller = next(p for p in psutil.process_iter() if p.pid == tq_pid("controller"))
-    controller.kill()  # its next process has the same sampler
+    server_process("controller").kill()  # its next process has the same sampler
     assert tq.get_client().get_meta(["x"], 2, "p", task_name="t").global_indexes == [1, 0]
-
-
-def tq_pid(server: str) -> int:
-    """The process of a server: the one that has its log open."""
-    assert CURRENT.system is not None
-    log = str(CURRENT.system.logs / f"{server}.log")
-    for child in psutil.Process(CURRENT.system.description.pid).children():
-        if os.readlink(f"/proc/{child.pid}/fd/1") == log:
-            return child.pid
-    raise AssertionError(f"nobody writes {log}")
 
 
 def until_restarted(process: int) -> None:
@@ -418,7 +408,7 @@ def test_cold_blocks_move_to_disk_and_are_read_from_there(tmp_path: Path) -> Non
     assert partition.stored["memory"] <= 8 << 20
     assert len(list(tmp_path.iterdir())) == 1
     assert ray.get(wrong.remote(40), timeout=SECONDS) == []
-    psutil.Process(tq_pid("unit-1")).kill()
+    server_process("unit-1").kill()
     assert ray.get(wrong.remote(40), timeout=SECONDS) == []
     process = call("process")
     os.kill(process, signal.SIGKILL)

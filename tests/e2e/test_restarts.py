@@ -20,6 +20,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from server_processes import server_process
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.interface import CURRENT
@@ -39,12 +40,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 def server(name: str) -> psutil.Process | None:
     """The process of a server, by its socket; None while it is being started anew."""
-    system = CURRENT.system
-    assert system is not None
-    text = (system.logs / f"{name}.log").read_text()
-    pid = int(text.rsplit("up, process ", 1)[1].split()[0])
     with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
+        process = server_process(name)
         if process.status() != psutil.STATUS_ZOMBIE:
             return process
     return None

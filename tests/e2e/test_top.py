@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 
+from server_processes import server_process
 from transfer_queue.cli import main
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
@@ -111,11 +112,6 @@ def put(system: RunningSystem, key: str) -> None:
         client.kv_put(key, "p", {"x": torch.arange(3)})
 
 
-def controller_of(system: RunningSystem) -> psutil.Process:
-    log = (system.logs / "controller.log").read_text()
-    return psutil.Process(int(log.rsplit("up, process ", 1)[1].split()[0]))
-
-
 def test_top_follows_restarts_of_the_controller_and_of_the_system(folder: None) -> None:
     system = start(NAME)
     put(system, "a")
@@ -129,7 +125,7 @@ def test_top_follows_restarts_of_the_controller_and_of_the_system(folder: None) 
         terminal.press("3\r")
         terminal.wait("Sample 0 of partition 'p' has all the fields ['x']")
         terminal.press("\x1b\x1b")
-        controller_of(system).kill()
+        server_process("controller", system).kill()
         put(system, "b")
         terminal.wait("The controller restarted: no events between")
         terminal.press("p")
@@ -150,7 +146,7 @@ def test_keys_work_while_the_controller_is_stopped_and_a_signal_leaves_the_termi
     shared: RunningSystem,
 ) -> None:
     terminal = Terminal("top", "--name", "shared", "--every", "0.5", NO_COLOR="1")
-    controller = controller_of(shared)
+    controller = server_process("controller", shared)
     try:
         terminal.wait("Idle")
         controller.suspend()

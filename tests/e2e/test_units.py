@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
+from server_processes import server_process
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
 from transfer_queue.net.calls import Call
@@ -45,7 +46,7 @@ def process(number: int) -> psutil.Process:
 
     def up() -> bool:
         with contextlib.suppress(psutil.Error):
-            one = psutil.Process(int(log(number).rsplit("up, process ", 1)[1].split()[0]))
+            one = server_process(f"unit-{number}")
             if one.status() != psutil.STATUS_ZOMBIE:
                 found.append(one)
         return bool(found)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 
 import transfer_queue as tq
+from server_processes import server_process
 from transfer_queue.net.drivers import blocked_loop
 
 pytestmark = [
@@ -106,14 +104,13 @@ def test_a_controller_that_does_not_respond_is_named(
             return asyncio.run(client.async_get_meta(*arguments, timeout=WAIT))
         return client.get_meta(*arguments, timeout=WAIT)
 
-    supervised = psutil.Process().children(recursive=True)
-    (controller,) = [child for child in supervised if "controller" in os.readlink(f"/proc/{child.pid}/fd/2")]
-    os.kill(controller.pid, signal.SIGSTOP)
+    controller = server_process("controller")
+    controller.suspend()
     try:
         with pytest.raises(tq.WaitTimeoutError, match=r"the controller at .* gave no reply to Claim within"):
             fetch()
     finally:
-        os.kill(controller.pid, signal.SIGCONT)
+        controller.resume()
     (first, *_) = logged(caplog, "Still waiting after ")
     assert "The controller did not say why Claim waits: Timeout: the controller at " in first
 

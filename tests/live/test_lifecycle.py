@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 import transfer_queue as tq
+from server_processes import server_process
 from tests.live.live_system import SECONDS, Page, read_events, rows, served, view_when
 from transfer_queue.cli import main
 from transfer_queue.interface import CURRENT
@@ -26,12 +26,6 @@ def client() -> Iterator[tq.TransferQueueClient]:
     tq.init({"system": {"name": NAME}}, task="rollout", rank=0)
     yield tq.get_client()
     tq.close()
-
-
-def server_process(name: str) -> psutil.Process:
-    assert CURRENT.system is not None
-    text = (CURRENT.system.logs / f"{name}.log").read_text()
-    return psutil.Process(int(text.rsplit("up, process ", 1)[1].split()[0]))
 
 
 def state_is(*states: str) -> Any:

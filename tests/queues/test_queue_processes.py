@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
 import threading
@@ -12,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 import transfer_queue as tq
 import warm
+from server_processes import server_process
 from transfer_queue.config.settings import Settings
-from transfer_queue.interface import CURRENT
 from transfer_queue.node.system.launcher import start_local
 from transfer_queue.queues import Empty, Full, ShutDown
 
@@ -152,7 +150,7 @@ def test_puts_and_gets_that_wait_go_on_after_the_controller_was_killed():
         puts = [pool.submit(full.put, item, True, SECONDS) for item in "bc"]
         get = pool.submit(empty.get, True, SECONDS)
         until(lambda: _waiting_puts(full) == 2)
-        _kill_controller()
+        server_process("controller").kill()
         with pytest.raises(Full):
             full.put_nowait("d")
         taken = [full.get(timeout=SECONDS) for _ in range(3)]
@@ -173,7 +171,7 @@ def test_a_join_that_waits_goes_on_after_the_controller_was_killed():
     with ThreadPoolExecutor(1) as pool:
         joined = pool.submit(q.join, SECONDS)
         until(lambda: not joined.done() and q.unfinished_tasks == 1)
-        _kill_controller()
+        server_process("controller").kill()
         assert q.get() == "a"
         q.task_done()
         joined.result(SECONDS)
@@ -232,11 +230,3 @@ def test_the_first_queue_starts_a_system():
 def _waiting_puts(q: tq.Queue) -> int:
     (found,) = [p.waiting_puts for p in tq.get_client().status().partitions if p.name == q.name]
     return found
-
-
-def _kill_controller() -> None:
-    system = CURRENT.system
-    assert system is not None
-    pid = int((system.logs / "controller.log").read_text().rsplit("up, process ", 1)[1].split()[0])
-    assert pid != os.getpid()
-    psutil.Process(pid).kill()

@@ -255,18 +255,13 @@ class Controller:
         context.log.now = now
         sequence, request = envelope.sequence, envelope.body
         report = envelope.report
-        if report is not None and (report.returned or report.withdrawn or report.left):
-            effects = self.handle(client, peer, RequestEnvelope(NOTICE, 0, report), now)
-            return effects + self.handle(client, peer, msgspec.structs.replace(envelope, report=None), now)
         if report is not None:
+            if report.returned or report.withdrawn or report.left:
+                effects = self.handle(client, peer, RequestEnvelope(NOTICE, 0, report), now)
+                return effects + self.handle(client, peer, msgspec.structs.replace(envelope, report=None), now)
             consumption_handlers.hand_over(context, report)
         if sequence == NOTICE:
-            if type(request) is not ReportBatches:
-                words = (
-                    f"only a ReportBatches may have the sequence 0, which gets no reply, not a {type(request).__name__}"
-                )
-                return [context.failure(peer, sequence, ProtocolError(words))]
-            return self._settle_after(self.change(Caller(client, peer, envelope), request))
+            return self._handle_notice(Caller(client, peer, envelope))
         context.measures.counters["requests"] += 1
         kept = state.clients.get(client)
         if kept is not None and sequence in kept.replies:
@@ -295,6 +290,13 @@ class Controller:
         except TransferQueueError as error:
             effects = [context.failure(peer, sequence, error)]
         return self._settle_after(effects)
+
+    def _handle_notice(self, caller: Caller) -> list[Effect]:
+        request = caller.envelope.body
+        if type(request) is ReportBatches:
+            return self._settle_after(self.change(caller, request))
+        words = f"only a ReportBatches may have the sequence 0, which gets no reply, not a {type(request).__name__}"
+        return [self.context.failure(caller.peer, NOTICE, ProtocolError(words))]
 
     def handle_puts(self, puts: Sequence[tuple[str, int, RequestEnvelope]], now: float) -> list[Effect]:
         """Puts of different clients arrived at the same time. Those of new samples are decided together if possible.

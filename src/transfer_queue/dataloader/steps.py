@@ -87,7 +87,7 @@ def run_steps(steps: Steps[T], ask: Callable[..., Any] = ask_blocking) -> T:
     try:
         step = next(steps)
         while True:
-            if blocks_loop() and time.monotonic() - begun >= BLOCKED_SECONDS:
+            if time.monotonic() - begun >= BLOCKED_SECONDS and blocks_loop():
                 warn_of_blocked_loop()
             try:
                 result = _run_step(step, ask)

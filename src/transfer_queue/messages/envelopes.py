@@ -40,7 +40,7 @@ NOTICE = 0
 """The sequence of requests that get no reply."""
 
 
-class RequestEnvelope(msgspec.Struct, array_like=True, frozen=True):
+class RequestEnvelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A request as it is sent."""
 
     sequence: Natural
@@ -62,7 +62,7 @@ class RequestEnvelope(msgspec.Struct, array_like=True, frozen=True):
     """Seconds in which the client needs the reply; None: the setting `timeouts.call`, after the request's own wait."""
 
 
-class ReplyEnvelope(msgspec.Struct, array_like=True, frozen=True):
+class ReplyEnvelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A reply as it is sent."""
 
     sequence: int

@@ -24,33 +24,34 @@ class Notices:
 
     def __init__(self, encode: Callable[[RequestEnvelope], bytes]) -> None:
         self._encode = encode
-        self._waiting: deque[ReportBatches] = deque()
+        self.waiting: deque[ReportBatches] = deque()
+        """Those that no request carries."""
         self.carried: dict[int, ReportBatches] = {}
         """Sequence of a request without a reply -> the notices that it carries. The session removes them."""
         self.on_add: Callable[[], None] | None = None
         """Called when a notice was added."""
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self.carried)
+        return bool(self.waiting or self.carried)
 
     @property
     def unread(self) -> int:
         """The number of batches that were handed over and that the controller may not know of."""
-        reports = [*self._waiting, *self.carried.values()]
+        reports = [*self.waiting, *self.carried.values()]
         return sum(len(report.handed_over) + len(report.finished) for report in reports)
 
     def add(self, report: ReportBatches) -> None:
         """Add the notices of a report."""
-        self._waiting.append(report)
+        self.waiting.append(report)
         if self.on_add is not None:
             self.on_add()
 
     def take(self, sequence: int) -> ReportBatches | None:
         """Return the notices that a request carries; None if there are none."""
         report = None
-        while self._waiting:
+        while self.waiting:
             try:
-                further = self._waiting.popleft()
+                further = self.waiting.popleft()
             except IndexError:  # another thread was faster
                 break
             report = self.carried[sequence] = further if report is None else _joined([report, further])
@@ -60,11 +61,11 @@ class Notices:
         """Note that a request has ended without a reply, so that the next one carries its notices."""
         report = self.carried.pop(sequence, None)
         if report is not None:
-            self._waiting.appendleft(report)
+            self.waiting.appendleft(report)
 
     def frame(self) -> bytes:
         """Return the frame that sends the notices at once. The next request carries them, too."""
-        return pack_frame(self._encode(RequestEnvelope(NOTICE, 0, _joined(list(self._waiting)))))
+        return pack_frame(self._encode(RequestEnvelope(NOTICE, 0, _joined(list(self.waiting)))))
 
 
 def _joined(reports: list[ReportBatches]) -> ReportBatches:

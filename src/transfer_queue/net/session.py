@@ -190,9 +190,11 @@ class Session:
         try:
             if target != CONTROLLER:
                 return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished))
-            reads, report = self._take_reads() if self._reads else [], self.notices.take(sequence)
-            envelope = RequestEnvelope(sequence, acknowledged, request, finished, reads, report, within)
-            return sequence, self._encode(envelope)
+            reads = self._take_reads() if self._reads else []
+            report = self.notices.take(sequence) if self.notices.waiting else None
+            return sequence, self._encode(
+                RequestEnvelope(sequence, acknowledged, request, finished, reads, report, within)
+            )
         except BaseException as error:
             self.finish(sequence)
             if not isinstance(error, UNSENDABLE):
@@ -212,7 +214,7 @@ class Session:
 
         The cost does not depend on how many others are unfinished.
         """
-        if sequence in self.notices.carried:
+        if self.notices.carried:
             self.notices.fail(sequence)
         with self._lock:
             if sequence not in self._unfinished:
@@ -272,9 +274,10 @@ class Session:
             answer = self._decode(body)
         except UNREADABLE as error:
             raise ProtocolError(f"a server sent a reply that cannot be read: {error}") from error
-        report = self.notices.carried.pop(answer.sequence, None)
-        for withdrawn in () if report is None else report.withdrawn:
-            self.finish(withdrawn)
+        if self.notices.carried:
+            report = self.notices.carried.pop(answer.sequence, None)
+            for withdrawn in () if report is None else report.withdrawn:
+                self.finish(withdrawn)
         return answer
 
     def transport(self, kind: type[T]) -> T:
@@ -320,22 +323,22 @@ def raise_failure(reply: AnyReply) -> AnyReply:
 class RetryPolicy:
     """Decides when a call is tried again, which error it raises otherwise, and when its wait is reported."""
 
-    __slots__ = ("_begun", "_call", "_lost_at", "_seconds", "_session", "_tries", "deadline", "report_at", "warn_at")
+    __slots__ = ("_call", "_lost_at", "_seconds", "_session", "_tries", "begun", "deadline", "report_at", "warn_at")
 
     def __init__(self, session: Session, call: Call) -> None:
         self._seconds = (call.timeout or 0.0) + session.grace if call.within is None else call.within
-        self._begun = session.clock()
-        self.deadline = self._begun + self._seconds
+        self.begun = begun = session.clock()
+        """The reading of the session's clock at which the call began."""
+        self.deadline = begun + self._seconds
         """The reading of the session's clock until which the call waits for the reply.
 
         The limit is `Call.within`, or the time for which the request may be parked plus the session's grace.
         """
         first = session.report_wait
-        is_long = first is not None and call.timeout is not None and call.timeout > first
-        self.report_at = self._begun + first if is_long and first is not None else math.inf
+        self.report_at = math.inf if first is None or (call.timeout or 0.0) <= first else begun + first
         """The reading of the clock at which the wait must be reported; infinite for a call that waits for less."""
         self.warn_at = math.inf
-        """The reading of the clock at which the driver must warn that the call blocks an event loop; it sets this."""
+        """The reading of the clock at which the driver looks if the call blocks an event loop; it sets this."""
         self._session = session
         self._call = call
         self._tries = 0
@@ -352,8 +355,8 @@ class RetryPolicy:
         It ends early, but it may raise an error, if the servers cannot be reached.
         """
         assert self._session.report is not None
-        waited = self._session.clock() - self._begun
-        self.report_at = self._begun + 2 * waited
+        waited = self._session.clock() - self.begun
+        self.report_at = self.begun + 2 * waited
         return self._session.report(self._call, waited)
 
     def next_delay(self, error: OSError) -> float:
@@ -377,7 +380,7 @@ class RetryPolicy:
         wait: float | None = getattr(request, "wait", None)
         if wait is None or wait <= 0:
             return frame
-        waited = self._session.clock() - self._begun
+        waited = self._session.clock() - self.begun
         changed = {"wait": max(wait - waited, LEAST_WAIT)}
         if isinstance(request, Claim):
             changed["waited"] = waited

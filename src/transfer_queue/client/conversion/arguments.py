@@ -389,10 +389,10 @@ def encoded_tags(tags: Sequence[Mapping[str, Any] | None] | None, allow_pickle: 
     return [encoded_tag(tag, allow_pickle) for tag in tags] if table is None else table
 
 
-def large_tags(sent: SentTags | None) -> dict[str, str]:
+def large_tags(sent: SentTags) -> dict[str, str]:
     """Return a warning for each entry of encoded tags that has a value above LARGE_TAG, by the name of the entry."""
     try:
-        if sent is None or len(_encode(sent)) <= LARGE_TAG:
+        if len(_encode(sent)) <= LARGE_TAG:
             return {}
     except UNSENDABLE:  # the request with these tags will be refused
         return {}

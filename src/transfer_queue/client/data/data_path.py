@@ -568,8 +568,9 @@ class DataPath:
 
     def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> SentTags | None:
         sent = arguments.encoded_tags(tags, self._state.settings.allow_pickle)
-        for name, words in arguments.large_tags(sent).items():
-            self._state.warn(words, f"large tag {name}")
+        if sent is not None:
+            for name, words in arguments.large_tags(sent).items():
+                self._state.warn(words, f"large tag {name}")
         return sent
 
     def _handing_over(self, claim: Claim, reply: ClaimReply, work: Operation[T], *, read: bool = False) -> Operation[T]:

@@ -56,10 +56,12 @@ def row_limit(partition: Partition) -> int | None:
 def check_staleness(partition: Partition, count: int) -> None:
     """Raise StalenessError if `count` more rows would be too far ahead of the policy."""
     window, options = partition.window, partition.options
+    if window.limit is None:
+        return
     reason = describe_staleness(partition, count)
     if not reason:
         return
-    if window.limit is not None and count > window.limit:
+    if count > window.limit:
         raise InvalidArgumentError(
             f"partition {partition.name!r} accepts at most {window.limit} rows at a policy version (max_staleness "
             f"{options.max_staleness}, {options.rows_per_version} rows per version), and this put alone adds {count}; "
@@ -112,10 +114,13 @@ def certainly_waits(state: State, request: Publish | Reserve) -> bool:
 
 def check_max_rows(partition: Partition, count: int) -> None:
     """Raise PartitionFullError if `count` more rows would be more than `max_rows`."""
-    most, reason = partition.options.max_rows, describe_max_rows(partition, count)
+    most = partition.options.max_rows
+    if most is None:
+        return
+    reason = describe_max_rows(partition, count)
     if not reason:
         return
-    if most is not None and count > most:
+    if count > most:
         raise InvalidArgumentError(
             f"partition {partition.name!r} accepts at most {most} rows (max_rows), and this put alone adds {count}; "
             f"put fewer rows at a time"

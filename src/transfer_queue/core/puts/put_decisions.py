@@ -120,8 +120,7 @@ def check_new(state: State, partition: Partition, count: int) -> None:
 
 def check_capacity(state: State, count: int) -> None:
     """Raise CapacityError if `count` more rows exceed the capacity of the system."""
-    reason = _describe_capacity(state, count)
-    if reason:
+    if state.capacity is not None and (reason := _describe_capacity(state, count)):
         raise CapacityError(f"{reason} Clear rows that are not needed any more, or raise the limit.")
 
 
@@ -178,20 +177,12 @@ def _indexes_of_keys(partition: Partition | None, positions: np.ndarray | None, 
     return out
 
 
-class PutDecision(NamedTuple):
-    """What a put changes."""
+def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyRecord], np.ndarray, bool, str | None]:
+    """Decide a put.
 
-    records: list[r.AnyRecord]
-    rows: np.ndarray
-    """The global indexes of its rows, in order."""
-    is_new: bool
-    """Whether all of them are new, and have the fields of the put."""
-    warning: str | None
-    """A warning for the client; None if there is none."""
-
-
-def publish(state: State, writer: str, request: Publish) -> PutDecision:
-    """Decide a put."""
+    Returns its records, the global indexes of its rows, whether all of them are new and have its fields, and a warning
+    for its client, if there is one.
+    """
     check_writer(state, writer)
     check_shape(request)
     partition = state.partitions.get(request.partition)
@@ -218,12 +209,14 @@ def publish(state: State, writer: str, request: Publish) -> PutDecision:
         records, indexes = _put(state, partition, writer, request, targets, shared)
     if request.equal:
         records += equal_values.note_digests(state, partition, request)
+    warning = None
     if joining.late:
         records += joining.drop_late(request.partition, indexes)
+        warning = None if partition is None else joining.warning(partition)
+        new = False  # dropped rows have no fields
     if request.closes:
         records += close_extents(state, writer, request.closes, blocks)[0]
-    warning = joining.warning(partition) if joining.late and partition is not None else None
-    return PutDecision(records, indexes, new and not joining.late, warning)  # dropped rows have no fields
+    return records, indexes, new, warning
 
 
 def _positions_of(request: Publish, keyed: np.ndarray | None, existing: np.ndarray | None) -> Sequence[int]:

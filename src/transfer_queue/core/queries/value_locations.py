@@ -182,7 +182,10 @@ def _reply_with_places(
         if key != last:  # comparing with the field before is faster than hashing, and fields of one put are equal
             names, last = alike.setdefault(key, []), key
         names.append(name)
-    types = [partition.type_of_values(name, *found) for name, found in places.items()]
+    if partition.field_ranks.names:
+        types = [partition.type_of_values(name, *found) for name, found in places.items()]
+    else:
+        types = [partition.fields[name].to_field_type() for name in places]
     return reply_with(state, count, alike, types, request)
 
 

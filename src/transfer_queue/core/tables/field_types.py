@@ -259,12 +259,11 @@ class FieldStats(Persisted, array_like=True):
     def to_field_type(self, ranks: Collection[int] = ()) -> FieldType:
         """Return the type as replies contain it. ranks: the ranks of the values in the reply, if there are several."""
         self.forget_if_gone()
-        ndim, shape, differs, mixed = self.ndim, self.shape, self.differs, False
-        if ranks:
-            mixed, only = len(ranks) > 1, next(iter(ranks))
-            if not mixed and only != ndim:
-                ndim, (shape, differs) = only, self.further[only]
-        known = not differs and not mixed and self.kind == "tensor"
+        ndim, shape, differs, mixed = self.ndim, self.shape, self.differs, len(ranks) > 1
+        if ranks and not mixed and ndim not in ranks:
+            ndim = next(iter(ranks))
+            shape, differs = self.further[ndim]
+        known = not (differs or mixed) and self.kind == "tensor"
         return FieldType(
             name=self.name, kind=self.kind, dtype=self.dtype, ndim=ndim, shape=list(shape) if known else None,
             differs=differs, mixed_rank=mixed, dtypes=[self.dtype, *self.others] if self.others else [],

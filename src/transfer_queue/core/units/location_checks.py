@@ -115,6 +115,8 @@ def fit_together(state: State, blocks: Sequence[NewBlock]) -> bool:
         last = max(last, end)
         places.add(place)
         if not state.units[block.unit].store:
+            if start == end or (extent is not None and extent.low == extent.top >= 0):
+                return False  # extents without a byte fit beside others in some orders only
             if extent is not None and extent.top >= 0:  # its blocks are between these bytes
                 start, end = min(start, extent.low), max(end, extent.top)
             ranges.append((block.unit, start, end))

@@ -65,8 +65,7 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
         run_parallel(session, pool, call.together)
         return Done()
     attempts = RetryPolicy(session, call)
-    if blocks_loop():
-        attempts.warn_at = session.clock() + BLOCKED_SECONDS
+    attempts.warn_at = attempts.begun + BLOCKED_SECONDS
     payload = 0 if call.payload is None else len(call.payload)
     sequence, frame = session.begin_request(call.request, payload, call.target, call.within)
     call.sequence = sequence
@@ -87,7 +86,8 @@ def _report_wait(session: Session, attempts: RetryPolicy) -> None:
     now = session.clock()
     if attempts.warn_at <= now:
         attempts.warn_at = math.inf
-        warn_of_blocked_loop()
+        if blocks_loop():
+            warn_of_blocked_loop()
     if attempts.report_at <= now:
         run_blocking(session, attempts.begin_report())
 

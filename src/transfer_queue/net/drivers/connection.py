@@ -180,24 +180,20 @@ class Connection:
     def exchange(self, frame: bytes, deadline: float, payload: memoryview | None = None) -> bytes:
         """Send a frame, with the payload that it announces, and return the body of the reply."""
         self.send(frame, deadline, payload)
-        return self.receive_reply(deadline)
+        return self.receive_reply(deadline, deadline)
 
-    def receive_reply(self, deadline: float) -> bytes:
-        """Return the body of the reply to a frame that was sent."""
+    def receive_reply(self, until: float, deadline: float) -> bytes:
+        """Return the body of the reply to a frame that was sent.
+
+        Raises `TimeoutError` if it has not arrived before `until`. Until the deadline, the call can then be repeated.
+        """
         while True:
-            frames = self.reader.feed(self._receive(deadline))
+            self._wait(select.POLLIN, until)
+            frames = self.reader.feed(self.read(deadline))
             if frames:
                 if len(frames) > 1 or not self.reader.clean:
                     raise ProtocolError("expected one reply from a server, got more bytes after it")
                 return frames[0][0]
-
-    def is_readable(self, until: float) -> bool:
-        """Wait until bytes have arrived, or the connection has ended. Return False if that is not before `until`."""
-        try:
-            self._wait(select.POLLIN, until)
-        except TimeoutError:
-            return False
-        return True
 
     def exchange_into(self, frame: bytes, deadline: float, into: Sequence[memoryview]) -> bytes:
         """Like `exchange`, for a reply whose payload is written into these parts. The reply may have no payload."""

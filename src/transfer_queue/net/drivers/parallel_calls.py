@@ -190,6 +190,7 @@ def retry_until_reply(
         broken: The error of an earlier try, if any.
         report: Called when a report is due; None if the call does not wait for long.
     """
+    target = call.target
     while True:
         if broken is not None:
             delay = attempts.next_delay(broken)
@@ -198,42 +199,33 @@ def retry_until_reply(
             frame = attempts.frame_to_retry(sequence, frame)
             if report is not None and attempts.next_report <= session.clock():
                 report(session, attempts)
+        connection: Connection | None = None
         try:
-            return _exchange_once(session, pool, call, attempts, sequence, frame, report)
-        except TransferQueueError:
-            raise
-        except OSError as error:
+            connection = pool.take(target) or pool.connect(session, target, attempts.deadline)
+            if call.into:
+                body = connection.exchange_into(frame, attempts.deadline, call.into)
+            else:
+                connection.send(frame, attempts.deadline, call.payload)
+                body = _receive_reply(session, connection, attempts, report)
+            answer = session.decode_reply(body)
+            if answer.sequence != sequence:
+                raise ProtocolError(f"expected the reply to request {sequence}, got the reply to {answer.sequence}")
+            pool.give_back(target, connection)
+            return answer.body
+        except BaseException as error:
+            if connection is not None:
+                pool.discard(connection)
+                if isinstance(error, ConnectionError):
+                    pool.close_idle(target)  # the other idle connections led to the same server
+            if not isinstance(error, OSError) or isinstance(error, TransferQueueError):
+                raise
             broken = error
 
 
-def _exchange_once(
-    session: Session,
-    pool: Pool,
-    call: Call,
-    attempts: RetryPolicy,
-    sequence: int,
-    frame: bytes,
-    report: Report | None,
-) -> AnyReply:
-    deadline = attempts.deadline
-    connection = pool.take(call.target) or pool.connect(session, call.target, deadline)
-    try:
-        if call.into:
-            body = connection.exchange_into(frame, deadline, call.into)
-        else:
-            connection.send(frame, deadline, call.payload)
-            while report is not None and attempts.next_report < deadline:
-                if connection.is_readable(attempts.next_report):
-                    break
-                report(session, attempts)
-            body = connection.receive_reply(deadline)
-        answer = session.decode_reply(body)
-        if answer.sequence != sequence:
-            raise ProtocolError(f"expected the reply to request {sequence}, got the reply to {answer.sequence}")
-        pool.give_back(call.target, connection)
-    except BaseException as error:
-        pool.discard(connection)
-        if isinstance(error, ConnectionError):
-            pool.close_idle(call.target)  # the other idle connections led to the same server
-        raise
-    return answer.body
+def _receive_reply(session: Session, connection: Connection, attempts: RetryPolicy, report: Report | None) -> bytes:
+    while report is not None and attempts.next_report < attempts.deadline:
+        try:
+            return connection.receive_reply(attempts.next_report, attempts.deadline)
+        except TimeoutError:
+            report(session, attempts)
+    return connection.receive_reply(attempts.deadline, attempts.deadline)

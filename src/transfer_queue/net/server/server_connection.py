@@ -25,9 +25,9 @@ OUTPUT_MARK = 1 << 20
 Payload = Union[bytes, bytearray, memoryview]
 
 
-def is_lent(piece: Payload) -> bool:
+def is_lent(piece: memoryview) -> bool:
     """Whether a piece of output is a part of memory that exists without it, like an arena."""
-    return type(piece) is memoryview and getattr(piece.obj, "base", None) is not None
+    return getattr(piece.obj, "base", None) is not None
 
 
 def frame_pieces(body: bytes, payload: Sequence[Payload]) -> Sequence[Payload]:
@@ -133,7 +133,7 @@ class ServerConnection:
         while count:
             first = self.out.popleft()
             taken = min(count, len(first))
-            if self.lent and is_lent(first):
+            if self.lent and type(first) is memoryview and is_lent(first):
                 self.lent -= taken
             if taken < len(first):
                 self.out.appendleft(memoryview(first)[taken:])

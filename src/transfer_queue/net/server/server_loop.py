@@ -569,16 +569,15 @@ class ServerLoop:
         if peer.out_bytes > self._max_output:
             self._overflow(peer)
             return
-        waits = bool(peer.out)
+        if not peer.out:
+            self._dirty.append(peer)
         for piece in pieces:
             peer.out.append(piece)
             peer.out_bytes += len(piece)
-            if is_lent(piece):
+            if type(piece) is memoryview and is_lent(piece):
                 peer.lent += len(piece)
-        if waits:
+        if peer.counted:
             self._unread.note(peer, has_read=False)
-        else:
-            self._dirty.append(peer)
 
     def _overflow(self, peer: ServerConnection) -> None:
         """Drop a peer that does not read its replies: send it nothing more, and end it with the next flush."""
@@ -615,12 +614,11 @@ class ServerLoop:
         except OSError:
             self._drop(peer)
             return
-        if peer.out_bytes or peer.counted:
-            self._unread.note(peer, has_read=peer.out_bytes < before)
         if peer.ending and not peer.out_bytes:
             self._drop(peer)
             return
         if peer.out_bytes or peer.events != READ:
+            self._unread.note(peer, has_read=peer.out_bytes < before)
             self._watch(peer)
         if peer.inbox:
             self._await_turn(peer)
