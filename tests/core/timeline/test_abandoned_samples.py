@@ -119,12 +119,38 @@ def test_a_batch_of_a_rank_is_dealt_to_it_again_and_not_named() -> None:
 def test_a_task_that_has_put_nothing_yet_may_put_what_claims_wait_for(h: Harness) -> None:
     h.put(4)
     h.dealt(2)
+    h.dealt(1)
+    h.disconnect("r")
+    assert abandoned(h) == {"t": {"client r": 1}}
+    h.claim(2, "train", ["x", "y"], name="trainer", wait=1.0)
+    assert abandoned(h) == {"t": {"client r": 3}}
+    h.tick(h.now + 1.0)  # between two claims no claim waits
+    assert abandoned(h) == {"t": {"client r": 3}}
+
+
+def test_of_a_task_that_puts_nothing_the_last_claim_is_named(h: Harness) -> None:
+    h.put(6)
+    assert h.dealt(2, name="other") == [0, 1]
+    assert h.dealt(2) == [2, 3]
+    assert h.dealt(2) == [4, 5]
+    h.disconnect("r")
+    assert abandoned(h) == {"t": {"client r": 2}}
+    assert "lost" not in explain(h, row=3)
+    assert "it may be lost to task 't', because client r, which is gone, had claimed it" in explain(h, row=5)
+    h.clear([5])
+    assert abandoned(h) == {"t": {"client r": 1}}
+    h.ask(ResetConsumption("p", "t"))
+    assert abandoned(h) == {}
+    assert h.dealt(5, name="other") == [0, 1, 2, 3, 4]
+    assert abandoned(h) == {}
+
+
+def test_of_a_task_that_claims_with_leases_nothing_is_named(h: Harness) -> None:
+    h.put(6)
+    h.ack(h.lease(2, name="r"))
+    h.lease(2, name="r")
     h.disconnect("r")
     assert abandoned(h) == {}
-    h.claim(2, "train", ["x", "y"], name="trainer", wait=1.0)
-    assert abandoned(h) == {"t": {"client r": 2}}
-    h.tick(h.now + 1.0)  # between two claims no claim waits
-    assert abandoned(h) == {"t": {"client r": 2}}
 
 
 def test_a_client_that_is_back_has_lost_nothing(dead: Harness) -> None:

@@ -1,7 +1,11 @@
-"""The samples that a client had claimed without a lease, and had not given the fields of its task when it was gone.
+"""The samples that a client had claimed without a lease, and had perhaps not finished when it was gone.
 
-A claim without a lease consumes its rows, so nobody is dealt them again. Which client got which rows is known from the
-events of the timeline, as far back as these go. Nothing here is part of the state.
+A claim without a lease consumes its rows, so nobody is dealt them again. A task that puts fields has not finished the
+rows that lack them. Of a task that puts nothing, such as the training, these are the rows of the client's last claim:
+with each claim, it says that it has finished the rows of the one before.
+
+Which client got which rows is known from the events of the timeline, as far back as these go. Nothing here is part of
+the state.
 """
 
 from __future__ import annotations
@@ -63,6 +67,10 @@ class AbandonedSamples:
         """Events before this position were read."""
         self._claims: dict[Use, dict[str, np.ndarray]] = {}
         """For each client that is gone, the global indexes of the rows that it claimed last, of all clients."""
+        self._last: dict[Use, dict[str, np.ndarray]] = {}
+        """For each client that is gone, those of its last claim."""
+        self._acked: set[Use] = set()
+        """The tasks that claim with leases, of which nothing is lost."""
         self._puts: dict[Use, set[str]] = {}
         """The fields that the tasks of clients that are gone have put."""
 
@@ -74,10 +82,17 @@ class AbandonedSamples:
         self._read_new_events()
         found = []
         for (place, task), claims in self._claims.items():
-            fields = self._fields(partition, task) if place == cut_text(name) else []
+            if place != cut_text(name):
+                continue
+            fields, last = self._fields(partition, task), self._last[place, task]
+            if not fields and (place, task) in self._acked:
+                continue
             lost: dict[str, np.ndarray] = {}
-            for client in filter(claims.__contains__, self._timeline.gone if fields else ()):
-                claims[client], positions = self._unfinished(partition, task, claims[client], fields)
+            for client in filter(claims.__contains__, self._timeline.gone):
+                rows = claims[client] if fields else np.intersect1d(claims[client], last[client])
+                kept, positions = self._unfinished(partition, task, rows, fields)
+                if fields:
+                    claims[client] = kept
                 if len(positions):
                     process = self._process(client)
                     lost[process] = np.union1d(lost.get(process, NO_ROWS), positions)
@@ -100,12 +115,13 @@ class AbandonedSamples:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return those of these rows that are consumed and lack a field, and the positions of those that may be lost.
 
-        A batch of a rank is dealt to it again, and one that was not handed over returns by itself.
+        Without fields, none of the rows counts as finished. A batch of a rank is dealt to it again, and one that was not handed over returns by itself.
         """
         rows = rows[partition.rows.positions_of(rows) >= 0]
         positions = partition.rows.positions_of(rows)
-        lacks = ~partition.produced_flags(fields, positions).all(axis=1)
-        lacks &= partition.consumption_states(task, positions) == CONSUMED
+        lacks = partition.consumption_states(task, positions) == CONSUMED
+        if fields:
+            lacks &= ~partition.produced_flags(fields, positions).all(axis=1)
         rows, positions = rows[lacks], positions[lacks]
         unseen = [batch.indexes for batch in partition.unseen_batches.by_token.values() if batch.task == task]
         returns = np.isin(rows, np.concatenate([NO_ROWS, *unseen]))
@@ -129,7 +145,8 @@ class AbandonedSamples:
         timeline.flush()
         ring, gone = timeline.ring, tuple(timeline.gone)
         if self._gone != gone or self._position < timeline.rows.first:
-            self._gone, self._position, self._claims, self._puts = gone, timeline.rows.first, {}, {}
+            self._gone, self._position = gone, timeline.rows.first
+            self._claims, self._last, self._puts, self._acked = {}, {}, {}, set()
         begin = max(self._position, ring.first)
         self._position = ring.end
         if begin == ring.end:
@@ -142,6 +159,8 @@ class AbandonedSamples:
             page = page[np.isin(page["event"]["lane"], list(lanes))]
             self._read_puts(page[page["event"]["kind"] == EventKind.PUT]["event"], lanes)
             self._read_claims(page[page["event"]["kind"] == EventKind.CLAIM], lanes)
+            acks = page[page["event"]["kind"] == EventKind.ACK]["event"]
+            self._acked.update(use for use, _ in self._by_use(acks, lanes))
 
     def _read_puts(self, puts: np.ndarray, lanes: dict[int, LaneKey]) -> None:
         for use, places in self._by_use(puts, lanes):
@@ -154,7 +173,11 @@ class AbandonedSamples:
         for use, places in self._by_use(claims["event"], lanes):
             some = claims[places]
             rows, event = self._timeline.rows.listed(some["before"], some["event"]["rows"])
-            rows, newest = sort_with_values(rows, some["event"]["lane"][event].astype("i8"))
+            lane_of = some["event"]["lane"][event].astype("i8")
+            last = self._last.setdefault(use, {})
+            for lane in np.unique(lane_of).tolist():
+                last[lanes[lane][0]] = rows[event == event[lane_of == lane].max()]
+            rows, newest = sort_with_values(rows, lane_of)
             claimed = self._claims.setdefault(use, {})
             for client, earlier in claimed.items():
                 claimed[client] = rows_without(earlier, rows)
