@@ -115,7 +115,8 @@ class AbandonedSamples:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return those of these rows that are consumed and lack a field, and the positions of those that may be lost.
 
-        Without fields, none of the rows counts as finished. A batch of a rank is dealt to it again, and one that was not handed over returns by itself.
+        Without fields, none of the rows counts as finished. A batch of a rank is dealt to it again, and one that was
+        not handed over returns by itself.
         """
         rows = rows[partition.rows.positions_of(rows) >= 0]
         positions = partition.rows.positions_of(rows)
