@@ -2,10 +2,9 @@
 
     python -m benchmarks.performance [--peers] [--quick] [NAME ...]
 
-The results of each benchmark are kept in runs/bench, and the page is made of all results there: a benchmark that is run
-alone replaces its part. The results of benchmarks that not every machine can run are kept in benchmarks/measured, which
-belongs to the repository. With --peers, alternatives that a user could choose are measured, too (see
-`tools/make_peers`).
+The results of each benchmark are kept in benchmarks/measured, by machine, and the page is made of all results there: a
+benchmark that is run alone replaces its part. Those of quick runs are kept in runs/bench. With --peers, alternatives
+that a user could choose are measured, too (see `tools/make_peers`).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
 import time
 from importlib.metadata import version
@@ -26,9 +26,13 @@ from benchmarks.harness.peer_process import peers
 from benchmarks.harness.plots import dots
 from benchmarks.harness.report import RATES, Scale, document, number, table
 from benchmarks.harness.runner import NAMES, module, results
+from transfer_queue.utils.usable_cores import usable_cores
+
+Results = dict[str, dict[str, Any]]
+"""Benchmark -> its document, of one machine."""
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS = ROOT / "runs" / "bench"
+QUICK = ROOT / "runs" / "bench"
 MEASURED = ROOT / "benchmarks" / "measured"
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "performance"
@@ -48,14 +52,15 @@ def machine() -> str:
     """In words."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "torch", "msgspec"))
-    cores, kernel = len(os.sched_getaffinity(0)), platform.release().partition("-")[0]
+    cores, kernel = usable_cores(), platform.release().partition("-")[0]
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{cores} cores, {memory:.0f} GiB{gpu}, Linux {kernel}, Python {platform.python_version()}, {packages}"
 
 
-def place_of(name: str) -> Path:
-    """Return the file in which the results of a benchmark are kept."""
-    return (MEASURED if hasattr(module(name), "missing") else RUNS) / f"{name}.json"
+def machine_name() -> str:
+    """Return the name of this machine, under which its results are kept: its cores, and its GPU if it has one."""
+    gpu = re.search(r"[A-Z]+\d+", torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    return f"{usable_cores()}-cores" + (f"-{gpu.group().lower()}" if gpu else "")
 
 
 def main() -> int:
@@ -65,39 +70,61 @@ def main() -> int:
     parser.add_argument("--peers", action="store_true", help="also measure alternatives that a user could choose")
     parser.add_argument("--quick", action="store_true", help="smoke test; its results are not meaningful")
     parser.add_argument("--page", action="store_true", help="only write the page, from the results that were kept")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the results in a folder, like benchmarks/measured, and write no page",
+    )
     options = parser.parse_args()
+    folder = options.into or (QUICK if options.quick else MEASURED)
     if not options.page:
-        measure(options.name or list(NAMES), options.quick, options.peers)
-    kept = {name: json.loads(path.read_text()) for name in NAMES if (path := place_of(name)).exists()}
+        measure(options.name or list(NAMES), options.quick, options.peers, folder / machine_name())
+    if options.into is not None:
+        return 0
     FIGURES.mkdir(exist_ok=True)
-    PAGE.write_text(page(kept), "utf-8")
+    PAGE.write_text(page(read(folder)), "utf-8")
     print(f"wrote {PAGE.relative_to(ROOT)}")
     return 0
 
 
-def measure(names: list[str], quick: bool, beside: bool) -> None:
-    """Run benchmarks, print their tables, and keep their results."""
-    RUNS.mkdir(parents=True, exist_ok=True)
-    MEASURED.mkdir(exist_ok=True)
+def read(folder: Path) -> dict[str, Results]:
+    """Return the results of each machine, those of the machine with the most benchmarks first."""
+    found = {
+        each.name: {name: json.loads(path.read_text()) for name in NAMES if (path := each / f"{name}.json").exists()}
+        for each in sorted(folder.iterdir())
+    }
+    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+
+
+def measure(names: list[str], quick: bool, beside: bool, folder: Path) -> None:
+    """Run benchmarks, print their tables, and keep their results in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     for each in names:
         with peers() as asked:  # no peer is running during the next benchmark
             for name, seconds, rows in results([each], Scale(quick, dict(asked) if beside else {})):
                 print(f"{name}: {module(name).QUESTION} ({seconds:.0f} s)\n\n{table(rows)}\n", flush=True)
                 found = document(name, quick, seconds, rows)
                 found |= {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[1]}
-                place_of(name).write_text(json.dumps(found))
+                (folder / f"{name}.json").write_text(json.dumps(found))
 
 
 # ---------------------------------------------------------------- the page
 
 
-def page(kept: dict[str, dict[str, Any]]) -> str:
-    """Return the page, and write the figures that it shows."""
-    parts = [INTRODUCTION, *_how(kept), "## Targets\n", _targets(kept)]
-    for name, found in kept.items():
+def page(machines: dict[str, Results]) -> str:
+    """Return the page, and write the figures that it shows. The targets are those of the first machine."""
+    kept = next(iter(machines.values()), {})
+    parts = [INTRODUCTION, *_how(machines), "## Targets\n", _targets(kept)]
+    for name in NAMES:
+        found = {machine: results[name]["rows"] for machine, results in machines.items() if name in results}
+        if not found:
+            continue
         asked = module(name)
         parts += [f"## {name}: {asked.QUESTION}\n", *([f"{asked.NOTE}\n"] if hasattr(asked, "NOTE") else [])]
-        parts += [*_drawn(name, found["rows"]), _rows(found["rows"])]
+        parts += _drawn(name, next(iter(found.values())))
+        for machine, rows in found.items():
+            parts += [*([f"On {machine}:\n"] if list(found) != list(machines)[:1] else []), _rows(rows)]
     return "\n".join(parts)
 
 
@@ -120,26 +147,23 @@ is then marked "by pace".
 """
 
 
-def _how(kept: dict[str, dict[str, Any]]) -> list[str]:
-    machines: dict[str, list[str]] = {}
-    for name, each in kept.items():
-        machines.setdefault(f"{each['machine']}, {each['date']}", []).append(name)
-    usual = max(machines, key=lambda words: len(machines[words]), default="")
-    load = max((each["load"] for each in kept.values()), default=0.0)
-    words = [f"Measured on: {usual}."] if usual else []
-    for here, names in machines.items():
-        if here != usual:
-            several = len(names) > 1
-            what = f"The benchmarks {', '.join(names)} were" if several else f"The benchmark {names[0]} was"
-            words.append(f"{what} measured on: {here}.")
-    quick = [name for name, each in kept.items() if each["quick"]]
-    if quick:
-        words.append(f"Quick runs, whose results are not meaningful: {', '.join(quick)}.")
-    took = ", ".join(f"{name} {each['seconds']:.0f}" for name, each in kept.items())
-    return [
-        *words,
-        f"Duration of each benchmark in seconds: {took}. Highest load average during the run: {load:.1f}.\n",
-    ]
+def _how(machines: dict[str, Results]) -> list[str]:
+    parts = []
+    for machine, kept in machines.items():
+        words: dict[str, list[str]] = {}
+        for name, each in kept.items():
+            words.setdefault(f"{each['machine']}, {each['date']}", []).append(name)
+        for here, names in words.items():
+            took = ", ".join(f"{name} {kept[name]['seconds']:.0f}" for name in names)
+            load = max(kept[name]["load"] for name in names)
+            quick = (
+                " Quick runs, whose results are not meaningful." if any(kept[name]["quick"] for name in names) else ""
+            )
+            parts.append(
+                f"- **{machine}**: {here}. Duration of each benchmark in seconds: {took}. Highest load average during "
+                f"the run: {load:.1f}.{quick}"
+            )
+    return ["Measured on:\n", *parts, ""]
 
 
 def _cells(*cells: str) -> str:

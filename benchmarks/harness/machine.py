@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import socket
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,41 @@ class Memcpy:
     def seconds(self) -> float:
         """Return the seconds of one copy."""
         return clocked(np.copyto, self._target, self._source) * self._factor
+
+
+class ThreadedMemcpy:
+    """Copies of `nbytes` bytes by plain threads into a mapping of shared memory that was written before.
+
+    Args:
+        nbytes: The number of bytes.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        copied = max(1, min(nbytes, MOST_COPIED))
+        self._factor = nbytes / copied
+        self._source = np.ones(copied, np.uint8)
+        with tempfile.TemporaryFile(dir="/dev/shm") as file:
+            file.truncate(copied)
+            self.target = np.frombuffer(mmap.mmap(file.fileno(), copied), np.uint8)
+            """The mapping."""
+        self.target[:] = 0
+
+    def seconds(self, threads: int) -> float:
+        """Return the seconds of one copy by this number of threads, which start with it."""
+        bounds = [len(self._source) * part // threads for part in range(threads + 1)]
+
+        def copy(begin: int, end: int) -> None:
+            self.target[begin:end] = self._source[begin:end]
+
+        def copy_all() -> None:
+            others = [threading.Thread(target=copy, args=bounds_of) for bounds_of in pairwise(bounds[1:])]
+            for each in others:
+                each.start()
+            copy(*bounds[:2])
+            for each in others:
+                each.join()
+
+        return clocked(copy_all) * self._factor
 
 
 class RawSocket:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 RATES = ("a second",)  # units of which more is better
+SHARE = "of memcpy"  # the unit of a part of the rate of a memcpy, of which more is better
 
 Peer = Callable[[str, dict[str, Any]], "dict[str, float] | None"]
 """peer(question, case) -> figures by name, in our unit; None if the peer does not support the case."""
@@ -60,7 +61,7 @@ class Row:
         """Return whether the target is reached; None without a target."""
         if self.target is None:
             return None
-        return self.ours >= self.target if self.unit in RATES else self.ours <= self.target
+        return self.ours >= self.target if self.unit in (*RATES, SHARE) else self.ours <= self.target
 
 
 def compared(

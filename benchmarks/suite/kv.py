@@ -2,12 +2,13 @@
 
 Each round puts here, gets in a process that has made gets before, in some rounds also in a new process, compares every
 byte, and clears. Each is compared with a memcpy of the same number of bytes in one thread, or, for small payloads, with
-a bare socket that transfers them.
+a bare socket that transfers them. Large ones are also compared with copies by several plain threads into shared memory.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -18,9 +19,9 @@ import torch
 from tensordict import TensorDict
 
 from benchmarks.harness import payloads
-from benchmarks.harness.machine import Memcpy, RawSocket, clocked
+from benchmarks.harness.machine import Memcpy, RawSocket, ThreadedMemcpy, clocked
 from benchmarks.harness.payloads import Payload
-from benchmarks.harness.report import Row, Scale, compared
+from benchmarks.harness.report import SHARE, Row, Scale, compared
 from benchmarks.harness.systems import System, Worker, raw_socket, system
 from transfer_queue import interface as tq
 
@@ -30,6 +31,10 @@ which takes them half a minute and costs as much for each byte as 288 MiB (measu
 4.3 s, TransferQueue 0.1.11 2.5 and 3.7 s)."""
 PEER_ROUNDS = 3
 LARGE = 1 << 20  # from this number of bytes on, the reference is a memcpy and not a socket
+SHARED = 32 << 20  # from this number of bytes on, copies by several threads are measured, too
+THREADS = (1, 2, 4, 8, 16)
+COPIES = 5
+MANY_CORES = 16  # the goals for copies by threads are for machines of this size
 
 
 class Case(NamedTuple):
@@ -44,14 +49,16 @@ class Case(NamedTuple):
     peers: bool = True
     first: float | None = None
     """What the first get of a process should take, in milliseconds."""
+    share: float | None = None
+    """The part of the rate of the fastest memcpy by threads that puts and gets should reach on 16 cores."""
 
 
 CASES = [
     Case(Payload("dense", 1, 3, 64), 50, 2),
     Case(Payload("dense", 64, 3, 64), 50, 2, (0.25, 0.25), (6.6, 8.5), first=2.0),
     Case(Payload("dense", 8192, 5, 128), 15, 2, (8, 8), (93, 1037)),
-    Case(Payload("dense", 1024, 9, 8192), 7, 2, (25, 25), (229, 518)),
-    Case(Payload("dense", 1024, 16, 32768), 2, 1, peers=False),
+    Case(Payload("dense", 1024, 9, 8192), 7, 2, (25, 25), (229, 518), share=0.5),
+    Case(Payload("dense", 1024, 16, 32768), 3, 1, peers=False, share=0.8),
     Case(Payload("jagged", 1024, 4, 1500), 10, 1),
     Case(Payload("objects", 1024, 4, 0), 10, 1),
     Case(Payload("mixed", 512, 6, 1900), 15, 1, (8, 8), (60, 75)),
@@ -127,24 +134,34 @@ class Round(NamedTuple):
 
 def run(scale: Scale) -> list[Row]:
     """All cases."""
-    rows: list[Row] = []
+    cases = scale.pick(CASES, QUICK)
     with system() as queue, raw_socket() as bare, Worker(queue.address) as reader:
-        cases = scale.pick(CASES, QUICK)
-        for case in cases:
-            rows += _measured(case, queue, bare, reader)
+        measured = [_measured(case, queue, bare, reader) for case in cases]
         payload = scale.pick(CASES[3], QUICK[0]).payload
-        rows += _destinations(payload, reader)
-    for number, case in enumerate(cases):
-        at = number * len(ROWS)
-        rows[at : at + 2] = _beside_peers(scale, case, rows[at], rows[at + 1])
-    return rows
+        ways = _destinations(payload, reader)
+    for case, rows in zip(cases, measured, strict=True):
+        rows[:2] = _beside_peers(scale, case, *rows[:2])
+    return [*(row for rows in measured for row in rows), *ways]
 
 
-ROWS = ("put", "get", "first get", "clear")
+def _beside_threads(case: Case, name: str, nbytes: int, put: Row, got: Row) -> list[Row]:
+    """Return the rows of copies by threads, and of the parts of the rate of the fastest that puts and gets reach."""
+    if nbytes < SHARED:
+        return []
+    copies, rows = ThreadedMemcpy(nbytes), []
+    for threads in THREADS:
+        copies.seconds(threads)
+        best = statistics.median(copies.seconds(threads) for _ in range(COPIES)) * 1e3
+        words = f"memcpy {name} by {threads} thread{'s' if threads > 1 else ''}"
+        rows.append(Row(words, best, "ms", more={"GB/s": nbytes / best / 1e6}))
+    fastest = min(row.ours for row in rows)
+    target = case.share if len(os.sched_getaffinity(0)) >= MANY_CORES else None
+    shares = [Row(f"{row.what}, rate", fastest / row.ours, SHARE, target=target) for row in (put, got)]
+    return [*rows, *shares]
 
 
 def _measured(case: Case, queue: System, bare: RawSocket, reader: Worker) -> list[Row]:
-    """Return the rows of one case."""
+    """Return the rows of one case: its put, get, first get and clear, and for a large one copies by threads."""
     payload = case.payload
     nbytes = payloads.nbytes(payloads.make(payload, 0))
     large = nbytes >= LARGE
@@ -159,7 +176,7 @@ def _measured(case: Case, queue: System, bare: RawSocket, reader: Worker) -> lis
     ours, beside = ([seconds * 1e3 for seconds in each] for each in (first, beside_first))
     fresh = compared(f"first get {name}", "ms", ours, beside, words, target=case.first)
     clear = Row(f"clear {name}", statistics.median(r.clear for r in rounds) * 1e3, "ms")
-    return [put, got, fresh, clear]
+    return [put, got, fresh, clear, *_beside_threads(case, name, nbytes, put, got)]
 
 
 def _way(way: str, name: str, rounds: list[Round], words: str, target: float | None, then: float | None) -> Row:

@@ -47,6 +47,7 @@ from transfer_queue.config.validators import Boolean
 from transfer_queue.config_in_force import ConfigInForce
 from transfer_queue.errors import (
     AttachError,
+    ConnectionLostError,
     CheckpointError,
     InvalidArgumentError,
     NotInitializedError,
@@ -176,26 +177,38 @@ def init(
         settings = Settings.from_config(conf)
         samplers = sampler_objects(settings, conf)
         warn_of_other_installations()
-        found = find_system(settings) or _start(settings, conf, samplers, attach)
-        while not still_runs(found):
-            found.leave()
+        while True:
             found = find_system(settings) or _start(settings, conf, samplers, attach)
-        if not found.new:
-            _refuse_running(found, attach)
-            _logger.info("attached to the system %s", found.describe())
-        if found.live_address:
-            _logger.info("the system is shown at %s", found.live_address)
-        client = _client_of_before(found) or TransferQueueClient(found, task=task, rank=rank)
-        try:
-            in_force = _in_force(found, client, conf)
-            client._introduce(task, rank)
-        except BaseException:
-            client.close()
-            found.leave()
-            raise
-        CURRENT.system, CURRENT.client = found, client
-        _TQ_CONTROLLER, CURRENT.by_init = found, True
-        return in_force
+            try:
+                if still_runs(found):
+                    in_force = _use(found, conf, attach, task, rank)
+                    _TQ_CONTROLLER, CURRENT.by_init = found, True
+                    return in_force
+                found.leave()
+            except BaseException as error:
+                found.leave()
+                if found.new or not isinstance(error, ConnectionLostError):  # otherwise it was about to end
+                    raise
+
+
+def _use(
+    found: RunningSystem, conf: DictConfig | Mapping[str, Any] | None, attach: str, task: str | None, rank: int | None
+) -> DictConfig:
+    """Attach this process to a system that was found or started, and return its configuration."""
+    if not found.new:
+        _refuse_running(found, attach)
+        _logger.info("attached to the system %s", found.describe())
+    if found.live_address:
+        _logger.info("the system is shown at %s", found.live_address)
+    client = _client_of_before(found) or TransferQueueClient(found, task=task, rank=rank)
+    try:
+        in_force = _in_force(found, client, conf)
+        client._introduce(task, rank)
+    except BaseException:
+        client.close()
+        raise
+    CURRENT.system, CURRENT.client = found, client
+    return in_force
 
 
 def _client_of_before(system: RunningSystem) -> TransferQueueClient | None:

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 import warm
-from benchmarks import two_builds
+from benchmarks import large_machine, performance, two_builds
+from benchmarks.harness.machine import ThreadedMemcpy
 from benchmarks.harness.payloads import Payload, column, differences, make, nbytes
-from benchmarks.harness.report import Row, against, compared, table
+from benchmarks.harness.report import Row, against, compared, document, table
 from benchmarks.harness.runner import NAMES, main, missing, module
 
 POSSIBLE = [name for name in NAMES if missing(name) is None]
@@ -100,6 +101,36 @@ def test_a_ratio_is_the_median_of_rounds_and_a_target_has_a_direction() -> None:
     assert against("y", "a second", 10.0, 5.0, "peer", target=20.0).met is False
     assert Row("z", 1.0, "ms").met is None
     assert "memcpy 1.00" in table([row])
+
+
+def test_threads_copy_everything() -> None:
+    for threads in (1, 3, 16):
+        copies = ThreadedMemcpy(1_000_001)
+        assert not copies.target.any()
+        assert copies.seconds(threads) > 0
+        assert copies.target.all()
+
+
+def test_a_large_machine_runs_every_benchmark_once() -> None:
+    assert sorted((*large_machine.ALONE, *large_machine.OTHERS)) == sorted(NAMES)
+
+
+def test_the_page_shows_the_results_of_each_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(performance, "FIGURES", tmp_path)
+    about = {"quick": False, "seconds": 7.0, "machine": "cores", "date": "2026-11-27", "load": 0.5}
+    for machine, names in (("16-cores", ["kv"]), ("2-cores", ["kv", "codec"])):
+        (tmp_path / machine).mkdir()
+        for name in names:
+            rows = [Row(f"put on {machine}", 2.0, "ms", target=3.0)]
+            found = document(name, False, 7.0, rows) | about
+            (tmp_path / machine / f"{name}.json").write_text(json.dumps(found))
+    page = performance.page(performance.read(tmp_path))
+    targets, kv, codec = page.split("## Targets")[1].split("\n## ")
+    assert "put on 2-cores" in targets
+    assert "put on 16-cores" not in targets
+    assert kv.index("On 2-cores:") < kv.index("put on 2-cores") < kv.index("On 16-cores:") < kv.index("put on 16-cores")
+    assert "On " not in codec
+    assert "- **2-cores**: cores, 2026-11-27. Duration of each benchmark in seconds: kv 7, codec 7." in page
 
 
 def test_an_unknown_benchmark_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

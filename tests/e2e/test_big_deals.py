@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 
-RANKS, BATCH = 64, 512
+RANKS, BATCH, ONLOOKERS = 64, 512, 8
 ROWS = RANKS * BATCH
 
 
@@ -30,34 +29,25 @@ def test_others_are_answered_meanwhile(system: Any) -> None:
     meta = client.put(TensorDict({"x": lengths}, [ROWS]), partition_id="p")
     meta.update_custom_meta([{"total_lengths": length} for length in lengths.tolist()])
     client.set_custom_meta(meta)
-    answered: list[float] = []
-    over = threading.Event()
-
-    def ask_on() -> None:
-        while not over.is_set():
-            client.get_partition_list()
-            answered.append(time.monotonic())
-
-    onlooker = threading.Thread(target=ask_on)
-    onlooker.start()
     shares: dict[int, list[int]] = {}
-    spans: list[tuple[float, float]] = []
+    answered: list[str] = []
 
-    def fetch(rank: int) -> None:
-        begin = time.monotonic()
+    async def fetch(rank: int) -> None:
         sampling = {"dp_rank": rank, "batch_index": 0}
-        shares[rank] = client.get_meta(["x"], BATCH, "p", task_name="t", sampling_config=sampling).global_indexes
-        spans.append((begin, time.monotonic()))
+        got = await client.async_get_meta(["x"], BATCH, "p", task_name="t", sampling_config=sampling)
+        shares[rank] = got.global_indexes
+        answered.append("reader")
 
-    readers = [threading.Thread(target=fetch, args=(rank,)) for rank in range(RANKS)]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
-    over.set()
-    onlooker.join()
-    begin, end = spans[0]
-    assert any(begin < moment < end for moment in answered), "nobody was answered until the deal was made"
+    async def look() -> None:
+        await client.async_get_partition_list()
+        answered.append("onlooker")
+
+    async def together() -> None:
+        """The requests of the onlookers arrive after those of the readers."""
+        await asyncio.gather(*map(fetch, range(RANKS)), *(look() for _ in range(ONLOOKERS)))
+
+    asyncio.run(together())
+    assert answered[0] == "onlooker", "nobody was answered until the deal was made"
     rows = sorted(row for share in shares.values() for row in share)
     assert rows == sorted(meta.global_indexes)
     first = meta.global_indexes[0]

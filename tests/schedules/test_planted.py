@@ -89,7 +89,7 @@ def test_batches_that_are_over_when_the_controller_answers(monkeypatch: pytest.M
 
 def test_notices_that_never_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Notices, "frame", lambda self: b"")
-    monkeypatch.setattr(Notices, "take", lambda self, sequence: self._waiting.clear())
+    monkeypatch.setattr(Notices, "take", lambda self, sequence: self.waiting.clear())
     words = str(found({"break": 1}))
     assert "can be claimed again" in words or "handed over twice" in words
 

@@ -1,0 +1,103 @@
+"""Run all benchmarks on a machine with many cores and without a network, in less than eight minutes.
+
+    tools/make_wheels WHEELS                                on a machine with a network; copy the folder
+    python3 benchmarks/large_machine.py WHEELS RESULTS      on the large one, which has torch and numpy
+
+The wheels are installed into RESULTS/site, beside the packages of the machine. RESULTS/measured then has the folder of
+this machine for `benchmarks/measured`. The benchmarks that use the bandwidth of the memory run first, one after the
+other; then the others run, LANES at a time. What has not begun in time is named and not measured. This script needs
+only Python's standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LANES = 4
+SECONDS = 460.0
+"""The time for everything, so that what runs can be ended in less than eight minutes."""
+ALONE = ("kv", "gpu", "views")
+OTHERS = (
+    "rare_events", "small_operations", "pipeline", "balance", "wakeup", "queues", "claims", "memory", "durability",
+    "timeline", "controller_limits", "journal", "loader", "restart", "scale", "live_page", "tags", "equal_values",
+    "codec",
+)  # fmt: skip
+"""The other benchmarks, the longest first."""
+
+
+def main() -> int:
+    """Install the wheels, run the benchmarks, and return the exit code: 1 if a benchmark failed or did not run."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheels", type=Path, help="the folder that tools/make_wheels has filled")
+    parser.add_argument("results", type=Path, help="the folder for the results")
+    parser.add_argument("--quick", action="store_true", help="smoke test; its results are not meaningful")
+    options = parser.parse_args()
+    began = time.monotonic()
+    site = options.results.resolve() / "site"
+    install(sorted(options.wheels.glob("*.whl")), site)
+    paths = [str(site), str(ROOT / "src"), str(ROOT)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.performance"]
+    command += ["--into", str(options.results.resolve() / "measured"), *(["--quick"] if options.quick else [])]
+    failed: list[str] = []
+
+    def measure(name: str) -> None:
+        left = began + SECONDS - time.monotonic()
+        if left <= 0:
+            failed.append(f"{name} (no time left)")
+            return
+        try:
+            done = subprocess.run(
+                [*command, name], env=environment, cwd=ROOT, timeout=left, text=True, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            failed.append(f"{name} (no time left)")
+            return
+        print(done.stdout, flush=True)
+        if done.returncode:
+            failed.append(name)
+
+    for name in ALONE:
+        measure(name)
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for name in OTHERS:
+        waiting.put(name)
+
+    def work() -> None:
+        while True:
+            try:
+                name = waiting.get_nowait()
+            except queue.Empty:
+                return
+            measure(name)
+
+    lanes = [threading.Thread(target=work) for _ in range(LANES)]
+    for lane in lanes:
+        lane.start()
+    for lane in lanes:
+        lane.join()
+    words = f"not measured: {', '.join(failed)}" if failed else "all were measured"
+    print(f"{time.monotonic() - began:.0f} s; {words}")
+    return bool(failed)
+
+
+def install(wheels: list[Path], site: Path) -> None:
+    """Install these wheels, and nothing else, into a folder."""
+    if not wheels:
+        sys.exit("the folder has no wheels; fill it with tools/make_wheels on a machine with a network")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-cache-dir", "--upgrade"]
+    subprocess.run([*pip, "--target", str(site), *map(str, wheels)], check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
