@@ -47,8 +47,8 @@ from transfer_queue.config.validators import Boolean
 from transfer_queue.config_in_force import ConfigInForce
 from transfer_queue.errors import (
     AttachError,
-    ConnectionLostError,
     CheckpointError,
+    ConnectionLostError,
     InvalidArgumentError,
     NotInitializedError,
     StartError,
