@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,7 @@ from transfer_queue.queues import Queue
 
 BATCH = Payload("dense", 64, 3, 64)
 KEYS = BATCH.keys
+LARGE = {"288 MiB": Payload("dense", 1024, 9, 8192), "35 MiB of ragged rows": Payload("jagged", 1024, 4, 1500)}
 CLAIM = 32
 """Rows of a claim, and of a batch of a loader."""
 AHEAD = 8
@@ -94,7 +96,10 @@ class Windows:
         self._queues = {prefetch: Queue(f"items-{prefetch}", prefetch=prefetch) for prefetch in (1, TOGETHER)}
         self._loaders: dict[int, Iterator[Any]] = {}
         self._received: list[Any] = []
-        self.measures = self._puts_and_gets() | self._claims() | self._queue_calls() | self._asynchronous_calls()
+        self._large: dict[str, TensorDict] = {}
+        self.measures = (
+            self._puts_and_gets() | self._claims() | self._queue_calls() | self._asynchronous_calls() | self._copies()
+        )
 
     def _clearing(self, partition: str) -> Callable[[], object]:
         return lambda: self._client.clear_partition(partition)
@@ -113,6 +118,23 @@ class Windows:
             "kv_list of 64 keys": Measure(80, each(lambda: tq.kv_list("kept"))),
             "first get of a client": Measure(1, self._first_gets),
         }
+
+    def _copies(self) -> dict[str, Measure]:
+        def prepare(what: str) -> None:
+            if what not in self._large:
+                self._large[what] = payloads.make(LARGE[what], 1)
+                tq.kv_batch_put(LARGE[what].keys, what, self._large[what])
+
+        measures = {}
+        for what, payload in LARGE.items():
+            put = each(
+                partial(lambda what, keys: tq.kv_batch_put(keys, "copied", self._large[what]), what, payload.keys)
+            )
+            get = each(partial(tq.kv_batch_get, payload.keys, what))
+            ready = partial(lambda what, calls: prepare(what), what)
+            measures[f"put of {what}"] = Measure(2, put, ready, self._clearing("copied"))
+            measures[f"get of {what}"] = Measure(2, get, ready)
+        return measures
 
     def _claims(self) -> dict[str, Measure]:
         def rows_for(partition: str) -> Callable[[int], object]:
