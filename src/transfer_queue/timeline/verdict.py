@@ -105,7 +105,9 @@ def _judge_events(recording: Recording, status: SystemStatus | None, seconds: fl
     found = find_bottleneck(account)
     if starts or warms_up:
         return _starting(account, found), account
-    return (_flowing(account) if found is None else _describe(account, found, SLOW)), account
+    if found is None:
+        return Verdict(f"Flowing: {_flow_words(account)}.", FLOWING), account
+    return _describe(account, found, SLOW), account
 
 
 def _last_times(table: EventTable) -> tuple[float | None, float | None]:
@@ -149,7 +151,7 @@ def _starting(account: Account, found: Bottleneck | None) -> Verdict:
     """Return what was seen so far of a system that has not run long enough to say which stage is slow."""
     hops = found.walks[0].hops if found is not None and found.walks else ()
     if found is None or not hops or not hops[-1].field:
-        return _flowing(account)
+        return Verdict(f"Starting: so far {_flow_words(account)}.", STARTING)
     hop = hops[-1]
     text = f"Starting: so far {'; '.join(_ways(found))}."
     if hop.producer is None:
@@ -157,14 +159,14 @@ def _starting(account: Account, found: Bottleneck | None) -> Verdict:
     return Verdict(text, STARTING, field=hop.field, wait_share=hops[0].share)
 
 
-def _flowing(account: Account) -> Verdict:
+def _flow_words(account: Account) -> str:
     last = [account.tasks[name] for name in find_last_tasks(account.table) if name in account.tasks]
     takers = [each for each in last if each.claim_rate > 0]
     if takers:
         words = " and ".join(f"{_task(each.name)} takes {_rate(each.claim_rate)}" for each in takers[:2])
-        return Verdict(f"Flowing: {words} samples each second.", FLOWING)
+        return f"{words} samples each second"
     rate = max((each.put_rate for each in account.tasks.values()), default=0.0)
-    return Verdict(f"Flowing: {_rate(rate)} samples are put each second.", FLOWING)
+    return f"{_rate(rate)} samples are put each second"
 
 
 def _all_gone(account: Account, names: list[str]) -> Verdict:
