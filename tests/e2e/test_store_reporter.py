@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import threading
 import time
@@ -56,6 +58,16 @@ def reporter(system: RunningSystem, life: str) -> StoreReporter:
     return reports
 
 
+@pytest.fixture(params=[0, 1100])
+def open_files(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Other open files of this process. Of more than 1,024, `select` refuses the last ones."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(request.param):
+            stack.enter_context(open(os.devnull))
+        yield
+
+
+@pytest.mark.usefixtures("open_files")
 def test_the_end_of_the_first_server_is_noticed_also_over_the_death_of_the_controller(system: RunningSystem) -> None:
     first, joining = reporter(system, "a"), first_server(system)
     found = threading.Event()

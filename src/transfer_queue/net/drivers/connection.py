@@ -195,6 +195,14 @@ class Connection:
                     raise ProtocolError("expected one reply from a server, got more bytes after it")
                 return frames[0][0]
 
+    def is_readable(self, until: float) -> bool:
+        """Wait until bytes have arrived, or the connection has ended. Return False if that is not before `until`."""
+        try:
+            self._wait(select.POLLIN, until)
+        except TimeoutError:
+            return False
+        return True
+
     def exchange_into(self, frame: bytes, deadline: float, into: Sequence[memoryview]) -> bytes:
         """Like `exchange`, for a reply whose payload is written into these parts. The reply may have no payload."""
         self._send(frame, deadline)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import select
 import threading
 import time
 import uuid
@@ -96,7 +95,7 @@ class StoreReporter:
     def _await_end(self, connection: Connection) -> None:
         """Return when `stop` was called. Raises OSError when the controller has closed the connection."""
         while not self._stopped.is_set():
-            if select.select([connection.sock], [], [], LOOK_SECONDS)[0]:
+            if connection.is_readable(time.monotonic() + LOOK_SECONDS):
                 with contextlib.suppress(BlockingIOError):
                     connection.read(time.monotonic() + CALL_SECONDS)
 
