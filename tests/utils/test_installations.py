@@ -136,6 +136,8 @@ def test_what_the_advice_says_repairs_two_packages_in_one_folder(
     assert (remove, again) == ("pip uninstall TransferQueue", f"{AGAIN} .")
     environment.pip(f"{remove} -y")
     assert not (environment.folder / "py.typed").exists()  # a file of this package
+    gone = f"{environment.folder} lacks 1 file of this package, for example transfer_queue/py.typed"
+    assert environment.doctor() == ("problem", gone, f"run `{AGAIN} .` in a clone of the repository of this package")
     environment.pip(again.removesuffix(" ."), ours)
     assert (environment.folder / "py.typed").read_bytes() == b""
     assert environment.doctor()[0] == "ok"

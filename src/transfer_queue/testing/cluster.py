@@ -89,6 +89,8 @@ def registration_of_store(
 
 def pool_of(arena: Arena, begin: Begin) -> ArenaPool:
     """Return the pool over an arena in memory, on disk or of a mirror. `begin` waits for the disk of a mirror."""
+    assert arena.holds is not None
+    arena.holds.close()
     arena.holds = HoldsHere(arena)
     if arena.tier == MIRROR:
         return MirrorPool(arena, begin)

@@ -17,6 +17,8 @@ from transfer_queue.utils.logging_utils import get_logger
 _logger = get_logger(__name__)
 
 PACKAGE = "transfer_queue"
+REINSTALL = "`pip install --force-reinstall --no-deps .` in a clone of the repository of this package"
+"""What installs all files of this package again."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,16 @@ def other_installations() -> list[Installation]:
     return [each for each in _with_files(metadata.distributions()) if canonical(each.name) != canonical(PACKAGE)]
 
 
+def missing_files() -> list[str]:
+    """Return the files of this package that were installed and are gone; takes some milliseconds."""
+    try:
+        own = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:  # the source tree is used
+        return []
+    installed = [path for path in own.files or () if path.parts[0] == PACKAGE and path.suffix != ".pyc"]
+    return [str(path) for path in installed if not Path(str(own.locate_file(path))).exists()]
+
+
 def canonical(name: str) -> str:
     """Return the name of a distribution in the form in which package indexes compare it."""
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -60,10 +72,7 @@ def advice(others: Iterable[Installation]) -> str:
     names = list(dict.fromkeys(each.name for each in others))
     again = ""
     if any(each.folder == own_folder() for each in others):
-        again = (
-            ", which also deletes files of this package, then `pip install --force-reinstall --no-deps .` in a clone "
-            "of the repository of this package"
-        )
+        again = f", which also deletes files of this package, then {REINSTALL}"
     return (
         f"run `pip uninstall {' '.join(names)}`{again}. If another package requires the distribution TransferQueue, "
         f"install the one that `make compat` builds, which has no files (docs/migrate.md)"

@@ -9,7 +9,15 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
-from transfer_queue.utils.installations import PACKAGE, advice, other_installations, own_folder
+from transfer_queue.display import count_text
+from transfer_queue.utils.installations import (
+    PACKAGE,
+    REINSTALL,
+    advice,
+    missing_files,
+    other_installations,
+    own_folder,
+)
 
 PYTHON = (3, 10)
 NEEDED = {"numpy": (1, 26), "msgspec": (0, 18), "omegaconf": (2, 3), "tensordict": (0, 10), "torch": (2, 6)}
@@ -49,6 +57,10 @@ def _installations() -> Finding:
     if others:
         words = f"other distributions have files of the import name {PACKAGE}: {', '.join(map(str, others))}; "
         return Finding("installation", PROBLEM, f"{words}this package is in {own_folder()}", advice(others), values)
+    missing = missing_files()
+    if missing:
+        words = f"{own_folder()} lacks {count_text(len(missing), 'file')} of this package, for example {missing[0]}"
+        return Finding("installation", PROBLEM, words, f"run {REINSTALL}", values)
     return Finding("installation", OK, f"{own_folder()}, and no other distribution has files there", values=values)
 
 
