@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import transfer_queue
+
 ROOT = Path(__file__).resolve().parent.parent
 STAGE = re.compile(r'^stage "([^"]+)" (\d+) make ([\w-]+)', re.MULTILINE)
 STAGES = STAGE.findall((ROOT / ".ci" / "run").read_text("utf-8"))
@@ -105,6 +107,19 @@ def test_the_table_of_stages_is_that_of_ci():
         re.MULTILINE,
     )
     assert [(name, limit, target) for name, target, limit in table] == STAGES
+
+
+def test_the_workflow_runs_all_stages_that_the_repository_has():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    (named,) = re.findall(r"bash \.ci/run\n *(.*)\n", workflow)
+    assert shlex.split(named) == [name for name, *_ in STAGES if not name.startswith("contract")]
+
+
+def test_a_release_compares_its_tag_with_the_version():
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8")
+    (command,) = re.findall(r"version=\$\((.*)\)", workflow)
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == transfer_queue.__version__
 
 
 # ------------------------------------------------------------ the script itself
