@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from server_processes import server_process
+from tests.server_processes import server_process  # Ray imports this module in workers, which find only this path
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.node.system.paths import runtime_dir
