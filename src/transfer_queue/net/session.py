@@ -334,9 +334,10 @@ class RetryPolicy:
 
         The limit is `Call.within`, or the time for which the request may be parked plus the session's grace.
         """
-        first = session.report_wait
-        self.report_at = math.inf if first is None or (call.timeout or 0.0) <= first else begun + first
+        self.report_at = math.inf
         """The reading of the clock at which the wait must be reported; infinite for a call that waits for less."""
+        if call.timeout is not None and session.report_wait is not None and call.timeout > session.report_wait:
+            self.report_at = begun + session.report_wait
         self.warn_at = math.inf
         """The reading of the clock at which the driver looks if the call blocks an event loop; it sets this."""
         self._session = session

@@ -223,9 +223,10 @@ def retry_until_reply(
 
 
 def _receive_reply(session: Session, connection: Connection, attempts: RetryPolicy, report: Report | None) -> bytes:
-    while report is not None and attempts.next_report < attempts.deadline:
+    deadline = attempts.deadline
+    while report is not None and (due := attempts.next_report) < deadline:
         try:
-            return connection.receive_reply(attempts.next_report, attempts.deadline)
+            return connection.receive_reply(due, deadline)
         except TimeoutError:
             report(session, attempts)
-    return connection.receive_reply(attempts.deadline, attempts.deadline)
+    return connection.receive_reply(deadline, deadline)

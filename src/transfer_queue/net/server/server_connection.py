@@ -147,6 +147,8 @@ class UnreadOutput:
         self.limit = limit
         """The bytes of all connections together."""
         self.total = 0
+        self.exceeded = False
+        """Whether the total is above the limit."""
         self._peers: dict[ServerConnection, None] = {}
         """The connections with such output. The one that has read nothing for the longest time is the first."""
 
@@ -154,6 +156,7 @@ class UnreadOutput:
         """Count the output of a connection again. `has_read` says that its client has taken some of it."""
         kept = peer.out_bytes - peer.lent
         self.total += kept - peer.counted
+        self.exceeded = self.total > self.limit
         peer.counted = kept
         if has_read or not kept:
             self._peers.pop(peer, None)
@@ -163,7 +166,7 @@ class UnreadOutput:
     @property
     def is_too_much(self) -> bool:
         """Whether several connections take too much memory together. A single one may have one large reply."""
-        return self.total > self.limit and len(self._peers) > 1
+        return self.exceeded and len(self._peers) > 1
 
     def slowest(self) -> ServerConnection:
         """Return the connection that has read nothing for the longest time. There must be one."""

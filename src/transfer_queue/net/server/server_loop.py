@@ -285,7 +285,7 @@ class ServerLoop:
         self._held = False
         if self._dirty:
             self._flush()
-        if self._unread.total > self._unread.limit:
+        if self._unread.exceeded:
             self._drop_slowest()
 
     def _succeeds(self, function: Callable[[], bool], what: str) -> bool:
