@@ -89,6 +89,11 @@ def current_client() -> TransferQueueClient:
     return client
 
 
+def is_current(client: object) -> bool:
+    """Return whether a client is that of the attached system, which has not ended. Fast."""
+    return client is CURRENT.client and not CURRENT.has_ended()
+
+
 def client_of(config: Any) -> TransferQueueClient:
     """Return the client of the system that a config of `init` names (`system.folder`); None: of the attached system.
 

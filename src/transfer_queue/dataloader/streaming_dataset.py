@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset, get_worker_info
 
-from transfer_queue.attachment import client_of
+from transfer_queue.attachment import client_of, is_current
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
 from transfer_queue.config.environment import empty_batch_sleep_interval
@@ -661,7 +661,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             >>> tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0).client() is client
             True
         """
-        if self._tq_client is None or (self._tq_client is self._found and self._find_client() is not self._found):
+        found = self._found
+        if self._tq_client is None or (
+            self._tq_client is found and not is_current(found) and self._find_client() is not found
+        ):
             self._create_client()
             if self.sampler is not None and self._tq_client is not None:
                 self._tq_client.register_task_sampler(self.task_name, self.sampler)
