@@ -158,6 +158,7 @@ generate: venv
 	.venv/bin/python tools/make_dashboard.py
 	.venv/bin/python tools/make_tutorials.py
 	.venv/bin/python tools/make_diagrams.py
+	.venv/bin/python tools/make_figures.py
 
 gpu: venv
 	.venv/bin/python -m pytest -rs tests/gpu $(ARGS)

@@ -170,9 +170,9 @@ def test_a_line_that_is_almost_a_marker_is_refused(line, kind):
         list(cells_of(f"# %%{kind}\n# text\n{line}\n# text\n", "page.py"))
 
 
-@pytest.mark.parametrize("tool", ["make_reference.py", "make_diagrams.py"])
+@pytest.mark.parametrize("tool", ["make_reference.py", "make_diagrams.py", "make_figures.py"])
 def test_generated_pages_are_up_to_date(tool):
-    """The pages of commands, metrics and errors, and the diagrams, are what their tools make."""
+    """The pages of commands, metrics and errors, the diagrams and the README's figures are what their tools make."""
     command = [sys.executable, str(ROOT / "tools" / tool), "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,6 @@ a bare socket that transfers them. Large ones are also compared with copies by s
 from __future__ import annotations
 
 import mmap
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from benchmarks.harness.payloads import Payload
 from benchmarks.harness.report import SHARE, Row, Scale, compared
 from benchmarks.harness.systems import System, Worker, raw_socket, system
 from transfer_queue import interface as tq
+from transfer_queue.utils.usable_cores import usable_cores
 
 QUESTION = "How fast are puts with keys and tags, gets in another process, and clears of batches?"
 NOTE = """Rows are put with two tags; those of peers without tags. Peers run at most three rounds, and not with 2 GiB,
@@ -155,7 +155,7 @@ def _beside_threads(case: Case, name: str, nbytes: int, put: Row, got: Row) -> l
         words = f"memcpy {name} by {threads} thread{'s' if threads > 1 else ''}"
         rows.append(Row(words, best, "ms", more={"GB/s": nbytes / best / 1e6}))
     fastest = min(row.ours for row in rows)
-    target = case.share if len(os.sched_getaffinity(0)) >= MANY_CORES else None
+    target = case.share if usable_cores() >= MANY_CORES else None
     shares = [Row(f"{row.what}, rate", fastest / row.ours, SHARE, target=target) for row in (put, got)]
     return [*rows, *shares]
 
