@@ -19,13 +19,12 @@ from typing import Any
 import msgspec
 import numpy as np
 from hostile import REPLIES, REQUESTS, Hostile
+from replay import check_replay
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state import invariants
-from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
@@ -214,11 +213,7 @@ def controller(data: bytes) -> None:
     finally:
         put_decisions.MAX_RESERVED = before
     assert not isinstance(msgspec.msgpack.decode(reply.body, type=ReplyEnvelope).body, Failure)
-    replayed = State(core.state.capacity)
-    replayed.watched = core.state.watched
-    for record in records:
-        apply_record(replayed, record)
-    assert replayed.snapshot() == core.state.snapshot()
+    check_replay(records, core.state)
 
 
 def taken(core: Controller) -> list[Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from hostile import INTS, NAMES
+from replay import check_replay
 
 from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.controller import Controller
@@ -35,7 +36,6 @@ from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state import invariants, validation
 from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Failure
@@ -632,11 +632,7 @@ def run(seed: object, steps: int, share: float = 0.5, key: bytes | None = None) 
         invariants.check_invariants(loaded)
     finally:
         put_decisions.MAX_RESERVED, migration_planner.SPARE = before, spare
-    replayed = State(life.state.capacity)
-    replayed.watched = life.state.watched
-    for record in life.records:
-        apply_record(replayed, record)
-    assert replayed.snapshot() == life.state.snapshot()
+    check_replay(life.records, life.state)
     return life
 
 
