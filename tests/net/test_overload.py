@@ -211,6 +211,24 @@ def test_unread_replies_that_take_no_memory_do_not_count(driven: Callable[..., D
     assert all(peer.lent == 0 for peer in system.peers)
 
 
+def test_a_reply_behind_unread_memory_of_an_arena_counts(driven: Callable[..., Driven]) -> None:
+    arena, copied = np.zeros(768 << 10, np.uint8)[:], bytes(500_000)
+
+    class Unit(Ticking):
+        def on_message(self, peer: int, body: bytes, payload: memoryview | None, now: float) -> Iterable[Outgoing]:
+            return [Outgoing(peer, b"value", [arena.data]) if len(body) < 100 else Outgoing(peer, copied, ())]
+
+    system = driven(service=Unit())
+    client = system.client()
+    client.push(frame(1))
+    system.turn(3)
+    (peer,) = system.peers
+    assert peer.out_bytes - peer.lent < 1000, "what is unread takes no memory"
+    client.push(frame(2, "x" * 1000))
+    system.turn(3)
+    assert system.server._unread.total > len(copied)
+
+
 def test_one_large_reply_is_sent_whole(driven: Callable[..., Driven]) -> None:
     system = driven(max_unread=100_000)
     client = system.client()

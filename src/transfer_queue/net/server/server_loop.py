@@ -576,7 +576,7 @@ class ServerLoop:
             peer.out_bytes += len(piece)
             if type(piece) is memoryview and is_lent(piece):
                 peer.lent += len(piece)
-        if peer.counted:
+        if peer.events != READ:  # earlier output waits for the client
             self._unread.note(peer, has_read=False)
 
     def _overflow(self, peer: ServerConnection) -> None:
