@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import queue
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,23 +68,8 @@ def main() -> int:
 
     for name in ALONE:
         measure(name)
-    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for name in OTHERS:
-        waiting.put(name)
-
-    def work() -> None:
-        while True:
-            try:
-                name = waiting.get_nowait()
-            except queue.Empty:
-                return
-            measure(name)
-
-    lanes = [threading.Thread(target=work) for _ in range(LANES)]
-    for lane in lanes:
-        lane.start()
-    for lane in lanes:
-        lane.join()
+    with ThreadPoolExecutor(LANES) as lanes:
+        list(lanes.map(measure, OTHERS))
     words = f"not measured: {', '.join(failed)}" if failed else "all were measured"
     print(f"{time.monotonic() - began:.0f} s; {words}")
     return bool(failed)

@@ -134,10 +134,11 @@ INTRODUCTION = """# Performance
 repeats one benchmark on your machine.
 
 Every number is compared with others of the same run, because machines differ: with this machine (a memcpy of the same
-number of bytes in one thread, a bare UNIX socket that carries them, an empty round trip to the controller), and with
-what a user could use instead: Ray's object store, and the PyPI package TransferQueue 0.1.11 behind the same public
-calls. Times are medians. Contents are compared byte for byte; a run in which they differ reports no numbers. "cpu_us"
-is the processor time of one operation in microseconds, which other work on the machine changes least.
+number of bytes in one thread, copies by several threads into shared memory, a bare UNIX socket that carries them, an
+empty round trip to the controller), and with what a user could use instead: Ray's object store, and the PyPI package
+TransferQueue 0.1.11 behind the same public calls. Times are medians. Contents are compared byte for byte; a run in
+which they differ reports no numbers. "cpu_us" is the processor time of one operation in microseconds, which other work
+on the machine changes least.
 
 A target was set beside the measurement of a peer, on a machine of this kind. Such machines differ by a factor of two
 and more. So "scaled target" is the target, multiplied by how much longer the same peer took in this run than it took

@@ -34,23 +34,28 @@ def row_of(results: Results, benchmark: str, begin: str) -> dict[str, Any]:
     return next(row for row in results[benchmark]["rows"] if row["what"].startswith(begin))
 
 
+def short(document: dict[str, Any]) -> str:
+    """Return the machine of a benchmark without its software, and the date."""
+    return f"{document['machine'].split(', Linux')[0]} ({document['date']})"
+
+
 def table(machines: dict[str, Results]) -> str:
     """Return the table of the first machine, and where the figures of all come from."""
     results, *others = machines.values()
-    lines = [f"| in one run | TransferQueue | {' | '.join(PEERS.values())} |", "|---|---|---|---|"]
+    lines = [f"| time, all measured in one run | TransferQueue | {' | '.join(PEERS.values())} |", "|---|---|---|---|"]
     for benchmark, begin, words in ROWS:
         row = row_of(results, benchmark, begin)
         if row["against"] == "ideal overlap":
             words += f" (ideal overlap: {number(row['reference'])} {row['unit']})"
         peers = [f"{number(row['peers'][peer])} {row['unit']}" if peer in row["peers"] else "" for peer in PEERS]
         lines.append(f"| {words} | **{number(row['ours'])} {row['unit']}** | {' | '.join(peers)} |")
-    words = f"Measured on {results['kv']['machine']}, {results['kv']['date']}."
+    words = f"Measured on a machine with {short(results['kv'])}."
     for found in others:
         if "gpu" in found:
             row = row_of(found, "gpu", "get to the GPU")
             words += (
-                f" On {found['gpu']['machine']}, {found['gpu']['date']}: a get to the GPU takes "
-                f"{number(row['ratio'])} times as long as cudaMemcpy."
+                f" On a machine with {short(found['gpu'])}, a get to the GPU takes {number(row['ratio'])} times as "
+                f"long as cudaMemcpy."
             )
     return "\n".join([*lines, "", f"{words} [All figures](docs/performance.md).", ""])
 

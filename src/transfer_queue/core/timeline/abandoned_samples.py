@@ -177,7 +177,8 @@ class AbandonedSamples:
             lane_of = some["event"]["lane"][event].astype("i8")
             last = self._last.setdefault(use, {})
             for lane in np.unique(lane_of).tolist():
-                last[lanes[lane][0]] = rows[event == event[lane_of == lane].max()]
+                if lanes[lane][0] in self._timeline.gone:
+                    last[lanes[lane][0]] = rows[event == event[lane_of == lane].max()]
             rows, newest = sort_with_values(rows, lane_of)
             claimed = self._claims.setdefault(use, {})
             for client, earlier in claimed.items():
