@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import subprocess
@@ -27,6 +28,7 @@ MOST = 64
 @contextlib.contextmanager
 def free_descriptors(count: int) -> Iterator[None]:
     """Leave this process the given number of descriptors."""
+    gc.collect()  # garbage of other tests would close its descriptors later
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held = [os.open(os.devnull, os.O_RDONLY)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + MOST, hard))
