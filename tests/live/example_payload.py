@@ -41,6 +41,11 @@ def task(name: str, rate: float, works: float, waits: float, letters: str, gone:
     )  # fmt: skip
 
 
+def label(number: int, rank: int) -> str:
+    """Return the label of a lane."""
+    return f"rank {rank}, pid {41200 + number}, node-0{number % 8}"
+
+
 def lane(number: int, name: str, rank: int, since: float) -> p.LaneView:
     """Return a lane that works and waits in turn."""
     gone = GONE if name == "reward" and rank in (1, 3) else None
@@ -55,7 +60,7 @@ def lane(number: int, name: str, rank: int, since: float) -> p.LaneView:
         at += work + wait
     if gone is not None:
         spans = [*(each for each in spans if each[0] < 222.0), (max(222.0, since), 300.0, 4, 0)]
-    return p.LaneView(number, name, rank, 1, f"{name}-{rank}", f"node-0{number % 8}", 41200 + number, gone, spans)
+    return p.LaneView(number, name, rank, 1, label(number, rank), gone, spans)
 
 
 def timeline(since: float) -> p.Timeline:
@@ -113,11 +118,11 @@ def example_view() -> p.LiveView:
         "waits for a claim that takes it."
     )
     waits = [
-        p.WaitView("train", "wait", ["0", "1", "3", "4", "5", "6"], 6, 8, 8, TAKES["train"], "advantage", "reward",
+        p.WaitView("train", "wait", [label(15 + n, n) for n in (0, 1, 3, 4, 5, 6)], 6, 8, 8, TAKES["train"], "advantage", "reward",
                    "train_42", NOW - 4.2, 0.63, words, 107_168),
-        p.WaitView("reward", "gone", ["1", "3"], 2, 4, 0, [], "", "", "", GONE, 0.5,
-                   "Their connections from node-07 ended without a close.", None),
-        p.WaitView("reference", "wait", ["0", "1"], 2, 2, 8, ["tokens"], "tokens", "rollout", "train_43", NOW - 0.2,
+        p.WaitView("reward", "gone", [label(12, 1), label(14, 3)], 2, 4, 0, [], "", "", "", GONE, 0.5,
+                   f"Their connections ended without a close: {label(12, 1)}; {label(14, 3)}.", None),
+        p.WaitView("reference", "wait", [label(9, 0), label(10, 1)], 2, 2, 8, ["tokens"], "tokens", "rollout", "train_43", NOW - 0.2,
                    0.25, "", None),
     ]  # fmt: skip
     rates = [
@@ -129,6 +134,8 @@ def example_view() -> p.LiveView:
         p.GroupView("train_43", 8, "train", 8, 104, 16, 0, 0, 0),
         p.GroupView("train_44", 8, "train", 0, 12, 116, 0, 0, 0),
     ]  # fmt: skip
+    seconds = (66.0, 58.1, 59.7, 61.2, 57.9, 60.4, 88.3, 59.1, 60.2, 61.0, 58.8, 60.0)
+    steps = [p.StepTime(f"v{n}", NOW - 31 - 60 * (42 - n), each) for n, each in zip(range(31, 43), seconds)]
     gib = 1 << 30
     units = [
         p.UnitView(n, f"node-0{n + 4}", "memory", gib, int(0.5 * gib), int(0.45 * gib), int(0.4 * gib), 0.0, 0, False)
@@ -145,6 +152,7 @@ def example_view() -> p.LiveView:
         verdict,
         rates,
         p.StepView("train_42", 856, 1024, True, 10.8),
+        p.StepsView("version", "train", steps, NOW - 31),
         tasks,
         queues,
         fields,
@@ -188,7 +196,7 @@ def example_matrix() -> a.MatrixAnswer:
 
 def example_sample() -> a.SampleAnswer:
     """Return a sample that lacks a field."""
-    here = {"type": "int64", "bytes": 12_288, "unit": 1, "tier": "memory", "put_by": "rollout rank 3"}
+    here = {"type": "int64", "bytes": 12_288, "unit": 1, "tier": "memory", "put_by": f"rollout {label(4, 3)}"}
     note = "values are hidden: start tq live with --values"
     there = [
         a.SampleFieldView(name, True, shape=[1536], put_at=NOW - 35, note=note, **here)  # type: ignore[arg-type]
@@ -196,9 +204,9 @@ def example_sample() -> a.SampleAnswer:
     ]
     lacking = [a.SampleFieldView(name, False, "", None, None, None, "", "", None) for name in ("reward", "advantage")]
     history = [
-        a.SampleEventView(NOW - 35, "put prompt, tokens, logprobs, routed_experts", "rollout", 3, 0),
-        a.SampleEventView(NOW - 34.5, "claimed", "reference", 0, 77),
-        a.SampleEventView(NOW - 34.2, "put ref_logprobs", "reference", 0, 0),
+        a.SampleEventView(NOW - 35, "put prompt, tokens, logprobs, routed_experts", f"rollout {label(4, 3)}"),
+        a.SampleEventView(NOW - 34.5, "claimed", f"reference {label(9, 0)}"),
+        a.SampleEventView(NOW - 34.2, "put ref_logprobs", f"reference {label(9, 0)}"),
     ]
     words = example_view().waits[0].words  # type: ignore[union-attr]
     return a.SampleAnswer(

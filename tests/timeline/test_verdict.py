@@ -120,8 +120,8 @@ def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
         (
             "two of four ranks of reward die", 180.0,
             "reward is the slowest stage: train waits 50 % of the time for `reward`, which reward puts; 340 samples "
-            "queue before it, 4.4 more each second; 2 of 4 reward workers are gone (pid 106 on node, pid 109 on "
-            "node) since 23:38:20.",
+            "queue before it, 4.4 more each second; 2 of 4 reward workers are gone (rank 0, pid 106, node; rank 3, "
+            "pid 109, node) since 23:38:20.",
         ),
         ("no stage is slow", 300.0, "Flowing: train takes 8.0 samples each second."),
         (
@@ -131,13 +131,13 @@ def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
         ),
         (
             "rollout dies and all wait", 300.0,
-            "Stopped: all rollout workers are gone (pid 100 on node, pid 101 on node, pid 102 on node, pid 103 on "
-            "node) since 23:38:20; train waits 100 % of the time for `response`, which rollout puts.",
+            "Stopped: all rollout workers are gone (rank 0, pid 100, node; rank 1, pid 101, node; rank 2, pid 102, "
+            "node; rank 3, pid 103, node) since 23:38:20; train waits 100 % of the time for `response`, which rollout puts.",
         ),
         (
             "reference dies", 101.0,
-            "Stopped: all reference workers are gone (pid 104 on node, pid 105 on node) since 23:38:20; 32 "
-            "samples queue before it.",
+            "Stopped: all reference workers are gone (rank 0, pid 104, node; rank 1, pid 105, node) since "
+            "23:38:20; 32 samples queue before it.",
         ),
         (
             "reward is slow from the beginning", 18.0,
@@ -146,8 +146,8 @@ def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
         ),
         (
             "a rank that is not needed dies", 110.0,
-            "Flowing: train takes 8.0 samples each second; 1 of 4 reward workers is gone (pid 106 on node) since "
-            "23:38:20.",
+            "Flowing: train takes 8.0 samples each second; 1 of 4 reward workers is gone (rank 0, pid 106, node) "
+            "since 23:38:20.",
         ),
         (
             "the first rollouts take long", 30.0,

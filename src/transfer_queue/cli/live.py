@@ -1,4 +1,4 @@
-"""`tq live`: show a system in a browser, until Ctrl-C."""
+"""`tq live`: show a system, or a snapshot of one, in a browser until Ctrl-C; `tq live --save`: write a snapshot."""
 
 from __future__ import annotations
 
@@ -6,20 +6,39 @@ import argparse
 import contextlib
 import signal
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transfer_queue.cli.options import Commands, add_name, add_tokenizer
 from transfer_queue.cli.system_search import find_system
 from transfer_queue.errors import InvalidArgumentError, StartError
 
+if TYPE_CHECKING:
+    from transfer_queue.config.settings import Settings
+    from transfer_queue.live.serving.live_server import LiveOptions
+    from transfer_queue.live.snapshot import Snapshot
+    from transfer_queue.node.system.launcher import RunningSystem
+
+WITHOUT = {"save": ("host", "port", "values", "tokenizer", "open"), "snapshot": ("save", "name", "values", "tokenizer")}
+"""Argument -> the options that have no meaning with it."""
+
 
 def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser(
-        "live", help="show a running system in a browser",
+        "live", help="show a running system, or a snapshot of one, in a browser",
         description="Serves a page that shows where the training waits, and prints its address. The address has a "
         "secret token: everyone who knows it can see the page. The page only reads. It stays when the system ends, and "
         "shows a system that is started in its place. Needs the extra [live]. From another machine, forward the port "
         "with `ssh -L PORT:127.0.0.1:PORT`. Ends with Ctrl-C.",
+    )  # fmt: skip
+    command.add_argument(
+        "snapshot", nargs="?", type=Path, metavar="SNAPSHOT",
+        help="show this file instead of a system: the page's button Save or `tq live --save` has written it",
+    )  # fmt: skip
+    command.add_argument(
+        "--save", type=Path, metavar="FILE",
+        help="write what the page shows now into a file that you can send, without values of samples, and exit",
     )  # fmt: skip
     command.add_argument("--host", help="the address to listen on (default: live.host of the system, 127.0.0.1)")
     command.add_argument("--port", type=_port, help="the port (default: live.port of the system, 0: a free one)")
@@ -39,20 +58,29 @@ def _port(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve the page until Ctrl-C."""
-    from transfer_queue.client.control_client import ControlClient
-    from transfer_queue.net.server.sockets import bind_socket
-
+    """Serve the page until Ctrl-C, or write a snapshot."""
+    for one, others in WITHOUT.items():
+        for other in others:
+            if getattr(options, one) is not None and getattr(options, other):
+                first = "--save" if one == "save" else f"the snapshot {options.snapshot}"
+                options.parser.error(f"--{other} cannot be given with {first}: leave one of them out")
+    if options.save is not None:
+        return _save(find_system(options.name), options.save)
     try:
         from transfer_queue.live.serving.guard import new_token
-        from transfer_queue.live.serving.live_server import LiveOptions, LiveServer, address_of
+        from transfer_queue.live.serving.live_server import LiveOptions
     except ImportError as error:
         raise StartError(
             f"the page cannot be served: {error}; install it with `pip install transfer_queue[live]`"
         ) from None
+    if options.snapshot is not None:
+        from transfer_queue.live.snapshot import read_snapshot
+
+        snapshot = read_snapshot(options.snapshot)
+        chosen = LiveOptions("", new_token(), options.host or "127.0.0.1")
+        return _serve(options, chosen, options.port or 0, f"the snapshot {options.snapshot}", snapshot)
     system = find_system(options.name)
-    with ControlClient(system) as client:
-        _, settings = client.topology()
+    settings = _settings(system)
     values = options.values or settings.live_values
     if options.tokenizer is not None and not values:
         options.parser.error(f"--tokenizer is {options.tokenizer!r}, but values are hidden: give --values as well")
@@ -60,8 +88,24 @@ def run(options: argparse.Namespace) -> int:
         str(system.folder), new_token(), options.host or settings.live_host, values,
         (options.tokenizer or settings.live_tokenizer) if values else None, settings.live_insecure, settings.tls,
     )  # fmt: skip
-    chosen.check()
     port = settings.live_port if options.port is None else options.port
+    return _serve(options, chosen, port, f"the system {system.name}")
+
+
+def _settings(system: RunningSystem) -> Settings:
+    from transfer_queue.client.control_client import ControlClient
+
+    with ControlClient(system) as client:
+        return client.topology()[1]
+
+
+def _serve(
+    options: argparse.Namespace, chosen: LiveOptions, port: int, what: str, snapshot: Snapshot | None = None
+) -> int:
+    from transfer_queue.live.serving.live_server import LiveServer, address_of
+    from transfer_queue.net.server.sockets import bind_socket
+
+    chosen.check()
     try:
         listener = bind_socket((chosen.host, port))
     except OSError as error:
@@ -70,11 +114,11 @@ def run(options: argparse.Namespace) -> int:
         ) from None
     with contextlib.closing(listener):
         try:
-            server = LiveServer(chosen, listener)
+            server = LiveServer(chosen, listener, snapshot)
         except InvalidArgumentError as error:
             options.parser.error(str(error))  # the tokenizer cannot be used
         address = address_of(chosen, listener.getsockname()[1])
-        print(f"the system {system.name} is shown at\n{address}\nPress Ctrl-C to end.", flush=True)
+        print(f"{what} is shown at\n{address}\nPress Ctrl-C to end.", flush=True)
         if options.open:
             _open(address)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -88,3 +132,17 @@ def _open(address: str) -> None:
 
     if not webbrowser.open(address):
         print("tq: no browser was found on this machine; open the address in another one", file=sys.stderr)
+
+
+def _save(system: RunningSystem, path: Path) -> int:
+    from transfer_queue.cli.doctor.software import version_of
+    from transfer_queue.live.questions.questions import Questions
+    from transfer_queue.live.reading.system_source import SystemSource
+    from transfer_queue.live.snapshot import encode_snapshot, observe
+
+    source = SystemSource(str(system.folder), values=False, version=version_of("transfer_queue") or "")
+    with contextlib.closing(source), contextlib.closing(Questions(source, values=False)) as questions:
+        data = encode_snapshot(observe(source, questions))
+    path.write_bytes(data)
+    print(f"the system {system.name} is saved in {path} ({len(data):,} bytes); `tq live {path}` shows it")
+    return 0

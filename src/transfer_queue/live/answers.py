@@ -97,7 +97,7 @@ class SampleFieldView(Part, frozen=True):
     unit: Union[int, None]
     tier: str
     put_by: str
-    """The task and rank that put it, or the client; "" if it is not known."""
+    """The task, rank and process that put it; "" if it is not known."""
     put_at: Union[float, None]
     """When it was put; None if the timeline does not reach back to it."""
     lost: bool = False
@@ -118,11 +118,7 @@ class SampleEventView(Part, frozen=True):
     what: str
     """In words, such as "put tokens, logprobs" or "claimed"."""
     who: str
-    """The task or client; "" if it is not known."""
-    rank: int
-    """-1 if it is not known."""
-    lease: int
-    """The number of the lease; 0 if the event has no lease, or if it is not known."""
+    """The task, rank and process; "" if it is not known."""
 
 
 class SampleTagView(Part, frozen=True):
@@ -152,7 +148,7 @@ class SampleTaskView(Part, frozen=True):
     lacks: list[str]
     """The fields that the claims of the task name and the sample does not have."""
     who: str
-    """The rank or client that has it or had it last; "" if it is not known."""
+    """The rank and process that has it or had it last; "" if it is not known."""
     reason: str
     """Why the task skips it; "" if it does not."""
 

@@ -54,10 +54,11 @@ class SystemState(Part, frozen=True):
     """Whether the data is up to date, and why not."""
 
     state: str
-    """"live"; "empty": nothing was put yet; "restarting": the controller does not reply; "ended": the system ended.
-    If it is "restarting" or "ended", all other parts are the last known ones."""
+    """"live"; "empty": nothing was put yet; "restarting": the controller does not reply; "ended": the system ended;
+    "snapshot": the page shows a file. If it is "restarting" or "ended", all other parts are the last known ones."""
     since: float
-    """When the state began; if it is "restarting", the time of what is shown, which is `LiveView.now`."""
+    """When the state began; if it is "restarting", the time of what is shown, which is `LiveView.now`; if "snapshot",
+    when the file was saved."""
     words: str = ""
     """The reason or the next step, in words; "" if the system is live."""
     every: float = 1.0
@@ -113,7 +114,30 @@ class StepView(Part, frozen=True):
     sealed: bool
     """Whether no more rows can come."""
     eta: Union[float, None]
-    """The seconds until all are dealt, at the rate of the window; None if nothing is dealt."""
+    """The seconds until all are dealt, at the rate of the window; None if nothing is dealt, or more rows may come."""
+
+
+class StepTime(Part, frozen=True):
+    """A step of the training that has ended."""
+
+    name: str
+    """The policy version that ended it, such as "v42", or the partition that was claimed."""
+    end: float
+    seconds: float
+
+
+class StepsView(Part, frozen=True):
+    """How long the last steps of the training took."""
+
+    by: str
+    """"version": a step is the time from one policy version to the next. "partition": the time between the first claims
+    of two partitions by `task`, if no policy version was set."""
+    task: str
+    """The task at the end."""
+    steps: list[StepTime]
+    """At most 32, the newest last."""
+    since: Union[float, None]
+    """When the current step began; None if it is not known."""
 
 
 class TaskView(Part, frozen=True):
@@ -191,7 +215,7 @@ class WaitView(Part, frozen=True):
     kind: str
     """"wait": for samples. "held": for capacity or the policy version. "gone": the connections have ended."""
     ranks: list[str]
-    """The ranks, or clients without a rank; at most 16."""
+    """The ranks with their processes, such as "rank 0, pid 17, node-1"; at most 16."""
     count: int
     """The number of ranks."""
     of: int
@@ -225,10 +249,8 @@ class LaneView(Part, frozen=True):
     """The rank; -1 if it is not known, or if this is a band."""
     ranks: int
     """The number of ranks: 1, or more for a band."""
-    client: str
-    """The client; "" for a band."""
-    host: str
-    pid: int
+    label: str
+    """The rank and its process, such as "rank 0, pid 17, node-1"; "" for a band."""
     gone_at: Union[float, None]
     """When its connection ended, if it is gone."""
     spans: list[tuple[float, float, int, int]] = []
@@ -473,6 +495,7 @@ class LiveView(Struct, frozen=True, omit_defaults=True):
     rates: Union[list[RatePoint], UnsetType] = UNSET
     step: Union[StepView, UnsetType, None] = UNSET
     """None if the task at the end claims no partition."""
+    steps: Union[StepsView, UnsetType] = UNSET
     tasks: Union[list[TaskView], UnsetType] = UNSET
     """In the order of the flow: a task comes after those whose fields it takes."""
     queues: Union[list[QueueView], UnsetType] = UNSET

@@ -43,16 +43,13 @@ class TaskWorkers:
     def name(self, worker: int) -> str:
         """Return the name of a worker, for people."""
         rank = int(self.rank[worker])
-        return f"rank {rank}" if rank >= 0 else f"client {self.clients[worker]}"
+        return f"rank {rank}" if rank >= 0 else self.lanes[worker].label
 
     def describe_processes(self, workers: Iterable[int]) -> str:
-        """Return where the processes of some workers run or ran, for example "pid 17 on node-1"."""
-        lanes = (self.lanes[worker] for worker in workers)
-        names = dict.fromkeys(
-            f"pid {lane.pid} on {lane.host}" if lane.pid else f"client {lane.client}" for lane in lanes
-        )
-        more = f" and {len(names) - MOST_PROCESSES:,} more" if len(names) > MOST_PROCESSES else ""
-        return ", ".join(list(names)[:MOST_PROCESSES]) + more
+        """Return which processes some workers are or were, for example "rank 0, pid 17, node-1"."""
+        labels = dict.fromkeys(self.lanes[worker].label for worker in workers)
+        more = f"; and {len(labels) - MOST_PROCESSES:,} more" if len(labels) > MOST_PROCESSES else ""
+        return "; ".join(list(labels)[:MOST_PROCESSES]) + more
 
 
 def find_workers(recording: Recording) -> TaskWorkers:

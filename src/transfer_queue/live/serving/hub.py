@@ -182,6 +182,12 @@ class Hub:
         else:
             self.every = SECONDS
 
+    async def complete_view(self) -> bytes:
+        """Return the last view with all its parts, as JSON."""
+        complete = await self._call(self.source.full_parts)
+        parts = self._sent | {name: _encode(part) for name, part in complete.items()}
+        return _json({"seq": self._seq, "now": self._now}, parts)
+
     async def ask(self, question: Callable[[], T]) -> T:
         """Return the result of a function that uses the source, in its thread."""
         return await self._call(question)
@@ -262,5 +268,8 @@ def _encode(part: object) -> bytes:
 
 def _event(kind: str, numbers: dict[str, float], parts: Mapping[str, bytes]) -> bytes:
     """Return an event as it is sent."""
-    raw = {name: msgspec.Raw(part) for name, part in parts.items()}
-    return b"event: " + kind.encode() + b"\ndata: " + payload.to_json({**numbers, **raw}) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + _json(numbers, parts) + b"\n\n"
+
+
+def _json(numbers: dict[str, float], parts: Mapping[str, bytes]) -> bytes:
+    return payload.to_json({**numbers, **{name: msgspec.Raw(part) for name, part in parts.items()}})

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -17,9 +18,9 @@ from starlette.routing import Route
 
 from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 from transfer_queue.live.answers import ExplainAnswer, Problem
-from transfer_queue.live.payload import to_json
-from transfer_queue.live.questions.questions import Questions
+from transfer_queue.live.payload import LiveView, to_json
 from transfer_queue.live.serving.hub import Hub, Viewer
+from transfer_queue.live.snapshot import Answers, encode_snapshot, file_name, take_snapshot
 from transfer_queue.live.view.opened_bands import MOST_OPENED_LANES
 from transfer_queue.messages.reports.overview import MOST_COLUMNS
 
@@ -43,7 +44,7 @@ class _BadRequest(Exception):
     """A parameter is missing or not allowed."""
 
 
-def build_app(hub: Hub, questions: Questions, page: Path = PAGE) -> Starlette:
+def build_app(hub: Hub, questions: Answers, page: Path = PAGE) -> Starlette:
     """Return the application without its guard."""
     pages = Pages(hub, questions, page)
 
@@ -60,6 +61,7 @@ def build_app(hub: Hub, questions: Questions, page: Path = PAGE) -> Starlette:
         Route("/", pages.index, methods=["GET"]),
         Route("/static/{path:path}", pages.file, methods=["GET"]),
         Route("/api/live", pages.live, methods=["GET"]),
+        Route("/api/snapshot", pages.snapshot, methods=["GET"]),
         Route("/api/matrix", pages.matrix, methods=["GET"]),
         Route("/api/lanes", pages.lanes, methods=["GET"]),
         Route("/api/sample", pages.sample, methods=["GET"]),
@@ -71,7 +73,7 @@ def build_app(hub: Hub, questions: Questions, page: Path = PAGE) -> Starlette:
 class Pages:
     """The handlers."""
 
-    def __init__(self, hub: Hub, questions: Questions, page: Path) -> None:
+    def __init__(self, hub: Hub, questions: Answers, page: Path) -> None:
         self._hub = hub
         self._questions = questions
         self._thread = ThreadPoolExecutor(1, "live-questions")
@@ -164,6 +166,18 @@ class Pages:
             for each in (key, task):
                 _check_length(each)
             return _json(ExplainAnswer(self._questions.explain(partition, index, key, task)))
+
+        return await self._ask(request, answer)
+
+    async def snapshot(self, request: Request) -> Response:
+        """Answer `/api/snapshot`: a file of what the page shows."""
+        view = await self._hub.complete_view()
+
+        def answer() -> Response:
+            snapshot = take_snapshot(msgspec.json.decode(view, type=LiveView), self._questions)
+            disposition = f'attachment; filename="{file_name(snapshot)}"'
+            headers = {"content-disposition": disposition, "cache-control": "no-store"}
+            return Response(encode_snapshot(snapshot), media_type="application/gzip", headers=headers)
 
         return await self._ask(request, answer)
 

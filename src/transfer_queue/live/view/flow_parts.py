@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
@@ -37,6 +38,7 @@ HELD_WORDS = {
     "capacity": "Its puts wait for free space.",
     "demand": "It waits until more groups are wanted (client.want).",
 }
+END_OF_HEADLINE = re.compile(": "), re.compile(r"; (?![^(]*\))")  # the second one is for a stopped system
 STATE_OF = {"W": "works", "w": "waits", "h": "held", "i": "idle", "x": "gone"}
 
 
@@ -49,7 +51,7 @@ def last_task(account: Account) -> str:
 def verdict_part(verdict: Verdict, last: str) -> payload.VerdictView:
     """Return the verdict in two parts."""
     # "Stopped: nothing was dealt for 80 s; `train` waits ..."; otherwise "`reward` is the slowest stage: `train` ..."
-    headline, _, detail = verdict.text.partition("; " if verdict.state == "stopped" else ": ")
+    headline, detail = (*END_OF_HEADLINE[verdict.state == "stopped"].split(verdict.text, 1), "")[:2]
     if verdict.stage is not None and ": " in verdict.stage:
         headline, detail = verdict.text, ""
     return payload.VerdictView(
@@ -115,7 +117,7 @@ def step_part(seen: Observation, account: Account, task: str) -> payload.StepVie
     ever = max((each.produced_ever for each in found.fields), default=0)
     rows = max(ever, found.rows, dealt) + found.reserved
     rate = account.tasks[task].claim_rate if task in account.tasks else 0.0
-    eta = round((rows - dealt) / rate, 1) if rate > 0 else None
+    eta = round((rows - dealt) / rate, 1) if rate > 0 and found.sealed else None
     return payload.StepView(name, dealt, rows, found.sealed, eta)
 
 
@@ -339,8 +341,7 @@ def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:
 
 
 def _rank_name(account: Account, worker: int) -> str:
-    workers = account.table.workers
-    return str(int(workers.rank[worker])) if workers.rank[worker] >= 0 else workers.clients[worker]
+    return account.table.workers.lanes[worker].label
 
 
 # ------------------------------------------------------------ policy

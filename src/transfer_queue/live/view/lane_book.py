@@ -88,20 +88,17 @@ class LaneBook:
     def timeline(self, account: Account, since: float = 0.0) -> Timeline:
         """Return the timeline from a time on."""
         recording, workers = account.table.recording, account.table.workers
-        newest = {lane.client: lane for lane in recording.lanes[1:]}
         of_key = {worker_key(account, worker): worker for worker in range(len(workers))}
         left = account.table.last_left
         lanes = []
         for lane in self._lanes.values():
             worker = of_key.get(lane.key) if lane.ranks == 1 else None
-            client = "" if worker is None else workers.clients[worker]
-            known = newest.get(client)
+            label = "" if worker is None else workers.lanes[worker].label
             gone = lane.spans[-1][2] == STATE_NUMBERS[SpanState.GONE] if lane.spans else False
             at = None if worker is None or not gone or math.isnan(left[worker]) else round(float(left[worker]), 2)
             lanes.append(
                 LaneView(
-                    lane.id, lane.key[0], lane.key[1] if lane.ranks == 1 else -1, lane.ranks, client,
-                    "" if known is None else known.host, 0 if known is None else known.pid, at,
+                    lane.id, lane.key[0], lane.key[1] if lane.ranks == 1 else -1, lane.ranks, label, at,
                     [_cut(span, since) for span in lane.spans if span[1] > since],
                     [point for point in lane.band if point[0] > since],
                 )

@@ -13,6 +13,7 @@ from transfer_queue.live.view import flow_parts, store_parts
 from transfer_queue.live.view.lane_book import LaneBook
 from transfer_queue.live.view.observation import Observation
 from transfer_queue.live.view.opened_bands import OpenedBands
+from transfer_queue.live.view.step_times import StepTimes
 from transfer_queue.timeline.account import Account, make_account
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.verdict import judge_with_account
@@ -37,6 +38,7 @@ class ViewMaker:
         self._book: LaneBook | None = None
         self._opened: OpenedBands | None = None
         self._account: Account | None = None
+        self._steps = StepTimes()
         self._rates: dict[float, payload.RatePoint] = {}
         self._watched = ("", "")
         self._slow_due = 0.0
@@ -72,6 +74,7 @@ class ViewMaker:
             "verdict": flow_parts.verdict_part(verdict, last),
             "rates": self._new_rates(account, last, verdict.stage or last),
             "step": flow_parts.step_part(seen, account, last),
+            "steps": self._steps.update(account, last),
             "tasks": tasks,
             "queues": flow_parts.queue_parts(account, names),
             "fields": flow_parts.field_parts(account, names),
@@ -154,9 +157,8 @@ def _clients(seen: Observation, *, empty: bool) -> payload.ClientsView:
     for wait in recording.open if empty else ():
         if wait.lane > 0:
             lane = recording.lanes[wait.lane]
-            rank = f" rank {lane.rank}" if lane.rank >= 0 else ""
             what = "a put" if wait.holds else f"partition {wait.partition!r}"
-            words = f"{lane.task or lane.client}{rank}: for {what}, since {recording.now - wait.since:.0f} s"
+            words = f"{lane.task} {lane.label}: for {what}, since {recording.now - wait.since:.0f} s".lstrip()
             waiting.setdefault(f"{lane.client} {wait.partition}", words)
     clients = sum(not client.startswith(UNITS) for client in recording.connected)
     return payload.ClientsView(max(clients - seen.own_clients, 0), list(waiting.values())[:MOST_WAITING])

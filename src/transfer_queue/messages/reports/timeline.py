@@ -77,6 +77,12 @@ class Lane(Message, frozen=True):
     pid: int = 0
     """The process id; 0 if it is not known."""
 
+    @property
+    def label(self) -> str:
+        """The client for people, such as "rank 0, pid 17, node-1"; the beginning of its id if nothing is known."""
+        known = (self.rank >= 0, f"rank {self.rank}"), (self.pid > 0, f"pid {self.pid}"), (self.host != "", self.host)
+        return ", ".join(words for is_known, words in known if is_known) or f"client {self.client[:8]}"
+
 
 class OpenWait(Message, frozen=True):
     """A request that waits at the controller."""
