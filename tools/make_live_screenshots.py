@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "t
 
 from simulated_pipeline import SimulatedPipeline, write_tokenizer  # noqa: E402
 
-from chromium import Page, chromium  # noqa: E402  (in tests/)
+from chromium import DESKTOP, PHONE, Page, chromium  # noqa: E402  (in tests/)
 from tests.live.browser import invented  # noqa: E402
 from tests.live.browser.canned_server import CannedServer, canned_server  # noqa: E402
 from tests.live.live_system import Page as Served  # noqa: E402
@@ -36,8 +36,9 @@ from transfer_queue.errors import TransferQueueError  # noqa: E402
 from transfer_queue.node.system.launcher import RunningSystem, start_local  # noqa: E402
 
 DOCS = ROOT / "docs" / "assets" / "live"
-WIDE, PHONE = (1440, 900), (390, 844)
-STATES = ("slow", "stopped", "flowing", "idle", "empty", "restarting", "ended", "sample", "hostile", "large")
+WIDE = (1440, 900)
+STATES = ("slow", "stopped", "flowing", "idle", "empty", "restarting", "ended", "snapshot", "ranks", "sample",
+          "hostile", "large")  # fmt: skip
 
 NAME = "grpo-math"
 SECONDS = 290.0  # of the pipeline before the first pictures: the timeline covers 300
@@ -160,7 +161,7 @@ def take_all(page: Page, seconds: float) -> None:
 def show(page: Page, server: CannedServer, state: str) -> None:
     """Open the page in a state, with all that it fetches."""
     server.full, server.matrices = invented.slow(), invented.matrices()
-    if state in ("restarting", "ended"):
+    if state in ("restarting", "ended", "snapshot"):
         server.full.update(getattr(invented, state)(server.full))
     elif state in ("hostile", "large"):
         server.full, server.matrices = getattr(invented, state)()
@@ -190,7 +191,7 @@ def main() -> None:
             return
         options.folder.mkdir(parents=True, exist_ok=True)
         for state in STATES:
-            for size in (WIDE, PHONE):
+            for size in (DESKTOP, PHONE):
                 for dark in (False, True):
                     page.show_as(size, dark)
                     show(page, server, state)

@@ -118,12 +118,12 @@ def example_view() -> p.LiveView:
         "waits for a claim that takes it."
     )
     waits = [
-        p.WaitView("train", "wait", [label(15 + n, n) for n in (0, 1, 3, 4, 5, 6)], 6, 8, 8, TAKES["train"], "advantage", "reward",
-                   "train_42", NOW - 4.2, 0.63, words, 107_168),
+        p.WaitView("train", "wait", [label(15 + n, n) for n in (0, 1, 3, 4, 5, 6)], 6, 8, 8, TAKES["train"],
+                   "advantage", "reward", "train_42", NOW - 4.2, 0.63, words, 107_168),
         p.WaitView("reward", "gone", [label(12, 1), label(14, 3)], 2, 4, 0, [], "", "", "", GONE, 0.5,
                    f"Their connections ended without a close: {label(12, 1)}; {label(14, 3)}.", None),
-        p.WaitView("reference", "wait", [label(9, 0), label(10, 1)], 2, 2, 8, ["tokens"], "tokens", "rollout", "train_43", NOW - 0.2,
-                   0.25, "", None),
+        p.WaitView("reference", "wait", [label(9, 0), label(10, 1)], 2, 2, 8, ["tokens"], "tokens", "rollout",
+                   "train_43", NOW - 0.2, 0.25, "", None),
     ]  # fmt: skip
     rates = [
         p.RatePoint(NOW - 300 + 2 * n, 30.9 if n < 110 else 15.6, 12.0 if n < 110 else (n - 110) * 26.0)
@@ -160,7 +160,7 @@ def example_view() -> p.LiveView:
         waits,
         timeline(0.0),
         p.PolicyView(42, NOW - 31, 2, "train_44", 2688, 3072),
-        [p.AgeView(35 + n, [300, 500, 224]) for n in range(8)],
+        [p.AgeView(35 + n, [300 + 40 * (n % 3), 500, 224 - 40 * (n % 3)]) for n in range(8)],
         groups,
         p.PartitionsView(60, 3040 + 56 * 1024, 40 * gib, partitions, 56, 56 * 1024),
         p.MemoryView(

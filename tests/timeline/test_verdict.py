@@ -132,7 +132,8 @@ def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
         (
             "rollout dies and all wait", 300.0,
             "Stopped: all rollout workers are gone (rank 0, pid 100, node; rank 1, pid 101, node; rank 2, pid 102, "
-            "node; rank 3, pid 103, node) since 23:38:20; train waits 100 % of the time for `response`, which rollout puts.",
+            "node; rank 3, pid 103, node) since 23:38:20; train waits 100 % of the time for `response`, which rollout "
+            "puts.",
         ),
         (
             "reference dies", 101.0,

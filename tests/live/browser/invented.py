@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from tests.live.browser.canned_server import example
+from tests.live.example_payload import label
 
 HOSTILE = (
     "<img src=x onerror=\"document.title='broken'\">",
@@ -79,8 +80,8 @@ def matrices() -> dict[str, Any]:
 def lane(number: int, task: str, rank: int, spans: list[tuple[float, float, int, int]], **more: Any) -> dict[str, Any]:
     """Return a lane of one rank."""
     return {
-        "id": number, "task": task, "rank": rank, "ranks": 1, "client": f"{task}-{rank}", "host": f"node-0{rank % 8}",
-        "pid": 41200 + number, "gone_at": None, "spans": spans, "band": [], **more,
+        "id": number, "task": task, "rank": rank, "ranks": 1, "label": label(number, rank),
+        "gone_at": None, "spans": spans, "band": [], **more,
     }  # fmt: skip
 
 
@@ -156,12 +157,12 @@ def sample() -> dict[str, Any]:
         if field["present"]:
             kind, shape, head = values[field["name"]]
             field.update(type=kind, shape=shape, head=head, bytes=sizes[kind] * math.prod(shape), note="")
-    made["fields"][4].update(put_by="reference rank 0", put_at=now - 34)
+    made["fields"][4].update(put_by=f"reference {label(9, 0)}", put_at=now - 34)
     made["tags"] = [
         {"name": "policy_version", "value": "41"}, {"name": "prompt_id", "value": '"q15690"'},
         {"name": "worker", "value": '"rollout-3"'}, {"name": "data_source", "value": '"olympiad"'},
     ]  # fmt: skip
-    made["history"].append({"t": now - 33.9, "what": "acknowledged", "who": "reference", "rank": 0, "lease": 77})
+    made["history"].append({"t": now - 33.9, "what": "acknowledged", "who": f"reference {label(9, 0)}"})
     return made
 
 
@@ -170,11 +171,11 @@ def stopped() -> dict[str, Any]:
     full = slow()
     now, gone = full["now"], full["now"] - 214
     dealt = now - 194
-    cause = "all reward workers are gone (pid 4711 on node-2, pid 4712 on node-2) since 03:11:26"
+    cause = f"all reward workers are gone ({'; '.join(label(11 + rank, rank) for rank in range(4))}) since 03:11:26"
     full["verdict"] = {
         **full["verdict"], "state": "stopped", "queue_rows": 2240, "headline": f"Stopped: {cause}", "since": gone,
         "detail": "train waits 100 % of the time for `advantage`, which reward puts; 2,240 samples queue before it. "
-        "8 samples of partition 'train_42' may be lost to task 'reward', because pid 4711 on node-2, which is gone, "
+        "8 samples of partition 'train_42' may be lost to task 'reward', because pid 41212 on node-04, which is gone, "
         "had claimed them without a lease: call reset_consumption('train_42', 'reward') to deliver all samples to this "
         "task again, and claim with lease= to avoid such losses.",
         "cause": cause, "advice": "",
@@ -213,15 +214,18 @@ def stopped() -> dict[str, Any]:
         each["gone_at"] = gone if each["task"] == "reward" else None
     full["timeline"]["versions"] = full["timeline"]["versions"][:3]
     wait = full["waits"][0]
-    wait.update(count=8, ranks=[str(rank) for rank in range(8)], share=1.0, since=dealt)
-    full["waits"][1].update(count=4, ranks=["0", "1", "2", "3"], since=gone, share=1.0)
+    wait.update(count=8, ranks=[label(15 + rank, rank) for rank in range(8)], share=1.0, since=dealt)
+    full["waits"][1].update(count=4, ranks=[label(11 + rank, rank) for rank in range(4)], since=gone, share=1.0)
+    full["waits"][1]["words"] = f"Their connections ended without a close: {cause.split('(')[1].split(')')[0]}."
     held = {
-        **wait, "task": "rollout", "kind": "held", "rows": 8, "fields": [], "field": "", "producer": "",
-        "sample": None, "partition": "train_45", "since": now - 170,
+        **wait, "task": "rollout", "kind": "held", "ranks": [label(1 + rank, rank) for rank in range(8)],
+        "rows": 8, "fields": [], "field": "", "producer": "", "sample": None, "partition": "train_45",
+        "since": now - 170,
         "words": "3,072 samples were admitted at version 37, and 3,072 may be until set_policy_version.",
     }  # fmt: skip
     full["waits"] = [*full["waits"][:2], held, *full["waits"][2:]]
     full["step"]["eta"] = None
+    full["steps"].update(steps=full["steps"]["steps"][:-3], since=full["steps"]["steps"][-4]["end"])
     return full
 
 
@@ -238,6 +242,7 @@ def flowing() -> dict[str, Any]:
         letters = "W" * task["ranks"]
         task.update(rate=30.9, alive=task["ranks"], gone=0, works=0.9, waits=0.1, idle=0.0, rank_state=letters)
     full["waits"] = full["waits"][2:]
+    full["step"].update(sealed=False, eta=None)
     for each in full["timeline"]["lanes"]:
         each["gone_at"] = None
         each["spans"] = [span for span in each["spans"] if span[2] != 4]
@@ -249,6 +254,7 @@ def idle() -> dict[str, Any]:
     full = flowing()
     full["verdict"].update(state="idle", headline="Idle: no claim is open", detail="The last event was 12 minutes ago.",
                            since=full["now"] - 720)  # fmt: skip
+    full["steps"].update(by="partition", task="", steps=[], since=None)
     full.update(policy=None, ages=[], groups=[], waits=[], step=None, life=[], queues=[], tasks=[], fields=[])
     full["memory"]["leases"] = []
     full["timeline"].update(lanes=[], order=[], versions=[])
@@ -280,6 +286,29 @@ def ended(full: dict[str, Any]) -> dict[str, Any]:
         "Below is its last state."
     )
     return {"state": {**full["state"], "state": "ended", "since": full["now"], "words": words}}
+
+
+def snapshot(full: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of a delta that says that the page shows a file."""
+    return {"state": {**full["state"], "state": "snapshot", "since": full["now"] + 2}}
+
+
+def ranks() -> dict[str, Any]:
+    """Return the data of 64 ranks, each with a line of its own, two of which have no number."""
+    full, chance = slow(), random.Random(5)
+    counts = {"rollout": 32, "reference": 8, "reward": 8, "train": 16}
+    lanes = []
+    for task in full["tasks"]:
+        name, count = task["name"], counts[task["name"]]
+        task.update(ranks=count, alive=count - task["gone"], rank_state=(task["rank_state"] * count)[:count])
+        work, rest = {"rollout": (20.0, 1.0), "train": (1.1, 1.9)}.get(name, (4.0, 0.5))
+        for rank in range(count):
+            lanes.append(lane(len(lanes) + 1, name, rank, spans(chance, work, rest, 3, 1)))
+    for number in (56, 57):
+        lanes[number].update(rank=-1, label=f"pid {41200 + number}, a-node-with-a-long-name-{number}.cluster.local")
+    full["timeline"].update(lanes=lanes, order=[each["id"] for each in lanes])
+    full["waits"][0].update(count=12, of=16, ranks=[each["label"] for each in lanes[-12:]])
+    return full
 
 
 def hostile() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -344,7 +373,7 @@ def large() -> tuple[dict[str, Any], dict[str, Any]]:
         each = lane(number + 1, tasks[number // 4], number % 4, [])
         if number % 4 == 3:
             band = [(float(t), 60 + chance.randrange(20), 10, 5, 1) for t in range(1, 301)]
-            each.update(ranks=61, rank=-1, client="", band=band)
+            each.update(ranks=61, rank=-1, label="", band=band)
         else:
             each["spans"] = spans(chance, 0.12, 0.08, 3, 1)
         lanes.append(each)
@@ -367,4 +396,5 @@ def large() -> tuple[dict[str, Any], dict[str, Any]]:
         ]
         answers[name] = answer
     full["step"]["partition"] = shown[0]
+    full["steps"]["steps"] = [{**full["steps"]["steps"][0], "name": f"v{n}", "seconds": 50.0 + n} for n in range(32)]
     return full, copy.deepcopy(answers)

@@ -44,6 +44,12 @@ export function clock(time) {
   return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
 }
 
+/** @returns {string} "2026-01-31 at 03:11:26" */
+export function dayAndClock(time) {
+  const date = new Date(1000 * time);
+  return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} at ${clock(time)}`;
+}
+
 /** @returns {string} "03:11" */
 export const hourAndMinute = (time) => clock(time).slice(0, 5);
 

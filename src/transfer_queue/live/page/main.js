@@ -13,11 +13,14 @@ import { Memory } from "./panels/memory.js";
 import { Policy } from "./panels/policy.js";
 import { Sample } from "./panels/sample.js";
 import { Servers } from "./panels/servers.js";
+import { Steps } from "./panels/steps.js";
 import { Timeline } from "./panels/timeline.js";
 import { announcementOf, titleOf, Verdict } from "./panels/verdict.js";
 import { Waits } from "./panels/waits.js";
 import { Store } from "./store.js";
 import { Stream } from "./stream.js";
+
+const TALL = 32; // a timeline with more lines than this is next to two panels
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 
@@ -123,12 +126,14 @@ class Page extends Component {
     const data = frozen ?? store.data;
     if (!data?.verdict) return html`<p class="loading">${openingWords(store)}</p>`;
     const why = staleness(data, store.connection);
+    const stale = why !== null && why !== "snapshot";
+    const empty = data.state.state === "empty" || (why === "snapshot" && !data.tasks.length && !data.partitions.count);
     const tasks = data.tasks.filter((task) => task.takes.length).map((task) => task.name);
-    return html`<div class=${why ? "stale" : ""}>
+    return html`<div class=${stale ? "stale" : ""}>
       <a class="skip" href="#content">Skip to the content</a>
       <${Header} data=${data} connection=${store.connection} paused=${frozen !== null} dark=${theme === "dark"} open=${this.open} pause=${this.pause} theme=${this.theme} help=${this.help} />
       <${Banner} data=${data} why=${why} age=${store.age()} refusal=${store.refusal} />
-      ${data.state.state === "empty" ? html`<${Empty} data=${data} />` : html`<${Panels} data=${data} theme=${theme} width=${width} active=${!frozen && !why} stale=${why !== null} open=${this.open} />`}
+      ${empty ? html`<${Empty} data=${data} />` : html`<${Panels} data=${data} theme=${theme} width=${width} active=${!frozen && !stale} stale=${stale} open=${this.open} />`}
       <footer><span>Shares and rates are of the last ${data.system.window} s. transfer_queue ${data.system.version}; ${data.system.describe}</span>
         <span class="wide"><kbd>/</kbd> sample <kbd>space</kbd> pause <kbd>w</kbd> first wait <kbd>m</kbd> matrix <kbd>t</kbd> timeline <kbd>?</kbd> help</span></footer>
       ${which && html`<${Sample} which=${which} tasks=${tasks.length ? tasks : [data.verdict.last]} last=${data.verdict.last || tasks[tasks.length - 1]} open=${this.open} close=${() => this.setState({ which: null })} />`}
@@ -140,14 +145,18 @@ class Page extends Component {
 function Panels({ data, theme, width, active, stale, open }) {
   const { now, verdict, tasks, memory, partitions, policy, system } = data;
   const { window: seconds, history } = system;
-  return html`<main id="content" tabindex="-1">
+  const lanes = data.timeline.lanes.length;
+  return html`<main id="content" tabindex="-1" class=${lanes > TALL ? "tall" : lanes ? "" : "flat"}>
     <${Verdict} verdict=${verdict} rates=${data.rates} step=${data.step} tasks=${tasks} servers=${data.servers} memory=${memory} queues=${data.queues} />
     <${Flow} tasks=${tasks} fields=${data.fields} queues=${data.queues} life=${data.life} verdict=${verdict} policy=${policy} now=${now} window=${seconds} width=${width} />
     <${Matrix} partitions=${partitions} fields=${data.fields} tasks=${tasks} last=${verdict.last} active=${active} stale=${stale} open=${open} theme=${theme} width=${width} />
-    <${Waits} waits=${data.waits} verdict=${verdict} memory=${memory} now=${now} window=${seconds} />
+    <div class="side">
+      <${Waits} waits=${data.waits} verdict=${verdict} memory=${memory} now=${now} window=${seconds} />
+      <${Steps} steps=${data.steps} now=${now} />
+    </div>
     <${Timeline} timeline=${data.timeline} history=${history} active=${active} theme=${theme} width=${width} />
     <div class="bottom">
-      <${Policy} policy=${policy} ages=${data.ages} groups=${data.groups} now=${now} />
+      <${Policy} policy=${policy} ages=${data.ages} last=${verdict.last} groups=${data.groups} now=${now} />
       <${Memory} memory=${memory} partitions=${partitions} />
       <${Servers} servers=${data.servers} />
     </div>

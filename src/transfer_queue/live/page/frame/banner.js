@@ -1,13 +1,13 @@
 /** The message above all panels when the data is not up to date. */
 
-import { Words } from "../elements.js";
-import { clock, duration, plain } from "../format.js";
+import { Name, Words } from "../elements.js";
+import { clock, dayAndClock, duration, plain } from "../format.js";
 import { html } from "../html.js";
 
-/** @returns {"lost" | "restarting" | "ended" | null} Why the data is old. */
+/** @returns {"lost" | "restarting" | "ended" | "snapshot" | null} Why the data does not change. */
 export function staleness(data, connection) {
   const { state } = data.state;
-  if (state === "ended" || state === "restarting") return state;
+  if (["ended", "restarting", "snapshot"].includes(state)) return state;
   return connection === "lost" ? "lost" : null;
 }
 
@@ -17,6 +17,8 @@ const TEXTS = {
     its log says why: <code>tq status</code> prints the path of the log.`,
   ended: ({ data }) => html`<b>Ended at ${clock(data.state.since)}. </b><${Words} text=${data.state.words || "The system has ended. Below is its last state."} />${" "}
     This page continues automatically if a new system takes its place.`,
+  snapshot: ({ data }) => html`<b>Snapshot of the system <${Name} of=${data.system.name} />, saved on ${dayAndClock(data.state.since)}.</b> Nothing changes here. A sample can
+    be opened if the page named it; values of samples are not saved.${data.state.words && html` <${Words} text=${data.state.words} />`}`,
   lost: ({ data, age, refusal }) => html`<b>${refusal ? `The server of this page refuses: ${plain(refusal).replace(/\.$/, "")}.` : "The server of this page does not reply."}</b> The page shows the state of ${clock(data.now)}, ${duration(age)} ago. The page tries
     again automatically; if <code>tq live</code> has ended, start it again and open the address that it prints.`,
 };

@@ -14,9 +14,9 @@ function factsOf({ now, system, tasks, partitions, state }) {
 function Age({ data, connection, paused }) {
   const { state } = data.state;
   const lost = connection === "lost" || state === "restarting" || state === "ended";
-  const word = lost ? `of ${clock(data.now)}` : paused ? `${clock(data.now)}, paused` : `live, ${clock(data.now)}`;
+  const word = state === "snapshot" ? `snapshot of ${clock(data.now)}` : lost ? `of ${clock(data.now)}` : paused ? `${clock(data.now)}, paused` : `live, ${clock(data.now)}`;
   const slow = !lost && !paused && data.state.every > 1 ? `, each ${duration(data.state.every)}` : "";
-  return html`<span class=${lost ? "age lost" : paused ? "age off" : "age"}><i></i><span>${word}${slow}</span></span>`;
+  return html`<span class=${lost ? "age lost" : paused || state === "snapshot" ? "age off" : "age"}><i></i><span>${word}${slow}</span></span>`;
 }
 
 /** Opens a sample by its index or key, in a partition that the reader chooses if there are several. */
@@ -42,7 +42,7 @@ class Search extends Component {
     return html`<form class="search" role="search" onSubmit=${(event) => this.submit(event)}>
       ${partitions.length > 1 && html`<select aria-label="Partition of the sample" class="wide" ref=${(select) => (this.select = select)}>
         ${partitions.map((name) => html`<option key=${name} value=${name}>${plain(name).slice(0, 40)}</option>`)}</select>`}
-      <label class="muted"><span class="wide">Sample </span><input id="find" type="search" placeholder="index or key" aria-label="Open a sample by index or key"
+      <label><input id="find" type="search" placeholder="find a sample" aria-label="Open a sample by index or key"
         autocomplete="off" spellcheck="false" aria-invalid=${wrong ? "true" : undefined} ref=${(input) => (this.input = input)} onInput=${() => wrong && this.setState({ wrong: "" })} /></label>
       <kbd class="wide">/</kbd>
       <span class="wrong" role="status">${wrong}</span>
@@ -59,8 +59,9 @@ export function Header({ data, connection, paused, dark, open, pause, theme, hel
     <${Age} data=${data} connection=${connection} paused=${paused} />
     <span class="grow"></span>
     <${Search} partitions=${listed} open=${open} />
-    <button type="button" aria-pressed=${String(paused)} onClick=${pause}>${paused ? "Continue" : "Pause"} <kbd class="wide">space</kbd></button>
-    <button type="button" onClick=${theme}>${dark ? "Light" : "Dark"}</button>
-    <button type="button" onClick=${help} aria-label="Help">?</button>
+    ${data.state.state !== "snapshot" && html`<button type="button" class="button" aria-pressed=${String(paused)} onClick=${pause}>${paused ? "Continue" : "Pause"}</button>
+      <a class="button" href="api/snapshot" download title="Save what the page shows now as a file that you can send. tq live FILE shows it.">Save</a>`}
+    <button type="button" class="button" onClick=${theme}>${dark ? "Light" : "Dark"}</button>
+    <button type="button" class="button" onClick=${help} aria-label="Help">?</button>
   </header>`;
 }

@@ -5,7 +5,7 @@ import { count, plain } from "../format.js";
 
 const TOP = 20;
 const BETWEEN = 7; // partitions
-const SEPARATION = 9; // of fields and tasks
+const SEPARATION = 20; // of fields and tasks, with the heading of the tasks
 
 /** The rows of the matrix: the fields of all partitions in the order of the flow, then the tasks. */
 export function rowsOfAll(matrices, fieldOrder, taskOrder) {
@@ -133,9 +133,13 @@ export function draw(canvas, matrices, rows, cursor) {
   pen.fillStyle = color.ink;
   pen.textAlign = "right";
   [...rows.fields, ...rows.tasks].forEach((name, at) => pen.fillText(fitted(pen, plain(name) || "no task", plan.label - 8), plan.label - 7, topOf(plan, at) + plan.row / 2 - 1));
+  pen.font = `11px ${SANS}`;
+  pen.fillStyle = color.muted;
   pen.textAlign = "left";
+  if (rows.fields.length) pen.fillText("Fields", 0, 8);
+  if (rows.tasks.length) pen.fillText("Tasks", 0, topOf(plan, plan.split) - 8);
   if (rows.fields.length && rows.tasks.length) {
-    const line = Math.round(TOP + plan.split * plan.row + SEPARATION / 2 - 1) + 0.5;
+    const line = Math.round(TOP + plan.split * plan.row + 2) + 0.5;
     pen.strokeStyle = color.line;
     pen.beginPath();
     pen.moveTo(0, line);

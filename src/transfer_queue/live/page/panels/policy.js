@@ -5,6 +5,7 @@ import { count, counted, duration, share } from "../format.js";
 import { html, Panel } from "../html.js";
 
 const MOST = 4; // ages that have a color of their own; the last one stands for all that are older
+const OLDEST = 7; // the last age that is counted, with all that are older
 const kindOf = (age) => `ages${Math.min(age, MOST)}`;
 
 function Step({ age }) {
@@ -13,8 +14,22 @@ function Step({ age }) {
   return html`<li title=${`version ${age.step}: ${words}`}>
     <div class="stack" role="img" aria-label=${`Version ${age.step}: ${words}`}>
       ${age.counts.map((rows, old) => rows > 0 && html`<i key=${old} class=${kindOf(old)} style=${{ height: `${(100 * rows) / sum}%` }}></i>`)}
-    </div>${age.step}
+    </div><b>${meanOf([age]).toFixed(1)}</b><br />${age.step}
   </li>`;
+}
+
+const rowsOf = (ages) => ages.reduce((sum, { counts }) => sum + counts.reduce((total, rows) => total + rows, 0), 0);
+
+/** By how many versions claimed samples were behind, on average. */
+const meanOf = (ages) => ages.reduce((sum, { counts }) => sum + counts.reduce((total, rows, old) => total + rows * old, 0), 0) / (rowsOf(ages) || 1);
+
+/** The age of samples in numbers. */
+function Behind({ policy, ages, last }) {
+  const most = Math.max(...ages.map(({ counts }) => counts.findLastIndex((rows) => rows > 0)), 0);
+  const [first, newest] = [ages[0].step, ages[ages.length - 1].step];
+  return html`<p class="remark">The newest policy version is <b>${count(policy.version)}</b>. Samples that <${Name} of=${last || "no task"} /> claimed at
+    ${first === newest ? ` version ${count(first)}` : ` versions ${count(first)} to ${count(newest)}`} were at most <b>${most}${most === OLDEST && " or more"}</b> and
+    on average <b>${meanOf(ages).toFixed(1)}</b> versions behind.</p>`;
 }
 
 function Ages({ ages }) {
@@ -22,7 +37,7 @@ function Ages({ ages }) {
   const items = Array.from({ length: Math.min(oldest, MOST) + 1 }, (_, old) => [kindOf(old), old === MOST && oldest > MOST ? `${old} or more` : `${old}`]);
   items[items.length - 1][1] += " behind";
   return html`<div>
-    <div class="caption">Age of samples, by version when claimed</div>
+    <div class="caption">Versions behind: mean, by version when claimed</div>
     <ol class="columns">${ages.map((age) => html`<${Step} key=${age.step} age=${age} />`)}</ol>
     <${Key} items=${items} />
   </div>`;
@@ -49,7 +64,7 @@ function Admitted({ policy }) {
 }
 
 export class Policy extends Panel {
-  render({ policy, ages, groups, now }) {
+  render({ policy, ages, last, groups, now }) {
     const limit = policy && (policy.limit === null ? "no limit" : `limit ${policy.limit} behind`);
     const old = policy && policy.since !== null ? `, set ${duration(now - policy.since)} ago` : "";
     return html`<section class="panel policy" aria-label="Policy versions and groups">
@@ -60,6 +75,7 @@ export class Policy extends Panel {
         ${ages.length > 0 && html`<${Ages} ages=${ages} />`}
         ${groups.length > 0 && html`<${Groups} groups=${groups} />`}
       </div>
+      ${policy && ages.length > 0 && html`<${Behind} policy=${policy} ages=${ages} last=${last} />`}
       ${policy && !ages.length && html`<p class="remark">No sample with a policy version was claimed yet.</p>`}
       ${policy && html`<${Admitted} policy=${policy} />`}
     </section>`;

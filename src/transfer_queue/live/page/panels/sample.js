@@ -8,6 +8,9 @@ import { html, Panel } from "../html.js";
 const capital = (text) => text && text[0].toUpperCase() + text.slice(1);
 const shapeOf = (field) => (field.shape === null ? "–" : `[${field.shape.map(count).join(", ")}]`);
 
+/** A rank without its process: "rollout rank 3" of "rollout rank 3, pid 17, node-1". */
+const shortOf = (who) => plain(who).split(", ")[0];
+
 function Field({ field, values }) {
   if (!field.present) {
     return html`<tr><td><${Name} of=${field.name} /></td><td colspan=${values ? 5 : 4} class="missing">${field.lost ? "✕ lost" : "missing"}${field.note && `: ${plain(field.note)}`}</td></tr>`;
@@ -15,18 +18,20 @@ function Field({ field, values }) {
   return html`<tr>
     <td><${Name} of=${field.name} /></td><td>${plain(field.type)}</td><td class="mono">${shapeOf(field)}</td>
     ${values && html`<td class="mono head" title=${field.head === null ? undefined : plain(field.head)}>${field.head === null ? html`<span class="muted">${plain(field.note) || "–"}</span>` : plain(field.head)}${field.decoded && html`<div class="decoded">${plain(field.decoded)}</div>`}</td>`}
-    <td>${plain(field.put_by) || "–"}</td><td>${field.put_at === null ? "–" : clock(field.put_at)}</td>
+    <td>${shortOf(field.put_by) || "–"}</td><td>${field.put_at === null ? "–" : clock(field.put_at)}</td>
   </tr>`;
 }
 
 function Fields({ fields }) {
   const values = fields.some((field) => field.head !== null);
+  const writers = [...new Set(fields.map((field) => plain(field.put_by)).filter((who) => who !== shortOf(who)))];
   const notes = [...new Set(fields.filter((field) => field.present && field.note && field.head === null && field.text === null).map((field) => capital(plain(field.note))))];
   return html`<h3>Fields</h3>
     <div class="scroll" tabindex="0" role="group" aria-label="Fields of the sample"><table>
       <thead><tr><th scope="col">field</th><th scope="col">type</th><th scope="col">shape</th>${values && html`<th scope="col">first values</th>`}<th scope="col">put by</th><th scope="col">at</th></tr></thead>
       <tbody>${fields.map((field) => html`<${Field} key=${field.name} field=${field} values=${values} />`)}</tbody>
     </table></div>
+    ${writers.length > 0 && html`<p class="remark">${writers.map((who) => who.replace(", ", ": ")).join("; ")}.</p>`}
     ${!values && notes.length > 0 && html`<p class="remark">${notes.slice(0, 2).map((note) => html`<${Words} text=${note.endsWith(".") ? note : `${note}.`} /> `)}</p>`}`;
 }
 
@@ -66,11 +71,9 @@ function Tags({ tags }) {
   return html`<h3>Tags</h3><pre tabindex="0">${tags.map((tag) => (tag.value === null ? `${plain(tag.name)} (hidden)` : `${plain(tag.name)}: ${plainLines(tag.value)}`)).join("\n")}</pre>`;
 }
 
-const whoOf = ({ who, rank }) => (who ? ` by ${plain(who)}${rank >= 0 ? ` rank ${rank}` : ""}` : "");
-
 function History({ history, note }) {
   return html`<h3>History</h3>
-    <ul class="history">${history.map((event, at) => html`<li key=${at}><span class="mono">${clock(event.t)}</span><span>${plain(event.what)}${whoOf(event)}${event.lease ? `, lease ${event.lease}` : ""}</span></li>`)}</ul>
+    <ul class="history">${history.map((event, at) => html`<li key=${at}><span class="mono">${clock(event.t)}</span><span>${plain(event.what)}${event.who && ` by ${plain(event.who)}`}</span></li>`)}</ul>
     ${note && html`<p class="remark">${plain(note)}</p>`}
     ${!history.length && !note && html`<p class="nothing">No events of it are kept.</p>`}`;
 }

@@ -19,7 +19,7 @@ const STATES = ["is idle", "works", "is held back", "waits", "is gone"];
 const laneName = (lane) => {
   const task = plain(lane.task) || "no task";
   if (lane.ranks > 1) return `${task}, ${counted(lane.ranks, "rank")} together`;
-  return lane.rank >= 0 ? `${task} rank ${lane.rank}` : `${task}, ${plain(lane.client)}`;
+  return `${task} ${plain(lane.label)}`;
 };
 
 function reasonOf(span, why) {
@@ -37,12 +37,11 @@ function laneWords(timeline, lane, time) {
     const point = lane.band.find((each) => each[0] >= time && each[0] - 1 <= time);
     return point ? `${name}\n${at}: ${point[1]} % work, ${point[2]} % wait, ${point[3]} % are held back, ${point[4]} % are gone` : `${name}\n${at}: nothing is known`;
   }
-  const where = lane.host ? `\n${plain(lane.host)}, pid ${lane.pid}` : "";
-  if (lane.gone_at !== null && timeline.origin + time >= lane.gone_at) return `${name} is gone since ${clock(lane.gone_at)}${where}`;
+  if (lane.gone_at !== null && timeline.origin + time >= lane.gone_at) return `${name}\nis gone since ${clock(lane.gone_at)}`;
   const span = spanAt(lane, time);
-  if (!span) return `${name}\n${at}: nothing is known${where}`;
+  if (!span) return `${name}\n${at}: nothing is known`;
   const end = span[1] >= timeline.until - 0.05 ? "now" : clock(timeline.origin + span[1]);
-  return `${name} ${STATES[span[2]]}${reasonOf(span, lane.why ?? timeline.why)}\n${clock(timeline.origin + span[0])} to ${end}, ${duration(span[1] - span[0])}${where}`;
+  return `${name}\n${STATES[span[2]]}${reasonOf(span, lane.why ?? timeline.why)}, ${clock(timeline.origin + span[0])} to ${end}, ${duration(span[1] - span[0])}`;
 }
 
 /** The lanes in numbers. */

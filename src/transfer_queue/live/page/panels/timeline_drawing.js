@@ -1,28 +1,27 @@
 /** The canvas of the timeline: a line for each rank, or for a band of ranks, over the last five minutes. */
 
 import { channels, colors, fitted, prepare, SANS } from "../canvas.js";
-import { clock, hourAndMinute, plain, share } from "../format.js";
+import { hourAndMinute, plain, share } from "../format.js";
 
 export const [IDLE, WORKS, HELD, WAITS, GONE] = [0, 1, 2, 3, 4];
 const THIN = 2.6; // the height of waiting, in pixels
 const HEAD = 14;
 const BAND = 22; // the height of a band
 const GAP = 7; // between tasks
-const VERSIONS = 6; // more of it above the last task, for the names of policy versions
+const VERSIONS = 15; // the height of the line of policy versions
 const LEVELS = 5;
 
 /** @returns {object} The place of each lane. `ratio`: pixels of the screen in one of the canvas. */
 export function planOf(width, timeline, history) {
   const row = timeline.lanes.length > 40 ? 6 : 8;
   const rows = [];
-  let y = HEAD;
+  const head = HEAD + (timeline.versions.length ? VERSIONS : 0);
+  let y = head;
   let last = null;
-  const end = timeline.lanes[timeline.lanes.length - 1]?.task;
   timeline.lanes.forEach((lane, at) => {
     if (last !== null && last !== lane.task) {
       const used = y - rows.find((each) => each.lane.task === last).y;
-      const free = lane.task === end && timeline.versions.length ? GAP + VERSIONS : GAP;
-      y += free + Math.max(0, 24 - used); // space for the name of a task with one rank
+      y += GAP + Math.max(0, 24 - used); // space for the name of a task with one rank
     }
     const height = lane.ranks > 1 ? BAND : row;
     rows.push({ lane, at, y, height, first: last !== lane.task });
@@ -30,7 +29,7 @@ export function planOf(width, timeline, history) {
     y += height;
   });
   const label = width < 560 ? 92 : 108;
-  return { rows, label, width, history, ratio: window.devicePixelRatio || 1, height: Math.max(y + 10, 60), begin: timeline.until - history, end: timeline.until };
+  return { rows, head, label, width, history, ratio: window.devicePixelRatio || 1, height: Math.max(y + 10, 60), begin: timeline.until - history, end: timeline.until };
 }
 
 export const xOf = (plan, time) => plan.label + ((time - plan.begin) / plan.history) * (plan.width - plan.label);
@@ -161,7 +160,9 @@ function drawTasks(pen, plan, color) {
     pen.fillStyle = color.muted;
     pen.font = `11px ${SANS}`;
     const part = (sums[WAITS] + sums[HELD]) / lived;
-    pen.fillText(fitted(pen, `${sums[HELD] > sums[WAITS] ? "held" : "waits"} ${share(part)}`, label), 0, row.y + 18);
+    const gone = own.filter((each) => each.lane.gone_at !== null).length;
+    if (gone) pen.fillStyle = color.bad;
+    pen.fillText(fitted(pen, gone ? `✕ ${gone} gone` : `${sums[HELD] > sums[WAITS] ? "held" : "waits"} ${share(part)}`, label), 0, row.y + 18);
   }
 }
 
@@ -191,7 +192,7 @@ function drawMinutes(pen, plan, timeline, color) {
     const x = Math.round(xOf(plan, time - timeline.origin)) + 0.5;
     pen.strokeStyle = color.line;
     pen.beginPath();
-    pen.moveTo(x, HEAD);
+    pen.moveTo(x, plan.head);
     pen.lineTo(x, plan.height - 4);
     pen.stroke();
     pen.fillStyle = color.muted;
@@ -206,7 +207,7 @@ function drawGaps(pen, plan, timeline, color) {
     if (right <= left) continue;
     pen.save();
     pen.beginPath();
-    pen.rect(left, HEAD, Math.max(2, right - left), plan.height - HEAD - 8);
+    pen.rect(left, plan.head, Math.max(2, right - left), plan.height - plan.head - 8);
     pen.clip();
     pen.fillStyle = color.panel;
     pen.fill();
@@ -222,9 +223,8 @@ function drawGaps(pen, plan, timeline, color) {
   }
 }
 
-/** A cross where a rank is gone, and when, once for each task and moment. */
+/** A cross where a rank is gone. */
 function drawGone(pen, plan, timeline, color) {
-  const labeled = [];
   for (const { lane, y, height } of plan.rows) {
     if (lane.gone_at === null || lane.ranks > 1) continue;
     const x = Math.max(plan.label + 1, Math.min(plan.width - 9, xOf(plan, lane.gone_at - timeline.origin)));
@@ -237,36 +237,24 @@ function drawGone(pen, plan, timeline, color) {
     pen.moveTo(x + 1 + size, y);
     pen.lineTo(x + 1, y + size);
     pen.stroke();
-    if (labeled.some((each) => each.task === lane.task && Math.abs(each.gone_at - lane.gone_at) < 5)) continue;
-    labeled.push(lane);
-    drawBeside(pen, plan, `gone at ${clock(lane.gone_at)}`, x + size + 5, x - 4, y + height / 2 - 0.5, color);
   }
 }
 
-function drawBeside(pen, plan, words, right, left, y, color) {
-  pen.font = `600 11px ${SANS}`;
-  const width = pen.measureText(words).width;
-  const x = right + width < plan.width ? right : left - width;
-  pen.fillStyle = color.panel;
-  pen.fillRect(x - 2, y - 6, width + 4, 12);
-  pen.fillStyle = color.bad;
-  pen.fillText(words, x, y);
-}
-
-/** When the policy version was set: a line across the lanes of the last task. */
+/** When the policy version was set: ticks in a line of their own, above the lanes. */
 function drawVersions(pen, plan, timeline, color) {
-  const rows = plan.rows.filter((each) => each.lane.task === plan.rows[plan.rows.length - 1].lane.task);
-  const [top, last] = [rows[0].y, rows[rows.length - 1]];
+  if (!timeline.versions.length) return;
+  pen.fillStyle = color.muted;
+  pen.font = `11px ${SANS}`;
+  pen.fillText("policy version", 0, HEAD + 4);
   pen.fillStyle = color.ink;
-  pen.font = `10px ${SANS}`;
   let free = plan.label;
   for (const { t, version } of timeline.versions) {
     const x = xOf(plan, t - timeline.origin);
     if (x < plan.label) continue;
-    pen.fillRect(x - 0.7, top - 5, 1.4, last.y + last.height - top + 7);
+    pen.fillRect(x - 0.7, HEAD - 1, 1.4, 10);
     const words = `v${version}`;
     if (x < free || x + 3 + pen.measureText(words).width > plan.width) continue;
-    pen.fillText(words, x + 3, top - 4);
+    pen.fillText(words, x + 3, HEAD + 4);
     free = x + pen.measureText(words).width + 7;
   }
 }

@@ -1,7 +1,7 @@
 /** The verdict in words, and the four most important numbers. */
 
 import { Bar, Name, Sparkline, Words } from "../elements.js";
-import { clock, count, counted, duration, rate, share } from "../format.js";
+import { clock, count, counted, duration, plain, rate, share } from "../format.js";
 import { html, Panel } from "../html.js";
 
 const PILLS = { starting: "Starting", flowing: "Flowing", slow: "Flowing, slowly", stopped: "Not flowing", idle: "Idle" };
@@ -32,12 +32,16 @@ function withoutCause({ detail, cause }) {
 const capital = (text, names) => (text && !names.some((name) => name && text.startsWith(name)) ? text[0].toUpperCase() + text.slice(1) : text);
 const sentence = (text) => (text && !text.endsWith(".") ? `${text}.` : text);
 
+/** The processes that a sentence names, in parentheses: a headline has no space for them. */
+const PROCESSES = / \(((?:rank \d|pid \d|client )[^)]*)\)/;
+
 function Todo({ verdict, names }) {
   const { since, headline, advice, state } = verdict;
   const cause = headline.endsWith(verdict.cause) ? "" : verdict.cause;
-  if (!cause && !advice) return null;
+  const processes = PROCESSES.exec(headline)?.[1];
+  if (!cause && !advice && !processes) return null;
   const when = since === null || state === "flowing" ? "" : `Since ${clock(since)}: `;
-  return html`<p class="todo">
+  return html`<p class="todo">${processes && html`Gone: ${plain(processes)}. `}
     ${cause && html`${when && html`<b>${when}</b>`}<${Words} text=${sentence(when ? cause : capital(cause, names))} names=${names} /> `}
     ${advice && html`${!/^to keep up/i.test(advice) && html`<b>To keep up: </b>`}<${Words} text=${sentence(/^to keep up/i.test(advice) ? capital(advice, names) : advice)} names=${names} />`}
   </p>`;
@@ -47,8 +51,8 @@ function Reached({ verdict, rates }) {
   const now = rates.length ? rates[rates.length - 1].rows : 0;
   const before = rateBefore(verdict, rates);
   return html`<div class="figure">
-    <div class="number">${rate(now)} <small>samples/s</small></div>
-    <div class="label">reach ${verdict.last ? html`<${Name} of=${verdict.last} />` : "the last task"}${before}</div>
+    <div class="number">${rate(now)} <small>/s</small></div>
+    <div class="label">samples reach ${verdict.last ? html`<${Name} of=${verdict.last} />` : "the last task"}${before}</div>
     <${Sparkline} values=${rates.map((each) => each.rows)} kind="rate" />
   </div>`;
 }
@@ -75,8 +79,12 @@ function Step({ step, verdict }) {
     return html`<div class="figure"><div class="number">–</div>
       <div class="label">${verdict.last ? html`<${Name} of=${verdict.last} />` : "The last task"} claims no partition</div></div>`;
   }
+  if (!step.sealed) { // more may be put, so that neither a share nor an end is known
+    return html`<div class="figure"><div class="number">${count(step.dealt)}</div>
+      <div class="label">dealt of ${count(step.rows)} in <${Name} of=${step.partition} /> so far; not sealed</div></div>`;
+  }
   const part = step.rows ? step.dealt / step.rows : 0;
-  const end = step.sealed && step.dealt >= step.rows ? "; all of it" : step.eta === null ? "" : html`; ends in <b>${duration(step.eta)}</b>`;
+  const end = step.dealt >= step.rows ? "; all of it" : step.eta === null ? "" : html`; ends in <b>${duration(step.eta)}</b>`;
   return html`<div class="figure">
     <div class="number">${share(part)}</div>
     <div class="label">of <${Name} of=${step.partition} /> dealt${end}</div>
@@ -99,7 +107,7 @@ export class Verdict extends Panel {
     const detail = withoutCause(verdict);
     const names = tasks.map((task) => task.name);
     const pill = PILLS[verdict.state] ?? verdict.state;
-    const headline = verdict.headline.replace(/^(Stopped|Starting|Idle|Flowing)(: |[:.]?$)/, "") || "";
+    const headline = verdict.headline.replace(PROCESSES, "").replace(/^(Stopped|Starting|Idle|Flowing)(: |[:.]?$)/, "") || "";
     return html`<section id="verdict" class=${`panel verdict ${verdict.state}`} aria-label="Verdict">
       <div>
         <h1><span class="pill">${pill}</span>${" "}<${Words} text=${capital(headline, names)} names=${names} /></h1>

@@ -4,13 +4,15 @@ import { Name, SampleLink, Words } from "../elements.js";
 import { clock, count, counted, duration, listed, plain, share } from "../format.js";
 import { html, Panel } from "../html.js";
 
-const RANK = /^\d+$/;
+const RANK = /^rank (\d+)(?=,|$)/;
 
-/** "ranks 1 and 3", "rank 2", or the names of clients. */
+/** "ranks 1 and 3"; of one rank, and of ranks without a number, their processes, too. */
 function ranksOf(wait) {
-  const names = wait.ranks.map(plain);
-  if (!names.length) return counted(wait.count, "rank");
-  const word = names.every((name) => RANK.test(name)) ? (wait.count === 1 ? "rank " : "ranks ") : "";
+  const labels = wait.ranks.map(plain);
+  if (!labels.length) return counted(wait.count, "rank");
+  const numbers = labels.map((label) => RANK.exec(label)?.[1]);
+  const short = labels.length > 1 && numbers.every(Boolean);
+  const [word, names] = short ? ["ranks ", numbers] : ["", labels];
   const hidden = wait.count - names.length;
   return word + (hidden > 0 ? `${names.slice(0, 3).join(", ")} and ${count(wait.count - 3)} more` : listed(names, 4));
 }
@@ -43,11 +45,12 @@ function Asked({ wait }) {
 // The panel already shows this part in its own words.
 const CLAIM = /^Task '.*?' waits for [\d,]+ samples .*?; [\d,]+ available\. ?/s;
 
-/** The reason, in words of the controller: its first sentence, and the others on request. */
-function Reason({ words }) {
-  const [first, ...others] = words.replace(CLAIM, "").split(/(?<=\.) (?=[A-Z])/);
-  if (!first) return null;
-  return html`<b><${Words} text=${first} /></b> ${others.length > 0 && html`<details><summary>More</summary><${Words} text=${others.join(" ")} /></details>`}`;
+/** The reason, in words of the controller: its first sentence, and on request the others and the ranks. */
+function Reason({ wait, link }) {
+  const [first, ...others] = wait.words.replace(CLAIM, "").split(/(?<=\.) (?=[A-Z])/);
+  const ranks = wait.kind === "gone" || wait.of < 2 ? "" : wait.ranks.map(plain).join("; ") + (wait.count > wait.ranks.length ? "; …" : "");
+  return html`${first && html`<b><${Words} text=${first} /></b> `}${link} ${others.length > 0 && html`<details><summary>More</summary><${Words} text=${others.join(" ")} /></details> `}
+    ${ranks && html`<details><summary>Which ranks</summary>${ranks}.</details> `}`;
 }
 
 function Wait({ wait, now, window, hot }) {
@@ -56,8 +59,7 @@ function Wait({ wait, now, window, hot }) {
     <div><span class="who"><${Name} of=${wait.task || "a client without a task"} /></span>${" "}
       <span class=${hot ? "tag hot" : "tag"}>${tagOf(wait)}</span></div>
     <${Long} wait=${wait} now=${now} window=${window} />
-    <div class="reason"><${Asked} wait=${wait} /><${Reason} words=${wait.words} />${" "}
-      ${sample && html`<${SampleLink} sample=${sample}>Open sample ${count(wait.sample)}<//>`}</div>
+    <div class="reason"><${Asked} wait=${wait} /><${Reason} wait=${wait} link=${sample && html`<${SampleLink} sample=${sample}>Open sample ${count(wait.sample)}<//>`} /></div>
   </li>`;
 }
 
