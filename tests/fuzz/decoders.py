@@ -7,6 +7,7 @@ any other exception is a bug, and so is a broken invariant, or a service that do
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import random
 import socket
@@ -26,6 +27,16 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state import invariants
 from transfer_queue.errors import ProtocolError, TransferQueueError
+from transfer_queue.live import snapshot as snapshots
+from transfer_queue.live.payload import LiveView
+from transfer_queue.live.snapshot import (
+    SnapshotAnswers,
+    SnapshotSource,
+    decode_snapshot,
+    encode_snapshot,
+    file_name,
+    take_snapshot,
+)
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
@@ -61,6 +72,7 @@ sys.path.append(str(Path(__file__).parent.parent / "storage"))
 from slot_standin import StandInSlots
 
 KEY = bytes(range(32))
+LIVE_EXAMPLE = Path(__file__).parent.parent / "live" / "example.json"
 NOWHERE = Path("/nonexistent/states")  # a folder of state files in which nothing can be read or written
 MAX_ROWS = 64  # a request for more is refused here, so that a run stays small
 SAMPLERS: tuple[Callable[[], Any], ...] = (
@@ -332,11 +344,23 @@ def settings(data: bytes) -> None:
             sampler_objects(Settings.from_config(conf), conf)
 
 
+def live_snapshot(data: bytes) -> None:
+    """A snapshot of the live page. One that is accepted can be shown, and saved again."""
+    with refused():
+        snapshot = decode_snapshot(data, "f")
+        source, replies = SnapshotSource(snapshot), SnapshotAnswers(snapshot)
+        now, parts = source.make()
+        saved = take_snapshot(LiveView(0, now, **parts), replies)  # type: ignore[arg-type]
+        decode_snapshot(encode_snapshot(saved), file_name(saved))
+        for each in snapshot.samples:
+            replies.sample(each.partition, each.index, None)
+
+
 DECODERS: dict[str, Callable[[bytes], None]] = {
     each.__name__: each
     for each in (
         frames, server_handshake, client_handshake, answers, controller, unit, objects, tags, columns, description,
-        arena_header, start_message, settings,
+        arena_header, start_message, settings, live_snapshot,
     )
 }  # fmt: skip
 
@@ -462,6 +486,28 @@ def _of_start_message(hostile: Hostile) -> bytes:
     body = hostile.body(hostile.struct(launcher_protocol.StartRequest))
     length = len(body) if hostile.chance(80) else hostile.one((0, 1, 1 << 62, (1 << 64) - 1))
     return length.to_bytes(8, "little") + body
+
+
+def _of_live_snapshot(hostile: Hostile) -> bytes:
+    """A snapshot in which some values are others, or some bytes."""
+    parts = json.loads(LIVE_EXAMPLE.read_bytes())
+    document = {
+        "kind": snapshots.KIND, "format": hostile.one((1, 1, 1, 1, 2, 0, "1")), "version": hostile.str(), "saved": 1.0,
+        "view": parts["full"], "matrices": [parts["matrix"]], "samples": [parts["sample"]],
+    }  # fmt: skip
+    for _ in range(hostile.rng.randrange(4)):
+        at: Any = document
+        while True:
+            key = hostile.one(tuple(at) if isinstance(at, dict) else range(len(at)))
+            if not isinstance(at[key], (dict, list)) or not at[key] or hostile.chance(20):
+                break
+            at = at[key]
+        at[key] = hostile.one((None, -1, 10**18, 1e300, "", "\u202e", [], {}, hostile.str(), hostile.float()))
+        if hostile.chance(20):
+            del at[key]
+    text = json.dumps(document, default=str).encode()
+    packed = gzip.compress(hostile.twisted(text) if hostile.chance(20) else text, 1)
+    return hostile.twisted(packed) if hostile.chance(20) else packed
 
 
 def _of_settings(hostile: Hostile) -> bytes:

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from transfer_queue.interface import CURRENT
 from transfer_queue.live.serving.guard import new_token
 from transfer_queue.live.serving.live_server import LiveOptions, LiveServer, address_of
+from transfer_queue.live.snapshot import Snapshot
 from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.system.launcher import RunningSystem
 
@@ -78,14 +79,15 @@ def view_when(events: Iterator[Event], condition: Callable[[dict[str, Any]], boo
 @contextmanager
 def served(
     *, values: bool = False, tokenizer: str | None = None, host: str = "127.0.0.1", tls: dict[str, str] | None = None,
-    system: RunningSystem | None = None,
+    system: RunningSystem | None = None, snapshot: Snapshot | None = None,
 ) -> Iterator[Page]:  # fmt: skip
-    """Serve the page of a system, by default of the current one, in a thread."""
+    """Serve the page of a system, by default of the current one, or of a snapshot, in a thread."""
     system = system or CURRENT.system
-    assert system is not None
+    assert system is not None or snapshot is not None
+    folder = "" if system is None or snapshot is not None else str(system.folder)
     listener = bind_socket((host, 0))
-    options = LiveOptions(str(system.folder), new_token(), host, values, tokenizer, tls=tls)
-    server = LiveServer(options, listener)
+    options = LiveOptions(folder, new_token(), host, values, tokenizer, tls=tls)
+    server = LiveServer(options, listener, snapshot)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from pipeline_scenarios import grpo, scenarios
 from pipeline_simulation import simulate
 from timeline_replies import event, reply
@@ -16,6 +17,7 @@ from transfer_queue.live.view import flow_parts
 from transfer_queue.live.view.lane_book import MOST_LANES, OWN_LANES, STATE_NUMBERS, LaneBook, task_order
 from transfer_queue.live.view.observation import Observation
 from transfer_queue.live.view.opened_bands import OpenedBands
+from transfer_queue.live.view.step_times import StepTimes
 from transfer_queue.messages.reports.timeline import Lane, OpenWait
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.account import Account, make_account
@@ -263,3 +265,60 @@ def test_many_fields_are_summed() -> None:
     assert len(found) == 50
     assert found[-1].name == "other"
     assert sum(field.rate for field in found) == pytest.approx(sum(flow.rows for flow in account.flows), rel=0.01)
+
+
+def steps_of(events: list[Any], names: dict[int, str], now: float) -> list[payload.StepsView]:
+    """Return the steps after the first half of the events, and after all of them."""
+    times, recording, found = StepTimes(), Recording(), []
+    for some in (events[: len(events) // 2], events[len(events) // 2 :]):
+        end = now if found else some[-1][0] + 0.01
+        position = len(recording.events) + len(some)
+        answer = reply(some, float(end), position=position, lanes=[Lane(0, "a", "train", 0)], connected=["a"])
+        recording.add(replace(answer, partitions=names))
+        found.append(times.update(account_of(recording), "train"))
+    return found
+
+
+def test_a_step_is_the_time_from_one_policy_version_to_the_next() -> None:
+    events = [event(EventKind.POLICY, 10.0 * number, 0, rows=number) for number in range(1, 7)]
+    first, last = steps_of(events, {}, 65.0)
+    assert (first.by, len(first.steps)) == ("version", 2)
+    assert [(each.name, each.seconds) for each in last.steps] == [(f"v{number}", 10.0) for number in range(2, 7)]
+    assert last.since == pytest.approx(last.steps[-1].end)
+
+
+def test_without_policy_versions_a_step_is_the_time_between_the_first_claims_of_partitions() -> None:
+    claims = [(1.0, 1), (2.0, 1), (11.0, 2), (12.0, 1), (31.0, 3), (32.0, 2), (36.0, 4)]
+    events = [event(EventKind.CLAIM, time, 0, partition=partition) for time, partition in claims]
+    _, last = steps_of(events, {number: f"step_{number}" for number in range(1, 5)}, 40.0)
+    # When the first partition began is not known, because the recording may begin in the middle of it.
+    assert [(each.name, each.seconds) for each in last.steps] == [("step_2", 20.0), ("step_3", 5.0)]
+    assert (last.by, last.task) == ("partition", "train")
+
+
+def test_a_partition_that_is_not_sealed_has_no_end() -> None:
+    recording, status = simulate(SCENARIOS[next(iter(SCENARIOS))], 0, 100.0)
+    account = account_of(recording, status)
+    last = flow_parts.last_task(account)
+    seen = Observation(recording, status, {each.name: each for each in status.partitions})
+    step = flow_parts.step_part(seen, account, last)
+    assert step is not None
+    assert not step.sealed
+    assert step.eta is None
+    sealed = {each.name: replace(each, sealed=True) for each in status.partitions}
+    step = flow_parts.step_part(Observation(recording, status, sealed), account, last)
+    assert step is not None
+    assert step.eta is not None
+
+
+@pytest.mark.parametrize(
+    ("lane", "label"),
+    [
+        (Lane(1, "0123456789abcdef", "t", 3, "node-1", 17), "rank 3, pid 17, node-1"),
+        (Lane(1, "0123456789abcdef", "t", -1, "node-1", 17), "pid 17, node-1"),
+        (Lane(1, "0123456789abcdef", "t", 3), "rank 3"),
+        (Lane(1, "0123456789abcdef", ""), "client 01234567"),
+    ],
+)
+def test_a_label_is_what_is_known_of_a_client(lane: Lane, label: str) -> None:
+    assert lane.label == label

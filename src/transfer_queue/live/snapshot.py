@@ -177,7 +177,7 @@ def decode_snapshot(data: bytes, name: str) -> Snapshot:
     text = _unpacked(data, name)
     try:
         header = msgspec.json.decode(text, type=Header)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(name, f"is not a snapshot of the live page: {error}") from None
     if header.kind != KIND:
         raise _damaged(name, f"is not a snapshot of the live page: its kind is {header.kind[:100]!r}")
@@ -188,7 +188,7 @@ def decode_snapshot(data: bytes, name: str) -> Snapshot:
         )
     try:
         snapshot = msgspec.json.decode(text, type=Snapshot)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(name, f"is a damaged snapshot: {error}") from None
     if missing := _missing_parts(snapshot.view):
         raise _damaged(name, f"is a damaged snapshot: it lacks {', '.join(missing)}")

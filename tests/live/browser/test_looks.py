@@ -14,13 +14,13 @@ from tests.live.browser.canned_server import CannedServer
 from tests.live.browser.test_panels import assert_clean, opened, text_of
 
 AXE = gzip.decompress((Path(__file__).parent / "axe.min.js.gz").read_bytes()).decode()
-WIDE = (1440, 1000)
-STATES = ("slow", "stopped", "flowing", "idle", "empty", "restarting", "ended")
+WIDE = (1280, 1000)
+STATES = ("slow", "stopped", "flowing", "idle", "empty", "restarting", "ended", "snapshot", "ranks")
 
 
 def in_state(server: CannedServer, state: str) -> None:
     """Let the server show a state of a system."""
-    if state in ("restarting", "ended"):
+    if state in ("restarting", "ended", "snapshot"):
         server.full.update(getattr(invented, state)(server.full))
     else:
         server.full = getattr(invented, state)()
@@ -65,7 +65,7 @@ def test_axe_finds_nothing_in_the_inspector_the_tables_and_the_help(
     assert violations(page) == []
 
 
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["1440", "390"])
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["1280", "390"])
 def test_nothing_is_wider_than_the_window_in_any_state(page: Page, server: CannedServer, size: tuple[int, int]) -> None:
     page.show_as(size)
     too_wide = []
@@ -95,7 +95,16 @@ def test_the_colors_follow_the_system_and_the_button(page: Page, server: CannedS
 @pytest.mark.parametrize("name", invented.HOSTILE)
 def test_hostile_names_of_joined_ranks_are_text(page: Page, server: CannedServer, name: str) -> None:
     own = server.full["timeline"]["lanes"][0]
-    band = {**own, "id": 900, "task": name, "rank": -1, "ranks": 70, "spans": [], "band": [(300.0, 60, 30, 0, 10)]}
+    band = {
+        **own,
+        "id": 900,
+        "task": name,
+        "rank": -1,
+        "ranks": 70,
+        "label": "",
+        "spans": [],
+        "band": [(300.0, 60, 30, 0, 10)],
+    }
     server.full["timeline"].update(lanes=[band], order=[900])
     server.lanes[name] = invented.joined(name, 70)
     page.show_as(PHONE)
@@ -111,7 +120,7 @@ def test_hostile_names_of_joined_ranks_are_text(page: Page, server: CannedServer
     assert_clean(page, server)
 
 
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["1440", "390"])
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["1280", "390"])
 def test_hostile_names_are_text_and_break_no_layout(page: Page, server: CannedServer, size: tuple[int, int]) -> None:
     server.full, server.matrices = invented.hostile()
     sample = {

@@ -66,12 +66,60 @@ def test_who_waits_is_shown_with_a_link_to_the_sample(page: Page, server: Canned
     assert first.startswith("train 6 of 8 ranks wait now 63 % of the last 60 s")
     assert "Claims of 8 samples with 5 fields in partition train_42 wait for advantage, which reward puts." in first
     assert "Sample 107168 of partition 'train_42' misses the fields ['advantage']" in first
-    assert "✕ ranks 1 and 3 are gone 78 s" in text_of(page, ".waits li:nth-child(2)")
+    gone = text_of(page, ".waits li:nth-child(2)")
+    assert "✕ ranks 1 and 3 are gone 78 s" in gone
+    assert "ended without a close: rank 1, pid 41212, node-04; rank 3, pid 41214, node-06." in gone
+    page.evaluate("document.querySelector('.waits li:nth-child(3) details').open = true")
+    assert "rank 0, pid 41209, node-01; rank 1, pid 41210, node-02." in text_of(page, ".waits li:nth-child(3)")
+
+
+def test_a_rank_without_a_number_is_named_by_its_process(page: Page, server: CannedServer) -> None:
+    own = {**server.full["timeline"]["lanes"][0], "rank": -1, "label": "pid 17, node-9"}
+    server.full["timeline"].update(lanes=[own], order=[own["id"]])
+    server.full["waits"][0].update(count=1, of=1, ranks=["pid 17, node-9"])
+    opened(page, server)
+    assert "pid 17, node-9 waits now" in text_of(page, ".waits li")
+    page.type("t")
+    press(page, "ArrowLeft")
+    assert text_of(page, ".timeline [role=status]").startswith("rollout pid 17, node-9, ")
+
+
+def test_the_step_times_are_shown_in_numbers(page: Page, server: CannedServer) -> None:
+    opened(page, server)
+    words = text_of(page, ".steps")
+    assert words.startswith("Step time from one policy version to the next")
+    assert "Last 60 s, median 60 s, longest 88 s (v37). The current step has taken 31 s so far." in words
+    assert page.evaluate("document.querySelectorAll('.steps li').length") == 13
+    server.delta(1.0, steps={"by": "partition", "task": "train", "steps": [], "since": None})
+    page.wait_for("document.querySelector('.steps').innerText.includes('No complete step')")
+    assert "from the first claim of one partition by train to that of the next" in text_of(page, ".steps")
+    assert_clean(page, server)
+
+
+def test_a_partition_that_is_not_sealed_has_neither_a_share_nor_an_end(page: Page, server: CannedServer) -> None:
+    server.full["step"].update(sealed=False, eta=None)
+    opened(page, server)
+    assert "856 dealt of 1,024 in train_42 so far; not sealed 5 of 5" in text_of(page, ".verdict")
+
+
+def test_policy_versions_are_above_the_lanes_and_cover_none(page: Page, server: CannedServer) -> None:
+    timeline = server.full["timeline"]
+    first = {**timeline["lanes"][0], "spans": [[0.0, 300.0, 1, 0]]}
+    timeline.update(lanes=[first], order=[first["id"]], versions=[{"t": timeline["origin"] + 150, "version": 7}])
+    opened(page, server)
+    width = page.evaluate("document.getElementById('timeline').clientWidth")
+    middle = 108 + (width - 108) / 2
+    column = [pixel(page, "timeline", middle + by, y) for by in (-1, 0, 1) for y in range(30, 35)]
+    assert set(column) == {"#0072b2"}
+    assert "#171b21" in [pixel(page, "timeline", middle + by, 18) for by in (-1, 0, 1)]
 
 
 def test_policy_memory_and_servers_show_their_numbers(page: Page, server: CannedServer) -> None:
     opened(page, server)
-    assert "version 42, set 31 s ago; limit 2 behind" in text_of(page, ".policy")
+    policy = text_of(page, ".policy")
+    assert "version 42, set 31 s ago; limit 2 behind" in policy
+    ages = "Samples that train claimed at versions 35 to 42 were at most 2 and on average 0.9 versions behind."
+    assert f"The newest policy version is 42. {ages}" in policy
     assert "train_42 107 of 128 complete" in text_of(page, ".policy")
     memory = text_of(page, ".memory")
     assert "unit 3 node-07 0.40 of 1 GiB" in memory
@@ -128,7 +176,7 @@ def cell(page: Page, column: int) -> float:
 
 
 def test_the_matrix_shows_what_each_sample_has_and_how_far_it_is(simple: Page) -> None:
-    field, task = 20 + 6, 20 + 15 + 9 + 6  # the middle of their rows
+    field, task = 20 + 6, 20 + 15 + 20 + 6  # the middle of their rows
     assert [pixel(simple, "matrix", cell(simple, column), field) for column in (0, 2, 3)] == [MISSING, PUT, LOST]
     half = [pixel(simple, "matrix", cell(simple, 1), y) for y in (21, 31)]
     assert half == [MISSING, PUT]  # filled from below
@@ -204,17 +252,17 @@ def test_the_timeline_shows_work_thick_and_waiting_thin(page: Page, server: Cann
     page.type("t")
     press(page, "ArrowLeft")
     why = server.full["timeline"]["why"][1]
-    assert text_of(page, ".timeline [role=status]").startswith(f"rollout rank 0 waits for {why}, ")
+    assert text_of(page, ".timeline [role=status]").startswith(f"rollout rank 0, pid 41201, node-01, waits for {why}, ")
     page.evaluate("document.querySelector('.timeline details').open = true")
     page.wait_for("!!document.querySelector('.timeline details table')")
-    assert "rollout rank 0 waits 50 % 50 % 0 %" in text_of(page, ".timeline details table tbody")
+    assert "rollout rank 0, pid 41201, node-01 waits 50 % 50 % 0 %" in text_of(page, ".timeline details table tbody")
 
 
 @pytest.fixture
 def banded(page: Page, server: CannedServer) -> Page:
     """A page on which 100 ranks of rollout are joined to one line, below which rank 0 has a line of its own."""
     own = server.full["timeline"]["lanes"][0]
-    band = {**own, "id": 900, "rank": -1, "ranks": 100, "client": "", "spans": []}
+    band = {**own, "id": 900, "rank": -1, "ranks": 100, "label": "", "spans": []}
     band["band"] = [(float(second), 60, 30, 0, 10) for second in range(1, 301)]
     server.full["timeline"].update(lanes=[band, own], order=[900, own["id"]], versions=[])
     server.lanes["rollout"] = invented.joined("rollout", 100, first=1)
@@ -241,7 +289,7 @@ def test_enter_on_a_line_of_many_ranks_shows_them_singly_and_joins_them_again(
     assert text_of(banded, ".timeline [role=status]") == "rollout: ranks 1 to 64, 1 to 64 of 100 joined ones"
     assert height(banded) > 64 * 6 > before
     press(banded, "ArrowDown")
-    assert text_of(banded, ".timeline [role=status]").startswith("rollout rank 1 ")
+    assert text_of(banded, ".timeline [role=status]").startswith("rollout rank 1, pid 41201, node-01, ")
     press(banded, "ArrowUp")
     press(banded, "Enter")
     banded.wait_for("!document.querySelector('.joined p')")
@@ -339,7 +387,9 @@ def test_the_inspector_shows_fields_tags_and_history(page: Page, server: CannedS
     assert "Other samples of its group 107,169 107,170" in words
     assert "What is 2 + 2?" in words
     assert "policy_version: 41" in words
-    assert "claimed by reference rank 0, lease 77" in words
+    assert "rollout rank 3: pid 41204, node-04; " not in words
+    assert "rollout rank 3: pid 41204, node-04." in words
+    assert "claimed by reference rank 0, pid 41209, node-01" in words
     assert "tq explain train_42 --index 107168 --task train" in words
     page.evaluate("document.querySelector('dialog select').value = 'reward'")
     page.evaluate("document.querySelector('dialog select').dispatchEvent(new Event('change', {bubbles: true}))")

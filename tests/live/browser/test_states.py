@@ -40,7 +40,8 @@ def test_a_stopped_system_says_for_how_long_and_why(page: Page, server: CannedSe
     server.full = invented.stopped()
     opened(page, server)
     words = text_of(page, ".verdict")
-    assert words.startswith("Not flowing All reward workers are gone (pid 4711 on node-2, pid 4712 on node-2) since")
+    assert words.startswith("Not flowing All reward workers are gone since 03:11:26 train waits")
+    assert "Gone: rank 0, pid 41211, node-03; rank 1, pid 41212, node-04; " in words
     assert words.count("workers are gone") == 1
     assert "8 samples of partition 'train_42' may be lost to task 'reward'" in words
     assert "84 % of train_42 dealt 5 of 5 servers reply" in text_of(page, ".verdict")
@@ -105,6 +106,20 @@ def test_an_ended_system_keeps_its_last_state_on_the_page(page: Page, server: Ca
     server.send("full", invented.flowing())  # a system took its place
     page.wait_for("!document.querySelector('.banner')")
     assert "Flowing" in text_of(page, ".verdict h1")
+
+
+def test_a_snapshot_says_that_it_is_one_and_keeps_its_colors(page: Page, server: CannedServer) -> None:
+    server.full.update(invented.snapshot(server.full))
+    opened(page, server)
+    assert text_of(page, ".banner").startswith("Snapshot of the system grpo-moe-30b, saved on ")
+    assert "snapshot of " in text_of(page, "header")
+    assert page.evaluate("[...document.querySelectorAll('header .button')].map(each => each.innerText)") == [
+        "Dark",
+        "?",
+    ]
+    assert page.evaluate("getComputedStyle(document.querySelector('.verdict')).filter") == "none"
+    assert page.evaluate("document.title").startswith("Snapshot")
+    assert_clean(page, server)
 
 
 def test_a_lost_server_is_reported_and_asked_again_until_it_is_back(page: Page, server: CannedServer) -> None:

@@ -82,7 +82,7 @@ class Page extends Component {
     performance.measure("page", { start: this.renderedAt }); // with the canvases, which were drawn before
     const data = this.state.frozen ?? this.props.store.data;
     if (!data?.verdict) return;
-    document.title = titleOf(data.verdict, data.system);
+    document.title = titleOf(data.verdict, data.system, data.state.state);
     this.announce(data);
   }
 

@@ -33,7 +33,7 @@ class StepTimes:
         policies = account.table.of(EventKind.POLICY)
         for version, time in zip(policies.rows.tolist(), policies.time.tolist()):
             if version > max(self._versions, default=-1):
-                self._versions[version] = time
+                self._versions[int(version)] = time
         if last != self._task:
             self._task, self._partitions = last, {}
         self._note_partitions(account, last)

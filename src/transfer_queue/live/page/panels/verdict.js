@@ -13,9 +13,9 @@ export const announcementOf = (verdict) => {
 };
 
 /** @returns {string} The title of the tab. */
-export const titleOf = (verdict, system) => {
+export const titleOf = (verdict, system, state) => {
   const stage = verdict.state === "slow" && verdict.stage ? `: ${verdict.stage} is the slowest stage` : "";
-  return `${PILLS[verdict.state] ?? verdict.state}${stage} · ${system.name} · transfer_queue`;
+  return `${state === "snapshot" ? "Snapshot: " : ""}${PILLS[verdict.state] ?? verdict.state}${stage} · ${system.name} · transfer_queue`;
 };
 
 /** The detail without the cause, which has a separate line. */
