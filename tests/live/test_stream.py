@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import threading
 from contextlib import ExitStack
@@ -211,7 +212,7 @@ def test_a_sample_has_its_fields_and_history_but_no_values(page: Page) -> None:
         sample = found.json()
         fields = {field["name"]: field for field in sample["fields"]}
         assert (fields["tokens"]["type"], fields["tokens"]["shape"]) == ("int64", [4])
-        assert fields["tokens"]["put_by"] == "rollout rank 0"
+        assert fields["tokens"]["put_by"] == f"rollout rank 0, pid {os.getpid()}, {socket.gethostname()}"
         assert fields["tokens"]["head"] is None
         assert "values are hidden" in fields["tokens"]["note"]
         assert {tag["name"]: tag["value"] for tag in sample["tags"]} == {"policy_version": None, "secret": None}

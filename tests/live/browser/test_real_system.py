@@ -60,6 +60,9 @@ def test_each_panel_shows_what_the_system_did(client: tq.TransferQueueClient, ad
     assert "reward 16 of 32 put" in table
     assert "25 % consumed" in table or "25 % claimed" in table
     assert "controller ✓ up" in text_of(page, ".servers")
+    save = page.evaluate("document.querySelector('header a[download]').href")
+    assert save == f"{address.base}/api/snapshot"
+    assert page.evaluate(f"fetch('{save}').then((response) => response.status)") == 200
     assert "4 of 4" not in text_of(page, ".policy") or "complete" in text_of(page, ".policy")
     first = int(dealt.global_indexes[0])
     page.evaluate("document.querySelector('#find').focus()")
