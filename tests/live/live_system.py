@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from transfer_queue.interface import CURRENT
 from transfer_queue.live.serving.guard import new_token
 from transfer_queue.live.serving.live_server import LiveOptions, LiveServer, address_of
-from transfer_queue.live.snapshot import Snapshot
+from transfer_queue.live.snapshot import LiveSnapshot
 from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.system.launcher import RunningSystem
 
@@ -79,7 +79,7 @@ def view_when(events: Iterator[Event], condition: Callable[[dict[str, Any]], boo
 @contextmanager
 def served(
     *, values: bool = False, tokenizer: str | None = None, host: str = "127.0.0.1", tls: dict[str, str] | None = None,
-    system: RunningSystem | None = None, snapshot: Snapshot | None = None,
+    system: RunningSystem | None = None, snapshot: LiveSnapshot | None = None,
 ) -> Iterator[Page]:  # fmt: skip
     """Serve the page of a system, by default of the current one, or of a snapshot, in a thread."""
     system = system or CURRENT.system

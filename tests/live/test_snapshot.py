@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 import transfer_queue as tq
-from tests.live.example_payload import example_view
+from tests.live.example_payload import example_matrix, example_sample, example_view
 from tests.live.live_system import Page, served
 from transfer_queue.cli import main
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.interface import CURRENT
+from transfer_queue.live.answers import MatrixAnswer, SampleAnswer
 from transfer_queue.live.snapshot import (
     FORMAT,
-    Snapshot,
+    LiveSnapshot,
     SnapshotAnswers,
     decode_snapshot,
     encode_snapshot,
@@ -27,11 +28,15 @@ from transfer_queue.live.snapshot import (
 )
 
 
+def snapshot_of(matrices: list[MatrixAnswer], samples: list[SampleAnswer]) -> LiveSnapshot:
+    return LiveSnapshot("", 0, saved=0.0, view=example_view(), matrices=matrices, samples=samples)
+
+
 class NoAnswers(SnapshotAnswers):
     """Answers nothing."""
 
     def __init__(self) -> None:
-        super().__init__(Snapshot("", 0, saved=0.0, view=example_view(), matrices=[], samples=[]))
+        super().__init__(snapshot_of([], []))
 
 
 @pytest.fixture
@@ -89,7 +94,9 @@ def test_a_snapshot_has_neither_values_nor_secrets(client: tq.TransferQueueClien
 def test_stuck_samples_are_saved_without_their_values() -> None:
     from tests.live.example_payload import example_matrix, example_sample
 
-    snapshot = Snapshot("", 0, saved=0.0, view=example_view(), matrices=[example_matrix()], samples=[example_sample()])
+    snapshot = LiveSnapshot(
+        "", 0, saved=0.0, view=example_view(), matrices=[example_matrix()], samples=[example_sample()]
+    )
     found = decode_snapshot(encode_snapshot(take_snapshot(example_view(), SnapshotAnswers(snapshot))), "file")
     assert [(each.partition, each.index) for each in found.samples] == [("train_42", 107_168)]
     assert {field.note for field in found.samples[0].fields if field.present} == {"a snapshot has no values"}

@@ -16,7 +16,7 @@ from transfer_queue.errors import InvalidArgumentError, StartError
 if TYPE_CHECKING:
     from transfer_queue.config.settings import Settings
     from transfer_queue.live.serving.live_server import LiveOptions
-    from transfer_queue.live.snapshot import Snapshot
+    from transfer_queue.live.snapshot import LiveSnapshot
     from transfer_queue.node.system.launcher import RunningSystem
 
 WITHOUT = {"save": ("host", "port", "values", "tokenizer", "open"), "snapshot": ("save", "name", "values", "tokenizer")}
@@ -100,7 +100,7 @@ def _settings(system: RunningSystem) -> Settings:
 
 
 def _serve(
-    options: argparse.Namespace, chosen: LiveOptions, port: int, what: str, snapshot: Snapshot | None = None
+    options: argparse.Namespace, chosen: LiveOptions, port: int, what: str, snapshot: LiveSnapshot | None = None
 ) -> int:
     from transfer_queue.live.serving.live_server import LiveServer, address_of
     from transfer_queue.net.server.sockets import bind_socket

@@ -39,7 +39,7 @@ WRONG_FILE = "give a file that `tq live --save FILE` or the page's button Save h
 T = TypeVar("T")
 
 
-class Answers(Protocol):
+class PageAnswers(Protocol):
     """Answers the questions of the page. Each method raises errors of the tree if it cannot."""
 
     def matrix(self, partition: str, first: int, last: int | None, columns: int) -> MatrixAnswer | None:
@@ -64,7 +64,7 @@ class Header(Struct, frozen=True):
     """The version of the package that wrote it."""
 
 
-class Snapshot(Header, frozen=True, kw_only=True):
+class LiveSnapshot(Header, frozen=True, kw_only=True):
     """What the page showed."""
 
     saved: float
@@ -77,7 +77,7 @@ class Snapshot(Header, frozen=True, kw_only=True):
     """The samples that the page names because they are stuck, without their values."""
 
 
-def take_snapshot(view: LiveView, answers: Answers) -> Snapshot:
+def take_snapshot(view: LiveView, answers: PageAnswers) -> LiveSnapshot:
     """Return a snapshot of a view.
 
     Args:
@@ -97,7 +97,7 @@ def take_snapshot(view: LiveView, answers: Answers) -> Snapshot:
     stuck = [each for each in dict.fromkeys(named) if each[1] is not None][:MOST_SAMPLES]
     matrices = [_answer(partial(answers.matrix, each.name, 0, None, COLUMNS)) for each in listed if each.shown]
     samples = [_answer(partial(answers.sample, partition, index, None)) for partition, index in stuck]
-    return Snapshot(
+    return LiveSnapshot(
         KIND, FORMAT, view.system.version, saved=round(time.time(), 1),
         view=replace(view, system=replace(view.system, values=False)),
         matrices=[each for each in matrices if each is not None],
@@ -105,7 +105,7 @@ def take_snapshot(view: LiveView, answers: Answers) -> Snapshot:
     )  # fmt: skip
 
 
-def observe(source: ViewSource, answers: Answers) -> Snapshot:
+def observe(source: ViewSource, answers: PageAnswers) -> LiveSnapshot:
     """Read a system twice, because some numbers need two reads, and return a snapshot of it.
 
     Raises what `ViewSource.make` raises.
@@ -142,19 +142,19 @@ def _without_values(sample: SampleAnswer) -> SampleAnswer:
 # ------------------------------------------------------------ files
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
+def encode_snapshot(snapshot: LiveSnapshot) -> bytes:
     """Return the bytes of a file."""
     return gzip.compress(to_json(snapshot), 6)
 
 
-def file_name(snapshot: Snapshot) -> str:
+def file_name(snapshot: LiveSnapshot) -> str:
     """Return a name for the file, such as "tq-live-default-20260131-235959.json.gz"."""
     assert snapshot.view.system is not UNSET
     system = re.sub(r"[^A-Za-z0-9._-]+", "_", snapshot.view.system.name)[:64]
     return f"tq-live-{system}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(snapshot.saved))}.json.gz"
 
 
-def read_snapshot(path: Path) -> Snapshot:
+def read_snapshot(path: Path) -> LiveSnapshot:
     """Return the snapshot in a file.
 
     Raises:
@@ -168,7 +168,7 @@ def read_snapshot(path: Path) -> Snapshot:
     return decode_snapshot(data, str(path))
 
 
-def decode_snapshot(data: bytes, name: str) -> Snapshot:
+def decode_snapshot(data: bytes, name: str) -> LiveSnapshot:
     """Return the snapshot in the bytes of a file. `name` is that of the file, for the errors.
 
     Raises:
@@ -187,7 +187,7 @@ def decode_snapshot(data: bytes, name: str) -> Snapshot:
             f"this version reads format {FORMAT}: open the file with the version that wrote it"
         )
     try:
-        snapshot = msgspec.json.decode(text, type=Snapshot)
+        snapshot = msgspec.json.decode(text, type=LiveSnapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(name, f"is a damaged snapshot: {error}") from None
     if missing := _missing_parts(snapshot.view):
@@ -222,7 +222,7 @@ def _damaged(name: str, what: str) -> InvalidArgumentError:
 class SnapshotSource:
     """Shows a snapshot where a page shows a system (`hub.ViewSource`)."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: LiveSnapshot) -> None:
         view = snapshot.view
         state = SystemState("snapshot", snapshot.saved, "" if view.state is UNSET else view.state.words)
         self._now = view.now
@@ -261,9 +261,9 @@ class SnapshotSource:
 
 
 class SnapshotAnswers:
-    """Answers the questions of the page from a snapshot (`Answers`)."""
+    """Answers the questions of the page from a snapshot (`PageAnswers`)."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: LiveSnapshot) -> None:
         self._snapshot = snapshot
 
     def matrix(self, partition: str, first: int, last: int | None, columns: int) -> MatrixAnswer | None:

@@ -27,7 +27,7 @@ def test_the_first_line_is_the_verdict_in_words() -> None:
     async def program(top: TopPilot) -> None:
         assert top.lines()[0].startswith(" ▲ reward is the slowest stage: train waits")
         words = top.words()
-        assert "1 of 4 reward workers is gone (pid 10" in words
+        assert "1 of 4 reward workers is gone (rank 3, pid 10" in words
         assert "● live" in words
 
     run_top(program, seen(SLOW))

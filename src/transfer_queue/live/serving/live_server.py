@@ -22,7 +22,7 @@ from transfer_queue.live.reading.system_source import SystemSource
 from transfer_queue.live.serving.guard import Guard
 from transfer_queue.live.serving.hub import Hub
 from transfer_queue.live.serving.web import build_app
-from transfer_queue.live.snapshot import Answers, Snapshot, SnapshotAnswers, SnapshotSource
+from transfer_queue.live.snapshot import LiveSnapshot, PageAnswers, SnapshotAnswers, SnapshotSource
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.token_text import load_tokenizer
 from transfer_queue.utils.host_addresses import public_host
@@ -101,18 +101,18 @@ class LiveServer:
     Args:
         options: How the page is served.
         listener: A socket that listens.
-        snapshot: A file to show. Default: the system in `options.folder` is shown.
+        snapshot: A file to show. Default: the system of the options is shown.
 
     Raises:
         InvalidArgumentError: The page would cross the network unencrypted, or the tokenizer cannot be used.
     """
 
-    def __init__(self, options: LiveOptions, listener: socket.socket, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, options: LiveOptions, listener: socket.socket, snapshot: LiveSnapshot | None = None) -> None:
         options.check()
         tokens = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
         self._listener = listener
         self._source: SystemSource | SnapshotSource
-        self._questions: Answers
+        self._questions: PageAnswers
         if snapshot is not None:
             self._source, self._questions = SnapshotSource(snapshot), SnapshotAnswers(snapshot)
         else:

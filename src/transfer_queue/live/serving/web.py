@@ -20,7 +20,7 @@ from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 from transfer_queue.live.answers import ExplainAnswer, Problem
 from transfer_queue.live.payload import LiveView, to_json
 from transfer_queue.live.serving.hub import Hub, Viewer
-from transfer_queue.live.snapshot import Answers, encode_snapshot, file_name, take_snapshot
+from transfer_queue.live.snapshot import PageAnswers, encode_snapshot, file_name, take_snapshot
 from transfer_queue.live.view.opened_bands import MOST_OPENED_LANES
 from transfer_queue.messages.reports.overview import MOST_COLUMNS
 
@@ -44,7 +44,7 @@ class _BadRequest(Exception):
     """A parameter is missing or not allowed."""
 
 
-def build_app(hub: Hub, questions: Answers, page: Path = PAGE) -> Starlette:
+def build_app(hub: Hub, questions: PageAnswers, page: Path = PAGE) -> Starlette:
     """Return the application without its guard."""
     pages = Pages(hub, questions, page)
 
@@ -73,7 +73,7 @@ def build_app(hub: Hub, questions: Answers, page: Path = PAGE) -> Starlette:
 class Pages:
     """The handlers."""
 
-    def __init__(self, hub: Hub, questions: Answers, page: Path) -> None:
+    def __init__(self, hub: Hub, questions: PageAnswers, page: Path) -> None:
         self._hub = hub
         self._questions = questions
         self._thread = ThreadPoolExecutor(1, "live-questions")
