@@ -92,11 +92,7 @@ def test_a_snapshot_has_neither_values_nor_secrets(client: tq.TransferQueueClien
 
 
 def test_stuck_samples_are_saved_without_their_values() -> None:
-    from tests.live.example_payload import example_matrix, example_sample
-
-    snapshot = LiveSnapshot(
-        "", 0, saved=0.0, view=example_view(), matrices=[example_matrix()], samples=[example_sample()]
-    )
+    snapshot = snapshot_of([example_matrix()], [example_sample()])
     found = decode_snapshot(encode_snapshot(take_snapshot(example_view(), SnapshotAnswers(snapshot))), "file")
     assert [(each.partition, each.index) for each in found.samples] == [("train_42", 107_168)]
     assert {field.note for field in found.samples[0].fields if field.present} == {"a snapshot has no values"}

@@ -23,8 +23,8 @@ from transfer_queue.live import payload
 from transfer_queue.live.serving.hub import MOST_VIEWERS, QUEUED, Hub, Viewer
 
 PARTS = {
-    "system", "state", "verdict", "rates", "step", "steps", "tasks", "queues", "fields", "life", "waits", "timeline", "policy",
-    "ages", "groups", "partitions", "memory", "servers", "clients",
+    "system", "state", "verdict", "rates", "step", "steps", "tasks", "queues", "fields", "life", "waits", "timeline",
+    "policy", "ages", "groups", "partitions", "memory", "servers", "clients",
 }  # fmt: skip
 
 

@@ -49,8 +49,8 @@ const CLAIM = /^Task '.*?' waits for [\d,]+ samples .*?; [\d,]+ available\. ?/s;
 function Reason({ wait, link }) {
   const [first, ...others] = wait.words.replace(CLAIM, "").split(/(?<=\.) (?=[A-Z])/);
   const ranks = wait.kind === "gone" || wait.of < 2 ? "" : wait.ranks.map(plain).join("; ") + (wait.count > wait.ranks.length ? "; …" : "");
-  return html`${first && html`<b><${Words} text=${first} /></b> `}${link} ${others.length > 0 && html`<details><summary>More</summary><${Words} text=${others.join(" ")} /></details> `}
-    ${ranks && html`<details><summary>Which ranks</summary>${ranks}.</details> `}`;
+  const more = others.length > 0 || ranks;
+  return html`${first && html`<b><${Words} text=${first} /></b> `}${link} ${more && html`<details><summary>More</summary><${Words} text=${others.join(" ")} />${ranks && ` The ranks: ${ranks}.`}</details>`}`;
 }
 
 function Wait({ wait, now, window, hot }) {
