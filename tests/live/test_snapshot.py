@@ -102,6 +102,19 @@ def test_stuck_samples_are_saved_without_their_values() -> None:
     assert file_name(found).startswith("tq-live-grpo-moe-30b-")
 
 
+def test_a_controller_that_does_not_reply_is_asked_once() -> None:
+    class Silent(SnapshotAnswers):
+        asked = 0
+
+        def matrix(self, partition: str, first: int, last: int | None, columns: int) -> MatrixAnswer | None:
+            self.asked += 1
+            raise tq.WaitTimeoutError("no reply")
+
+    silent = Silent(snapshot_of([], []))
+    assert take_snapshot(example_view(), silent).matrices == []
+    assert silent.asked == 1
+
+
 def test_the_command_saves_a_snapshot(
     client: tq.TransferQueueClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,6 +161,12 @@ def test_a_file_of_another_kind_is_refused(document: dict[str, Any]) -> None:
         (packed({"a": 1}), "f is not a snapshot of the live page: Object missing required field `kind`"),
         (packed({**document, "kind": "x"}), "its kind is 'x'; give a file that"),
         (packed({**document, "format": 2, "version": "9.1"}), "a snapshot of format 2, written by transfer_queue 9.1"),
+        (
+            packed(
+                {**document, "view": {**document["view"], "system": {**document["view"]["system"], "history": 1e9}}}
+            ),
+            "its timeline covers 1000000000.0 s",
+        ),
         (packed({**document, "samples": 1}), "f is a damaged snapshot: Expected `array`, got `int`"),
         (packed({**document, "view": {"seq": 1, "now": 2.0}}), "f is a damaged snapshot: it lacks system, state"),
         (gzip.compress(b"[" * 100_000), "f is not a snapshot of the live page"),

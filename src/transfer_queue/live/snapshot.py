@@ -9,7 +9,7 @@ import gzip
 import re
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import UNSET, Struct
 from msgspec.structs import asdict, replace
 
-from transfer_queue.errors import ConnectionLostError, InvalidArgumentError, TransferQueueError
+from transfer_queue.errors import ConnectionLostError, InvalidArgumentError, TransferQueueError, WaitTimeoutError
 from transfer_queue.live.answers import LanesAnswer, MatrixAnswer, SampleAnswer
 from transfer_queue.live.payload import LiveView, SystemState, to_json
 from transfer_queue.live.serving.hub import ViewSource
@@ -26,10 +26,11 @@ from transfer_queue.messages.reports.overview import MOST_COLUMNS
 
 KIND = "transfer_queue live snapshot"
 FORMAT = 1
-"""Higher after each change that an older version cannot read."""
+"""Higher after each change of the payload or the answers that makes files of an older version unreadable."""
 MOST_BYTES = 256 << 20  # of the JSON
 MOST_PACKED = 64 << 20  # of the file
 MOST_SAMPLES = 8
+MOST_HISTORY = 86_400.0  # seconds; the page draws a line for each minute
 COLUMNS = 512
 PAUSE = 2.1  # seconds between two reads, so that the parts which are made every two seconds are made twice
 GZIP = 16  # of the bits of a window, for zlib
@@ -95,13 +96,12 @@ def take_snapshot(view: LiveView, answers: PageAnswers) -> LiveSnapshot:
     listed = view.partitions.listed
     named = [(each.partition, each.sample) for each in view.waits] + [(each.name, each.sample) for each in listed]
     stuck = [each for each in dict.fromkeys(named) if each[1] is not None][:MOST_SAMPLES]
-    matrices = [_answer(partial(answers.matrix, each.name, 0, None, COLUMNS)) for each in listed if each.shown]
-    samples = [_answer(partial(answers.sample, partition, index, None)) for partition, index in stuck]
+    matrices = _answered(partial(answers.matrix, each.name, 0, None, COLUMNS) for each in listed if each.shown)
+    samples = _answered(partial(answers.sample, partition, index, None) for partition, index in stuck)
     return LiveSnapshot(
         KIND, FORMAT, view.system.version, saved=round(time.time(), 1),
         view=replace(view, system=replace(view.system, values=False)),
-        matrices=[each for each in matrices if each is not None],
-        samples=[_without_values(each) for each in samples if each is not None],
+        matrices=matrices, samples=[_without_values(each) for each in samples],
     )  # fmt: skip
 
 
@@ -121,11 +121,19 @@ def _missing_parts(view: LiveView) -> list[str]:
     return [name for name, part in asdict(view).items() if part is UNSET]
 
 
-def _answer(question: Callable[[], T]) -> T | None:
-    try:
-        return question()
-    except TransferQueueError:
-        return None
+def _answered(questions: Iterable[Callable[[], T | None]]) -> list[T]:
+    """Return the answers that there are. A controller that does not reply once is not asked again."""
+    found = []
+    for question in questions:
+        try:
+            answer = question()
+        except WaitTimeoutError:
+            break
+        except (TransferQueueError, OSError):
+            continue
+        if answer is not None:
+            found.append(answer)
+    return found
 
 
 def _without_values(sample: SampleAnswer) -> SampleAnswer:
@@ -192,6 +200,9 @@ def decode_snapshot(data: bytes, name: str) -> LiveSnapshot:
         raise _damaged(name, f"is a damaged snapshot: {error}") from None
     if missing := _missing_parts(snapshot.view):
         raise _damaged(name, f"is a damaged snapshot: it lacks {', '.join(missing)}")
+    assert snapshot.view.system is not UNSET
+    if not 0 < snapshot.view.system.history <= MOST_HISTORY:
+        raise _damaged(name, f"is a damaged snapshot: its timeline covers {snapshot.view.system.history} s")
     if any(not 0 <= matrix.columns <= MOST_COLUMNS for matrix in snapshot.matrices):
         raise _damaged(name, f"is a damaged snapshot: a matrix has more than {MOST_COLUMNS:,} columns")
     return snapshot

@@ -134,7 +134,7 @@ class Page extends Component {
       <${Header} data=${data} connection=${store.connection} paused=${frozen !== null} dark=${theme === "dark"} open=${this.open} pause=${this.pause} theme=${this.theme} help=${this.help} />
       <${Banner} data=${data} why=${why} age=${store.age()} refusal=${store.refusal} />
       ${empty ? html`<${Empty} data=${data} />` : html`<${Panels} data=${data} theme=${theme} width=${width} active=${!frozen && !stale} stale=${stale} open=${this.open} />`}
-      <footer><span>Shares and rates are of the last ${data.system.window} s. transfer_queue ${data.system.version}; ${data.system.describe}</span>
+      <footer><span>Shares and rates are of the last ${data.system.window} s. transfer_queue ${plain(data.system.version)}; ${plain(data.system.describe)}</span>
         <span class="wide"><kbd>/</kbd> sample <kbd>space</kbd> pause <kbd>w</kbd> first wait <kbd>m</kbd> matrix <kbd>t</kbd> timeline <kbd>?</kbd> help</span></footer>
       ${which && html`<${Sample} which=${which} tasks=${tasks.length ? tasks : [data.verdict.last]} last=${data.verdict.last || tasks[tasks.length - 1]} open=${this.open} close=${() => this.setState({ which: null })} />`}
       ${help && html`<${Help} close=${() => this.setState({ help: false })} />`}
