@@ -47,7 +47,7 @@ class TaskWorkers:
 
     def describe_processes(self, workers: Iterable[int]) -> str:
         """Return which processes some workers are or were, for example "rank 0, pid 17, node-1"."""
-        labels = dict.fromkeys(self.lanes[worker].label for worker in workers)
+        labels = dict.fromkeys(self.lanes[worker].label for worker in sorted(workers, key=self.rank.__getitem__))
         more = f"; and {len(labels) - MOST_PROCESSES:,} more" if len(labels) > MOST_PROCESSES else ""
         return "; ".join(list(labels)[:MOST_PROCESSES]) + more
 

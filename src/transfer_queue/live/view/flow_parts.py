@@ -308,7 +308,7 @@ def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
         since = min(recording.open[at].since for at in places)
         words = _held_words(account, task) if holds else explained.words
         view = payload.WaitView(
-            task, "held" if holds else "wait", [_rank_name(account, worker) for worker in list(ranks)[:MOST_RANKS]],
+            task, "held" if holds else "wait", _labels(account, ranks),
             len(ranks), len(ranks) if its is None else max(its.alive + its.gone, len(ranks)),
             max(recording.open[at].rows for at in places), list(fields[:MOST_FIELDS]), field, producer or "", partition,
             round(since, 1), _share(share), words, explained.sample,
@@ -329,19 +329,19 @@ def _held_words(account: Account, task: str) -> str:
 
 
 def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:
-    ranks = [_rank_name(account, worker) for worker in its.gone_workers.tolist()]
     processes = account.table.workers.describe_processes(its.gone_workers.tolist())
     words = f"Their connections ended without a close: {processes}."
     total = its.alive + its.gone
     return payload.WaitView(
-        its.name, "gone", ranks[:MOST_RANKS], its.gone, total, 0, [], "", "", "",
+        its.name, "gone", _labels(account, its.gone_workers.tolist()), its.gone, total, 0, [], "", "", "",
         round(its.gone_since if its.gone_since is not None else account.table.recording.start, 1),
         _share(its.gone / max(total, 1)), words,
     )  # fmt: skip
 
 
-def _rank_name(account: Account, worker: int) -> str:
-    return account.table.workers.lanes[worker].label
+def _labels(account: Account, workers: Iterable[int]) -> list[str]:
+    known = account.table.workers
+    return [known.lanes[worker].label for worker in sorted(workers, key=known.rank.__getitem__)[:MOST_RANKS]]
 
 
 # ------------------------------------------------------------ policy

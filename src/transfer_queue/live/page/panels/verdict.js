@@ -61,7 +61,7 @@ function Reached({ verdict, rates }) {
 function rateBefore({ since, state }, rates) {
   const earlier = since === null || state === "flowing" ? [] : rates.filter((each) => each.t < since - 2);
   if (earlier.length < 10) return "";
-  return `; ${rate(earlier.reduce((sum, each) => sum + each.rows, 0) / earlier.length)} before`;
+  return ` (${rate(earlier.reduce((sum, each) => sum + each.rows, 0) / earlier.length)} before)`;
 }
 
 function Queued({ verdict, rates, queues }) {
