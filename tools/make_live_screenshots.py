@@ -45,7 +45,7 @@ SECONDS = 290.0  # of the pipeline before the first pictures: the timeline cover
 DYING = 0.6  # of these seconds, after which two ranks of reward fail
 EMPTY_SECONDS = 8.0  # of a new system before its picture
 STOPPED_SECONDS = 75.0  # for which nothing was dealt before the picture of a stopped system
-QUALITY = 55  # of the WebP files, so that each is smaller than 120 kB
+QUALITY = 55  # of the WebP files, so that each is smaller than 130 kB
 AHEAD = 96  # samples behind the first one that lacks a field is one that lacks it for some seconds more
 LIMIT = 600.0  # seconds for each condition
 
