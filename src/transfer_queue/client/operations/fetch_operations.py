@@ -95,7 +95,7 @@ class FetchOperations(DataPath):
         replicas: int | None = None,
         timeout: float | None = None,
     ) -> Operation[BatchMeta]:
-        """Return metadata of samples of a partition: fetch ready ones, reserve new ones, or look at all.
+        """Return metadata of samples: fetch ready ones, reserve new ones, or look at all. A timeout is an error.
 
         Args:
             data_fields: The fields that the samples must have (one str for one field). An insert needs none: [].
@@ -180,7 +180,7 @@ class FetchOperations(DataPath):
         ahead: int = 0,
         timeout: float | None = None,
     ) -> Operation[tuple[BatchMeta, bool]]:
-        """Wait for the next batch of a task, as a loader does. A timeout is not an error.
+        """Wait for the metadata of a task's next batch. Unlike in `get_meta`, a timeout or the end is not an error.
 
         Args:
             data_fields: The fields that the samples must have.
@@ -283,7 +283,7 @@ class FetchOperations(DataPath):
         out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
-        """Return the values of samples.
+        """Return the values of the samples of a BatchMeta. `kv_batch_get` takes keys instead.
 
         Args:
             metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
@@ -349,7 +349,7 @@ class FetchOperations(DataPath):
         copy: bool = True,
         timeout: float | None = None,
     ) -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
-        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
+        """Wait for a task's next batch with its values: `await_batch` and `get_data` in one round trip.
 
         The values are those of the moment at which the samples were dealt, or later ones.
 

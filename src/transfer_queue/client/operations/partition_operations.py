@@ -210,7 +210,7 @@ class PartitionOperations(DataPath):
         return int((yield from self._ask(partitions.ReadPolicyVersion(partition_id), Done, timeout)).value)
 
     def report_done(self, partition_id: str, count: int = 1, *, timeout: float | None = None) -> Operation[None]:
-        """Report that samples are done: a consumer has processed them, not only received them.
+        """Count samples as processed, which `await_done` waits for. It changes no sample, unlike `ack` and `finish`.
 
         The controller counts the samples that were added and those that are done. See `await_done`.
 
