@@ -16,6 +16,7 @@ MODULES: dict[str, list[str] | None] = {
     "transfer_queue.controller": None,
     "transfer_queue.dataloader.streaming_dataset": None,
     "transfer_queue.dataloader.streaming_dataloader": ["StreamingDataLoader"],
+    "transfer_queue.errors": None,
     "transfer_queue.interface": None,
     "transfer_queue.messages.reports.samples": ["SampleReport", "StuckReport"],
     "transfer_queue.messages.system": ["SystemStatus"],

@@ -924,7 +924,7 @@ class GeneratedMethods(ABC):
             timeout: See `TransferQueueClient`.
 
         Example:
-            >>> created = client.create_partition("train_0", free_when=tq.consumed_by["update"])
+            >>> created = client.create_partition("train_0", free_when=["update"])
             >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
             >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
             >>> client.finish(meta, "update")
@@ -946,7 +946,7 @@ class GeneratedMethods(ABC):
             timeout: See `TransferQueueClient`.
 
         Example:
-            >>> created = await client.async_create_partition("train_0", free_when=tq.consumed_by["update"])
+            >>> created = await client.async_create_partition("train_0", free_when=["update"])
             >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
             >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="update")
             >>> await client.async_finish(meta, "update")
@@ -981,7 +981,7 @@ class GeneratedMethods(ABC):
             partition_id: The partition.
             group_size: The number of samples of each declared group. Default: groups have no declared size.
             producers: How many calls of `seal` seal the partition. Default: 1.
-            free_when: `consumed_by["reward", "update"]`: a sample is cleared as soon as each of these tasks has
+            free_when: Names of tasks, for example ["reward", "update"]: a sample is cleared as soon as each of them has
                 consumed and finished it (see `finish`). Default: samples are cleared only by calls.
             replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
             max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
@@ -1023,7 +1023,7 @@ class GeneratedMethods(ABC):
                 have their defaults are not compared.
 
         Example:
-            >>> client.create_partition("train_0", group_size=8, free_when=tq.consumed_by["update"])
+            >>> client.create_partition("train_0", group_size=8, free_when=["update"])
             True
             >>> client.create_partition("train_0", group_size=8)
             False
@@ -1075,7 +1075,7 @@ class GeneratedMethods(ABC):
             partition_id: The partition.
             group_size: The number of samples of each declared group. Default: groups have no declared size.
             producers: How many calls of `seal` seal the partition. Default: 1.
-            free_when: `consumed_by["reward", "update"]`: a sample is cleared as soon as each of these tasks has
+            free_when: Names of tasks, for example ["reward", "update"]: a sample is cleared as soon as each of them has
                 consumed and finished it (see `finish`). Default: samples are cleared only by calls.
             replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
             max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
@@ -1117,7 +1117,7 @@ class GeneratedMethods(ABC):
                 have their defaults are not compared.
 
         Example:
-            >>> await client.async_create_partition("train_0", group_size=8, free_when=tq.consumed_by["update"])
+            >>> await client.async_create_partition("train_0", group_size=8, free_when=["update"])
             True
             >>> await client.async_create_partition("train_0", group_size=8)
             False

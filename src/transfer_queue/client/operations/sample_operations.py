@@ -261,7 +261,7 @@ class SampleOperations(DataPath):
             timeout: See `TransferQueueClient`.
 
         Example:
-            >>> created = client.create_partition("train_0", free_when=tq.consumed_by["update"])
+            >>> created = client.create_partition("train_0", free_when=["update"])
             >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
             >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
             >>> client.finish(meta, "update")
