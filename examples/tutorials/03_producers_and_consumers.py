@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Producers and consumers
 #
-# Run rollout, reward and update as processes that do not poll, with limits for the lead of producers and for memory.
+# Run rollout, reward and update as processes, with backpressure: limits for the lead of producers and for memory.
 #
 # Two rollout workers generate answers, a reward worker scores them, and the update takes eight scored samples in each
 # step.
@@ -45,8 +45,8 @@ def rollout(config, batches: int) -> int:
 # %% [markdown]
 # ## Reward: wait for samples until the end
 #
-# `await_batch` waits for the next batch. It also returns whether the stream has ended, which means that the partition is
-# sealed and all samples are dealt. An empty batch before the end means that nothing became ready within `timeout`.
+# `await_batch` waits for the next batch. It also returns whether the stream has ended, which means that the partition
+# is sealed and all samples are dealt. An empty batch before the end means that nothing became ready within `timeout`.
 # ([`StreamingDataLoader`](06-streaming-loader.md) is this loop with micro-batches.)
 
 

@@ -3,8 +3,8 @@
 #
 # Deal complete GRPO groups, balance ranks, limit tokens, prefer or skip samples, and replace useless groups.
 #
-# A sampler decides which ready samples make the next batch. It is set in `controller.sampler`; [choose a
-# sampler](../guides/choosing-a-sampler.md) compares all of them.
+# A sampler, set in `controller.sampler`, decides which ready samples make the next batch ([choose a
+# sampler](../guides/choosing-a-sampler.md)).
 
 # %%
 import torch
@@ -102,9 +102,9 @@ assert train.passed["update"] == {"stale: more than 1 policy versions behind": 2
 # ## Dynamic sampling: drop and refill
 #
 # DAPO discards groups in which all rewards are equal and makes new ones. `drop` removes groups, also their members that
-# come late, and counts them by reason. `want` sets how many complete groups a task needs. Producers call `wanted` to get
-# the number of missing groups; with `most=` they promise to make at most that many. With a `timeout`, `wanted` waits
-# until groups are missing.
+# come late, and counts them by reason. `want` sets how many complete groups a task needs. Producers call `wanted` to
+# get the number of missing groups; with `most=` they promise to make at most that many. With a `timeout`, `wanted`
+# waits until groups are missing.
 #
 # To make a dropped group once more under the same id, put all its samples in one call.
 

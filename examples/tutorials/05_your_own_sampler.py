@@ -15,8 +15,8 @@ import transfer_queue as tq
 # ## The class
 #
 # `sample` gets the global indexes of the samples that are ready for the task and that it has not consumed. It returns
-# two lists: the samples of the batch, in order, and the samples that are consumed. `([], [])` means "not now": the fetch
-# waits for more.
+# two lists: the samples of the batch, in order, and the samples that are consumed. `([], [])` means "not now": the
+# fetch waits for more.
 #
 # As keyword arguments, `sample` gets the entries of the caller's `sampling_config`, and `partition`, from which it
 # reads tags. It never sees fields, so a value on which its decision depends must be in a tag.
@@ -33,7 +33,7 @@ class Curriculum(tq.BaseSampler):
         self.target = target
 
     def sample(self, ready_indexes, batch_size, *args, partition, target=None, **kwargs):
-        """Return the samples nearest to the caller's target, or else to the sampler's."""
+        """Return the samples nearest to the target."""
         if len(ready_indexes) < batch_size:
             return [], []
         target = self.target if target is None else target
@@ -50,7 +50,7 @@ class Curriculum(tq.BaseSampler):
 
 # %%
 class Rates(dict):
-    """A substitute for a partition: pass rates by global index."""
+    """Pass rates by global index, in place of a partition."""
 
     def get_custom_meta(self, indexes):
         return {index: {"pass_rate": self[index]} for index in indexes}
@@ -65,14 +65,13 @@ assert Curriculum().sample([0, 1], 3, partition=rates) == ([], [])
 # ## Use it in a system
 #
 # `controller.sampler` is an instance, a class (created without arguments), or an import path "package.module:Class",
-# which can be written into a YAML file. All three are used below.
+# which can be written into a YAML file.
 #
 # The sampler runs in a separate process, so that a slow one delays only the fetches that use it. That process imports
 # the module that contains the class. This may be the script itself, if its work is under `if __name__ == "__main__"`.
 # One call may take `timeouts.sampler` seconds (30). If it takes longer, the fetch raises `SamplerError`, and the next
 # call starts a new process, in which the sampler gets the state that its `save_checkpoint` returned last. What the
-# sampler prints is in `sampler.log` in the folder `logs` of the system. With `controller.sampler_isolation: inline` the
-# sampler runs in the controller: a fetch is 0.3 ms faster, and all other clients wait while `sample` runs.
+# sampler prints is in `sampler.log` in the folder `logs` of the system.
 
 
 # %%
@@ -90,7 +89,6 @@ def deals() -> None:
     first = client.get_meta("prompt", 1, "train_0", task_name="rollout")
     assert client.get_data(first)["prompt"].tolist() == [2]
 
-    # entries of sampling_config become keyword arguments
     hard = client.get_meta("prompt", 2, "train_0", task_name="rollout", sampling_config={"target": 0.0})
     assert client.get_data(hard)["prompt"].tolist() == [0, 1]
     tq.close()

@@ -3,8 +3,8 @@
 #
 # Use a torch DataLoader over samples that are still being made: ranks, micro-batches by tokens, epochs, resuming.
 #
-# `StreamingDataset` belongs to a task and a data-parallel rank. It yields batches in micro-batches of `(data, meta)`, and
-# ends when the partition is sealed and all samples are dealt.
+# `StreamingDataset` belongs to a task and a data-parallel rank. It yields batches in micro-batches of `(data, meta)`,
+# and ends when the partition is sealed and all samples are dealt.
 
 # %%
 import torch
@@ -52,8 +52,8 @@ def numbers(loader: tq.StreamingDataLoader) -> list[list[int]]:
 # %% [markdown]
 # ## Ranks and their replicas
 #
-# With a rank-consistent sampler, each `dp_rank` gets different batches, and each tensor- or pipeline-parallel process of
-# the same rank gets the same batches. `batch_size` is the number of samples for one rank.
+# With a rank-consistent sampler, each `dp_rank` gets different batches, and each tensor- or pipeline-parallel process
+# of the same rank gets the same batches. `batch_size` is the number of samples for one rank.
 
 # %%
 first, replica, second = (loader_of("update", dp_rank) for dp_rank in (0, 0, 1))
@@ -77,7 +77,7 @@ assert data["tokens"].tolist() == [[0, 0, 0, 1, 2, 2, 2, 2]]
 assert data["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 2, 3]]
 assert data["cu_seqlens"].tolist() == [0, 3, 4, 8]
 assert data["max_seqlen"] == 4
-assert data["reward"].tolist() == [1, 1, 1]  # one value for each row
+assert data["reward"].tolist() == [1, 1, 1]
 assert len(meta) == 3
 
 # %% [markdown]

@@ -58,9 +58,9 @@ def ends(drop_last: bool, expected: list[list[int]]) -> str:
 #
 # - If an answer of a group was never put before the seal, the group is *orphaned*. No sampler of groups deals it, no
 #   fetch waits for it, and `tq status` counts it.
-# - If all samples exist before the training begins, `should_check_consumption_status=True` (`finite` here) ends a loader
-#   without a seal when its task has consumed all of them. The rank that asks first may take all samples: ranks that must
-#   end together need a seal.
+# - If all samples exist before the training begins, `should_check_consumption_status=True` (`finite` here) ends a
+#   loader without a seal when its task has consumed all of them. The rank that asks first may take all samples: ranks
+#   that must end together need a seal.
 
 # %% [markdown]
 # ## A rank that dies and returns
@@ -107,28 +107,6 @@ def restarted(config) -> None:
 # Samples that the producer has put remain. Samples that it has only reserved keep the stream open until the partition
 # is sealed. They then expire, and the stream ends. `explain` and `tq status` say what is missing.
 
-
-# %%
-def producer(config) -> None:
-    tq.init(config)
-    client = tq.get_client()
-    client.put(column("answer", torch.arange(4)), partition_id="train_2")
-    client.get_meta("answer", 4, "train_2", mode="insert")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def expired(config) -> None:
-    client = tq.get_client()
-    assert run(producer, config) == -signal.SIGKILL
-    why = client.explain("train_2", task="reward", fields="answer")
-    assert "is missing the fields ['answer'] (it has none of them)" in why
-    client.seal("train_2")  # the process that started the producer knows that the producer has died
-    for expected in ((4, False), (0, True)):
-        meta, ended = client.await_batch("answer", 4, "train_2", "reward", {"sampler": "SequentialSampler"})
-        assert (len(meta), ended) == expected
-    assert client.status().partitions[-1].dropped == {"reserved by a client that is gone": 4}
-
-
 # %% [markdown]
 # ## Save the whole system
 #
@@ -137,7 +115,7 @@ def expired(config) -> None:
 # positions of loaders (`state_dict`) beside it.
 #
 # `load_checkpoint` restores that moment, in this system or in a new one. Metadata that was fetched before the load is
-# refused; keys work as always.
+# refused.
 
 
 # %%
@@ -181,7 +159,6 @@ if __name__ == "__main__":
 
     config = tq.init({"controller": {"sampler": "RankAwareSampler"}})
     restarted(config)
-    expired(config)
     with TemporaryDirectory() as folder:
         saved(Path(folder))
         moved(Path(folder))
