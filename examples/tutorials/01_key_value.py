@@ -17,7 +17,7 @@ import transfer_queue as tq
 # %% [markdown]
 # ## A rollout worker
 #
-# The worker runs in its own process. To attach it needs only `config`, which `tq.init()` returned in the process that
+# The worker runs in its own process. It needs only `config` to attach, which `tq.init()` returned in the process that
 # started the system. It makes two answers for each prompt, and sets a *tag* with the state of the sample.
 
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Producers and consumers
 #
-# Run rollout, reward and update as processes, with backpressure: limits for the lead of producers and for memory.
+# Run rollout, reward and update as processes, with backpressure: producers that are too far ahead wait.
 #
 # Two rollout workers generate answers, a reward worker scores them, and the update takes eight scored samples in each
 # step.
@@ -126,7 +126,8 @@ def train(config) -> None:
 # ## When there is no space
 #
 # Without a `timeout`, a producer that is too far ahead gets a `StalenessError` at once, and nothing is put. Full memory
-# raises `CapacityError`. With a `timeout`, both wait ([backpressure](../guides/sizing-memory.md)).
+# raises `CapacityError`. With a `timeout`, both wait
+# ([backpressure](../guides/sizing-memory.md#backpressure-if-producers-are-faster-than-consumers)).
 
 
 # %%
