@@ -422,7 +422,7 @@ class GeneratedMethods(ABC):
             copy: False: a field of tensors whose rows are one after the other in one block of an arena of this node is
                 returned as a view of the arena, for which nothing is copied. What is written to a view changes it in
                 this process only. The space of cleared samples is in use until the last view of them ends
-                ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
+                ("Values without a copy" in docs/guides/values.md). Other fields are copied; `tq.is_view` says what a
                 tensor is. Default: True, every field is copied.
             out: Tensors for the values of some fields, by field: a TensorDict or a dict. They must be contiguous, have
                 the dtype and the shape [rows, ...] of the field, and may be pinned or on a device. They are filled and
@@ -480,7 +480,7 @@ class GeneratedMethods(ABC):
             copy: False: a field of tensors whose rows are one after the other in one block of an arena of this node is
                 returned as a view of the arena, for which nothing is copied. What is written to a view changes it in
                 this process only. The space of cleared samples is in use until the last view of them ends
-                ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
+                ("Values without a copy" in docs/guides/values.md). Other fields are copied; `tq.is_view` says what a
                 tensor is. Default: True, every field is copied.
             out: Tensors for the values of some fields, by field: a TensorDict or a dict. They must be contiguous, have
                 the dtype and the shape [rows, ...] of the field, and may be pinned or on a device. They are filled and
