@@ -92,7 +92,7 @@ def update() -> list[int]:
 # %% [markdown]
 # ## The options of the partition
 #
-# - `free_when=tq.consumed_by["update"]`: a sample is cleared when the update has finished it. Fetching the next batch
+# - `free_when=["update"]`: a sample is cleared when the update has finished it. Fetching the next batch
 #   says so. A task that fetches ahead passes `hold=True` and calls `finish` itself.
 # - `max_staleness=1, rows_per_version=8`: at each version, at most (1 + 1) * 8 samples are accepted that the update had
 #   not consumed before the version was set. No fetch returns a sample whose tag `policy_version` is more than one
@@ -106,7 +106,7 @@ def update() -> list[int]:
 def train(config) -> None:
     client = tq.get_client()
     client.create_partition(
-        TRAIN, producers=2, free_when=tq.consumed_by["update"], max_staleness=1, rows_per_version=ROWS
+        TRAIN, producers=2, free_when=["update"], max_staleness=1, rows_per_version=ROWS
     )
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
         producers = [pool.submit(rollout, config, STEPS * ROWS // 8) for _ in range(2)]
