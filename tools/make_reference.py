@@ -23,6 +23,8 @@ from transfer_queue.metrics.families import ROWS
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 HEAD = "<!-- Made by tools/make_reference.py. Change {source} instead, and run the tool again. -->"
 END = "<!-- The end of what tools/make_reference.py made. -->"
+EXPLAINED_ONCE = {"--json", "--name"}
+"""Options of many commands, which the page of the commands explains at its beginning."""
 
 
 def cli_section() -> str:
@@ -41,8 +43,12 @@ def _arguments_of(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
     actions = [action for action in command._actions if "--help" not in action.option_strings]
     words = [f"tq {name}", *(_usage(action) for action in actions)]
     yield "```text\n" + " ".join(words) + "\n```"
-    if actions:
-        rows = [f"| {_spelling(action)} | {_cell(_help(command, action))} |" for action in actions]
+    rows = [
+        f"| {_spelling(action)} | {_cell(_help(command, action))} |"
+        for action in actions
+        if action.help and not EXPLAINED_ONCE.intersection(action.option_strings)
+    ]
+    if rows:
         yield "\n".join(["| argument | |", "|---|---|", *rows])
 
 

@@ -101,8 +101,8 @@ ROWS: dict[str, dict[str, Family]] = {
     "Where tasks wait": {
         "tq_task_wait_seconds_total": Family(
             "counter",
-            "Time for which the clients of a task have waited, including waits that have not ended. Waits of one client "
-            "that overlap count once.",
+            "Time for which the clients of a task have waited, including waits that have not ended. Waits of one "
+            "client that overlap count once.",
             ("task", "reason"),
             sample=named_series("task_wait_seconds"),
             panel="Waiting share of each task",
