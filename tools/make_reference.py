@@ -105,18 +105,15 @@ def errors_page() -> str:
     parts = [
         HEAD.format(source="src/transfer_queue/errors.py"),
         "# Errors",
-        "Every exception that this package raises deliberately is a `TransferQueueError`. Most are also a built-in "
-        "exception, so that `except TimeoutError` or `except KeyError` catches them. All of them can be imported from "
-        "`transfer_queue`. The message of an error says what was wrong, what was found and what to do. "
+        "Every exception that this package raises deliberately is a `TransferQueueError`, and all can be imported from "
+        "`transfer_queue`. Each is also a standard exception, so that `except TimeoutError` or `except KeyError` "
+        "catches it. The message says what was wrong, what was found and what to do. "
         "[Troubleshooting](../guides/troubleshooting.md) starts from symptoms.",
         "```text\n" + "\n".join(_tree(errors.TransferQueueError, "")) + "\n```",
     ]
     for error in _descendants(errors.TransferQueueError):
-        own, builtin = _parents(error)
-        own = [parent for parent in own if parent is not errors.TransferQueueError]
-        catches = [f"[`{parent.__name__}`](#{parent.__name__.lower()})" for parent in own]
-        catches += [f"`{parent.__name__}`" for parent in builtin]
-        parts += [f"## {error.__name__}", f"*Also a* {', '.join(catches)}.", inspect.cleandoc(error.__doc__ or "")]
+        meaning = inspect.cleandoc(error.__doc__ or "").partition("\n\nArgs:")[0]
+        parts += [f"## {error.__name__}", f"*Also a* {', '.join(f'`{name}`' for name in _outside(error))}.", meaning]
     return "\n\n".join(parts) + "\n"
 
 
@@ -142,11 +139,11 @@ def _all_errors() -> list[type]:
     return [cls for cls in found if isinstance(cls, type) and issubclass(cls, errors.TransferQueueError)]
 
 
-def _parents(error: type) -> tuple[list[type], list[type]]:
-    """Return the parents within the package, and the built-in exceptions that catch it; the closest ones only."""
-    own = [cls for cls in error.__bases__ if issubclass(cls, errors.TransferQueueError)]
-    builtin = [cls for cls in error.__mro__ if cls.__module__ == "builtins" and cls not in (Exception, object)]
-    return own, [cls for cls in builtin if not issubclass(BaseException, cls)]
+def _outside(error: type) -> list[str]:
+    """Return the exceptions outside of this package that catch an error; the closest ones only."""
+    outside = [cls for cls in error.__mro__ if cls.__module__ != errors.__name__ and not issubclass(Exception, cls)]
+    closest = [cls for cls in outside if not any(cls in other.__mro__[1:] for other in outside)]
+    return [cls.__name__ if cls.__module__ == "builtins" else f"queue.{cls.__name__}" for cls in closest]
 
 
 def _cell(text: str) -> str:
