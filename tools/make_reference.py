@@ -106,14 +106,17 @@ def errors_page() -> str:
         HEAD.format(source="src/transfer_queue/errors.py"),
         "# Errors",
         "Every exception that this package raises deliberately is a `TransferQueueError`, and all can be imported from "
-        "`transfer_queue`. Each is also a standard exception, so that `except TimeoutError` or `except KeyError` "
-        "catches it. The message says what was wrong, what was found and what to do. "
+        "`transfer_queue`. Each is also a `RuntimeError`, unless its section names other standard exceptions, so that "
+        "for example `except TimeoutError` catches it. The message says what was wrong, what was found and what to do. "
         "[Troubleshooting](../guides/troubleshooting.md) starts from symptoms.",
         "```text\n" + "\n".join(_tree(errors.TransferQueueError, "")) + "\n```",
     ]
     for error in _descendants(errors.TransferQueueError):
         meaning = inspect.cleandoc(error.__doc__ or "").partition("\n\nArgs:")[0]
-        parts += [f"## {error.__name__}", f"*Also a* {', '.join(f'`{name}`' for name in _outside(error))}.", meaning]
+        parts.append(f"## {error.__name__}")
+        if (outside := _outside(error)) != ["RuntimeError"]:
+            parts.append(f"*Also a* {', '.join(f'`{name}`' for name in outside)}.")
+        parts.append(meaning)
     return "\n\n".join(parts) + "\n"
 
 
@@ -141,9 +144,11 @@ def _all_errors() -> list[type]:
 
 def _outside(error: type) -> list[str]:
     """Return the exceptions outside of this package that catch an error; the closest ones only."""
-    outside = [cls for cls in error.__mro__ if cls.__module__ != errors.__name__ and not issubclass(Exception, cls)]
+    own = errors.TransferQueueError
+    outside = [cls for cls in error.__mro__ if not issubclass(cls, own) and not issubclass(Exception, cls)]
     closest = [cls for cls in outside if not any(cls in other.__mro__[1:] for other in outside)]
-    return [cls.__name__ if cls.__module__ == "builtins" else f"queue.{cls.__name__}" for cls in closest]
+    # `_ShutDown` stands for `queue.ShutDown` in versions of Python that do not have it
+    return [cls.__name__ if cls.__module__ == "builtins" else f"queue.{cls.__name__.lstrip('_')}" for cls in closest]
 
 
 def _cell(text: str) -> str:
