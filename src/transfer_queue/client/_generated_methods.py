@@ -2228,7 +2228,7 @@ class GeneratedMethods(ABC):
             timeout: See `TransferQueueClient`.
 
         Returns:
-            Figures by name, for example `tq/train/wait_share`. The guide "Find the bottleneck" lists all names. A
+            Figures by name, for example `tq/train/wait_share`. The page "Metrics and traces" lists all names. A
             figure that is not known, such as the staleness of a task that claimed nothing, is left out.
 
         Example:
@@ -2251,7 +2251,7 @@ class GeneratedMethods(ABC):
             timeout: See `TransferQueueClient`.
 
         Returns:
-            Figures by name, for example `tq/train/wait_share`. The guide "Find the bottleneck" lists all names. A
+            Figures by name, for example `tq/train/wait_share`. The page "Metrics and traces" lists all names. A
             figure that is not known, such as the staleness of a task that claimed nothing, is left out.
 
         Example:

@@ -386,7 +386,7 @@ class StatusOperations(DataPath):
             timeout: See `TransferQueueClient`.
 
         Returns:
-            Figures by name, for example `tq/train/wait_share`. The guide "Find the bottleneck" lists all names. A
+            Figures by name, for example `tq/train/wait_share`. The page "Metrics and traces" lists all names. A
             figure that is not known, such as the staleness of a task that claimed nothing, is left out.
 
         Example:
