@@ -121,6 +121,25 @@ def test_named_files(page):
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.parametrize(
+    ("pages", "most"),
+    [
+        (["README.md"], 1_000),
+        (["CHANGELOG.md"], 1_500),
+        (["docs/performance.md"], 1_500),
+        (["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md"], 75_000),
+    ],
+)
+def test_pages_have_a_budget_of_words(pages, most):
+    """Words are removed before words are added: what is not read hides what is."""
+    assert sum(len(page.read_text("utf-8").split()) for pattern in pages for page in ROOT.glob(pattern)) <= most
+
+
+def test_a_decision_fits_a_page():
+    words = {page.name: len(page.read_text("utf-8").split()) for page in (ROOT / "docs" / "decisions").glob("0*.md")}
+    assert {name: count for name, count in words.items() if count > 400} == {}
+
+
 def runs(page: Path) -> bool:
     """Whether a page has anything to run that is run by no script."""
     return bool(program_of(page).strip()) and page.parent != TUTORIALS
