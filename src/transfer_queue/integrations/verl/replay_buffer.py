@@ -219,6 +219,5 @@ def _last_change_text(report: SampleReport) -> str:
     if not report.history:
         return "unchanged since before the oldest event in the controller's timeline"
     last = report.history[-1]
-    task = f"{short_name(last.task)}{f'/{last.rank}' if last.rank >= 0 else ''}, " if last.task else ""
     seconds = f"{report.now - last.time:,.0f} s (since {time_of_day(last.time)})"
-    return f"unchanged for {seconds}, last written by {task}client {last.client}"
+    return f"unchanged for {seconds}, last written by {worker_text(last.task, last.rank, last.pid, last.host, last.client)}"
