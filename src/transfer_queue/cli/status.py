@@ -7,7 +7,7 @@ import argparse
 from transfer_queue.cli.options import Commands, add_name, seconds_type
 from transfer_queue.cli.shell.terminal import wrap
 from transfer_queue.cli.status_table import Layout, TimelineFacts, format_table, json_line
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.system_search import find_system_that_replies
 
 EVERY = 2.0  # default of --watch: seconds between two queries
 STYLES = {
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     from transfer_queue.timeline.recording import Recording
     from transfer_queue.timeline.verdict import judge_with_account
 
-    system, recording = find_system(options.name), Recording()
+    system, recording = find_system_that_replies(options.name), Recording()
     with ControlClient(system) as onlooker:
         onlooker.read_timeline(recording)
         status = onlooker.status()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -54,8 +54,8 @@ def rates(before: SystemStatus, after: SystemStatus, seconds: float) -> Rates:
 def _counts(status: SystemStatus) -> dict[tuple[str, str, str], int]:
     counts = {}
     for partition in status.partitions:
-        for field in partition.fields:
-            counts[partition.name, "field", field.name] = field.produced_ever
+        for each in partition.fields:
+            counts[partition.name, "field", each.name] = each.produced_ever
         for task in partition.tasks:
             counts[partition.name, "task", task.name] = task.consumed_ever
     return counts
@@ -80,12 +80,13 @@ class TimelineFacts:
         return cls(producers, account.staleness)
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True)
+class Layout:
     """How a text is laid out."""
 
     width: int | None = None
     """The number of columns of the terminal; None for files and pipes, of which lines are not wrapped."""
-    style: Styles = Styles(False)
+    style: Styles = field(default_factory=lambda: Styles(False))
     """Adds colors."""
 
     @classmethod
@@ -94,11 +95,12 @@ class Layout(NamedTuple):
         return cls(width_of_output() if is_terminal() else None, Styles())
 
 
+NO_FACTS = TimelineFacts()
+UNWRAPPED = Layout()
+
+
 def format_table(
-    status: SystemStatus,
-    speeds: Rates | None = None,
-    facts: TimelineFacts = TimelineFacts(),
-    layout: Layout = Layout(),
+    status: SystemStatus, speeds: Rates | None = None, facts: TimelineFacts = NO_FACTS, layout: Layout = UNWRAPPED
 ) -> str:
     """Return all partitions as text, with a line for each field and task, and with rates if they are given."""
     parts = [
@@ -131,7 +133,9 @@ def _loop(status: SystemStatus, layout: Layout) -> Iterator[str]:
     costly = sorted(status.requests, key=lambda timing: -timing.seconds)[:COSTLY]
     what, seconds = status.longest
     longest = f", longest recent event {seconds * 1000:.1f} ms ({printable_name(what)})" if what else ""
-    yield f"{layout.style('controller:', 'bold')} the requests that took most of its time{longest}"
+    first, *more = wrap(f"controller: the requests that took most of its time{longest}", layout.width, "  ")
+    yield layout.style("controller:", "bold") + first.removeprefix("controller:")
+    yield from more
     rows = [
         (t.name, f"{sum(t.counts):,}", f"{quantile(LOOP_BOUNDS, t.counts, 0.99) * 1000:.2g} ms") for t in costly
     ]  # fmt: skip
@@ -167,7 +171,8 @@ def _views(units: Sequence[UnitProgress]) -> list[str]:
         for hold in sorted(unit.views, key=lambda hold: hold.since):
             began = datetime.fromtimestamp(hold.since).astimezone().isoformat(" ", "seconds")
             who = worker_text(pid=hold.pid, client=hold.client)
-            lines.append(f"  {who}: {count_text(hold.views, 'view')}, {size_text(hold.nbytes)}, the oldest since {began}")
+            views = count_text(hold.views, "view")
+            lines.append(f"  {who}: {views}, {size_text(hold.nbytes)}, the oldest since {began}")
     return lines
 
 
@@ -181,7 +186,8 @@ def _stores(servers: Sequence[StoreServerProgress]) -> list[str]:
             if not server.up:
                 lines.append(f"  DOWN: {server.place} ended {server.seconds:.1f} s ago; what it had is lost")
             elif server.ends:
-                lines.append(f"  {server.place} was restarted {_times(server.ends)}, the last time {server.seconds:.1f} s ago")
+                again = f"{_times(server.ends)}, the last time {server.seconds:.1f} s ago"
+                lines.append(f"  {server.place} was restarted {again}")
     return lines
 
 
@@ -225,7 +231,7 @@ class _PartitionText:
             [self._field_notes(field) for field in partition.fields],
         )
         yield from self._table(
-            ("task", "consumed", "per second", "claimed", "waiting claims", "longest wait", "staleness"),
+            ("task", "consumed", "per second", "claimed", "waiting claims", "longest wait", "staleness (versions)"),
             [self._task(task) for task in partition.tasks],
             [self._task_notes(task) for task in partition.tasks],
         )
@@ -290,7 +296,7 @@ def _speed(speed: float | None) -> str:
 
 
 def status_as_json(
-    status: SystemStatus, speeds: Rates | None = None, facts: TimelineFacts = TimelineFacts()
+    status: SystemStatus, speeds: Rates | None = None, facts: TimelineFacts = NO_FACTS
 ) -> dict[str, Any]:
     """Return the status as JSON values: every field of the messages by its name, the rates, and what the timeline says.
 
@@ -314,7 +320,7 @@ def json_line(
     status: SystemStatus,
     verdict: Verdict,
     speeds: Rates | None = None,
-    facts: TimelineFacts = TimelineFacts(),
+    facts: TimelineFacts = NO_FACTS,
 ) -> str:
     """Return one line of JSON with the system, the verdict, the progress and the rates."""
     judged = msgspec.structs.replace(status, verdict=verdict)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from transfer_queue.cli.shell.terminal import wrap
 from transfer_queue.cli.status_table import Layout, Rates, TimelineFacts, format_table, json_line, rates
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.system_search import find_system_that_replies
 from transfer_queue.client.control_client import ENDED_ERRORS, ControlClient
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.reports.timeline import Verdict
@@ -43,7 +43,7 @@ class Display(Protocol):
 def watch(name: str | None, seconds: float, as_json: bool) -> int:
     """Show the status every `seconds`. Return 0 after Ctrl-C, 1 if the system has ended and was not started again."""
     try:
-        system = find_system(name)
+        system = find_system_that_replies(name)
         if sys.stdout.isatty() and not as_json:
             with Screen(seconds) as screen:
                 last = follow_all(name, system, seconds, screen)
@@ -77,9 +77,12 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
                 onlooker.read_timeline(recording, timeout=ANSWER_SECONDS)
                 status = onlooker.status(timeout=ANSWER_SECONDS)
             except WaitTimeoutError:
-                display.say(f"the controller did not reply within {ANSWER_SECONDS:g} s; its log is in {system.logs}")
-            except ENDED_ERRORS:
-                return
+                why = system.describe_stopped() or f"its log is in {system.logs}"
+                display.say(f"the controller did not reply within {ANSWER_SECONDS:g} s; {why}")
+            except ENDED_ERRORS as error:
+                if not system.is_alive():
+                    return
+                display.say(f"the controller cannot be reached: {error}")
             else:
                 now = time.monotonic()
                 speeds = None if before is None else rates(before[1], status, max(now - before[0], 1e-3))
@@ -180,14 +183,14 @@ class Screen:
 
     def _draw(self) -> None:
         size = shutil.get_terminal_size()
-        height = max(1, size.lines - 3)
+        height = max(1, size.lines - 2 - max(1, len(wrap(self._said, size.columns))))
         lines = self._shown.splitlines()
         if len(lines) > height:
             lines = [
                 *lines[: height - 1],
                 f"... and {len(lines) - height + 1} more lines, for which the terminal has no space",
             ]
-        lines += ["", self._said, f"every {self._seconds:g} s; press Ctrl-C to end"]
+        lines += ["", *wrap(self._said, size.columns), f"every {self._seconds:g} s; press Ctrl-C to end"]
         drawn = (self._END_OF_LINE + "\r\n").join(line[: size.columns] for line in lines)
         self._write(self._HOME + drawn + self._END_OF_LINE + self._END_OF_SCREEN)
 

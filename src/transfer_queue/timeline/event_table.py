@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from transfer_queue.display import list_workers, worker_text
+from transfer_queue.display import list_workers
 from transfer_queue.messages.reports.timeline import Lane
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
@@ -42,13 +42,12 @@ class TaskWorkers:
 
     def name(self, worker: int) -> str:
         """Return the name of a worker, for people."""
-        rank, lane = int(self.rank[worker]), self.lanes[worker]
-        return f"rank {rank}" if rank >= 0 else worker_text(pid=lane.pid, host=lane.host, client=lane.client)
+        rank = int(self.rank[worker])
+        return f"rank {rank}" if rank >= 0 else self.lanes[worker].label
 
     def describe_processes(self, workers: Iterable[int]) -> str:
-        """Return the ranks and processes of some workers, for example "rank 0, pid 17, node-1; rank 1, pid 9, node-2"."""
-        lanes = [self.lanes[worker] for worker in workers]
-        return list_workers(worker_text("", lane.rank, lane.pid, lane.host, lane.client) for lane in lanes)
+        """Return which processes some workers are or were, for example "rank 0, pid 17, node-1; rank 1, pid 9, b"."""
+        return list_workers(self.lanes[worker].label for worker in workers)
 
 
 def find_workers(recording: Recording) -> TaskWorkers:

@@ -166,6 +166,8 @@ def _flow_words(account: Account) -> str:
         words = " and ".join(f"{_task(each.name)} takes {_rate(each.claim_rate)}" for each in takers[:2])
         return f"{words} samples each second"
     rate = max((each.put_rate for each in account.tasks.values()), default=0.0)
+    if rate <= 0:
+        return "no sample is put"
     return f"{_rate(rate)} samples are put each second"
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from transfer_queue.cli.options import Commands, add_name, seconds_type
 from transfer_queue.cli.shell.json_output import add_json, print_json
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.system_search import find_system_that_replies
 
 if TYPE_CHECKING:
     from transfer_queue.cli.shell.terminal import Styles
@@ -24,6 +24,7 @@ SOME = 3  # exit code if there are stuck samples; 1 says that the command failed
 WIDE = 120  # a terminal with as many columns shows who changed the samples last
 LONGEST_KEY = 24  # characters of a key that is shown beside the index
 HEADINGS = ("samples", "count", "unchanged", "lacks", "last changed by", "why")
+THEM = "\0"  # stands for "it" or "them" in a cause
 OPEN = ("ready", "waiting")  # the states of a sample that a task has not claimed
 
 
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     from transfer_queue.timeline.recording import Recording
 
     recording = Recording()
-    with ControlClient(find_system(options.name)) as onlooker:
+    with ControlClient(find_system_that_replies(options.name)) as onlooker:
         if options.partition is not None:
             names = [partition.name for partition in onlooker.status().partitions]
             if options.partition not in names:
@@ -112,8 +113,6 @@ class _Cause(NamedTuple):
     """The fields that they lack."""
     why: str
     """Who has to put these fields or to take the samples, in words."""
-    writer: str
-    """Who changed them last."""
 
 
 def lines_of(report: StuckReport, width: int, style: Styles, workers: Workers | None = None) -> Iterator[str]:
@@ -133,7 +132,7 @@ def lines_of(report: StuckReport, width: int, style: Styles, workers: Workers | 
     yield from (style(line, "bold") for line in wrap(title, width))
     by_partition: dict[str, dict[_Cause, list[StuckSample]]] = {}
     for each in report.samples:
-        cause = _cause_of(each, workers or Workers(), width)
+        cause = _cause_of(each, workers or Workers())
         by_partition.setdefault(each.partition, {}).setdefault(cause, []).append(each)
     for partition, causes in by_partition.items():
         yield ""
@@ -153,7 +152,7 @@ def lines_of(report: StuckReport, width: int, style: Styles, workers: Workers | 
 
 
 def _row(some: Sequence[StuckSample], cause: _Cause, now: float, width: int) -> tuple[str, ...]:
-    from transfer_queue.display import count_text, listed_names, ranges_text
+    from transfer_queue.display import listed_names, ranges_text
 
     wide = width >= WIDE
     samples = ranges_text((each.index for each in some), 4 if wide else 2)
@@ -165,9 +164,21 @@ def _row(some: Sequence[StuckSample], cause: _Cause, now: float, width: int) -> 
         f"{len(some):,}",
         _ages([each.time for each in some], now),
         listed_names(cause.lacks, 4 if wide else 2) if cause.lacks else "nothing",
-        cause.writer,
-        cause.why,
+        _writers(some) if wide else "",
+        cause.why.replace(THEM, "it" if len(some) == 1 else "them"),
     )
+
+
+def _writers(some: Sequence[StuckSample]) -> str:
+    """Return who changed samples last: one process, or the number of them."""
+    from transfer_queue.display import short_name, worker_text
+
+    workers = {(each.task, each.rank, each.pid, each.host, each.client) for each in some if each.client or each.task}
+    if len(workers) == 1:
+        return worker_text(*next(iter(workers)), most=40)
+    tasks = {worker[0] for worker in workers}
+    name = f"{short_name(tasks.pop(), 24)} " if len(tasks) == 1 and "" not in tasks else ""
+    return f"{len(workers):,} {name}{'ranks' if name else 'processes'}" if workers else ""
 
 
 def _ages(times: Sequence[float | None], now: float) -> str:
@@ -181,17 +192,13 @@ def _ages(times: Sequence[float | None], now: float) -> str:
     return most if least == most else f"{least} to {most}"
 
 
-def _cause_of(sample: StuckSample, workers: Workers, width: int) -> _Cause:
+def _cause_of(sample: StuckSample, workers: Workers) -> _Cause:
     """Return why a sample is stuck."""
-    from transfer_queue.display import worker_text
-
     wanted = [name for task in sample.tasks for name in task.lacks]
     lacks = tuple(dict.fromkeys([*wanted, *sample.missing]))
-    writer = worker_text(sample.task, sample.rank, sample.pid, sample.host, sample.client) if sample.client else ""
-    if width < WIDE:
-        writer = ""
-    reasons = [*_producers_words(sample, lacks, workers), *_consumers_words(sample)]
-    return _Cause(lacks, "; ".join(reasons), writer)
+    producers = {task for name in lacks for task in workers.producers.get(name, ())}
+    reasons = [*_producers_words(sample, lacks, workers), *_consumers_words(sample, producers)]
+    return _Cause(lacks, "; ".join(reasons))
 
 
 def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: Workers) -> Iterator[str]:
@@ -210,26 +217,27 @@ def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: Workers
             state = next((each for each in [*sample.tasks, *sample.consumed] if each.name == task), None)
             label = short_name(task) if task else "a client without a task"
             if state is None or state.state in OPEN:
-                also = "" if state is None else ", and has not claimed it"
-                also = f", which lacks {listed_names(state.lacks, 4)}" if state is not None and state.lacks else also
-                yield f"{label} puts {some}{also}"
+                also = "" if state is None else f", and has not claimed {THEM}"
+                also = f", and waits for {listed_names(state.lacks, 4)}" if state is not None and state.lacks else also
+                yield f"{'task ' if task else ''}{label} puts {some}{also}"
                 continue
             holder = worker_text(task, state.rank, state.pid, state.host, state.client)
             gone = ", which is gone," if state.client in workers.gone else ""
-            yield f"{holder}{gone} claimed it and has not put {some}"
+            yield f"{holder}{gone} claimed {THEM} and has not put {some}"
 
 
-def _consumers_words(sample: StuckSample) -> Iterator[str]:
-    """Iterate over clauses about the tasks that have not consumed a sample and lack no field of it."""
+def _consumers_words(sample: StuckSample, producers: Collection[str]) -> Iterator[str]:
+    """Iterate over clauses about the tasks that have not consumed a sample, lack no field of it, and put none of it."""
     from transfer_queue.display import listed_names, worker_text
     from transfer_queue.messages.reports.samples import CLAIMED, WAITING
 
-    for task in sample.tasks:
+    others = [task for task in sample.tasks if task.name not in producers]
+    for task in others:
         if task.state == CLAIMED:
             yield f"claimed by {worker_text(task.name, task.rank, task.pid, task.host, task.client)}, not acknowledged"
-    ready = [task.name for task in sample.tasks if task.state not in (CLAIMED, WAITING)]
+    ready = [task.name for task in others if task.state not in (CLAIMED, WAITING)]
     if ready:
-        yield f"ready for {listed_names(ready, 4)}, not claimed"
+        yield f"not claimed by {listed_names(ready, 4)}, although ready"
 
 
 def _names(names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -15,6 +16,7 @@ WIDTH_OF_FILES = 160
 LEAST_WIDTH = 40
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_SENTENCES = re.compile(r"(?<=\.) (?=Sample |[\d,]+ samples? |New samples |Dropped so far|The partition is sealed)")
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))  # a unit, and the next smaller one
 
 
@@ -103,10 +105,19 @@ def wrap(text: str, width: int | None, indent: str = "") -> list[str]:
     lines: list[str] = []
     for paragraph in text.splitlines():
         own = paragraph[: len(paragraph) - len(paragraph.lstrip(" "))]
-        lines += [paragraph] if width is None else textwrap.wrap(
+        if width is None:
+            lines.append(paragraph)
+            continue
+        lines += textwrap.wrap(
             paragraph, width, subsequent_indent=own + indent, break_on_hyphens=False, break_long_words=False
         ) or [""]
     return lines
+
+
+def sentence_lines(words: str) -> str:
+    """Return an explanation with a line for each clause and sample."""
+    words = words.replace("; it ", ";\n  it ").replace("Nearest to ready: sample ", "Nearest to ready:\nSample ", 1)
+    return _SENTENCES.sub("\n", words)
 
 
 def table_lines(

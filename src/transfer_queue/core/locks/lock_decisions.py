@@ -133,8 +133,8 @@ def describe_wait(state: State, waiter: RequestKey, request: TakeLock, waited: f
     own = any(state.locks.by_token[token].client == waiter[0] for token in tokens)
     same = ["the same client holds a lock that it waits for, and locks are not reentrant"] if own else []
     return (
-        f"a request of {state.describe_client(waiter[0])} waited {waited:.3g} s for a lock of {_keys_words(keys)} of partition "
-        f"{partition!r}: {'; '.join([*held, *ahead, *same]) or 'none of these keys is locked now'}"
+        f"a request of {state.describe_client(waiter[0])} waited {waited:.3g} s for a lock of {_keys_words(keys)} of "
+        f"partition {partition!r}: {'; '.join([*held, *ahead, *same]) or 'none of these keys is locked now'}"
     )
 
 

@@ -223,7 +223,8 @@ def _group_words(
     if task is not None and dealt is not None and not partition.consumption_states(task, np.array([position]))[0]:
         given = int(np.count_nonzero(partition.consumption_states(task, np.array(group.members, "i8"))))
         if given:
-            return words, f", {given} of which {'was' if given == 1 else 'were'} already dealt to task {task!r}; the rest of a group is never dealt"
+            dealt_words = f"{given} of which {'was' if given == 1 else 'were'} already dealt"
+            return words, f", {dealt_words} to task {task!r}; the rest of a group is never dealt"
     absent = 0 if size is None else size - len(group.members)
     if absent and partition.sealed:
         return words, f", which is orphaned: {_count_members(absent)} never put, and the partition is sealed"
@@ -235,7 +236,8 @@ def _count_members(count: int) -> str:
 
 
 def _describe_size(group: Group, size: int) -> str:
-    return f"group {group.name!r} has {count_text(len(group.members), 'sample')}, but the sampler deals groups of {size}"
+    members = count_text(len(group.members), "sample")
+    return f"group {group.name!r} has {members}, but the sampler deals groups of {size}"
 
 
 def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) -> str:
@@ -378,7 +380,8 @@ def _nearest_rows(
     if claimed and not len(open_rows):
         return (
             f"Every sample of partition {partition.name!r} was delivered to task {task!r}, and {claimed} of them "
-            f"{'is' if claimed == 1 else 'are'} not acknowledged yet{_unacknowledged(state, partition, task)}; new ones are needed, or some must be returned."
+            f"{_be(claimed)} not acknowledged yet{_unacknowledged(state, partition, task)}; new ones are needed, or "
+            f"some must be returned."
         )
     if not len(open_rows):
         reasons = ", ".join(f"{rows} ({reason})" for reason, rows in partition.passed.counts_of(task).items())

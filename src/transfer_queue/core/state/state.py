@@ -27,9 +27,9 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import WaitQueues
 from transfer_queue.core.tables.lock_table import LockTable
+from transfer_queue.display import worker_text
 from transfer_queue.messages.descriptors import DISK, MIRROR, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.display import worker_text
 from transfer_queue.messages.reports.timeline import Introduce
 
 MAX_RUNS = 4096  # ranges of finished sequence numbers that are remembered of one client

@@ -59,8 +59,8 @@ def describe_loss(partition: str, task: str, processes: Sequence[str], count: in
     them = "it" if count == 1 else "them"
     return (
         f"task {task!r}, because the {process} that had claimed {them} without a lease {are} gone "
-        f"({list_workers(processes)}): call reset_consumption({partition!r}, {task!r}) to deliver all samples to this task again, "
-        f"and claim with lease= to avoid such losses"
+        f"({list_workers(processes)}): call reset_consumption({partition!r}, {task!r}) to deliver all samples to this "
+        f"task again, and claim with lease= to avoid such losses"
     )
 
 
@@ -107,8 +107,8 @@ class TaskProgress(Message, frozen=True):
     ranks: int = 0
     """The number of ranks that have asked for a batch, if the sampler deals to ranks."""
     abandoned: dict[str, int] = {}
-    """A process that is gone, as `worker_text` names it -> number of live rows that it had claimed without a lease and that lack what the task
-    puts, as far as the timeline shows it."""
+    """A process that is gone, as `worker_text` names it -> number of live rows that it had claimed without a lease and
+    that lack what the task puts, as far as the timeline shows it."""
 
     @property
     def held_text(self) -> str:
