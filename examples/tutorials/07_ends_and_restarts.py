@@ -149,7 +149,7 @@ def expired(config) -> None:
     client = tq.get_client()
     assert run(producer, config) == -signal.SIGKILL
     why = client.explain("train_2", task="reward", fields="answer")
-    assert "is missing the fields ['answer'] (it has none of them)" in why
+    assert "is missing the field 'answer' (it has no field)" in why
     client.seal("train_2")  # the process that started the producer knows that the producer has died
     for expected in ((4, False), (0, True)):
         meta, ended = client.await_batch("answer", 4, "train_2", "reward", {"sampler": "SequentialSampler"})

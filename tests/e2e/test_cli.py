@@ -119,7 +119,7 @@ def test_explain_says_what_is_missing(started: subprocess.CompletedProcess[str])
     tq.kv_put("a", "explained", {"x": torch.arange(3)})
     told = command("explain", "explained", "--key", "a", "--task", "t", "--fields", "x,y", "--name", NAME)
     assert told.returncode == 0, told.stderr
-    assert "is missing the fields ['y']" in told.stdout
+    assert "is missing the field 'y'" in told.stdout
 
 
 def test_a_trace_has_a_track_for_each_task(started: subprocess.CompletedProcess[str], tmp_path: Path) -> None:

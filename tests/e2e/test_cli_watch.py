@@ -265,7 +265,7 @@ def test_explain_of_an_unknown_sample(system: RunningSystem, capsys: pytest.Capt
 def test_explain_names_what_was_never_used(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "p", "--key", "a", "--task", "t", "--fields", "x, typo", "--name", "w"]) == 0
     answer, field, task = capsys.readouterr().out.splitlines()
-    assert "is missing the fields ['typo']" in answer
+    assert "is missing the field 'typo'" in answer
     assert field == "No sample has a field 'typo'; the fields are: x."
     assert task == "Task 't' has not received a sample yet, and no claim of it waits; the tasks are: none."
 

@@ -119,7 +119,7 @@ def test_killed_workers_and_the_samples_that_they_had_are_named(
             )
             until(lambda: lost in client.verdict().text)  # when the controller knows what they had not handed over
             explained = client.explain("p", task="train", fields=["x", "score"])
-            assert explained.startswith("Nearest to ready: sample 8 is missing the fields ['score']")
+            assert explained.startswith("Nearest to ready: sample 8 is missing the field 'score'")
             assert lost in explained
             assert main(["explain", "p", "--task", "train", "--fields", "x,score", "--name", "killed"]) == 0
             assert capsys.readouterr().out.splitlines()[1].startswith(f"Stopped: {gone}")

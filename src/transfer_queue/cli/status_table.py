@@ -69,6 +69,8 @@ class TimelineFacts:
     """Field -> the tasks that put it."""
     staleness: Mapping[str, Spread] = field(default_factory=dict)
     """Task -> by how many policy versions the samples that it claimed were old."""
+    clients: Mapping[str, str] = field(default_factory=dict)
+    """Client -> its task, rank and process, for people."""
 
     @classmethod
     def of(cls, account: Account) -> TimelineFacts:
@@ -77,7 +79,11 @@ class TimelineFacts:
         for task, names in account.table.puts.items():
             for name in names:
                 producers.setdefault(name, []).append(task)
-        return cls(producers, account.staleness)
+        lanes = account.table.recording.lanes[1:]
+        clients = {
+            each.client: worker_text(each.task, each.rank, each.pid, each.host, each.client) for each in lanes
+        }  # fmt: skip
+        return cls(producers, account.staleness, clients)
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ def format_table(
     if any(unit.tier == DISK for unit in status.units):
         parts.append("\n".join(_storage(status.units)))
     if any(unit.views or unit.viewed for unit in status.units):
-        parts.append("\n".join(_views(status.units)))
+        parts.append("\n".join(_views(status.units, facts)))
     if status.stores:
         parts.append("\n".join(_stores(status.stores)))
     if status.mirror is not None:
@@ -159,7 +165,7 @@ def _storage(units: Sequence[UnitProgress]) -> list[str]:
     return lines
 
 
-def _views(units: Sequence[UnitProgress]) -> list[str]:
+def _views(units: Sequence[UnitProgress], facts: TimelineFacts) -> list[str]:
     """Return a line for the views of readers in each unit, and one for each client that has some."""
     lines = []
     for unit in units:
@@ -170,7 +176,7 @@ def _views(units: Sequence[UnitProgress]) -> list[str]:
         lines.append(f"unit {unit.unit}: readers have views of {held}{waits}")
         for hold in sorted(unit.views, key=lambda hold: hold.since):
             began = datetime.fromtimestamp(hold.since).astimezone().isoformat(" ", "seconds")
-            who = worker_text(pid=hold.pid, client=hold.client)
+            who = facts.clients.get(hold.client) or worker_text(pid=hold.pid, client=hold.client)
             views = count_text(hold.views, "view")
             lines.append(f"  {who}: {views}, {size_text(hold.nbytes)}, the oldest since {began}")
     return lines
@@ -231,7 +237,7 @@ class _PartitionText:
             [self._field_notes(field) for field in partition.fields],
         )
         yield from self._table(
-            ("task", "consumed", "per second", "claimed", "waiting claims", "longest wait", "staleness (versions)"),
+            ("task", "consumed", "per second", "claimed", "waiting", "longest", "staleness"),
             [self._task(task) for task in partition.tasks],
             [self._task_notes(task) for task in partition.tasks],
         )
@@ -266,7 +272,8 @@ class _PartitionText:
     def _field_notes(self, field: FieldProgress) -> list[str]:
         if not field.lost:
             return []
-        return [f"{count_text(field.lost, 'value')} LOST with their storage unit; put them again"]
+        their, them = ("its", "it") if field.lost == 1 else ("their", "them")
+        return [f"{count_text(field.lost, 'value')} LOST with {their} storage unit; put {them} again"]
 
     def _task(self, task: TaskProgress) -> tuple[str, ...]:
         stale = self._facts.staleness.get(task.name)
@@ -277,7 +284,7 @@ class _PartitionText:
             f"{task.claimed:,}" if task.claimed else "",
             f"{task.waiting:,}" if task.waiting else "",
             f"{task.longest_wait:,.1f} s" if task.waiting else "",
-            "" if stale is None or self._partition.policy is None else staleness_text(stale),
+            "" if stale is None or self._partition.policy is None else f"{staleness_text(stale)} versions",
         )
 
     def _task_notes(self, task: TaskProgress) -> list[str]:
@@ -287,7 +294,7 @@ class _PartitionText:
 
 
 def staleness_text(spread: Spread) -> str:
-    """Return the staleness of claimed samples, as `mean 0.5, max 2`."""
+    """Return the staleness of claimed samples in policy versions, as `mean 0.5, max 2`."""
     return f"mean {spread.mean:.1f}, max {spread.largest:.0f}"
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from transfer_queue.display import list_workers
+from transfer_queue.display import list_workers, worker_text
 from transfer_queue.messages.reports.timeline import Lane
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
@@ -44,6 +44,11 @@ class TaskWorkers:
         """Return the name of a worker, for people."""
         rank = int(self.rank[worker])
         return f"rank {rank}" if rank >= 0 else self.lanes[worker].label
+
+    def process_of(self, worker: int) -> str:
+        """Return the process of a worker whose name does not say it, as " (pid 17, node-1)"; "" otherwise."""
+        lane = self.lanes[worker]
+        return f" ({worker_text(pid=lane.pid, host=lane.host)})" if lane.rank >= 0 and lane.pid else ""
 
     def describe_processes(self, workers: Iterable[int]) -> str:
         """Return which processes some workers are or were, for example "rank 0, pid 17, node-1; rank 1, pid 9, b"."""

@@ -284,9 +284,9 @@ def _cause(account: Account, found: Bottleneck, stage: TaskAccount | None) -> st
     if stage is not None and stage.closed and not stage.alive:
         return f"every {_task(stage.name)} worker has closed"
     if stage is not None and found.slow_rank is not None:
-        slow = account.spans.workers.describe_processes([found.slow_rank.worker])
+        workers, worker = account.spans.workers, found.slow_rank.worker
         factor = f"{found.slow_rank.factor:.1f} times as long as its other ranks"
-        return f"one rank of {_task(stage.name)} takes {factor} ({slow})"
+        return f"{workers.name(worker)} of {_task(stage.name)} takes {factor}{workers.process_of(worker)}"
     hop = _held_hop(found)
     if hop is not None:
         return f"{_task(hop.task)} is held because {REASONS[hop.held]}"

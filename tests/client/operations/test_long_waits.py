@@ -105,7 +105,7 @@ def test_nothing_is_reported_before_that_or_if_it_is_switched_off(
 WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
     "get": (
         lambda its, seconds: its._take_items("queue", 1, 1, seconds),
-        "Task 'get' waits for 1 samples with fields ['item'] in partition 'queue'; 0 available. ",
+        "Task 'get' waits for 1 sample with fields ['item'] in partition 'queue'; 0 available. ",
     ),
     "get_many": (
         lambda its, seconds: its._take_items("queue", 8, 1, seconds),
@@ -117,17 +117,17 @@ WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
     ),
     "put": (
         lambda its, seconds: its.put(numbers(1), partition_id="full", timeout=seconds),
-        "A put of 1 samples into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
+        "A put of 1 sample into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
         "tasks, the limit is 2 (max_rows), and this put adds 1.",
     ),
     "reservation": (
         lambda its, seconds: its.get_meta([], 1, "full", mode="insert", timeout=seconds),
-        "A reservation of 1 samples into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
+        "A reservation of 1 sample into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
         "tasks, the limit is 2 (max_rows), and this put adds 1.",
     ),
     "stale": (
         lambda its, seconds: its.put(numbers(1), partition_id="stale", timeout=seconds),
-        "A put of 1 samples into partition 'stale' waits because partition 'stale' has admitted 2 rows, and its limit "
+        "A put of 1 sample into partition 'stale' waits because partition 'stale' has admitted 2 rows, and its limit "
         "at policy version 0 is 2 (max_staleness 0, 2 rows per version): 2 are not finished by a task (none has "
         "fetched samples so far), and 0 were finished since this version was set, which make space with the next "
         "version. 1 more would be too far ahead of the policy, until set_policy_version is called.",
@@ -159,8 +159,8 @@ WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
     ),
     "lock": (
         lambda its, seconds: its._take_lock(["key"], "full", seconds, 30.0),
-        "Client a (pid {pid} on {host}) waited 10 s for a lock of 'key' of partition 'full': 'key' is locked by client "
-        "holder (pid {pid} on {host}) for 10 s (token ",
+        "A request of pid {pid}, {host} waited 10 s for a lock of 'key' of partition 'full': 'key' is locked for 10 s "
+        "by pid {pid}, {host} (token ",
     ),
 }
 

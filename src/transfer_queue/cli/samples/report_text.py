@@ -40,7 +40,7 @@ STATES = {
     samples.LIVE: "live", samples.RESERVED: "reserved, nothing was put into it yet",
     samples.CLEARED: "cleared", samples.UNKNOWN: "does not exist",
 }  # fmt: skip
-FIELD_HEADINGS = ("field", "type", "size", "stored", "put by", "put")
+FIELD_HEADINGS = ("field", "type", "size", "stored", "put by", "when")
 TASK_HEADINGS = ("task", "state", "details")
 EVENT_HEADINGS = ("time", "ago", "event", "by", "fields")
 SHOWN_MEMBERS = 16
