@@ -197,7 +197,8 @@ class TestStuckAndSystems:
             stuck_sample(3, tasks=[SampleTask("train", "waiting", ["score"])], time=None),
             stuck_sample(4, tasks=[SampleTask("train", "claimed", [], "c", 0, host="node-3", pid=5)]),
             stuck_sample(5, tasks=[SampleTask("eval", "ready")]),
-            total=6,
+            stuck_sample(6, missing=["score"]),
+            total=7,
             width=500,
         )
         for words in (
@@ -205,6 +206,7 @@ class TestStuckAndSystems:
             "reward rank 1, pid 21, node-2, which is gone, claimed it and has not put reward",
             "reward rank 1, pid 21, node-2 claimed it and has not put reward",
             "no task has put score",
+            "the timeline does not show who puts score",
             "since start",
             "claimed by train rank 0, pid 5, node-3, not acknowledged",
             "not claimed by eval, although ready",

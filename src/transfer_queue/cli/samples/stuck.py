@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from transfer_queue.timeline.recording import Recording
 
 SECONDS = 60.0  # default of --for
+HISTORY = 1e6  # seconds of the timeline that are searched for the producers of fields
 LIMIT = 256  # default of --limit
 SOME = 3  # exit code if there are stuck samples; 1 says that the command failed
 WIDE = 120  # a terminal with as many columns shows who changed the samples last
 LONGEST_KEY = 24  # characters of a key that is shown beside the index
 HEADINGS = ("samples", "count", "unchanged", "lacks", "last changed by", "why")
+NOBODY, UNKNOWN = (), ("\0",)  # who puts a field that no sample has, or that was put before the timeline begins
 THEM = "\0"  # stands for "it" or "them" in a cause
 OPEN = ("ready", "waiting")  # the states of a sample that a task has not claimed
 
@@ -66,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     from transfer_queue.names import did_you_mean
     from transfer_queue.timeline.recording import Recording
 
-    recording = Recording()
+    recording = Recording(HISTORY)
     with ControlClient(find_system_that_replies(options.name)) as onlooker:
         if options.partition is not None:
             names = [partition.name for partition in onlooker.status().partitions]
@@ -207,11 +209,12 @@ def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: Workers
 
     by_task: dict[tuple[str, ...], list[str]] = {}
     for name in lacks:
-        by_task.setdefault(tuple(workers.producers.get(name, ())), []).append(name)
+        unknown = UNKNOWN if name in sample.missing else NOBODY  # other samples have it, so a task has put it
+        by_task.setdefault(tuple(workers.producers.get(name, unknown)), []).append(name)
     for tasks, names in by_task.items():
         some = listed_names(names, 4)
-        if not tasks:
-            yield f"no task has put {some}"
+        if tasks in (NOBODY, UNKNOWN):
+            yield f"no task has put {some}" if tasks == NOBODY else f"the timeline does not show who puts {some}"
             continue
         for task in tasks:
             state = next((each for each in [*sample.tasks, *sample.consumed] if each.name == task), None)
