@@ -187,7 +187,7 @@ class TestInVirtualTime:
             assert values([next(items)]) == list(range(number, number + 4))
             cluster.advance(5.0)
         rollout.die()
-        with pytest.raises(WaitTimeoutError, match=r"\nStopped: all rollout workers are gone \(pid "):
+        with pytest.raises(WaitTimeoutError, match=r"\nStopped: the only rollout worker is gone \(rank 0, pid "):
             next(items)
 
     def test_a_batch_in_time_starts_it_again(self, start: Start) -> None:

@@ -14,8 +14,10 @@ import torch
 
 from simulated import Start, numbers, table
 from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.operations.long_waits import with_verdict
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.errors import CapacityError, WaitTimeoutError
+from transfer_queue.messages.reports.progress import describe_abandoned, describe_loss
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.testing import Client, Cluster
@@ -265,3 +267,12 @@ class TestRanks:
         cluster.run()
         words = "The dp_ranks of task 't' were dealt different numbers of batches (0: 1, 1: 0): dp_rank 0 is ahead."
         assert words in a.explain("p", task="t", fields=["x"])
+
+
+@pytest.mark.parametrize("claimed", ["4 samples of partition 'p' may be lost to", "it may be lost to"])
+def test_a_verdict_does_not_repeat_which_samples_are_lost(claimed: str) -> None:
+    loss = describe_loss("p", "reward", ["rank 0, pid 1, node"], 4)
+    other = describe_abandoned("q", "reward", {"rank 0, pid 1, node": 1})
+    verdict = f"Stopped: x. {describe_abandoned('p', 'reward', {'rank 0, pid 1, node': 4})}. {other}."
+    assert with_verdict(f"Why; {claimed} {loss}.", verdict) == f"Why; {claimed} {loss}.\nStopped: x. {other}."
+    assert with_verdict("Why.", verdict) == f"Why.\n{verdict}"
