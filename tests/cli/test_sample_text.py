@@ -70,8 +70,8 @@ class TestReport:
         text = "\n".join(lines)
         assert lines[0] == "sample 'a_0' of partition train_0, index 7: live"
         assert "g: 2 of 2 samples exist: a_0 (this one), 8 lacks 2 fields" in text
-        assert "field   type      size  stored            put by                          when" in text
-        assert "prompt  uint8[5]   5 B  unit 0 in memory  rollout rank 2, pid 17, node-1  10 s ago" in text
+        assert "field   type      size  stored            put by                          ago" in text
+        assert "prompt  uint8[5]   5 B  unit 0 in memory  rollout rank 2, pid 17, node-1  10 s" in text
         assert "      'hello'" in lines
         assert "unit 1+0 on disk" in text
         assert "missing: reward" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,7 +61,8 @@ def started() -> Iterator[subprocess.CompletedProcess[str]]:
 
 # The first of the tests of this system, which says what it is before anything happens in it.
 def test_a_status_begins_with_the_verdict(started: subprocess.CompletedProcess[str]) -> None:
-    assert command("status", "--name", NAME).stdout.startswith("Idle: no claim is open, and nothing was recorded.\n\n")
+    idle = "Idle: no claim is open, and nothing was recorded in the last 5 minutes.\n\n"
+    assert command("status", "--name", NAME).stdout.startswith(idle)
     found = json.loads(command("status", "--json", "--name", NAME).stdout)["verdict"]
     assert (found["state"], found["stage"]) == ("idle", None)
 
@@ -223,6 +225,7 @@ def test_a_stopped_process_that_is_left_of_a_system_is_named() -> None:
     finally:
         unit.kill()
         psutil.wait_procs([unit], timeout=60)
+        assert command("start", "--name", name).returncode == 0
         command("stop", "--name", name)
 
 
@@ -288,9 +291,9 @@ def test_what_is_claimed_and_what_is_poison(started: subprocess.CompletedProcess
     assert client.nack(meta.select_samples([2]))
     assert client.ack(meta.select_samples([0]))
     shown = command("status", "--name", NAME).stdout
-    assert "consumed         2/3  1 claimed, not acknowledged yet  1 skipped (poison: delivered max" in shown
+    assert re.search(r"\n  task +consumed  claimed\n  train +2 of 3 +1\n      1 skipped \(poison: delivered max", shown)
     poison = command("explain", "poisoned", "--index", str(meta.global_indexes[2]), "--task", "train", "--name", NAME)
-    assert "is skipped by task 'train': poison (delivered 1 times, never acknowledged)" in poison.stdout
+    assert "is skipped by task 'train': poison (delivered once, never acknowledged)" in poison.stdout
     claimed = command("explain", "poisoned", "--index", str(meta.global_indexes[1]), "--task", "train", "--name", NAME)
     assert "and is not acknowledged yet" in claimed.stdout
     assert client.ack(meta.select_samples([1]))

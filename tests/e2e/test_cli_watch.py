@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from transfer_queue.cli import main, watch
-from transfer_queue.cli.status_table import format_table, rates, status_as_json
+from transfer_queue.cli.status_table import TimelineFacts, format_table, rates, status_as_json
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
@@ -81,7 +81,12 @@ class Said:
         self.lines: list[str] = []
 
     def show(
-        self, system: RunningSystem, status: SystemStatus, speeds: dict[Any, float] | None, verdict: Verdict
+        self,
+        system: RunningSystem,
+        status: SystemStatus,
+        speeds: dict[Any, float] | None,
+        verdict: Verdict,
+        facts: TimelineFacts,
     ) -> None:
         self.shown.append((system.name, speeds))
         if len(self.shown) == self.looks:
@@ -196,14 +201,17 @@ def test_status_as_json(system: RunningSystem, capsys: pytest.CaptureFixture[str
 def test_watch_ends_with_the_system(system: RunningSystem) -> None:
     process = tq("status", "--watch", LONG, "--name", "w", stdout=subprocess.PIPE)
     assert process.stdout is not None
-    verdict, empty, *first = [process.stdout.readline() for _ in range(7)]
+    shown: list[str] = []
+    while shown.count("\n") < 3:  # an empty line is below the verdict, below the partition, and between two looks
+        shown.append(process.stdout.readline())
+    verdict, _, *first = shown
     assert verdict.startswith("Idle: no claim is open")
-    assert empty == "\n"
     assert first[0].startswith("p: 1 sample,")
-    assert first[1].split()[:4] == ["field", "x", "produced", "1/1"]
-    assert first[2] == "\n"
-    assert first[3].startswith("controller, 99 % of requests within: ")
-    assert first[4] == "\n", "an empty line separates the looks"
+    assert first[1].split()[:2] == ["field", "produced"]
+    assert first[2].split()[:4] == ["x", "1", "of", "1"]
+    assert first[3] == "\n"
+    assert first[4].startswith("controller: the requests that took most of its time")
+    assert first[5].split() == ["request", "served", "99", "%", "within"]
     system.stop()
     out, err = process.communicate(timeout=300)
     assert process.returncode == 1
@@ -240,9 +248,9 @@ def test_watch_leaves_the_terminal_in_order(system: RunningSystem, number: signa
     text = seen.decode()
     assert text.startswith("\x1b[?1049h\x1b[?25l")
     drawn, left = re.split(r"\x1b\[\?25h\x1b\[\?1049l", text)
-    assert "field x  produced         1/1" in drawn
+    assert "\r\n  x        1 of 1  int64[3]" in drawn.replace("\x1b[K", "").replace("\r\r", "\r")
     assert "\x1b" not in left
-    assert "field x  produced         1/1" in left, "the last look stays readable"
+    assert "\n  x        1 of 1  int64[3]" in left, "the last look stays readable"
 
 
 def test_who_reads_only_the_head_ends_it_quietly(system: RunningSystem) -> None:

@@ -142,7 +142,8 @@ def _all_ended(table: EventTable) -> bool:
 
 def _idle(recording: Recording, happened: float | None) -> Verdict:
     if happened is None:
-        return Verdict("Idle: no claim is open, and nothing was recorded.", IDLE)
+        span = _duration(recording.seconds)
+        return Verdict(f"Idle: no claim is open, and nothing was recorded in the last {span}.", IDLE)
     ago = _duration(recording.now - happened)
     return Verdict(f"Idle: no claim is open, and the last event was {ago} ago.", IDLE, since=happened)
 

@@ -367,7 +367,7 @@ def test_before_the_first_reply_it_says_what_it_does() -> None:
 def test_an_empty_system_has_tables_that_say_so() -> None:
     async def program(top: TopPilot) -> None:
         words = top.words()
-        assert "○ Idle: no claim is open, and nothing was recorded." in words
+        assert "○ Idle: no claim is open, and nothing was recorded in the last" in words
         for sentence in (
             "No task has claimed",
             "Nothing waits",

@@ -40,7 +40,7 @@ STATES = {
     samples.LIVE: "live", samples.RESERVED: "reserved, nothing was put into it yet",
     samples.CLEARED: "cleared", samples.UNKNOWN: "does not exist",
 }  # fmt: skip
-FIELD_HEADINGS = ("field", "type", "size", "stored", "put by", "when")
+FIELD_HEADINGS = ("field", "type", "size", "stored", "put by", "ago")
 TASK_HEADINGS = ("task", "state", "details")
 EVENT_HEADINGS = ("time", "ago", "event", "by", "fields")
 SHOWN_MEMBERS = 16
@@ -153,14 +153,14 @@ class ReportText:
 
     def _field(self, field: SampleField) -> tuple[str, ...]:
         wide = self._width > 100
-        age = "" if field.time is None else f"{duration_text(self._report.now - field.time, 2 if wide else 1)} ago"
+        age = "" if field.time is None else duration_text(self._report.now - field.time, 2 if wide else 1)
         copy = f"+{field.copy_unit}" if field.copy_unit >= 0 else ""
         return (
             short_name(field.name, 40 if wide else 18),
             type_text(field, 40 if wide else 20),
             "?" if field.nbytes is None else size_text(field.nbytes),
             f"unit {field.unit}{copy} {tier_name(field.tier)}" if wide else f"u{field.unit}{copy} {field.tier}",
-            who(field, 60 if wide else 24) if field.client or field.task else "",
+            who(field, 60 if wide else 26) if field.client or field.task else "",
             age,
         )
 
@@ -215,7 +215,7 @@ class ReportText:
             clock_text(event.time, self._report.now),
             duration_text(self._report.now - event.time, 2 if wide else 1),
             event.kind,
-            who(event, 60 if wide else 24),
+            who(event, 60 if wide else 26),
             (listed_names(event.fields) if event.fields else "") + others,
         )
 
