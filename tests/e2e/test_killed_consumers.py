@@ -115,7 +115,7 @@ def test_killed_workers_and_the_samples_that_they_had_are_named(
             assert verdict.text.startswith(f"Stopped: {gone}")
             lost = (
                 f"4 samples of partition 'p' may be lost to task 'reward', because the processes that had claimed "
-                f"them without a lease are gone (reward, pid {pids[0]}, {host}; reward, pid {pids[1]}, {host})"
+                f"them without a lease are gone (pid {pids[0]}, {host}; pid {pids[1]}, {host})"
             )
             until(lambda: lost in client.verdict().text)  # when the controller knows what they had not handed over
             explained = client.explain("p", task="train", fields=["x", "score"])
