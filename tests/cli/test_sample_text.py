@@ -9,7 +9,7 @@ import torch
 
 from transfer_queue.cli.samples.first_values import ShownValue, shown, text_of_numbers
 from transfer_queue.cli.samples.report_text import lines_of
-from transfer_queue.cli.samples.stuck import Workers
+from transfer_queue.cli.samples.stuck import KnownWorkers
 from transfer_queue.cli.samples.stuck import lines_of as stuck_lines
 from transfer_queue.cli.shell.json_output import plain
 from transfer_queue.cli.shell.terminal import Styles, clock_text, columns_text, duration_text
@@ -170,7 +170,7 @@ def stuck_sample(index: int, key: str | None = None, **more: object) -> StuckSam
 
 
 class TestStuckAndSystems:
-    WORKERS = Workers({"reward": ["reward"], "prompt": ["rollout"]}, frozenset({"dead"}))
+    WORKERS = KnownWorkers({"reward": ["reward"], "prompt": ["rollout"]}, frozenset({"dead"}))
 
     def text(self, *some: StuckSample, total: int | None = None, width: int = 160) -> str:
         count = len(some) if total is None else total

@@ -52,7 +52,8 @@ class TaskWorkers:
 
     def describe_processes(self, workers: Iterable[int]) -> str:
         """Return which processes some workers are or were, for example "rank 0, pid 17, node-1; rank 1, pid 9, b"."""
-        return list_workers(self.lanes[worker].label for worker in workers)
+        ranked = sorted(workers, key=lambda worker: (self.rank[worker] < 0, int(self.rank[worker])))
+        return list_workers(self.lanes[worker].label for worker in ranked)
 
 
 def find_workers(recording: Recording) -> TaskWorkers:

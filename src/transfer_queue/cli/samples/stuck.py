@@ -83,12 +83,12 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report)
     else:
-        print("\n".join(lines_of(report, width_of_output(), Styles(), Workers.of(recording))))
+        print("\n".join(lines_of(report, width_of_output(), Styles(), KnownWorkers.of(recording))))
     return SOME if report.total else 0
 
 
 @dataclass(frozen=True)
-class Workers:
+class KnownWorkers:
     """What the timeline says about the tasks and their processes."""
 
     producers: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Workers:
     """The clients that are gone."""
 
     @classmethod
-    def of(cls, recording: Recording) -> Workers:
+    def of(cls, recording: Recording) -> KnownWorkers:
         """Return what a recording says."""
         from transfer_queue.timeline.event_table import EventTable
 
@@ -117,7 +117,7 @@ class _Cause(NamedTuple):
     """Who has to put these fields or to take the samples, in words."""
 
 
-def lines_of(report: StuckReport, width: int, style: Styles, workers: Workers | None = None) -> Iterator[str]:
+def lines_of(report: StuckReport, width: int, style: Styles, workers: KnownWorkers | None = None) -> Iterator[str]:
     """Iterate over the lines of the text about stuck samples: for each partition a table with a line for each cause."""
     from transfer_queue.cli.shell.terminal import duration_text, table_lines, wrap
     from transfer_queue.display import count_text, short_name
@@ -134,7 +134,7 @@ def lines_of(report: StuckReport, width: int, style: Styles, workers: Workers | 
     yield from (style(line, "bold") for line in wrap(title, width))
     by_partition: dict[str, dict[_Cause, list[StuckSample]]] = {}
     for each in report.samples:
-        cause = _cause_of(each, workers or Workers())
+        cause = _cause_of(each, workers or KnownWorkers())
         by_partition.setdefault(each.partition, {}).setdefault(cause, []).append(each)
     for partition, causes in by_partition.items():
         yield ""
@@ -194,7 +194,7 @@ def _ages(times: Sequence[float | None], now: float) -> str:
     return most if least == most else f"{least} to {most}"
 
 
-def _cause_of(sample: StuckSample, workers: Workers) -> _Cause:
+def _cause_of(sample: StuckSample, workers: KnownWorkers) -> _Cause:
     """Return why a sample is stuck."""
     wanted = [name for task in sample.tasks for name in task.lacks]
     lacks = tuple(dict.fromkeys([*wanted, *sample.missing]))
@@ -203,7 +203,7 @@ def _cause_of(sample: StuckSample, workers: Workers) -> _Cause:
     return _Cause(lacks, "; ".join(reasons))
 
 
-def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: Workers) -> Iterator[str]:
+def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: KnownWorkers) -> Iterator[str]:
     """Iterate over clauses that say who has to put the fields that a sample lacks."""
     from transfer_queue.display import listed_names, short_name, worker_text
 

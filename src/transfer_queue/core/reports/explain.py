@@ -383,6 +383,8 @@ def _nearest_rows(
             f"{_be(claimed)} not acknowledged yet{_unacknowledged(state, partition, task)}; new ones are needed, or "
             f"some must be returned."
         )
+    if not len(positions) and not partition.consumed_ever.get(task, 0):
+        return f"Partition {partition.name!r} has no samples; new ones are needed."
     if not len(open_rows):
         reasons = ", ".join(f"{rows} ({reason})" for reason, rows in partition.passed.counts_of(task).items())
         over = f" Skipped so far: {reasons}." if reasons else ""
