@@ -168,7 +168,8 @@ def scenarios() -> list[Scenario]:
         _named(
             _slow("reference", 1.0, gone={0: 100.0, 1: 100.0}), "reference dies", between=(100.1, 380.0),
             expected=Expected(
-                "stopped", "reference", None, "all reference workers are gone (rank 0, pid 104, node; rank 1, pid"
+                "stopped", "reference", None,
+                "all reference workers are gone (rank 0, pid 104, node; rank 1, pid 105, node) since",
             ),
         ),
         _named(
@@ -178,10 +179,11 @@ def scenarios() -> list[Scenario]:
         ),
         _named(
             _slow("train", 1.0, gone={0: 100.0, 1: 100.0}), "train dies and the capacity holds rollout", capacity=96,
-            between=(100.1, 380.0), expected=Expected("stopped", "train", None, "all train workers are gone (rank 0, "),
+            between=(100.1, 380.0),
+            expected=Expected("stopped", "train", None, "all train workers are gone (rank "),
         ),
         Scenario("train dies", _slow("train", 1.0, gone={0: 100.0, 1: 100.0}).stages,
-                 Expected("stopped", "train", None, "all train workers are gone (rank 0, "), between=(100.1, 380.0)),
+                 Expected("stopped", "train", None, "all train workers are gone (rank "), between=(100.1, 380.0)),
         _named(
             _slow("train", 2.0), "train is slow and rollout waits for group demand", demand=96,
             expected=Expected("slow", "train", None, "rollout is held because no more groups are wanted"),

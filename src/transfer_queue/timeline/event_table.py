@@ -9,11 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
+from transfer_queue.display import list_workers, worker_text
 from transfer_queue.messages.reports.timeline import Lane
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
 
-MOST_PROCESSES = 4  # that a text names
 DENSE = 1 << 22  # sums over at most this many cells are computed without sorting
 
 
@@ -45,11 +45,15 @@ class TaskWorkers:
         rank = int(self.rank[worker])
         return f"rank {rank}" if rank >= 0 else self.lanes[worker].label
 
+    def process_of(self, worker: int) -> str:
+        """Return the process of a worker whose name does not say it, as " (pid 17, node-1)"; "" otherwise."""
+        lane = self.lanes[worker]
+        return f" ({worker_text(pid=lane.pid, host=lane.host)})" if lane.rank >= 0 and lane.pid else ""
+
     def describe_processes(self, workers: Iterable[int]) -> str:
-        """Return which processes some workers are or were, for example "rank 0, pid 17, node-1"."""
-        labels = dict.fromkeys(self.lanes[worker].label for worker in sorted(workers, key=self.rank.__getitem__))
-        more = f"; and {len(labels) - MOST_PROCESSES:,} more" if len(labels) > MOST_PROCESSES else ""
-        return "; ".join(list(labels)[:MOST_PROCESSES]) + more
+        """Return which processes some workers are or were, for example "rank 0, pid 17, node-1; rank 1, pid 9, b"."""
+        ranked = sorted(workers, key=lambda worker: (self.rank[worker] < 0, int(self.rank[worker])))
+        return list_workers(self.lanes[worker].label for worker in ranked)
 
 
 def find_workers(recording: Recording) -> TaskWorkers:

@@ -81,7 +81,7 @@ def test_a_rank_without_a_number_is_named_by_its_process(page: Page, server: Can
     assert "pid 17, node-9 waits now" in text_of(page, ".waits li")
     page.type("t")
     press(page, "ArrowLeft")
-    assert text_of(page, ".timeline [role=status]").startswith("rollout pid 17, node-9, ")
+    assert text_of(page, ".timeline [role=status]").startswith("rollout, pid 17, node-9, ")
 
 
 def test_the_step_times_are_shown_in_numbers(page: Page, server: CannedServer) -> None:

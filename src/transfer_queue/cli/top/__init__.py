@@ -10,7 +10,7 @@ import sys
 import threading
 
 from transfer_queue.cli.options import Commands, add_name, seconds_type
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.system_search import find_system_that_replies
 
 EVERY = 1.0  # default of --every: seconds between two refreshes
 HANG_UP = 128 + signal.SIGHUP  # exit code if the terminal is closed
@@ -21,10 +21,9 @@ def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser(
         "top", help="show where a training waits, every second: verdict, stages, waits, partitions, memory, load",
-        description="Shows on the full terminal where a training waits, and refreshes it every second: the verdict, "
-        "the stages with their rates, ranks and queues, the fields that they wait for, the partitions, the memory, "
-        "and the load of the controller. Enter opens a task, a wait, a partition or a sample; ? shows all keys, "
-        "q quits. Needs the extra transfer_queue[top]. NO_COLOR removes colors.",
+        description="Shows on the full terminal where a training waits: the verdict, the stages with their rates, "
+        "ranks and queues, the fields that they wait for, the partitions, the memory, and the load of the controller. "
+        "Enter opens a row, ? shows all keys, q quits. Needs the extra [top].",
     )  # fmt: skip
     command.add_argument(
         "--every", default=EVERY, metavar="SECONDS", help=f"seconds between refreshes ({EVERY:g})",
@@ -52,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         print("tq: tq top needs a terminal; for a pipe or a file use `tq status --watch`", file=sys.stderr)
         return 1
-    system = find_system(options.name)
+    system = find_system_that_replies(options.name)
     from transfer_queue.cli.top.app import TopApp
     from transfer_queue.cli.top.follower import Follower
 

@@ -83,7 +83,7 @@ class Questions:
         heads = None
         if self._values:
             heads = self._read_values(report) if report.state == LIVE else {}
-        return answer_of(report, self._source.last_task, heads, self._source.lanes_of_clients)
+        return answer_of(report, self._source.last_task, heads)
 
     def _read_values(self, report: SampleReport) -> dict[str, ValueHead]:
         if self._reader is None:

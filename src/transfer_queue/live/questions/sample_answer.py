@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
-
-from transfer_queue.display import short_repr
+from transfer_queue.display import short_repr, worker_text
 from transfer_queue.live import answers
 from transfer_queue.messages.reports.samples import (
     ACK,
@@ -23,13 +21,11 @@ from transfer_queue.messages.reports.samples import (
     SampleEvent,
     SampleField,
     SampleReport,
+    SampleTask,
 )
-from transfer_queue.messages.reports.timeline import Lane
 
 LONGEST_TAG = 2000
 MOST_FIELDS = 200
-Who = Callable[[str, int, str], str]
-"""Names a rank by its task, its rank and its client."""
 HIDDEN = "values are hidden: start `tq live` with --values, or set live.values"
 
 
@@ -47,23 +43,15 @@ class ValueHead:
     """Why the value is not shown; "" if it is."""
 
 
-def answer_of(
-    report: SampleReport, task: str, heads: Mapping[str, ValueHead] | None, lanes: Mapping[str, Lane] | None = None
-) -> answers.SampleAnswer:
+def answer_of(report: SampleReport, task: str, heads: Mapping[str, ValueHead] | None) -> answers.SampleAnswer:
     """Return the answer about a sample.
 
     Args:
         report: What the controller knows.
         task: The task at the end, for the command that explains the sample.
         heads: The beginnings of the values; None if the page may not show values.
-        lanes: A lane of each client, which has its process. Default: the processes are not known.
     """
-
-    def who(task: str, rank: int, client: str) -> str:
-        lane = (lanes or {}).get(client) or Lane(0, client, task)
-        return f"{task} {replace(lane, rank=rank).label}".strip() if client or rank >= 0 else task
-
-    fields = [_field(field, heads, who) for field in report.fields[:MOST_FIELDS]]
+    fields = [_field(field, heads) for field in report.fields[:MOST_FIELDS]]
     fields += [
         answers.SampleFieldView(name, False, "", None, None, None, "", "", None, name in report.lost)
         for name in report.missing[:MOST_FIELDS]
@@ -79,7 +67,7 @@ def answer_of(
             each.name,
             each.state,
             each.lacks,
-            who("", each.rank, each.client),
+            _who("", each),
             each.reason,
         )
         for each in report.tasks
@@ -87,16 +75,16 @@ def answer_of(
     samples = [] if report.group is None else [member.index for member in report.group.members]
     return answers.SampleAnswer(
         report.partition, report.index, report.key, round(report.now, 2), report.explanation, command, fields, tags,
-        _group(report), [_event(event, who) for event in report.history],
+        _group(report), [_event(event) for event in report.history],
         "" if report.complete else "older events are not kept", report.state, tasks, samples,
     )  # fmt: skip
 
 
-def _field(field: SampleField, heads: Mapping[str, ValueHead] | None, who: Who) -> answers.SampleFieldView:
+def _field(field: SampleField, heads: Mapping[str, ValueHead] | None) -> answers.SampleFieldView:
     head = ValueHead(note=HIDDEN) if heads is None else heads.get(field.name, ValueHead())
     return answers.SampleFieldView(
         field.name, True, field.dtype if field.kind == "tensor" else field.kind, field.shape, field.nbytes,
-        field.unit if field.unit >= 0 else None, field.tier, who(field.task, field.rank, field.client),
+        field.unit if field.unit >= 0 else None, field.tier, _who(field.task, field),
         None if field.time is None else round(field.time, 2), False, head.head, head.text, head.decoded, head.note,
     )  # fmt: skip
 
@@ -109,14 +97,19 @@ def _group(report: SampleReport) -> answers.SampleGroupView | None:
     return answers.SampleGroupView(group.key or "", group.size or 0, places[0] if places else -1)
 
 
-def _event(event: SampleEvent, who: Who) -> answers.SampleEventView:
+def _event(event: SampleEvent) -> answers.SampleEventView:
     named = ", ".join(event.fields[:16])
     words = {
         PUT: f"put {named}", REPLACED: f"put again: {named}", TAGGED: "changed its tags", CLAIM: "claimed",
         ACK: "acknowledged", RETURNED: "returned without an acknowledgement", CLEAR: "cleared",
         PARTITION_CLEAR: "cleared the partition",
     }.get(event.kind, event.kind)  # fmt: skip
-    return answers.SampleEventView(round(event.time, 2), words, who(event.task, event.rank, event.client))
+    return answers.SampleEventView(round(event.time, 2), words, _who(event.task, event))
+
+
+def _who(task: str, did: SampleField | SampleEvent | SampleTask) -> str:
+    known = task or did.client or did.rank >= 0
+    return worker_text(task, did.rank, did.pid, did.host, did.client) if known else ""
 
 
 def _text(value: Any) -> str:

@@ -10,7 +10,6 @@ from transfer_queue.live import payload
 from transfer_queue.live.answers import LanesAnswer
 from transfer_queue.live.reading.system_reader import SystemReader
 from transfer_queue.live.view.view_maker import Parts, ViewMaker
-from transfer_queue.messages.reports.timeline import Lane
 from transfer_queue.node.system.launcher import RunningSystem, find_successor
 from transfer_queue.node.system.processes import Process
 
@@ -45,12 +44,6 @@ class SystemSource:
     def last_task(self) -> str:
         """The task at the end of the pipeline."""
         return "" if self._maker is None else self._maker.last
-
-    @property
-    def lanes_of_clients(self) -> dict[str, Lane]:
-        """Client -> its newest lane."""
-        reader = self._reader
-        return {} if reader is None else {lane.client: lane for lane in list(reader.recording.lanes)[1:]}
 
     def make(self) -> tuple[float, Parts]:
         """See `hub.ViewSource`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from transfer_queue.display import worker_text
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.live import payload
 from transfer_queue.live.answers import LanesAnswer
@@ -158,7 +159,8 @@ def _clients(seen: Observation, *, empty: bool) -> payload.ClientsView:
         if wait.lane > 0:
             lane = recording.lanes[wait.lane]
             what = "a put" if wait.holds else f"partition {wait.partition!r}"
-            words = f"{lane.task} {lane.label}: for {what}, since {recording.now - wait.since:.0f} s".lstrip()
+            who = worker_text(lane.task, lane.rank, lane.pid, lane.host, lane.client)
+            words = f"{who}: for {what}, since {recording.now - wait.since:.0f} s"
             waiting.setdefault(f"{lane.client} {wait.partition}", words)
     clients = sum(not client.startswith(UNITS) for client in recording.connected)
     return payload.ClientsView(max(clients - seen.own_clients, 0), list(waiting.values())[:MOST_WAITING])

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from transfer_queue.display import worker_text
 from transfer_queue.messages.base import Bytes, Finite, Message, Natural, Reply, Request, Seconds
 
 Rank = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
@@ -79,9 +80,8 @@ class Lane(Message, frozen=True):
 
     @property
     def label(self) -> str:
-        """The client for people, such as "rank 0, pid 17, node-1"; the beginning of its id if nothing is known."""
-        known = (self.rank >= 0, f"rank {self.rank}"), (self.pid > 0, f"pid {self.pid}"), (self.host != "", self.host)
-        return ", ".join(words for is_known, words in known if is_known) or f"client {self.client[:8]}"
+        """The client for people, as `rank 0, pid 17, node-1`."""
+        return worker_text("", self.rank, self.pid, self.host, self.client)
 
 
 class OpenWait(Message, frozen=True):

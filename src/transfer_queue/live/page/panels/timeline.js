@@ -19,7 +19,7 @@ const STATES = ["is idle", "works", "is held back", "waits", "is gone"];
 const laneName = (lane) => {
   const task = plain(lane.task) || "no task";
   if (lane.ranks > 1) return `${task}, ${counted(lane.ranks, "rank")} together`;
-  return `${task} ${plain(lane.label)}`;
+  return `${task}${lane.rank < 0 ? "," : ""} ${plain(lane.label)}`;
 };
 
 function reasonOf(span, why) {
