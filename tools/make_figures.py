@@ -96,9 +96,6 @@ GROWTH: tuple[tuple[str, str, Sequence[tuple[str, str, str]]], ...] = (
         ("sync", "journal", "single-row puts, 1 client, journal sync"),
         ("values on disk, sync", "durability", "single-row puts, values machine, sync"),
     )),
-    ("restart of a killed controller", "samples", (
-        ("1,000,000 with 20 fields", "restart", "from the kill of the controller"),
-    )),
     ("memory of the controller for a sample", "content", (
         ("3 fields", "memory", "controller state of a row in blocks of 1000, 3 fields"),
         ("with a key and two tags", "memory", "controller state of a row in blocks of 1000, 3 fields with key"),
@@ -108,7 +105,6 @@ GROWTH: tuple[tuple[str, str, Sequence[tuple[str, str, str]]], ...] = (
 """An operation, what its cost is shown for, and the results, each with its name and place."""
 GPU_ROWS = {
     "cudaMemcpy to the GPU, registered small pages": "`cudaMemcpy` from pinned memory",
-    "get to the GPU of rows": "get to the GPU, rows of 64 puts",
     "get to the GPU": "get to the GPU",
     "get to the host, then to the GPU": "get as a copy, then to the GPU",
     "put from the GPU": "put from the GPU",
@@ -139,7 +135,7 @@ def line_of(row: dict[str, Any], words: str) -> tuple[str, ...]:
 
 def table(*lines: tuple[str, ...], head: tuple[str, ...] = HEAD) -> str:
     """Return a table."""
-    return "\n".join(cells(*line) for line in (head, ("---",) * len(head), *lines))
+    return "\n".join([cells(*head), "|" + "---|" * len(head), *(cells(*line) for line in lines)])
 
 
 def near(results: Results) -> str:
