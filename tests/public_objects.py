@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from transfer_queue import errors
+
 MODULES: dict[str, list[str] | None] = {
     "transfer_queue": None,
     "transfer_queue.client": None,
@@ -16,6 +18,7 @@ MODULES: dict[str, list[str] | None] = {
     "transfer_queue.controller": None,
     "transfer_queue.dataloader.streaming_dataset": None,
     "transfer_queue.dataloader.streaming_dataloader": ["StreamingDataLoader"],
+    "transfer_queue.errors": [name for name in dir(errors) if name.endswith("Error")],
     "transfer_queue.interface": None,
     "transfer_queue.messages.reports.samples": ["SampleReport", "StuckReport"],
     "transfer_queue.messages.system": ["SystemStatus"],

@@ -109,7 +109,8 @@ def test_links(page):
     links = re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")) + re.findall(
         r'src="([^"]+)"', page.read_text("utf-8")
     )
-    wrong = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    of_the_repository = [link for link in links if not re.match(r"\w+://|\.\./\.\./actions/", link)]
+    wrong = [link for link in of_the_repository if not (page.parent / link).exists()]
     assert wrong == []
 
 
@@ -118,6 +119,25 @@ def test_named_files(page):
     """A file of the repository that a page names exists. (Pages of docs/howto name files that a reader is to make.)"""
     names = re.findall(r"`((?:tests|tools|docs|examples|benchmarks|src)/[\w/.-]+)`", page.read_text("utf-8"))
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("pages", "most"),
+    [
+        (["README.md"], 1_000),
+        (["CHANGELOG.md"], 1_500),
+        (["docs/performance.md"], 1_500),
+        (["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md"], 75_000),
+    ],
+)
+def test_pages_have_a_budget_of_words(pages, most):
+    """Words are removed before words are added: what is not read hides what is."""
+    assert sum(len(page.read_text("utf-8").split()) for pattern in pages for page in ROOT.glob(pattern)) <= most
+
+
+def test_a_decision_fits_a_page():
+    words = {page.name: len(page.read_text("utf-8").split()) for page in (ROOT / "docs" / "decisions").glob("0*.md")}
+    assert {name: count for name, count in words.items() if count > 400} == {}
 
 
 def runs(page: Path) -> bool:
@@ -157,7 +177,7 @@ def test_tutorials_are_their_scripts():
 
 def test_no_page_shows_the_marker_of_a_cell():
     """`# %% [markdown]` in a page is a marker that the tool did not take for one."""
-    assert len(SCRIPTS) >= 8
+    assert len(SCRIPTS) >= 7
     assert [name_of(page) for page in PAGES if re.search(r"^\s*#+\s*%%", page.read_text("utf-8"), re.MULTILINE)] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import transfer_queue
 from transfer_queue import errors
 
+ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ["torch", "tensordict", "omegaconf", "numpy", "msgspec"]
 STANDARD = ["asyncio", "importlib.resources", "multiprocessing", "ssl", "subprocess", "tempfile"]
 """Of the standard library: a megabyte or more of every server."""
@@ -112,13 +114,53 @@ def test_all_is_what_type_checkers_see():
 def test_every_error_is_public():
     """Users catch errors by name: each class of the tree is a name of the package."""
     classes = {n for n, v in vars(errors).items() if inspect.isclass(v) and issubclass(v, errors.TransferQueueError)}
-    assert classes <= set(transfer_queue.__all__)
+    assert [name for name in classes if getattr(transfer_queue, name) is not getattr(errors, name)] == []
 
 
 def test_dir_lists_the_public_names():
     """`dir()` shows names that were not used yet."""
     shown = in_fresh_process("import transfer_queue; print(*dir(transfer_queue))").split()
     assert set(transfer_queue.__all__) <= set(shown)
+
+
+def documented_names() -> list[str]:
+    """Return the names of the package and of the client that the pages of the reference show."""
+    folder = ROOT / "docs" / "reference" / "api"
+    text = "".join(path.read_text("utf-8") for path in sorted(folder.glob("*.md")))
+    of_client = re.findall(r"^    options: .*members: \[(.*)\]", text, re.MULTILINE)
+    names = re.findall(r"^::: transfer_queue\.(?:TransferQueueClient\.)?(\w+)$", text, re.MULTILINE)
+    return names + [name for names in of_client for name in names.split(", ")]
+
+
+def shown_names() -> set[str]:
+    """Return what `dir()` shows of the package and of a client, without the awaitable twins and without exceptions."""
+    of_client = transfer_queue.TransferQueueClient.__dir__(object.__new__(transfer_queue.TransferQueueClient))
+    shown = {*dir(transfer_queue), *of_client} - {"errors"}
+    return {name for name in shown if not name.startswith(("_", "async_")) and not name.endswith("Error")}
+
+
+def test_the_reference_shows_what_dir_shows_and_each_name_once():
+    of_both = ["close"]  # a function and a method, which are not the same
+    assert sorted(documented_names()) == sorted([*shown_names(), *of_both])
+
+
+def test_dir_shows_the_contract_and_no_internals():
+    shown = {*dir(transfer_queue), *shown_names()}
+    assert shown >= {"save_checkpoint", "kv_retrieve_keys"}
+    assert shown.isdisjoint({"CapacityError", "consumed_by", "AsyncTransferQueueClient", "begin_checkpoint"})
+    assert len([name for name in dir(transfer_queue) if not name.startswith("_")]) < 60
+
+
+@pytest.mark.parametrize("name", ["CapacityError", "consumed_by", "AsyncTransferQueueClient"])
+def test_a_name_that_is_not_shown_works(name):
+    assert name not in dir(transfer_queue)
+    assert getattr(transfer_queue, name) is not None
+
+
+@pytest.mark.parametrize("name", ["begin_checkpoint", "async_load_samples", "await_ready"])
+def test_a_method_that_is_not_shown_works(name):
+    assert name not in shown_names()
+    assert callable(getattr(transfer_queue.TransferQueueClient, name))
 
 
 def test_the_version_is_known_without_an_installation():

@@ -17,7 +17,16 @@ from typing import Any
 from transfer_queue.config.declaration import Setting, tree_of_defaults
 from transfer_queue.config.environment import VARIABLES
 from transfer_queue.config.settings import SECTIONS, SETTINGS
-from transfer_queue.config.validators import Boolean
+from transfer_queue.config.validators import (
+    Boolean,
+    FieldBackends,
+    OrNull,
+    Patterns,
+    PlainMapping,
+    TaskSamplers,
+    Text,
+    TlsFiles,
+)
 from transfer_queue.sampler import BUILT_IN
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,21 +48,33 @@ PAGE_INTRODUCTION = """\
 
 <!-- tools/generate_configuration.py has written this page from src/transfer_queue/config. -->
 
-`transfer_queue.init(conf)` takes a dict or an OmegaConf `DictConfig` and merges it over the defaults below, key by key.
-`tq start` takes settings from a YAML file (`--conf FILE`) and from its arguments (`--set KEY=VALUE`). The file
-`transfer_queue/config.yaml` of the package has all defaults. Interpolations of OmegaConf (`${...}`) are resolved.
+`transfer_queue.init(conf)` takes a dict or an OmegaConf `DictConfig` and merges it over the defaults, which are in the
+package's `config.yaml`. `tq start` takes a YAML file (`--conf FILE`) and single settings (`--set KEY=VALUE`).
 
-- A value that is not allowed raises `InvalidArgumentError`, which names the key, the value and what is allowed.
-- An unknown key is kept, and a warning names it and the nearest known key. With `strict: true` it is an error.
-- A process that attaches to a running system gets the configuration of that system. A warning names each setting that
-  the process asked for and that has another value in the system.
+- A process that attaches to a running system gets its configuration. A warning names the settings that differ.
 - [Keys of the PyPI package TransferQueue](../migrate.md) that have other names here are accepted.
 """
+
+THE_TEN = {
+    "strict": "You want an error for a mistyped key, and not a warning.",
+    "system.name": "Several trainings of one user run on a machine or in a Ray cluster.",
+    "controller.sampler": "Samples must be dealt in groups, by length, by priority or equally to ranks "
+    "([samplers](../guides/choosing-a-sampler.md)).",
+    "backend.SimpleStorage.arena_bytes": "Other programs need the shared memory ([sizes](../guides/sizing-memory.md)).",
+    "backend.SimpleStorage.offload.enabled": "The samples do not fit into memory; set `offload.path`, too.",
+    "backend.SimpleStorage.replicas": "A lost node must not lose samples: 2.",
+    "durability.values": "Samples must outlive the system; set `durability.folder`, too "
+    "([reliability](../reliability.md)).",
+    "ray.detached": "The system must outlive its driver.",
+    "metrics.enabled": "Prometheus collects metrics ([metrics](../metrics.md)); set `metrics.port`, too.",
+    "security.tls": "Samples cross a network that others can read ([TLS](../guides/tls.md)).",
+}
+"""The settings that most systems need first, and when."""
 
 ENVIRONMENT_INTRODUCTION = """\
 ## Environment variables
 
-Each variable is read when its value is needed. A variable that is empty counts as unset.
+A variable that is empty counts as unset.
 """
 
 
@@ -101,10 +122,16 @@ def yaml_file() -> str:
 # ---------------------------------------------------------------- the page
 
 
-def facts(type_name: str, default: str, unit: str, allowed: str) -> str:
+EXPLAINED = (Boolean, FieldBackends, Patterns, PlainMapping, TaskSamplers, Text, TlsFiles)
+"""Validators of which the meaning of a setting already says what is allowed."""
+
+
+def facts(setting: Setting) -> str:
     """Return the line below the name of a setting."""
-    of_unit = f" ({unit})" if unit else ""
-    return f"*Type:* {type_name}{of_unit}. *Default:* `{default}`. *Allowed:* {allowed}."
+    validator = setting.validator
+    inner = validator.inner if isinstance(validator, OrNull) else validator
+    allowed = "" if isinstance(inner, EXPLAINED) else f" *Allowed:* {validator.allowed}."
+    return f"*Default:* `{setting.default_yaml}`.{allowed}"
 
 
 def wrapped(text: str) -> str:
@@ -121,9 +148,8 @@ def page_sections(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
         if SECTIONS.get(path):
             yield wrapped(SECTIONS[path])
     for each in leaves:
-        checked = each.validator
         yield f"### `{each.key}`"
-        yield wrapped(facts(checked.type_name, each.default_yaml, checked.unit, checked.allowed))
+        yield wrapped(facts(each))
         # "null: no limit." explains a value, which is set as code
         yield wrapped(re.sub(r'(?:^|(?<=\. ))([\w"]+): ', r"`\1`: ", each.meaning + notes(each)))
     for name, value in tree.items():
@@ -131,19 +157,29 @@ def page_sections(tree: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield from page_sections(value, f"{above}{name}.")
 
 
+def the_ten() -> str:
+    """Return the table of the settings that most systems need first."""
+    rows = [f"| [`{key}`](#{anchor(key)}) | {when} |" for key, when in THE_TEN.items()]
+    return "\n".join(["## The ten you need", "", "| setting | set it if |", "|---|---|", *rows])
+
+
+def anchor(key: str) -> str:
+    """Return the anchor of the heading of a setting, as the site makes it."""
+    return key.lower().replace(".", "")
+
+
 def environment() -> Iterator[str]:
     """The variables."""
     yield ENVIRONMENT_INTRODUCTION.strip()
     for variable in VARIABLES:
         yield f"### `{variable.name}`"
-        default = "unset" if variable.default is None else f"`{variable.default}`"
-        yield wrapped(f"*Default:* {default}.")
-        yield wrapped(variable.meaning)
+        default = f" *Default:* `{variable.default}`." if variable.default else ""
+        yield wrapped(variable.meaning + default)
 
 
 def page() -> str:
     """Return the text of the page."""
-    return "\n\n".join([PAGE_INTRODUCTION.strip(), *page_sections(DEFAULTS), *environment()]) + "\n"
+    return "\n\n".join([PAGE_INTRODUCTION.strip(), the_ten(), *page_sections(DEFAULTS), *environment()]) + "\n"
 
 
 def main() -> int:

@@ -1,10 +1,10 @@
-"""Write pages of docs/reference from the code: the commands, the metrics and the errors.
+"""Write what the pages of the reference take from the code: the commands, the metrics and the errors.
 
     python tools/make_reference.py           writes them
     python tools/make_reference.py --check   exits with 1 if they are not what it would write
 
 The commands come from the argument parser of `tq`, the metrics from `metrics/families.py`, and the errors from the
-classes and docstrings of `errors.py`.
+classes and docstrings of `errors.py`. The pages of commands and metrics are written by hand outside of their markers.
 """
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from pathlib import Path
 from transfer_queue import cli, errors
 from transfer_queue.metrics.compatible import COMPATIBLE
 from transfer_queue.metrics.declaration import Family
-from transfer_queue.metrics.families import FAMILIES
+from transfer_queue.metrics.families import ROWS
 
-PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
-HEAD = "<!-- Made by tools/make_reference.py. Change {source} instead, and run the tool again. -->\n\n"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+HEAD = "<!-- Made by tools/make_reference.py. Change {source} instead, and run the tool again. -->"
+END = "<!-- The end of what tools/make_reference.py made. -->"
+EXPLAINED_ONCE = {"--json", "--name"}
+"""Options of many commands, which the page of the commands explains at its beginning."""
 
 
-def cli_page() -> str:
-    """Return the page of the commands."""
+def cli_section() -> str:
+    """Return the part of the page of the commands that describes each of them."""
     parser = cli._parser()
     [commands] = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     helps = {action.dest: action.help or "" for action in commands._choices_actions}
-    parts = [
-        HEAD.format(source="the modules of transfer_queue.cli").rstrip(),
-        "# Commands",
-        f"{parser.description} `tq COMMAND --help` prints what this page says.",
-        "Exit codes: 0 if the command succeeded, 1 if it failed, 2 for a usage error, 130 after Ctrl-C.",
-        "\n".join(["| command | |", "|---|---|", *(f"| [`tq {n}`](#tq-{n}) | {_cell(t)} |" for n, t in helps.items())]),
-    ]
+    parts = []
     for name, command in commands.choices.items():
         parts += [f"## tq {name}", _sentence(command.description or helps[name])]
         parts += _arguments_of(name, command)
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def _arguments_of(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
     actions = [action for action in command._actions if "--help" not in action.option_strings]
     words = [f"tq {name}", *(_usage(action) for action in actions)]
     yield "```text\n" + " ".join(words) + "\n```"
-    if actions:
-        rows = [f"| {_spelling(action)} | {_cell(_help(command, action))} |" for action in actions]
+    rows = [
+        f"| {_spelling(action)} | {_cell(_help(command, action))} |"
+        for action in actions
+        if action.help and not EXPLAINED_ONCE.intersection(action.option_strings)
+    ]
+    if rows:
         yield "\n".join(["| argument | |", "|---|---|", *rows])
 
 
@@ -78,55 +79,44 @@ def _help(command: argparse.ArgumentParser, action: argparse.Action) -> str:
     return (action.help or "") % {**vars(action), "prog": command.prog} if action.help else ""
 
 
-def metrics_page() -> str:
-    """Return the page of the metrics."""
-    return "\n".join(
-        [
-            HEAD.format(source="src/transfer_queue/metrics/families.py").rstrip(),
-            "",
-            "# Metrics",
-            "",
-            f"The {len(FAMILIES)} metrics that a system serves if `metrics.enabled` is true.",
-            "[Monitoring](../metrics.md) says how to collect them, what the labels mean, and which alerts to set.",
-            "",
-            *_metrics_table(FAMILIES),
-            "",
-            "## Metrics with the names of other dashboards",
-            "",
-            f"The {len(COMPATIBLE)} metrics that a system serves in addition if `metrics.compatible_names` is true. "
-            "[Monitoring](../metrics.md#dashboards-for-the-same-interface) says which dashboards query them.",
-            "",
-            *_metrics_table(COMPATIBLE),
-            "",
-        ]
-    )
+def metrics_section() -> str:
+    """Return the tables of the metrics."""
+    parts = []
+    for title, families in ROWS.items():
+        parts.append(_metrics_table(title, families))
+    parts += ["### Names of other dashboards", _metrics_table("", COMPATIBLE)]
+    return "\n\n".join(parts)
 
 
-def _metrics_table(families: dict[str, Family]) -> list[str]:
-    rows = [
-        f"| `{name}` | {family.kind} | {', '.join(family.labels)} | {_cell(family.help)} |"
-        for name, family in families.items()
-    ]
-    return ["| metric | kind | labels | meaning |", "|---|---|---|---|", *rows]
+def _metrics_table(title: str, families: dict[str, Family]) -> str:
+    rows = [f"| {_metric(name, family)} | {_cell(family.help)} |" for name, family in families.items()]
+    return "\n".join([f"| {title or 'metric'} | meaning |", "|---|---|", *rows])
+
+
+def _metric(name: str, family: Family) -> str:
+    """Return a metric with its labels, and with its kind if the name does not tell it."""
+    labels = f"{{{','.join(family.labels)}}}" if family.labels else ""
+    usual = "counter" if name.endswith("_total") else "gauge"
+    return f"`{name}{labels}`" + (f" ({family.kind})" if family.kind != usual else "")
 
 
 def errors_page() -> str:
     """Return the page of the errors."""
     parts = [
-        HEAD.format(source="src/transfer_queue/errors.py").rstrip(),
+        HEAD.format(source="src/transfer_queue/errors.py"),
         "# Errors",
-        "Every exception that this package raises deliberately is a `TransferQueueError`. Most are also a built-in "
-        "exception, so that `except TimeoutError` or `except KeyError` catches them. All of them can be imported from "
-        "`transfer_queue`. The message of an error says what was wrong, what was found and what to do. "
+        "Every exception that this package raises deliberately is a `TransferQueueError`, and all can be imported from "
+        "`transfer_queue`. Each is also a `RuntimeError`, unless its section names other standard exceptions, so that "
+        "for example `except TimeoutError` catches it. The message says what was wrong, what was found and what to do. "
         "[Troubleshooting](../guides/troubleshooting.md) starts from symptoms.",
         "```text\n" + "\n".join(_tree(errors.TransferQueueError, "")) + "\n```",
     ]
     for error in _descendants(errors.TransferQueueError):
-        own, builtin = _parents(error)
-        own = [parent for parent in own if parent is not errors.TransferQueueError]
-        catches = [f"[`{parent.__name__}`](#{parent.__name__.lower()})" for parent in own]
-        catches += [f"`{parent.__name__}`" for parent in builtin]
-        parts += [f"## {error.__name__}", f"*Also a* {', '.join(catches)}.", inspect.cleandoc(error.__doc__ or "")]
+        meaning = inspect.cleandoc(error.__doc__ or "").partition("\n\nArgs:")[0]
+        parts.append(f"## {error.__name__}")
+        if (outside := _outside(error)) != ["RuntimeError"]:
+            parts.append(f"*Also a* {', '.join(f'`{name}`' for name in outside)}.")
+        parts.append(meaning)
     return "\n\n".join(parts) + "\n"
 
 
@@ -152,11 +142,13 @@ def _all_errors() -> list[type]:
     return [cls for cls in found if isinstance(cls, type) and issubclass(cls, errors.TransferQueueError)]
 
 
-def _parents(error: type) -> tuple[list[type], list[type]]:
-    """Return the parents within the package, and the built-in exceptions that catch it; the closest ones only."""
-    own = [cls for cls in error.__bases__ if issubclass(cls, errors.TransferQueueError)]
-    builtin = [cls for cls in error.__mro__ if cls.__module__ == "builtins" and cls not in (Exception, object)]
-    return own, [cls for cls in builtin if not issubclass(BaseException, cls)]
+def _outside(error: type) -> list[str]:
+    """Return the exceptions outside of this package that catch an error; the closest ones only."""
+    own = errors.TransferQueueError
+    outside = [cls for cls in error.__mro__ if not issubclass(cls, own) and not issubclass(Exception, cls)]
+    closest = [cls for cls in outside if not any(cls in other.__mro__[1:] for other in outside)]
+    # `_ShutDown` stands for `queue.ShutDown` in versions of Python that do not have it
+    return [cls.__name__ if cls.__module__ == "builtins" else f"queue.{cls.__name__.lstrip('_')}" for cls in closest]
 
 
 def _cell(text: str) -> str:
@@ -168,21 +160,34 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}{'' if text.endswith(('.', ')')) else '.'}" if text else ""
 
 
+def with_section(page: str, source: str, section: str) -> str:
+    """Return the text of a page with another section between its markers."""
+    head = HEAD.format(source=source)
+    before, _, rest = (DOCS / page).read_text("utf-8").partition(head)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise ValueError(f"docs/{page} must have the two lines {head!r} and {END!r}, in this order; add them")
+    return f"{before}{head}\n\n{section}\n\n{END}{after}"
+
+
 def pages() -> dict[str, str]:
-    """Return every generated page, by file name."""
-    return {"cli.md": cli_page(), "metrics.md": metrics_page(), "errors.md": errors_page()}
+    """Return every page, by its path in docs/."""
+    return {
+        "reference/cli.md": with_section("reference/cli.md", "the modules of transfer_queue.cli", cli_section()),
+        "metrics.md": with_section("metrics.md", "src/transfer_queue/metrics/families.py", metrics_section()),
+        "reference/errors.md": errors_page(),
+    }
 
 
 def main(arguments: list[str]) -> int:
     """Write the pages; with --check, compare only."""
     wanted = pages()
-    stale = [name for name, text in wanted.items() if not _is(PAGES / name, text)]
+    stale = [name for name, text in wanted.items() if not _is(DOCS / name, text)]
     if stale and "--check" in arguments:
         print(f"not up to date: {', '.join(stale)}; run python tools/make_reference.py")
         return 1
-    PAGES.mkdir(exist_ok=True)
     for name in stale:
-        (PAGES / name).write_text(wanted[name], "utf-8")
+        (DOCS / name).write_text(wanted[name], "utf-8")
     return 0
 
 

@@ -24,6 +24,11 @@ PAGES_OUTSIDE = {
 }
 """Files of the repository that are pages of the site, and where."""
 
+NOT_SEARCHED = ("benchmarks.md", "changelog.md", "contributing.md", "decisions/", "howto/", "plans.md")
+"""Pages and folders for contributors, which the search does not show."""
+SEARCHED_LAST = ("architecture", "examples/", "reference/api/")
+"""Pages that mention everything: the search shows pages that answer a question before them."""
+
 LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 DIAGRAM = re.compile(r'<p>\s*<img alt="(?P<alt>[^"]*)" src="(?P<source>[^"]*diagrams/[^"]+\.svg)" ?/?>\s*</p>')
 
@@ -44,6 +49,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn each link to a file of the repository into a link within the site, or into the path of the file."""
+    if page.file.src_uri.startswith(NOT_SEARCHED):
+        page.meta["search"] = {"exclude": True}
+    elif page.file.src_uri.startswith(SEARCHED_LAST):
+        page.meta["search"] = {"boost": 0.5}
     source = Path(page.file.abs_src_path or "")
 
     def replaced(link: re.Match[str]) -> str:

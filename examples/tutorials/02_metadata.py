@@ -3,9 +3,8 @@
 #
 # Fetch samples by task instead of by key: metadata says which samples, and values move only when you ask for them.
 #
-# The controller knows which field of which sample exists and which task has consumed which sample. It replies with a
-# `BatchMeta`: global indexes, field names, dtypes, shapes and tags, but no values. This page follows four samples
-# through their life in one process; the calls are the same in many processes.
+# A fetch returns a `BatchMeta`: global indexes, field names, dtypes, shapes and tags, but no values. This page follows
+# four samples in one process.
 
 # %%
 import torch
@@ -19,14 +18,12 @@ client = tq.get_client()
 # %% [markdown]
 # ## Reserve, then put
 #
-# A put of new samples returns their metadata. You can also reserve samples first (`mode="insert"`) and put later: they
-# have their indexes before the rollout has written a token, and no task sees them until they have the fields that it
-# asks for.
+# A put of new samples returns their metadata. You can also reserve samples first (`mode="insert"`) and put later. No
+# task sees them until they have the fields that it asks for.
 
 # %%
 reserved = client.get_meta(["prompt"], batch_size=2, partition_id="train_0", mode="insert")
 assert len(reserved) == 2
-assert reserved.field_names == []
 
 prompts = torch.randint(0, 100, (2, 4))
 client.put(TensorDict({"prompt": prompts}, batch_size=[2]), metadata=reserved)
@@ -35,9 +32,8 @@ more = client.put(TensorDict({"prompt": prompts + 1}, batch_size=[2]), partition
 # %% [markdown]
 # ## Each task gets each sample once
 #
-# A task is a name. `rollout` and `filter` below fetch the same samples independently of each other. A second fetch of
-# the same task returns other samples. A fetch returns metadata and consumes the samples. `get_data` reads the values,
-# as often as you like.
+# A task is a name. `rollout` and `filter` fetch the same samples independently of each other. A second fetch of the
+# same task returns other samples, because a fetch consumes them. `get_data` reads the values, as often as you like.
 
 # %%
 batch = client.get_meta(["prompt"], batch_size=3, partition_id="train_0", task_name="rollout")
@@ -50,8 +46,7 @@ assert torch.equal(client.get_data(batch)["prompt"][0], prompts[0])
 # ## Divide metadata, send it, put with it
 #
 # Metadata is small and can be pickled. `chunk` divides it for workers, `concat` joins it, and `select_samples` and
-# `select_fields` select parts. A process that holds a part can put new fields into exactly these samples: here each of
-# two rollout workers takes one chunk.
+# `select_fields` select parts. A put with `metadata=` adds fields to exactly these samples.
 
 # %%
 for chunk in tq.BatchMeta.concat([batch, rest]).chunk(2):
@@ -63,9 +58,8 @@ for chunk in tq.BatchMeta.concat([batch, rest]).chunk(2):
 # %% [markdown]
 # ## See which samples lack a field
 #
-# A fetch names fields and returns only samples that have all of them. Three samples get a reward. The trainer asks for
-# four samples and gets none. The production status shows which sample lacks the field, and `explain` says it in a
-# sentence.
+# A fetch returns only samples that have all its fields. Here three samples get a reward, so a fetch of four gets none.
+# The production status shows which sample lacks the field, and `explain` says why.
 
 # %%
 scored = client.get_meta(["answer"], 3, "train_0", task_name="reward")
@@ -86,9 +80,8 @@ assert "is missing the fields ['reward']" in why
 # %% [markdown]
 # ## Tags travel with metadata
 #
-# `custom_meta` is the tag of each sample: small values on which decisions depend, such as a length or the version of
-# the policy. Change it and put; the changed entries are merged. `set_custom_meta` replaces tags without writing a
-# field.
+# `custom_meta` is the tag of each sample. Change it and put; the changed entries are merged. `set_custom_meta` replaces
+# tags without writing a field.
 
 # %%
 last = client.get_meta(["answer"], 1, "train_0", task_name="reward")
@@ -101,8 +94,7 @@ client.set_custom_meta(last)
 # %% [markdown]
 # ## Read without consuming
 #
-# `mode="force_fetch"` returns all samples, consumed or not, and consumes nothing: for your own checkpoint, for
-# statistics, or to look at the data.
+# `mode="force_fetch"` returns all samples, consumed or not, and consumes nothing.
 
 # %%
 everything = client.get_meta(fields, None, "train_0", mode="force_fetch")
@@ -113,8 +105,7 @@ assert client.get_data(everything)["reward"].tolist() == [0.0, 1.0, 1.0, 0.5]
 # %% [markdown]
 # ## Consume again
 #
-# Consumption is recorded for each task. `reset_consumption` makes all samples ready for a task again, for example for a
-# second epoch over the same data.
+# `reset_consumption` makes all samples ready for a task again, for example for a second epoch.
 
 # %%
 assert not client.check_consumption_status("update", "train_0")
@@ -127,8 +118,8 @@ assert first.global_indexes == second.global_indexes
 # %% [markdown]
 # ## Clear
 #
-# A cleared sample is gone for every task. Metadata that names it raises an error at the next read, which contains the
-# index. Its index is never used for another sample.
+# A cleared sample is gone for every task. A read of metadata that names it raises an error with its index, which is
+# never used for another sample.
 
 # %%
 client.clear_samples(first[:2])

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Producers and consumers
 #
-# Run rollout, reward and update as processes that do not poll, with limits for the lead of producers and for memory.
+# Run rollout, reward and update as processes, with backpressure: producers that are too far ahead wait.
 #
 # Two rollout workers generate answers, a reward worker scores them, and the update takes eight scored samples in each
-# step. They share nothing but the names of a partition, of fields and of tasks.
+# step.
 
 # %%
 from concurrent.futures import ProcessPoolExecutor
@@ -22,8 +22,8 @@ SECONDS = 60  # the limit of every wait
 # %% [markdown]
 # ## Rollout: wait for space before you generate
 #
-# `get_meta(mode="insert")` reserves samples. A producer that is too far ahead waits here: with a `timeout`, the call
-# returns when the partition accepts more samples, before a token is generated. The put after it always succeeds.
+# `get_meta(mode="insert")` reserves samples. With a `timeout`, a producer that is too far ahead waits here, before a
+# token is generated. The put after it always succeeds.
 #
 # `seal` reports that this producer has no more samples. Fields of existing samples can still be put.
 
@@ -45,10 +45,9 @@ def rollout(config, batches: int) -> int:
 # %% [markdown]
 # ## Reward: wait for samples until the end
 #
-# A fetch without enough ready samples waits in the controller, and the put that completes it answers it. `await_batch`
-# also returns whether the stream has ended, which means that the partition is sealed and all samples are dealt. If it
-# returns an empty batch before the end, no samples became ready within `timeout`, and the loop asks again.
-# (`StreamingDataLoader` is this loop with micro-batches; [another page](06-streaming-loader.md) is about it.)
+# `await_batch` waits for the next batch. It also returns whether the stream has ended, which means that the partition
+# is sealed and all samples are dealt. An empty batch before the end means that nothing became ready within `timeout`.
+# ([`StreamingDataLoader`](06-streaming-loader.md) is this loop with micro-batches.)
 
 
 # %%
@@ -72,13 +71,13 @@ def reward(config) -> int:
 # %% [markdown]
 # ## Update: let the producers continue
 #
-# After each step, `set_policy_version` tells the partition the new version of the policy. Rollout workers that wait for
-# it then continue.
+# `set_policy_version` tells the partition the new version of the policy; rollout workers that wait for it continue.
+# Fetch (and acknowledge) what a step trains on before you set the version that it makes.
 
 
 # %%
 def update() -> list[int]:
-    """Train, and return how many samples the producers were ahead of each step."""
+    """Train, and return by how many samples the producers were ahead of each step."""
     client, ahead = tq.get_client(), []
     for step in range(STEPS):
         batch = client.get_meta(["answer", "reward"], ROWS, TRAIN, task_name="update", timeout=SECONDS)
@@ -93,22 +92,21 @@ def update() -> list[int]:
 # %% [markdown]
 # ## The options of the partition
 #
-# - `free_when=tq.consumed_by["update"]`: a sample is cleared when the update has finished it. Fetching the next batch
-#   says so. Nothing calls `clear`.
-# - `max_staleness=1, rows_per_version=8`: no fetch returns a sample whose tag `policy_version` is more than one version
-#   old. To keep the number of such samples small, at most (1 + 1) * 8 are accepted at a version that the update had
-#   not consumed before the version was set.
+# - `free_when=["update"]`: a sample is cleared when the update has finished it. Fetching the next batch
+#   says so. A task that fetches ahead passes `hold=True` and calls `finish` itself.
+# - `max_staleness=1, rows_per_version=8`: at each version, at most (1 + 1) * 8 samples are accepted that the update had
+#   not consumed before the version was set. No fetch returns a sample whose tag `policy_version` is more than one
+#   version old. The task that counts is `trained_by`; by default, all tasks of `free_when`.
 # - `producers=2`: two calls of `seal` seal the partition.
 #
-# The system itself accepts 24 samples (`total_storage_size`), so memory is bounded for all partitions together. 32
-# samples pass through it here.
+# The system itself accepts 24 samples (`total_storage_size`). 32 samples pass through it here.
 
 
 # %%
 def train(config) -> None:
     client = tq.get_client()
     client.create_partition(
-        TRAIN, producers=2, free_when=tq.consumed_by["update"], max_staleness=1, rows_per_version=ROWS
+        TRAIN, producers=2, free_when=["update"], max_staleness=1, rows_per_version=ROWS
     )
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
         producers = [pool.submit(rollout, config, STEPS * ROWS // 8) for _ in range(2)]
@@ -127,8 +125,9 @@ def train(config) -> None:
 # %% [markdown]
 # ## When there is no space
 #
-# Without a `timeout`, a producer that is too far ahead gets an error at once, and nothing is put. With a `timeout` it
-# waits. Full memory behaves in the same way: `CapacityError` (`StalenessError` is one), or a wait.
+# Without a `timeout`, a producer that is too far ahead gets a `StalenessError` at once, and nothing is put. Full memory
+# raises `CapacityError`. With a `timeout`, both wait
+# ([backpressure](../guides/sizing-memory.md#backpressure-if-producers-are-faster-than-consumers)).
 
 
 # %%
@@ -143,14 +142,6 @@ def no_space() -> None:
         print(error)
     else:
         raise AssertionError("the partition accepted samples that are too far ahead of the policy")
-
-    client.put(TensorDict({"answer": torch.zeros(16, 6)}, batch_size=[16]), partition_id="other")
-    try:
-        client.put(rows, partition_id="other")  # the 32nd sample of 24
-    except tq.CapacityError as error:
-        print(error)
-    else:
-        raise AssertionError("the system accepted more samples than its limit")
 
 
 # %%

@@ -3,7 +3,8 @@
 #
 # Deal complete GRPO groups, balance ranks, limit tokens, prefer or skip samples, and replace useless groups.
 #
-# A sampler decides which ready samples make the next batch. It is set once for a system, in `controller.sampler`.
+# A sampler, set in `controller.sampler`, decides which ready samples make the next batch ([choose a
+# sampler](../guides/choosing-a-sampler.md)).
 
 # %%
 import torch
@@ -38,10 +39,7 @@ def fetch(rows: int, fields: str | list[str] = "answer", partition_id: str = "tr
 # ## Complete groups
 #
 # Name the prompt of each sample with `group_ids=`. It then does not matter when, in which order and by which worker the
-# answers to a prompt are put. Without `group_ids`, a group is a run of samples in order of reservation, which is
-# correct only if one worker reserves all answers to a prompt together.
-#
-# `GRPOGroupNSampler` deals a group when all its answers have all the requested fields.
+# answers to a prompt are put. `GRPOGroupNSampler` deals a group when all its answers have all the requested fields.
 
 # %%
 client = start(tq.GRPOGroupNSampler(n_samples_per_prompt=2))
@@ -52,16 +50,13 @@ assert fetch(2) == ["a", "a"]  # the second answer of "a" came last; the group i
 client.reset_consumption("train_0")
 
 client.put(TensorDict({"reward": torch.tensor([1.0])}, batch_size=[1]), metadata=first)
-assert fetch(2, ["answer", "reward"]) == []
-why = client.explain("train_0", global_index=first.global_indexes[0], task="update", fields=["answer", "reward"])
-print(why)
-assert "is one of 2 samples of group 'a', which waits for sample" in why
+assert fetch(2, ["answer", "reward"]) == []  # the other answer has no reward; `client.explain` says so
 
 # %% [markdown]
 # ## The same number of tokens for each rank
 #
-# `SeqlenBalancedSampler` deals complete groups to all ranks at once, so that the sums of the tag `total_lengths` are
-# close to each other. `batch_size` is the number of samples for one rank.
+# `SeqlenBalancedSampler` deals complete groups to all ranks at once, so that their sums of the tag `total_lengths` are
+# nearly equal. `batch_size` is the number of samples for one rank.
 
 # %%
 client = start(tq.SeqlenBalancedSampler(n_samples_per_prompt=2, dp_size=2))
@@ -74,7 +69,7 @@ assert fetch(4, dp_rank=1, batch_index=0) == ["b", "b", "c", "c"]  # 200 tokens
 # ## Micro-batches by tokens
 #
 # `TokenBudgetSampler` fills each rank's batch with complete groups up to a budget. `batch_size` is then the maximum
-# number of samples. All ranks get the same number of batches, so no rank waits alone in a collective operation.
+# number of samples. All ranks get the same number of batches.
 
 # %%
 client = start(tq.TokenBudgetSampler(token_budget=100, n_samples_per_prompt=2, dp_size=2))
@@ -86,9 +81,9 @@ assert fetch(8, dp_rank=1, batch_index=0) == ["b", "b", "c", "c"]  # 90 tokens; 
 # %% [markdown]
 # ## Priority and freshness
 #
-# `PrioritySampler` and `FreshnessSampler` contain another sampler. The first presents the samples with the highest
-# priority first. The second skips samples that an old policy made, a complete group at a time. Both read tags, and one
-# may contain the other.
+# `PrioritySampler` and `FreshnessSampler` contain another sampler (`inner`). The first presents the samples with the
+# highest priority first; without `aging`, a low priority may wait forever. The second skips samples that an old policy
+# made, a complete group at a time.
 
 # %%
 groups = tq.GRPOGroupNSampler(n_samples_per_prompt=2)
@@ -106,10 +101,12 @@ assert train.passed["update"] == {"stale: more than 1 policy versions behind": 2
 # %% [markdown]
 # ## Dynamic sampling: drop and refill
 #
-# DAPO discards groups in which all rewards are equal, because nothing can be learned from them, and needs the same
-# number of new groups. `drop` removes groups and counts them by reason. `want` sets how many complete groups a task
-# needs to exist or to be in production. Producers call `wanted` to get the number of missing groups; with `most=` they
-# promise to make that many. With a `timeout`, `wanted` waits until groups are missing.
+# DAPO discards groups in which all rewards are equal and makes new ones. `drop` removes groups, also their members that
+# come late, and counts them by reason. `want` sets how many complete groups a task needs. Producers call `wanted` to
+# get the number of missing groups; with `most=` they promise to make at most that many. With a `timeout`, `wanted`
+# waits until groups are missing.
+#
+# To make a dropped group once more under the same id, put all its samples in one call.
 
 # %%
 client = start(tq.GRPOGroupNSampler(n_samples_per_prompt=2))

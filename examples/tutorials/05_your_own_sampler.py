@@ -1,7 +1,7 @@
 # %% [markdown]
-# # Your own sampler
+# # Write your own sampler
 #
-# A class with one method decides which of the ready samples a task gets next, and which samples that consumes.
+# A class with one method decides which ready samples a task gets next, and which samples that consumes.
 
 # %%
 from pathlib import Path
@@ -14,13 +14,12 @@ import transfer_queue as tq
 # %% [markdown]
 # ## The class
 #
-# `sample` gets the global indexes of the samples that are ready for the task that asks, and that the task has not
-# consumed. It returns two lists: the samples of the batch, in order, and the samples that are consumed. `([], [])`
-# means "not now": the fetch then waits for more.
+# `sample` gets the global indexes of the samples that are ready for the task and that it has not consumed. It returns
+# two lists: the samples of the batch, in order, and the samples that are consumed. `([], [])` means "not now": the
+# fetch waits for more.
 #
 # As keyword arguments, `sample` gets the entries of the caller's `sampling_config`, and `partition`, from which it
-# reads the tags of samples. Both contain the values that were put: arrays, tensors, tuples, sets, dicts. `sample` never
-# sees the fields of samples, so a value on which its decision depends must be in a tag.
+# reads tags. It never sees fields, so a value on which its decision depends must be in a tag.
 #
 # This sampler prefers prompts that the policy solves half of the time, from which a GRPO group learns most.
 
@@ -34,7 +33,7 @@ class Curriculum(tq.BaseSampler):
         self.target = target
 
     def sample(self, ready_indexes, batch_size, *args, partition, target=None, **kwargs):
-        """Return the samples nearest to the caller's target, or else to the sampler's."""
+        """Return the samples nearest to the target."""
         if len(ready_indexes) < batch_size:
             return [], []
         target = self.target if target is None else target
@@ -46,12 +45,12 @@ class Curriculum(tq.BaseSampler):
 # %% [markdown]
 # ## Try it without a system
 #
-# A sampler is an object with a method. Its test needs no system, no processes and no tensors.
+# The test of a sampler needs no system, no processes and no tensors.
 
 
 # %%
 class Rates(dict):
-    """A substitute for a partition: pass rates by global index."""
+    """Pass rates by global index, in place of a partition."""
 
     def get_custom_meta(self, indexes):
         return {index: {"pass_rate": self[index]} for index in indexes}
@@ -66,16 +65,13 @@ assert Curriculum().sample([0, 1], 3, partition=rates) == ([], [])
 # ## Use it in a system
 #
 # `controller.sampler` is an instance, a class (created without arguments), or an import path "package.module:Class",
-# which can be written into a YAML file. All three are used below.
+# which can be written into a YAML file.
 #
-# The sampler runs in a separate process, not in the controller, so a slow sampler delays only the fetches that use it.
-# That process imports the module that contains the class. The module may be the script itself, if the work of the
-# script is under `if __name__ == "__main__"`. One call may take `timeouts.sampler` seconds (30). If it takes longer,
-# the controller ends the process, and the fetch raises a `SamplerError`. The next call starts a new process, in which
-# the sampler gets the state that its `save_checkpoint` returned last. What the sampler prints and logs is in
-# `sampler.log`, beside `controller.log` in the folder `logs` of the system. With `controller.sampler_isolation: inline`
-# the sampler runs in the controller itself: a small fetch is answered 0.3 ms sooner, and all other clients wait while
-# `sample` runs.
+# The sampler runs in a separate process, so that a slow one delays only the fetches that use it. That process imports
+# the module that contains the class. This may be the script itself, if its work is under `if __name__ == "__main__"`.
+# One call may take `timeouts.sampler` seconds (30). If it takes longer, the fetch raises `SamplerError`, and the next
+# call starts a new process, in which the sampler gets the state that its `save_checkpoint` returned last. What the
+# sampler prints is in `sampler.log` in the folder `logs` of the system.
 
 
 # %%
@@ -93,7 +89,6 @@ def deals() -> None:
     first = client.get_meta("prompt", 1, "train_0", task_name="rollout")
     assert client.get_data(first)["prompt"].tolist() == [2]
 
-    # entries of sampling_config become keyword arguments
     hard = client.get_meta("prompt", 2, "train_0", task_name="rollout", sampling_config={"target": 0.0})
     assert client.get_data(hard)["prompt"].tolist() == [0, 1]
     tq.close()
@@ -103,8 +98,7 @@ def deals() -> None:
 # ## Samples in several batches
 #
 # A sampler need not consume the samples that it returns. A replay buffer consumes none, so the same sample may be in
-# several batches. One batch contains each sample at most once. `self._states` is a dict in which a sampler can keep
-# values between calls.
+# several batches, at most once in each. A sampler can keep values between calls in the dict `self._states`.
 
 
 # %%
@@ -133,10 +127,10 @@ def replays() -> None:
 # %% [markdown]
 # ## Errors reach the caller
 #
-# The controller checks everything that `sample` returns. It must be global indexes from `ready_indexes`, each at most
-# once, and at most `batch_size` of them sampled. If it is anything else, or if the sampler raises an exception or calls
-# `sys.exit()`, the fetch raises a `SamplerError` with the sampler's own traceback. Nothing is dealt then, and the
-# system continues. If the sampler raises a `ValueError`, the error that the fetch raises is a `ValueError`, too.
+# `sample` must return global indexes from `ready_indexes`, each at most once, and at most `batch_size` of them sampled.
+# If it returns anything else, or raises an exception, the fetch raises a `SamplerError` with the sampler's own
+# traceback. Nothing is dealt then, and the system continues. If the sampler raises a `ValueError`, the fetch raises a
+# `SamplerError` that is also a `ValueError`.
 
 
 # %%

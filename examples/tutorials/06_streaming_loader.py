@@ -3,12 +3,10 @@
 #
 # Use a torch DataLoader over samples that are still being made: ranks, micro-batches by tokens, epochs, resuming.
 #
-# `StreamingDataset` belongs to a task and a data-parallel rank. It waits for its next batch and yields it in
-# micro-batches of `(data, meta)`. It ends when the partition is sealed and all samples are dealt.
+# `StreamingDataset` belongs to a task and a data-parallel rank. It yields batches in micro-batches of `(data, meta)`,
+# and ends when the partition is sealed and all samples are dealt.
 
 # %%
-import asyncio
-
 import torch
 from tensordict import TensorDict
 
@@ -19,7 +17,7 @@ client = tq.get_client()
 
 
 def put_answers(partition_id: str, lengths: list[int]) -> None:
-    """Put answers of these lengths; each token is the number of its answer, and `total_lengths` its length."""
+    """Put answers of these lengths; each token is the number of its answer."""
     meta = client.get_meta("tokens", len(lengths), partition_id, mode="insert")
     meta.update_custom_meta([{"total_lengths": length} for length in lengths])
     rows = [torch.full((length,), number) for number, length in enumerate(lengths)]
@@ -54,9 +52,8 @@ def numbers(loader: tq.StreamingDataLoader) -> list[list[int]]:
 # %% [markdown]
 # ## Ranks and their replicas
 #
-# With a rank-consistent sampler (`RankAwareSampler`, `GRPOGroupNSampler`, `SeqlenBalancedSampler`) each `dp_rank` gets
-# different batches. Each tensor- or pipeline-parallel process of the same rank gets the same batches. `batch_size` is
-# the number of samples for one rank.
+# With a rank-consistent sampler, each `dp_rank` gets different batches, and each tensor- or pipeline-parallel process
+# of the same rank gets the same batches. `batch_size` is the number of samples for one rank.
 
 # %%
 first, replica, second = (loader_of("update", dp_rank) for dp_rank in (0, 0, 1))
@@ -67,9 +64,8 @@ assert numbers(second) == [[3, 4], [5], [9, 10], [11]]
 # %% [markdown]
 # ## Micro-batches by tokens, and packed
 #
-# `max_tokens` divides a batch so that no micro-batch has more tokens; `micro_batch_size` is then the maximum number of
-# rows. `pack` turns each micro-batch into one row of concatenated tokens, with the fields that variable-length
-# attention needs.
+# With `max_tokens`, no micro-batch has more tokens; `micro_batch_size` is then the maximum number of rows. `pack` turns
+# each micro-batch into one row of concatenated tokens, with the fields that variable-length attention needs.
 
 # %%
 loader = loader_of("by_tokens", dp_rank=1, micro_batch_size=3, max_tokens=8)
@@ -81,39 +77,23 @@ assert data["tokens"].tolist() == [[0, 0, 0, 1, 2, 2, 2, 2]]
 assert data["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1, 2, 3]]
 assert data["cu_seqlens"].tolist() == [0, 3, 4, 8]
 assert data["max_seqlen"] == 4
-assert data["reward"].tolist() == [1, 1, 1]  # one value for each row
+assert data["reward"].tolist() == [1, 1, 1]
 assert len(meta) == 3
 
 # %% [markdown]
 # ## Workers fetch ahead
 #
-# With `num_workers`, processes fetch batches while the rank computes. The sequence is the same with any number of
-# workers.
+# With `num_workers`, processes fetch batches while the rank computes. The sequence is the same. In an event loop, write
+# `async for`: it does not block the loop, and a wait can be cancelled without the loss of a sample.
 
 # %%
 assert numbers(loader_of("with_workers", workers=2)) == [[0, 1], [2], [6, 7], [8]]
 
 # %% [markdown]
-# ## In an event loop
-#
-# `async for` waits for a batch without blocking the event loop, with and without workers. A wait can be cancelled: no
-# sample is lost, and the next iteration continues at the same position.
-
-
-# %%
-async def numbers_async(loader: tq.StreamingDataLoader) -> list[list[int]]:
-    """Return the answers of each micro-batch, while other tasks of the event loop run."""
-    return [[int(row[0]) for row in data["tokens"].unbind()] async for data, _ in loader]
-
-
-assert asyncio.run(numbers_async(loader_of("in_event_loop"))) == [[0, 1], [2], [6, 7], [8]]
-
-# %% [markdown]
 # ## Epochs over the same batches
 #
-# The dataset keeps the batches that it has fetched, and `reset` returns to the beginning: several PPO epochs over one
-# rollout, without a request to the system. `keep_batches` limits the number of kept batches; use 0 for an endless
-# stream.
+# The dataset keeps the batches that it has fetched, and `reset` returns to the beginning, for several PPO epochs over
+# one rollout. `keep_batches` limits the number of kept batches; use 0 for an endless stream.
 
 # %%
 loader = loader_of("ppo")
@@ -126,13 +106,13 @@ assert epochs[0] == epochs[1] == epochs[2] == [[0, 1], [2], [6, 7], [8]]
 # %% [markdown]
 # ## Save the position and resume
 #
-# `state_dict` returns which micro-batch is next. It is a small dict for your checkpoint, beside model and optimizer. A
-# new loader resumes there, also in the middle of a batch, with any sampler, and also with another number of workers. It
-# names the samples of the open batch, and a load reads exactly these. They must still exist: clear a batch only when a
-# later checkpoint is saved. A logged warning names the samples of the open batch that are gone.
+# `state_dict` returns which micro-batch is next: a small dict for your checkpoint, beside model and optimizer. A new
+# loader resumes there, also in the middle of a batch, and with any sampler and number of workers. It reads exactly the
+# samples of the open batch, so clear a batch only when a later checkpoint is saved; a warning names samples that are
+# gone.
 #
-# After a load the loader does not have the batches before the position. `reset` fetches them again by their numbers if
-# the sampler is rank-consistent; with another sampler it raises `BatchGoneError`.
+# After a load, `reset` fetches the batches before the position again if the sampler is rank-consistent. Otherwise it
+# raises `BatchGoneError`.
 
 # %%
 loader = loader_of("saved")
@@ -151,7 +131,7 @@ assert numbers(resumed) == [[8]]
 # %% [markdown]
 # ## The next partition
 #
-# Many trainings use one partition for each training step. `step` moves the same loader to the next one.
+# If each training step has a partition of its own, `step` moves the same loader to the next one.
 
 # %%
 put_answers("train_1", [2, 2, 2, 2, 2, 2])

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Ends and restarts
 #
-# How a stream ends on every rank in the same way, what remains, and what happens when a process dies.
+# How a stream ends on every rank, how a rank resumes after a crash, and how to save the whole system.
 
 # %%
 import os
@@ -32,10 +32,9 @@ def loader_of(config, partition_id: str, dp_rank: int, finite: bool = False) -> 
 #
 # A rank that has one batch more than the others would wait for them in its all-reduce forever. So after the seal, a
 # batch is dealt only if every rank gets one. A remainder is divided over one last, smaller round. With
-# `drop_last=True`, or if it has less than one sample for each rank, the task skips it: the samples count as consumed,
-# and `explain` says why.
+# `drop_last=True`, or if it has less than one sample for each rank, the task skips it.
 #
-# Here two producers put eleven answers for two ranks. The partition is sealed when both have called `seal`.
+# Here two producers put eleven answers for two ranks.
 
 
 # %%
@@ -55,45 +54,19 @@ def ends(drop_last: bool, expected: list[list[int]]) -> str:
 
 
 # %% [markdown]
-# ## A group that can never be complete
+# Two more cases:
 #
-# If the partition is sealed and an answer of a prompt's group was never put, the group is orphaned. Samplers of groups
-# do not deal it, no fetch waits for it, and `status` counts it.
-
-
-# %%
-def orphaned() -> None:
-    client = tq.get_client()
-    client.create_partition("groups", group_size=2)
-    put = client.put(column("answer", torch.arange(3)), partition_id="groups", group_ids=["a", "a", "b"])
-    client.seal("groups")
-    by_group = {"sampler": "GRPOGroupNSampler", "n_samples_per_prompt": 2}
-    batches = [client.await_batch("answer", 2, "groups", "update", by_group) for _ in range(2)]
-    assert [(len(meta), ended) for meta, ended in batches] == [(2, False), (0, True)]
-    assert "orphaned: 1 of its members was never put" in client.explain("groups", global_index=put.global_indexes[2])
-    assert client.status().partitions[0].orphaned_groups == 1
-
-
-# %% [markdown]
-# ## Without a seal
-#
-# If all samples exist before the training begins, `should_check_consumption_status=True` (`finite` here) ends a loader
-# when its task has consumed all of them. There are no rounds in this mode: the rank that asks first may take all
-# samples. Ranks that must end together need a seal.
-
-
-# %%
-def unsealed(config) -> None:
-    tq.get_client().put(column("answer", torch.arange(8)), partition_id="fixed")
-    loaders = [loader_of(config, "fixed", dp_rank, finite=True) for dp_rank in (0, 1)]
-    assert [[len(meta) for _, meta in loader] for loader in loaders] == [[2, 2, 2, 2], []]
-
+# - If an answer of a group was never put before the seal, the group is *orphaned*. No sampler of groups deals it, no
+#   fetch waits for it, and `tq status` counts it.
+# - If all samples exist before the training begins, `should_check_consumption_status=True` (`finite` here) ends a
+#   loader without a seal when its task has consumed all of them. The rank that asks first may take all samples: ranks
+#   that must end together need a seal.
 
 # %% [markdown]
 # ## A rank that dies and returns
 #
-# A rank saves the position of its loader with its checkpoint. The process that replaces it loads the position and gets
-# the micro-batch that the dead process would have received next. This rank is killed in the middle of its second batch.
+# To resume after a crash, a rank saves the position of its loader with its checkpoint. The process that replaces it
+# loads the position and gets the micro-batch that is next. This rank is killed in the middle of its second batch.
 
 
 # %%
@@ -132,40 +105,17 @@ def restarted(config) -> None:
 # ## A producer that dies
 #
 # Samples that the producer has put remain. Samples that it has only reserved keep the stream open until the partition
-# is sealed. They then expire, because no process will write them, and the stream ends. A timeout, `explain` and `tq
-# status` say what is missing.
-
-
-# %%
-def producer(config) -> None:
-    tq.init(config)
-    client = tq.get_client()
-    client.put(column("answer", torch.arange(4)), partition_id="train_2")
-    client.get_meta("answer", 4, "train_2", mode="insert")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def expired(config) -> None:
-    client = tq.get_client()
-    assert run(producer, config) == -signal.SIGKILL
-    why = client.explain("train_2", task="reward", fields="answer")
-    assert "is missing the fields ['answer'] (it has none of them)" in why
-    client.seal("train_2")  # the process that started the producer knows that the producer has died
-    for expected in ((4, False), (0, True)):
-        meta, ended = client.await_batch("answer", 4, "train_2", "reward", {"sampler": "SequentialSampler"})
-        assert (len(meta), ended) == expected
-    assert client.status().partitions[-1].dropped == {"reserved by a client that is gone": 4}
-
+# is sealed. They then expire, and the stream ends. `explain` and `tq status` say what is missing.
 
 # %% [markdown]
 # ## Save the whole system
 #
 # `save_checkpoint` saves one moment of the system while everything continues: samples, tags, what each task has
-# consumed, and which batches were dealt. It replaces the previous checkpoint only when the new one is complete and on
-# the disk, and it writes only new blocks. Save the positions of loaders (`state_dict`) beside it.
+# consumed, and which batches were dealt. The previous checkpoint is replaced when the new one is complete. Save the
+# positions of loaders (`state_dict`) beside it.
 #
-# `load_checkpoint` restores that moment, in this system or in a new one with any number of storage units. Metadata that
-# was fetched before the load is refused; keys work as always.
+# `load_checkpoint` restores that moment, in this system or in a new one. Metadata that was fetched before the load is
+# refused.
 
 
 # %%
@@ -187,11 +137,9 @@ def saved(folder: Path) -> None:
 #
 # `save_checkpoint(..., partitions="replay")` saves only that partition, and `keys=` only some of its samples.
 # `load_checkpoint(..., partitions="replay")` adds it to the running system, also from a checkpoint of the whole system.
-# Other partitions and running work continue. The samples keep their keys, tags, groups and what tasks have consumed,
-# and get new global indexes. Their leases have ended. A partition that does not exist is created with the saved
-# settings. If the partition exists, the samples are added to it; the load fails if the partition has one of the keys.
-# `reset_consumption` makes them ready again.
-# The returned report names samples with values that were lost with a storage unit before the save.
+# The samples keep their keys, tags, groups and what tasks have consumed (`reset_consumption` makes them ready again),
+# and get new global indexes. The load fails if the partition exists and has one of the keys. The returned report names
+# samples whose values were lost before the save.
 
 
 # %%
@@ -210,10 +158,7 @@ if __name__ == "__main__":
     assert "is skipped by task 'update': remainder" in ends(True, [[2, 2], [2, 2]])
 
     config = tq.init({"controller": {"sampler": "RankAwareSampler"}})
-    orphaned()
-    unsealed(config)
     restarted(config)
-    expired(config)
     with TemporaryDirectory() as folder:
         saved(Path(folder))
         moved(Path(folder))

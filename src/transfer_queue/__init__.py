@@ -18,52 +18,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transfer_queue.client import AsyncTransferQueueClient, TransferQueueClient
-    from transfer_queue.client.conversion.arguments import consumed_by
+    from transfer_queue import errors
+    from transfer_queue.client import TransferQueueClient
     from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
     from transfer_queue.client.data.views import is_view
     from transfer_queue.client.joining.buffered_puts import BufferedPuts
     from transfer_queue.client.key_lock import KVLock
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
-    from transfer_queue.errors import (
-        AttachError,
-        AuthenticationError,
-        BalanceInputError,
-        BatchGoneError,
-        CapacityError,
-        CheckpointError,
-        CheckpointNotFoundError,
-        ConnectionLostError,
-        DeadlockError,
-        DuplicateError,
-        EqualValueGoneError,
-        FieldTypeError,
-        InvalidArgumentError,
-        JournalError,
-        LockLostError,
-        NotInitializedError,
-        OutOfRangeError,
-        PartitionFullError,
-        ProtocolError,
-        QueueEmptyError,
-        QueueFullError,
-        QueueShutDownError,
-        SamplerError,
-        SamplerValueError,
-        SealedError,
-        StaleMetadataError,
-        StalenessError,
-        StartError,
-        StorageKeyNotFoundError,
-        TransferQueueError,
-        UncarriableValueError,
-        UnitLostError,
-        UnknownKeyError,
-        UnknownPartitionError,
-        VersionConflictError,
-        WaitTimeoutError,
-    )
+    from transfer_queue.errors import StorageKeyNotFoundError, TransferQueueError
     from transfer_queue.interface import (
         async_kv_batch_get,
         async_kv_batch_get_by_meta,
@@ -112,53 +75,24 @@ __version__ = "0.2.0"  # the only definition; pyproject.toml reads it here
 
 __all__ = [
     "DELETE",
-    "AsyncTransferQueueClient",
-    "AttachError",
-    "AuthenticationError",
-    "BalanceInputError",
     "BaseSampler",
-    "BatchGoneError",
     "BatchMeta",
     "BufferedPuts",
-    "CapacityError",
-    "CheckpointError",
-    "CheckpointNotFoundError",
-    "ConnectionLostError",
-    "DeadlockError",
-    "DuplicateError",
-    "EqualValueGoneError",
-    "FieldTypeError",
     "FreshnessSampler",
     "GRPOGroupNSampler",
-    "InvalidArgumentError",
-    "JournalError",
     "KVBatchMeta",
     "KVLock",
     "LifoQueue",
     "LockEntry",
-    "LockLostError",
-    "NotInitializedError",
-    "OutOfRangeError",
     "PartitionChange",
-    "PartitionFullError",
     "PriorityQueue",
     "PrioritySampler",
-    "ProtocolError",
     "Queue",
-    "QueueEmptyError",
-    "QueueFullError",
-    "QueueShutDownError",
     "RankAwareSampler",
     "SampleChange",
     "SampleLoss",
-    "SamplerError",
-    "SamplerValueError",
-    "SealedError",
     "SeqlenBalancedSampler",
     "SequentialSampler",
-    "StalenessError",
-    "StartError",
-    "StaleMetadataError",
     "StorageKeyNotFoundError",
     "StreamingDataLoader",
     "StreamingDataset",
@@ -166,13 +100,7 @@ __all__ = [
     "TokenBudgetSampler",
     "TransferQueueClient",
     "TransferQueueError",
-    "UncarriableValueError",
-    "UnitLostError",
-    "UnknownKeyError",
-    "UnknownPartitionError",
     "Verdict",
-    "VersionConflictError",
-    "WaitTimeoutError",
     "__version__",
     "async_kv_batch_get",
     "async_kv_batch_get_by_meta",
@@ -184,7 +112,7 @@ __all__ = [
     "async_kv_put",
     "async_kv_update",
     "close",
-    "consumed_by",
+    "errors",
     "get_client",
     "get_live_address",
     "get_metrics_endpoint",
@@ -204,16 +132,15 @@ __all__ = [
     "save_checkpoint",
 ]
 
-# The modules of names that are neither functions of `interface` nor exceptions.
+# The modules of names that are not functions of `interface`.
 _WHERE = {
-    "AsyncTransferQueueClient": "client",
     "BaseSampler": "sampler",
     "BatchMeta": "metadata",
+    "BufferedPuts": "client.joining.buffered_puts",
     "DELETE": "wire.objects.object_values",
     "FreshnessSampler": "sampler",
     "GRPOGroupNSampler": "sampler",
     "KVBatchMeta": "metadata",
-    "BufferedPuts": "client.joining.buffered_puts",
     "KVLock": "client.key_lock",
     "LifoQueue": "queues",
     "LockEntry": "messages.locks",
@@ -226,16 +153,21 @@ _WHERE = {
     "SampleLoss": "client.conversion.change_events",
     "SeqlenBalancedSampler": "sampler",
     "SequentialSampler": "sampler",
+    "StorageKeyNotFoundError": "errors",
     "StreamingDataLoader": "dataloader.streaming_dataloader",
     "StreamingDataset": "dataloader.streaming_dataset",
     "SummaryLogger": "summary_logger",
     "TokenBudgetSampler": "sampler",
     "TransferQueueClient": "client",
+    "TransferQueueError": "errors",
     "Verdict": "messages.reports.timeline",
-    "consumed_by": "client.conversion.arguments",
     "is_view": "client.data.views",
     "log_stats": "summary_logger",
 }
+
+# Names that work but that `dir()`, completion and the reference do not show. All exceptions work, too; they are shown
+# in `errors`.
+_NOT_SHOWN = {"AsyncTransferQueueClient": "client", "consumed_by": "client.conversion.arguments"}
 
 # Modules that users reach as attributes of the package, without importing them.
 _MODULES = frozenset(
@@ -247,10 +179,14 @@ def _find(name: str) -> Any:
     """Return the object of a public name. Imports its module."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name not in __all__:
+    if name in __all__:
+        module = _WHERE.get(name, "interface")
+    else:
+        module = "errors" if name.endswith("Error") else _NOT_SHOWN.get(name, "")
+    owner = importlib.import_module(f"{__name__}.{module}") if module else None
+    if not hasattr(owner, name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _WHERE.get(name) or ("errors" if name.endswith("Error") else "interface")
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return getattr(owner, name)
 
 
 def __getattr__(name: str) -> Any:
@@ -268,4 +204,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

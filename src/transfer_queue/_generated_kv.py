@@ -219,7 +219,7 @@ def kv_batch_get(
     out: TensorDictBase | Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
-    """Return the values of the samples with these keys. Consumes nothing.
+    """Return the values of the samples with these keys. Consumes nothing. `get_data` takes a BatchMeta instead.
 
     Unknown keys are omitted, and so are fields that not all of the found keys have. One warning names what was
     omitted.
@@ -275,7 +275,7 @@ async def async_kv_batch_get(
     out: TensorDictBase | Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
-    """Return the values of the samples with these keys. Consumes nothing.
+    """Return the values of the samples with these keys. Consumes nothing. `get_data` takes a BatchMeta instead.
 
     Unknown keys are omitted, and so are fields that not all of the found keys have. One warning names what was
     omitted.
@@ -329,7 +329,7 @@ def kv_batch_get_by_meta(
     out: TensorDictBase | Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
-    """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
+    """Return the values of the samples that a KVBatchMeta names: `kv_batch_get` with its keys. Consumes nothing.
 
     Args:
         meta: The samples, as a put returned them.
@@ -369,7 +369,7 @@ async def async_kv_batch_get_by_meta(
     out: TensorDictBase | Mapping[str, Any] | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
-    """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
+    """Return the values of the samples that a KVBatchMeta names: `kv_batch_get` with its keys. Consumes nothing.
 
     Args:
         meta: The samples, as a put returned them.

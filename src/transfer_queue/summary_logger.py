@@ -195,7 +195,7 @@ class SummaryLogger:
 def log_stats(
     destination: Any, step: int | None = None, *, client: TransferQueueClient | None = None
 ) -> dict[str, float]:
-    """Write the figures of `TransferQueueClient.stats` to a logger once, for loops that log by themselves.
+    """Write the figures of `TransferQueueClient.stats` to a logger once. `SummaryLogger` keeps the logger.
 
     Args:
         destination: See `SummaryLogger`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +13,24 @@ import pytest
 from chromium import DESKTOP, PHONE, Page, chromium
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+
+QUESTIONS = {
+    "how do I size memory": "guides/sizing-memory.html",
+    "which sampler for GRPO": "guides/choosing-a-sampler.html",
+    "a worker dies": "reliability.html",
+    "three nodes with Ray": "guides/many-nodes.html",
+    "migrate from the PyPI package": "migrate.html",
+    "use it from verl": "guides/verl.html",
+    "use it from TRL": "guides/trl.html",
+    "backpressure": "guides/sizing-memory.html",
+    "compare with Ray": "performance.html",
+    "which stage is slow": "guides/find-the-bottleneck.html",
+    "resume after a crash": "reliability.html",
+    "write my own sampler": "tutorials/05-your-own-sampler.html",
+}
+"""What users ask, and the page that answers it."""
+NOT_SEARCHED = ("benchmarks", "changelog", "contributing", "decisions/", "howto/", "plans")
+"""The pages of contributors."""
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +104,35 @@ def test_the_search_finds_a_method_without_a_server(site: Path, page: Page) -> N
     page.wait_for("!location.href.includes('index.html') && document.readyState == 'complete'")
     assert "seal" in page.evaluate("document.querySelector('article').innerText.toLowerCase()")
     assert_clean(page)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_leads_to_its_page(site: Path, page: Page, question: str) -> None:
+    """The page is one of the first three hits of the search, and a link of the home page leads to it."""
+    page.open((site / "index.html").as_uri())
+    links = page.evaluate("[...document.querySelectorAll('article a')].map(link => link.href.split('#')[0])")
+    assert (site / QUESTIONS[question]).as_uri() in links
+    page.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
+    page.type(question)
+    page.wait_for("document.querySelectorAll('.md-search-result__item').length > 0")
+    first = "[...document.querySelectorAll('.md-search-result__item')].slice(0, 3)"
+    hits = page.evaluate(f"{first}.map(hit => hit.querySelector('a').href.split(/[?#]/)[0])")
+    assert (site / QUESTIONS[question]).as_uri() in hits
+
+
+def test_the_search_does_not_show_pages_of_contributors(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text("utf-8"))
+    found = {entry["location"].split("#")[0] for entry in index["docs"]}
+    assert "guides/which-call.html" in found
+    assert [name for name in found if name.startswith(NOT_SEARCHED)] == []
+
+
+def test_the_main_diagram_fits_a_phone(site: Path, page: Page) -> None:
+    page.show_as(PHONE)
+    page.open((site / "index.html").as_uri())
+    shown = "[...document.querySelectorAll('figure.diagram svg')].filter(svg => svg.getBoundingClientRect().width > 0)"
+    assert page.evaluate(f"{shown}.map(svg => svg.getAttribute('class'))") == ["narrow"]
+    assert page.evaluate(f"{shown}[0].getBoundingClientRect().right <= innerWidth")
 
 
 def test_every_page_loads_cleanly_and_fits_a_phone(site: Path, page: Page) -> None:

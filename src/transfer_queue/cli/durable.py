@@ -21,9 +21,8 @@ def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser(
         "adopt", help="take over a durable folder that was moved or whose owner was changed",
-        description="Takes over a durable folder (durability.folder) that was moved, or whose owner was changed: its "
-        "values belong to this user and to this path from now on, and the next system with this folder continues with "
-        "them. Prints what the folder keeps.",
+        description="Takes over a durable folder (durability.folder) that was moved, or whose owner was changed: the "
+        "next system with this folder continues with its values. Prints what the folder keeps.",
     )  # fmt: skip
     command.add_argument("folder", type=Path, metavar="FOLDER", help="the durable folder")
     add_json(command)

@@ -16,10 +16,9 @@ def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser(
         "live", help="show a running system in a browser",
-        description="Serves a page that shows where the training waits, and prints its address. The address has a "
-        "secret token: everyone who knows it can see the page. The page only reads. It stays when the system ends, and "
-        "shows a system that is started in its place. Needs the extra [live]. From another machine, forward the port "
-        "with `ssh -L PORT:127.0.0.1:PORT`. Ends with Ctrl-C.",
+        description="Serves a page that shows where the training waits, until Ctrl-C, and prints its address. Everyone "
+        "who knows the address can see the page. Needs the extra [live]. From another machine, forward the port with "
+        "`ssh -L PORT:127.0.0.1:PORT`.",
     )  # fmt: skip
     command.add_argument("--host", help="the address to listen on (default: live.host of the system, 127.0.0.1)")
     command.add_argument("--port", type=_port, help="the port (default: live.port of the system, 0: a free one)")

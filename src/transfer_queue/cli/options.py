@@ -48,9 +48,8 @@ def add_tokenizer(command: argparse.ArgumentParser, default: str) -> None:
     """Add the option `--tokenizer`, which decodes token ids."""
     command.add_argument(
         "--tokenizer", metavar="PATH_OR_NAME",
-        help="also show token ids as text, decoded by this tokenizer: the path of a tokenizer.json or of a folder that "
-        "has one, or the name of a model in the cache of Hugging Face; nothing is downloaded; needs the extra "
-        f"[tokenizer] (default: {default})",
+        help="also show token ids as text: the path of a tokenizer.json or of its folder, or the name of a model in "
+        f"the cache of Hugging Face; nothing is downloaded; needs the extra [tokenizer] (default: {default})",
     )  # fmt: skip
 
 

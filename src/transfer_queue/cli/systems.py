@@ -71,8 +71,8 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "list", help="the systems of this user on this machine",
         description="Prints each system of this user on this machine: whether it runs, when and by which command it "
-        "was started, where it stores values, and how much memory it holds. Systems that do not run, and whose durable "
-        "folder keeps their values (durability.values), are listed with its size and its age.",
+        "was started, where it stores values, and how much memory it holds. The list includes durable folders that "
+        "keep the values of systems that do not run (durability.values), with their size and age.",
     )  # fmt: skip
     add_json(command)
     command.set_defaults(run=run)

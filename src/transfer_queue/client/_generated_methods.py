@@ -65,7 +65,7 @@ class GeneratedMethods(ABC):
         replicas: int | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Return metadata of samples of a partition: fetch ready ones, reserve new ones, or look at all.
+        """Return metadata of samples: fetch ready ones, reserve new ones, or look at all. A timeout is an error.
 
         Args:
             data_fields: The fields that the samples must have (one str for one field). An insert needs none: [].
@@ -134,7 +134,7 @@ class GeneratedMethods(ABC):
         replicas: int | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Return metadata of samples of a partition: fetch ready ones, reserve new ones, or look at all.
+        """Return metadata of samples: fetch ready ones, reserve new ones, or look at all. A timeout is an error.
 
         Args:
             data_fields: The fields that the samples must have (one str for one field). An insert needs none: [].
@@ -204,7 +204,7 @@ class GeneratedMethods(ABC):
         ahead: int = 0,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
-        """Wait for the next batch of a task, as a loader does. A timeout is not an error.
+        """Wait for the metadata of a task's next batch. Unlike in `get_meta`, a timeout or the end is not an error.
 
         Args:
             data_fields: The fields that the samples must have.
@@ -266,7 +266,7 @@ class GeneratedMethods(ABC):
         ahead: int = 0,
         timeout: float | None = None,
     ) -> tuple[BatchMeta, bool]:
-        """Wait for the next batch of a task, as a loader does. A timeout is not an error.
+        """Wait for the metadata of a task's next batch. Unlike in `get_meta`, a timeout or the end is not an error.
 
         Args:
             data_fields: The fields that the samples must have.
@@ -406,7 +406,7 @@ class GeneratedMethods(ABC):
         out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """Return the values of samples.
+        """Return the values of the samples of a BatchMeta. `kv_batch_get` takes keys instead.
 
         Args:
             metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
@@ -422,7 +422,7 @@ class GeneratedMethods(ABC):
             copy: False: a field of tensors whose rows are one after the other in one block of an arena of this node is
                 returned as a view of the arena, for which nothing is copied. What is written to a view changes it in
                 this process only. The space of cleared samples is in use until the last view of them ends
-                ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
+                ("Values without a copy" in docs/guides/values.md). Other fields are copied; `tq.is_view` says what a
                 tensor is. Default: True, every field is copied.
             out: Tensors for the values of some fields, by field: a TensorDict or a dict. They must be contiguous, have
                 the dtype and the shape [rows, ...] of the field, and may be pinned or on a device. They are filled and
@@ -464,7 +464,7 @@ class GeneratedMethods(ABC):
         out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """Return the values of samples.
+        """Return the values of the samples of a BatchMeta. `kv_batch_get` takes keys instead.
 
         Args:
             metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
@@ -480,7 +480,7 @@ class GeneratedMethods(ABC):
             copy: False: a field of tensors whose rows are one after the other in one block of an arena of this node is
                 returned as a view of the arena, for which nothing is copied. What is written to a view changes it in
                 this process only. The space of cleared samples is in use until the last view of them ends
-                ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
+                ("Values without a copy" in docs/guides/values.md). Other fields are copied; `tq.is_view` says what a
                 tensor is. Default: True, every field is copied.
             out: Tensors for the values of some fields, by field: a TensorDict or a dict. They must be contiguous, have
                 the dtype and the shape [rows, ...] of the field, and may be pinned or on a device. They are filled and
@@ -529,7 +529,7 @@ class GeneratedMethods(ABC):
         copy: bool = True,
         timeout: float | None = None,
     ) -> tuple[TensorDict | None, BatchMeta, bool]:
-        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
+        """Wait for a task's next batch with its values: `await_batch` and `get_data` in one round trip.
 
         The values are those of the moment at which the samples were dealt, or later ones.
 
@@ -600,7 +600,7 @@ class GeneratedMethods(ABC):
         copy: bool = True,
         timeout: float | None = None,
     ) -> tuple[TensorDict | None, BatchMeta, bool]:
-        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
+        """Wait for a task's next batch with its values: `await_batch` and `get_data` in one round trip.
 
         The values are those of the moment at which the samples were dealt, or later ones.
 
@@ -664,7 +664,7 @@ class GeneratedMethods(ABC):
         tags: Tags | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Write columns: as new samples of a partition, or as fields of existing samples.
+        """Write columns: as new samples of a partition, or as fields of existing ones. `kv_batch_put` uses keys.
 
         The values, tags and groups of a put become visible together. If the put fails, it left nothing, with one
         exception: a put into samples of several partitions is published partition by partition, and the partitions
@@ -719,7 +719,7 @@ class GeneratedMethods(ABC):
         tags: Tags | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Write columns: as new samples of a partition, or as fields of existing samples.
+        """Write columns: as new samples of a partition, or as fields of existing ones. `kv_batch_put` uses keys.
 
         The values, tags and groups of a put become visible together. If the put fails, it left nothing, with one
         exception: a put into samples of several partitions is published partition by partition, and the partitions
@@ -764,7 +764,7 @@ class GeneratedMethods(ABC):
         )
 
     def set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
-        """Replace the tag of each sample by the metadata's custom_meta.
+        """Replace the tag of each sample by the metadata's custom_meta. `put` and `kv_put` merge tags instead.
 
         Args:
             metadata: The samples with their new tags.
@@ -781,7 +781,7 @@ class GeneratedMethods(ABC):
         return self._run(self._operations.set_custom_meta(metadata, timeout=timeout))
 
     async def async_set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
-        """Replace the tag of each sample by the metadata's custom_meta.
+        """Replace the tag of each sample by the metadata's custom_meta. `put` and `kv_put` merge tags instead.
 
         Args:
             metadata: The samples with their new tags.
@@ -798,7 +798,9 @@ class GeneratedMethods(ABC):
         return await self._run_async(self._operations.set_custom_meta(metadata, timeout=timeout))
 
     def clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
-        """Remove samples with their values, keys and tags. Samples that were already cleared are ignored.
+        """Remove samples of a BatchMeta with their values, keys and tags. `kv_clear` uses keys, `drop` also counts.
+
+        Samples that were already cleared are ignored.
 
         Args:
             metadata: The samples.
@@ -814,7 +816,9 @@ class GeneratedMethods(ABC):
         return self._run(self._operations.clear_samples(metadata, timeout=timeout))
 
     async def async_clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
-        """Remove samples with their values, keys and tags. Samples that were already cleared are ignored.
+        """Remove samples of a BatchMeta with their values, keys and tags. `kv_clear` uses keys, `drop` also counts.
+
+        Samples that were already cleared are ignored.
 
         Args:
             metadata: The samples.
@@ -838,7 +842,7 @@ class GeneratedMethods(ABC):
         reason: str,
         timeout: float | None = None,
     ) -> int:
-        """Remove samples that are of no use, and count them under a reason.
+        """Remove samples or groups that are of no use, and count them under a reason; `clear_samples` does not count.
 
         A dropped group is over. If the partition has a `group_size`, members that are put later are dropped, too, and a
         put of all members of a group in one call begins a new group, also under the same id. Unknown groups and cleared
@@ -876,7 +880,7 @@ class GeneratedMethods(ABC):
         reason: str,
         timeout: float | None = None,
     ) -> int:
-        """Remove samples that are of no use, and count them under a reason.
+        """Remove samples or groups that are of no use, and count them under a reason; `clear_samples` does not count.
 
         A dropped group is over. If the partition has a `group_size`, members that are put later are dropped, too, and a
         put of all members of a group in one call begins a new group, also under the same id. Unknown groups and cleared
@@ -908,7 +912,7 @@ class GeneratedMethods(ABC):
         )
 
     def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> None:
-        """Declare that the task does not need these samples any more.
+        """Let go of samples that were fetched, so that `free_when` can clear them. A lease is ended by `ack` instead.
 
         This matters if the partition frees samples by itself (`create_partition(free_when=...)`). A fetch also finishes
         the samples that the same client fetched before for the same task and dp_rank, unless it is made with
@@ -920,7 +924,7 @@ class GeneratedMethods(ABC):
             timeout: See `TransferQueueClient`.
 
         Example:
-            >>> created = client.create_partition("train_0", free_when=tq.consumed_by["update"])
+            >>> created = client.create_partition("train_0", free_when=["update"])
             >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
             >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
             >>> client.finish(meta, "update")
@@ -930,7 +934,7 @@ class GeneratedMethods(ABC):
         return self._run(self._operations.finish(metadata, task_name, timeout=timeout))
 
     async def async_finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> None:
-        """Declare that the task does not need these samples any more.
+        """Let go of samples that were fetched, so that `free_when` can clear them. A lease is ended by `ack` instead.
 
         This matters if the partition frees samples by itself (`create_partition(free_when=...)`). A fetch also finishes
         the samples that the same client fetched before for the same task and dp_rank, unless it is made with
@@ -942,7 +946,7 @@ class GeneratedMethods(ABC):
             timeout: See `TransferQueueClient`.
 
         Example:
-            >>> created = await client.async_create_partition("train_0", free_when=tq.consumed_by["update"])
+            >>> created = await client.async_create_partition("train_0", free_when=["update"])
             >>> put = await client.async_kv_put("a", "train_0", {"prompt": torch.zeros(3)})
             >>> meta = await client.async_get_meta("prompt", 1, "train_0", task_name="update")
             >>> await client.async_finish(meta, "update")
@@ -977,7 +981,7 @@ class GeneratedMethods(ABC):
             partition_id: The partition.
             group_size: The number of samples of each declared group. Default: groups have no declared size.
             producers: How many calls of `seal` seal the partition. Default: 1.
-            free_when: `consumed_by["reward", "update"]`: a sample is cleared as soon as each of these tasks has
+            free_when: Names of tasks, for example ["reward", "update"]: a sample is cleared as soon as each of them has
                 consumed and finished it (see `finish`). Default: samples are cleared only by calls.
             replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
             max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
@@ -1019,7 +1023,7 @@ class GeneratedMethods(ABC):
                 have their defaults are not compared.
 
         Example:
-            >>> client.create_partition("train_0", group_size=8, free_when=tq.consumed_by["update"])
+            >>> client.create_partition("train_0", group_size=8, free_when=["update"])
             True
             >>> client.create_partition("train_0", group_size=8)
             False
@@ -1071,7 +1075,7 @@ class GeneratedMethods(ABC):
             partition_id: The partition.
             group_size: The number of samples of each declared group. Default: groups have no declared size.
             producers: How many calls of `seal` seal the partition. Default: 1.
-            free_when: `consumed_by["reward", "update"]`: a sample is cleared as soon as each of these tasks has
+            free_when: Names of tasks, for example ["reward", "update"]: a sample is cleared as soon as each of them has
                 consumed and finished it (see `finish`). Default: samples are cleared only by calls.
             replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
             max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
@@ -1113,7 +1117,7 @@ class GeneratedMethods(ABC):
                 have their defaults are not compared.
 
         Example:
-            >>> await client.async_create_partition("train_0", group_size=8, free_when=tq.consumed_by["update"])
+            >>> await client.async_create_partition("train_0", group_size=8, free_when=["update"])
             True
             >>> await client.async_create_partition("train_0", group_size=8)
             False
@@ -1328,7 +1332,7 @@ class GeneratedMethods(ABC):
         return await self._run_async(self._operations.get_policy_version(partition_id, timeout=timeout))
 
     def report_done(self, partition_id: str, count: int = 1, *, timeout: float | None = None) -> None:
-        """Report that samples are done: a consumer has processed them, not only received them.
+        """Count samples as processed, which `await_done` waits for. It changes no sample, unlike `ack` and `finish`.
 
         The controller counts the samples that were added and those that are done. See `await_done`.
 
@@ -1350,7 +1354,7 @@ class GeneratedMethods(ABC):
         return self._run(self._operations.report_done(partition_id, count, timeout=timeout))
 
     async def async_report_done(self, partition_id: str, count: int = 1, *, timeout: float | None = None) -> None:
-        """Report that samples are done: a consumer has processed them, not only received them.
+        """Count samples as processed, which `await_done` waits for. It changes no sample, unlike `ack` and `finish`.
 
         The controller counts the samples that were added and those that are done. See `await_done`.
 
@@ -1829,7 +1833,7 @@ class GeneratedMethods(ABC):
         *,
         timeout: float | None = None,
     ) -> PartitionChange:
-        """Wait until samples of a partition change, and return the changes.
+        """Wait until samples of a partition change, and return the changes. `subscribe` repeats this.
 
         A sample changes when it gets a field, a tag or a key. The result describes the state now: of several changes of
         a sample the last, and no sample is omitted however late the call is. It also names the samples that were
@@ -1868,7 +1872,7 @@ class GeneratedMethods(ABC):
         *,
         timeout: float | None = None,
     ) -> PartitionChange:
-        """Wait until samples of a partition change, and return the changes.
+        """Wait until samples of a partition change, and return the changes. `subscribe` repeats this.
 
         A sample changes when it gets a field, a tag or a key. The result describes the state now: of several changes of
         a sample the last, and no sample is omitted however late the call is. It also names the samples that were
@@ -2144,7 +2148,7 @@ class GeneratedMethods(ABC):
         return await self._run_async(self._operations.find_stuck(partition_id, older_than, limit, timeout=timeout))
 
     def status(self, *, timeout: float | None = None) -> SystemStatus:
-        """Return the verdict, the progress of every partition by field and task, and the counters of the controller.
+        """Return what `tq status` shows: the verdict, the progress of each partition by field and task, and counters.
 
         Args:
             timeout: See `TransferQueueClient`.
@@ -2161,7 +2165,7 @@ class GeneratedMethods(ABC):
         return self._run(self._operations.status(timeout=timeout))
 
     async def async_status(self, *, timeout: float | None = None) -> SystemStatus:
-        """Return the verdict, the progress of every partition by field and task, and the counters of the controller.
+        """Return what `tq status` shows: the verdict, the progress of each partition by field and task, and counters.
 
         Args:
             timeout: See `TransferQueueClient`.
@@ -2214,7 +2218,7 @@ class GeneratedMethods(ABC):
         return await self._run_async(self._operations.verdict(timeout=timeout))
 
     def stats(self, *, timeout: float | None = None) -> dict[str, float]:
-        """Return figures for a training's own logger: shares of waiting, rates, queues and staleness of each task.
+        """Return flat figures for a logger: shares of waiting, rates, queues and staleness of each task.
 
         The figures are about the time since the previous call of this client, at most the last five minutes; those of
         the first call are about the last minute. Names stay the same during a run, for the first 16 tasks.
@@ -2224,7 +2228,7 @@ class GeneratedMethods(ABC):
             timeout: See `TransferQueueClient`.
 
         Returns:
-            Figures by name, for example `tq/train/wait_share`. The guide "Find the bottleneck" lists all names. A
+            Figures by name, for example `tq/train/wait_share`. The page "Metrics and traces" lists all names. A
             figure that is not known, such as the staleness of a task that claimed nothing, is left out.
 
         Example:
@@ -2237,7 +2241,7 @@ class GeneratedMethods(ABC):
         return self._run(self._operations.stats(timeout=timeout))
 
     async def async_stats(self, *, timeout: float | None = None) -> dict[str, float]:
-        """Return figures for a training's own logger: shares of waiting, rates, queues and staleness of each task.
+        """Return flat figures for a logger: shares of waiting, rates, queues and staleness of each task.
 
         The figures are about the time since the previous call of this client, at most the last five minutes; those of
         the first call are about the last minute. Names stay the same during a run, for the first 16 tasks.
@@ -2247,7 +2251,7 @@ class GeneratedMethods(ABC):
             timeout: See `TransferQueueClient`.
 
         Returns:
-            Figures by name, for example `tq/train/wait_share`. The guide "Find the bottleneck" lists all names. A
+            Figures by name, for example `tq/train/wait_share`. The page "Metrics and traces" lists all names. A
             figure that is not known, such as the staleness of a task that claimed nothing, is left out.
 
         Example:
@@ -2603,7 +2607,7 @@ class GeneratedMethods(ABC):
         out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """Return the values of the samples with these keys. Consumes nothing.
+        """Return the values of the samples with these keys. Consumes nothing. `get_data` takes a BatchMeta instead.
 
         Unknown keys are omitted, and so are fields that not all of the found keys have. One warning names what was
         omitted.
@@ -2661,7 +2665,7 @@ class GeneratedMethods(ABC):
         out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """Return the values of the samples with these keys. Consumes nothing.
+        """Return the values of the samples with these keys. Consumes nothing. `get_data` takes a BatchMeta instead.
 
         Unknown keys are omitted, and so are fields that not all of the found keys have. One warning names what was
         omitted.
@@ -2717,7 +2721,7 @@ class GeneratedMethods(ABC):
         out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
+        """Return the values of the samples that a KVBatchMeta names: `kv_batch_get` with its keys. Consumes nothing.
 
         Args:
             meta: The samples, as a put returned them.
@@ -2759,7 +2763,7 @@ class GeneratedMethods(ABC):
         out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
-        """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
+        """Return the values of the samples that a KVBatchMeta names: `kv_batch_get` with its keys. Consumes nothing.
 
         Args:
             meta: The samples, as a put returned them.
@@ -3036,7 +3040,7 @@ class GeneratedMethods(ABC):
         return await self._run_async(self._operations.kv_lock_list(partition_id, timeout=timeout))
 
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> bool:
-        """Acknowledge samples that were fetched under a lease: the task has then consumed them.
+        """Acknowledge samples that were fetched with `lease=`: the task has consumed them. Without lease: `finish`.
 
         Args:
             metadata: The samples: what was fetched, or a part of it (with a group sampler: complete groups). It may
@@ -3059,7 +3063,7 @@ class GeneratedMethods(ABC):
         return self._run(self._operations.ack(metadata, timeout=timeout))
 
     async def async_ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> bool:
-        """Acknowledge samples that were fetched under a lease: the task has then consumed them.
+        """Acknowledge samples that were fetched with `lease=`: the task has consumed them. Without lease: `finish`.
 
         Args:
             metadata: The samples: what was fetched, or a part of it (with a group sampler: complete groups). It may
@@ -3320,7 +3324,7 @@ class GeneratedMethods(ABC):
     def save_controller_checkpoint(
         self, path: str | os.PathLike[str], *, cut: CheckpointSave | None = None, timeout: float | None = None
     ) -> None:
-        """Write the controller's state, which is everything except the bytes of the samples, into a file.
+        """Write the controller's state, without the values of samples, into a file. `tq.save_checkpoint` saves both.
 
         Args:
             path: The file. It is replaced in one step; missing parents are created.
@@ -3339,7 +3343,7 @@ class GeneratedMethods(ABC):
     async def async_save_controller_checkpoint(
         self, path: str | os.PathLike[str], *, cut: CheckpointSave | None = None, timeout: float | None = None
     ) -> None:
-        """Write the controller's state, which is everything except the bytes of the samples, into a file.
+        """Write the controller's state, without the values of samples, into a file. `tq.save_checkpoint` saves both.
 
         Args:
             path: The file. It is replaced in one step; missing parents are created.
@@ -3363,7 +3367,7 @@ class GeneratedMethods(ABC):
         previous: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Write the bytes of all samples into the subfolder `simple_storage` of a folder.
+        """Write the values of all samples into `simple_storage` of a folder. `tq.save_checkpoint` saves all.
 
         Args:
             checkpoint_dir: The folder. Its `simple_storage` is replaced in one step.
@@ -3392,7 +3396,7 @@ class GeneratedMethods(ABC):
         previous: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Write the bytes of all samples into the subfolder `simple_storage` of a folder.
+        """Write the values of all samples into `simple_storage` of a folder. `tq.save_checkpoint` saves all.
 
         Args:
             checkpoint_dir: The folder. Its `simple_storage` is replaced in one step.

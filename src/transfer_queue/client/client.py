@@ -36,6 +36,9 @@ from transfer_queue.net.session import reply_decoder
 
 T = TypeVar("T")
 
+NOT_SHOWN = frozenset({"await_ready", "begin_checkpoint", "end_checkpoint", "load_samples", "register_task_sampler"})
+"""Methods that the package itself uses. They work, but `dir()`, completion and the reference do not show them."""
+
 
 class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
     """Put and fetch samples of one system.
@@ -198,6 +201,9 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
             pass  # the system is gone, and with it everything that was leased
         finally:
             state.close()
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name.removeprefix("async_") not in NOT_SHOWN]
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "not connected yet" if self._state is None else "connected"

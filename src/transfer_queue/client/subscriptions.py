@@ -29,7 +29,7 @@ class Subscriptions(GeneratedMethods):
         since: int | None = None,
         on_lost: Callable[[SampleLoss], object] | None = None,
     ) -> Iterator[SampleChange]:
-        """Iterate over the changes of a partition's samples as they happen.
+        """Iterate over the changes of a partition's samples as they happen: `wait_for_change` again and again.
 
         The iterator starts with the existing samples, blocks until the next change, and ends when the partition is
         removed. It waits for a partition that does not exist yet. An event has the newest state: a slow reader gets

@@ -112,8 +112,8 @@ address = EnvironmentVariable[str | None](
     "TQ_ADDRESS",
     None,
     _absolute_path,
-    "The folder of a running system. `init` and the commands of `tq` attach to the system in this folder. A process "
-    "that starts a system sets this variable for its child processes.",
+    "The folder of a running system, to which `init` and `tq` attach. A process that starts a system sets it for its "
+    "child processes.",
 )
 
 system_name = EnvironmentVariable[str | None](
@@ -127,9 +127,8 @@ attach_mode = EnvironmentVariable[str](
     "TQ_ATTACH",
     "auto",
     _attach_mode,
-    "What `init` does if its call has no `attach`: auto, require (only attach, never start a system) or never (only "
-    "start). Set it to require for workers, so that a worker whose trainer has crashed does not start a system of its "
-    "own.",
+    "What `init` does if its call has no `attach`: auto, require (never start a system) or never (only start). Set it "
+    "to require for workers, so that they do not start a system of their own if the trainer has crashed.",
 )
 
 runtime_dir = EnvironmentVariable[str | None](
@@ -144,39 +143,36 @@ logging_level = EnvironmentVariable[int | None](
     "TQ_LOGGING_LEVEL",
     None,
     LogLevel().convert,
-    "The level of the logs of this package: DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number greater than 0. "
-    "Default: WARNING in processes of users, INFO in servers.",
+    "The level of the logs of this package: DEBUG, INFO, WARNING, ERROR, CRITICAL, or a number. Default: WARNING in "
+    "processes of users, INFO in servers.",
 )
 
 pre_alloc_sample_num = EnvironmentVariable[int](
     "TQ_PRE_ALLOC_SAMPLE_NUM",
     1,
     _count,
-    "The number of indexes that a new partition reserves. The first samples that are inserted take these indexes in "
-    "order. It is read in the client that creates the partition.",
+    "The number of indexes that a new partition reserves for its first samples, read by the client that creates it.",
 )
 
 get_metadata_timeout = EnvironmentVariable[float](
     "TQ_CONTROLLER_GET_METADATA_TIMEOUT",
     60.0,
     _seconds,
-    "The number of seconds that a fetch waits for samples if its call has no `timeout` and `controller.polling_mode` "
-    "is false.",
+    "The seconds that a fetch without `timeout` waits for samples, if `controller.polling_mode` is false.",
 )
 
 empty_batch_sleep_interval = EnvironmentVariable[float](
     "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL",
     1.0,
     _seconds,
-    "The largest number of seconds that a loader waits before it asks again for a batch. It asks earlier if samples "
-    "become ready.",
+    "The most seconds that a loader waits before it asks again for a batch. It asks earlier if samples become ready.",
 )
 
 ray_address = EnvironmentVariable[str | None](
     "RAY_ADDRESS",
     None,
     _text,
-    "A variable of Ray: the cluster that this process belongs to. If it is set, `runtime: auto` means `ray`.",
+    "The cluster of Ray that this process belongs to. If it is set, `runtime: auto` means `ray`.",
 )
 
 RANKS_OF_NODE = [
@@ -184,12 +180,12 @@ RANKS_OF_NODE = [
         name,
         1,
         _ranks,
-        f"A variable of {whose}: the number of ranks on this node. They share its cores for their copies.",
+        f"The number of ranks on this node, which share its cores. {whose} sets it.",
     )
     for name, whose in (
-        ("LOCAL_WORLD_SIZE", "torchrun and Ray Train"),
+        ("LOCAL_WORLD_SIZE", "Torchrun or Ray Train"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI"),
-        ("MPI_LOCALNRANKS", "MPICH and Intel MPI"),
+        ("MPI_LOCALNRANKS", "MPICH or Intel MPI"),
         ("SLURM_NTASKS_PER_NODE", "Slurm"),
     )
 ]
@@ -199,75 +195,72 @@ no_color = EnvironmentVariable[str | None](
     "NO_COLOR",
     None,
     _text,
-    "If it is set, commands print no colors. Without it, they print colors on a terminal. See https://no-color.org.",
+    "If it is set, commands print no colors.",
 )
 
 terminal = EnvironmentVariable[str](
     "TERM",
     "",
     _text,
-    "The type of the terminal. Commands print no colors on one of type `dumb`.",
+    "The type of the terminal. On `dumb`, commands print no colors.",
 )
 
 hf_hub_cache = EnvironmentVariable[str | None](
     "HF_HUB_CACHE",
     None,
     _text,
-    "A variable of Hugging Face: the folder of the files of models, in which `--tokenizer` looks for a name. Default: "
-    "`hub` in the folder of HF_HOME.",
+    "Hugging Face's folder of models, in which `--tokenizer` looks for a name. Default: `hub` in HF_HOME.",
 )
 
 hf_home = EnvironmentVariable[str | None](
     "HF_HOME",
     None,
     _text,
-    "A variable of Hugging Face: the folder of its files. Default: ~/.cache/huggingface.",
+    "Hugging Face's folder. Default: ~/.cache/huggingface.",
 )
 
 otel_sdk_disabled = EnvironmentVariable[bool](
     "OTEL_SDK_DISABLED",
     False,
     _is_true,
-    "A variable of OpenTelemetry: if it is true, operations have no spans.",
+    "If it is true, operations have no spans of OpenTelemetry.",
 )
 
 otel_traces_exporter = EnvironmentVariable[str | None](
     "OTEL_TRACES_EXPORTER",
     None,
     _text,
-    "A variable of OpenTelemetry: the exporters of spans, separated by commas, such as otlp or console. none: no "
-    "exporter. Default: otlp if there is an endpoint, otherwise none. A program that sets a tracer provider does not "
-    "need it.",
+    "OpenTelemetry's exporters of spans, separated by commas: otlp, console, none or others. Default: otlp if there "
+    "is an endpoint, otherwise none.",
 )
 
 otel_endpoint = EnvironmentVariable[str | None](
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     None,
     _text,
-    "A variable of OpenTelemetry: the URL of the collector. OpenTelemetry's exporter reads it, and the other "
-    "variables of OpenTelemetry, such as OTEL_SERVICE_NAME.",
+    "The URL of OpenTelemetry's collector.",
 )
 
 otel_traces_endpoint = EnvironmentVariable[str | None](
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
     None,
     _text,
-    "A variable of OpenTelemetry: the URL to which spans are sent, if it differs from that of other signals.",
+    "The URL of OpenTelemetry's collector for spans, if it differs from that of other signals.",
 )
 
 otel_protocol = EnvironmentVariable[str | None](
     "OTEL_EXPORTER_OTLP_PROTOCOL",
     None,
     _text,
-    "A variable of OpenTelemetry: http/protobuf or grpc. grpc needs the package opentelemetry-exporter-otlp-proto-grpc."
-    " Default: http/protobuf.",
+    "The protocol of OpenTelemetry's collector: http/protobuf, or grpc, which needs the package "
+    "opentelemetry-exporter-otlp-proto-grpc. Default: http/protobuf.",
 )
 
 otel_traces_protocol = EnvironmentVariable[str | None](
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
     None,
     _text,
-    "A variable of OpenTelemetry: the protocol of spans, if it differs from that of other signals.",
+    "The protocol of OpenTelemetry's collector for spans, if it differs from that of other signals.",
 )
 
 VARIABLES: tuple[EnvironmentVariable[object], ...] = (

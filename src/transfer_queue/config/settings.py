@@ -52,14 +52,13 @@ _BACKEND = Choice(SIMPLE, *STORE_OPTIONS, or_import_path=True)
 SECTIONS = {
     "ray": "Settings that apply under Ray.",
     "durability": (
-        "Which failures the state and the values survive. The state is in a journal, so that a controller that was "
-        "killed continues with it. docs/reliability.md says what each level costs."
+        "Which failures the state and the values survive. The state is in a journal, with which a controller that was "
+        "killed continues. docs/reliability.md says what each level costs."
     ),
     "backend.SimpleStorage": "The storage that is built in: shared memory of each node.",
     "backend.SimpleStorage.offload": (
-        "A disk tier. If more than `high_watermark` of a unit's bytes are in use, the oldest blocks move to a folder "
-        "on an SSD until `low_watermark` is reached. They are read from there as from memory. The bytes of a unit are "
-        "`arena_bytes`, or its share of its file system."
+        "A disk tier. If more than `high_watermark` of a unit's bytes are in use, the oldest blocks move to an SSD "
+        "until `low_watermark` is reached. They are read from there as from memory."
     ),
     **{f"backend.{name}": options.__doc__ or "" for name, options in STORE_OPTIONS.items()},
 }
@@ -83,9 +82,8 @@ class Settings:
         "strict",
         False,
         Boolean(),
-        "Whether an unknown key is an error, in this configuration and in the `sampling_config` of a fetch. false: an "
-        "unknown key is kept, and a warning names it and the nearest known key. In `tq start` an unknown key is always "
-        "an error.",
+        "Whether an unknown key is an error, also in the `sampling_config` of a fetch. false: it is kept, and a "
+        "warning names the nearest known key. In `tq start` it is always an error.",
     )
     name: str | None = setting(
         "system.name",
@@ -105,8 +103,8 @@ class Settings:
         "ray.namespace",
         "transfer_queue",
         Text(),
-        "The namespace of the controller's actor. The name of the actor is TransferQueueController, followed by "
-        "`-<system.name>` if the system has a name, so that a cluster can have several systems.",
+        "The namespace of the controller's actor. The actor is called TransferQueueController, followed by "
+        "`-<system.name>` if the system has a name.",
     )
     ray_detached: bool = setting(
         "ray.detached",
@@ -118,8 +116,7 @@ class Settings:
         "ray.restart_seconds",
         60,
         Seconds(),
-        "How long the servers wait for Ray to restart their actor after it died. They end after this time if Ray does "
-        "not restart the actor, for example because the driver has died.",
+        "How long the servers wait for Ray to restart their actor after it died. Then they end.",
     )
     ray_node_resource: str | None = setting(
         "ray.node_resource",
@@ -134,16 +131,14 @@ class Settings:
             reserved=("name", "namespace", "lifetime", "get_if_exists"),
             instead="set system.name, ray.namespace and ray.detached instead",
         ),
-        "Options of the controller's actor, as `ray.remote` takes them, for example {runtime_env: {...}, resources: "
-        "{...}, max_restarts: 3}. By default the actor reserves no CPU, and Ray restarts it each time it dies "
-        "(max_restarts: -1), on the same node, or on another one with a `durability.folder` that all nodes see.",
+        "Options of the controller's actor, as `ray.remote` takes them, for example {runtime_env: {...}, "
+        "max_restarts: 3}. By default the actor reserves no CPU, and Ray restarts it each time it dies.",
     )
     sampler: str | None = setting(
         "controller.sampler",
         "SequentialSampler",
         SamplerReference(),
-        "The sampler that decides which of the ready samples a fetch gets. An instance needs a configuration that "
-        "allows objects.",
+        "The sampler that decides which of the ready samples a fetch gets.",
     )
     sampler_args: dict[str, Any] = setting(
         "controller.sampler_args",
@@ -153,9 +148,9 @@ class Settings:
             instead="pass an instance as controller.sampler",
             null_is_empty=True,
         ),
-        "The arguments with which the class of the sampler is called, by name, for example {token_budget: 16384, "
-        "dp_size: 4}. The `inner` of a PrioritySampler or FreshnessSampler is a name, or a mapping with its own "
-        "`sampler` and `sampler_args`. null: no arguments.",
+        "The arguments of the sampler's class by name, for example {token_budget: 16384, dp_size: 4}. The `inner` of "
+        "a PrioritySampler or FreshnessSampler is a name, or a mapping with its own `sampler` and `sampler_args`. "
+        "null: no arguments.",
     )
     task_samplers: dict[str, TaskSampler] = setting(
         "controller.task_samplers",
@@ -163,23 +158,22 @@ class Settings:
         TaskSamplers(),
         "The samplers of tasks that do not use `controller.sampler`, for example {reward: SequentialSampler, "
         '"train*": {sampler: SeqlenBalancedSampler, sampler_args: {dp_size: 2}}}. A key is the name of a task or a '
-        "pattern with `*`, `?` and `[...]`. The name of the task counts first, then the first pattern that fits. A "
-        "value is what `controller.sampler` may be, or a mapping with the keys `sampler` and `sampler_args`.",
+        "pattern; the name counts first, then the first pattern that fits.",
     )
     sampler_isolation: str = setting(
         "controller.sampler_isolation",
         "process",
         Choice("process", "inline"),
-        "Where a sampler runs that is not built in. process: in a separate process, so that a sampler that is slow, "
-        "hangs or dies delays only the fetches that use it. inline: in the controller, which answers no other request "
-        "while `sample` runs; a small fetch takes less time there.",
+        "Where a sampler runs that is not built in. process: in a separate process, so that it delays only the "
+        "fetches that use it. inline: in the controller, which answers no other request while `sample` runs; a small "
+        "fetch takes less time there.",
     )
     polling_mode: bool = setting(
         "controller.polling_mode",
         False,
         Boolean(),
-        "Whether a fetch returns an empty BatchMeta at once if there are not enough samples. false: it waits for them, "
-        "at most TQ_CONTROLLER_GET_METADATA_TIMEOUT seconds.",
+        "Whether a fetch returns an empty BatchMeta at once if there are not enough samples. false: it waits, at most "
+        "TQ_CONTROLLER_GET_METADATA_TIMEOUT seconds.",
     )
     max_deliveries: int = setting(
         "controller.max_deliveries",
@@ -192,66 +186,60 @@ class Settings:
         "durability.values",
         "none",
         Choice("none", "processes", "machine"),
-        "Which failures the values survive. none: the death of single servers; values in memory end with the system. "
-        "processes: the death of all processes at once. The memory of the values belongs to `durability.folder`, and "
-        "the next system with this folder continues with it; `tq stop --discard` removes it. machine: also the failure "
-        "of the machine, because every value is also written to `durability.folder`, which should be on an SSD. Under "
-        "Ray it is on storage that all nodes see, and also has the values of nodes that die. Both need SimpleStorage, "
-        "and `processes` needs `runtime: local`.",
+        "Which failures the values survive. none: the death of single servers. processes: the death of all processes "
+        "at once; the memory of the values belongs to `durability.folder`, and `tq stop --discard` removes it. "
+        "machine: also the failure of the machine; every value is also written to `durability.folder`, on an SSD, and "
+        "under Ray on storage that all nodes see. Both need SimpleStorage, and `processes` needs `runtime: local`.",
     )
     durability_folder: str | None = setting(
         "durability.folder",
         None,
         OrNull(AbsolutePath()),
-        "The folder that keeps the system: its journal, and with `durability.values` also the record of its values. It "
-        "remains when the system ends, and a later system with the same folder continues where this one ended. Under "
-        "Ray, on storage that all nodes see, another node continues with it if the controller's node dies. null: "
-        "the journal is in a folder that is removed with the system.",
+        "The folder of the journal, and of the record of the values. It remains when the system ends, and the next "
+        "system with it continues there. Under Ray, another node continues if the controller's node dies and all "
+        "nodes see the folder. null: the journal is removed with the system.",
     )
     durability_mode: str = setting(
         "durability.mode",
         "async",
         Choice("none", "async", "sync"),
-        "When a request that changes something is answered. async: when the change was handed to the operating system, "
-        "so that it survives the death of any process. sync: when it is also on the disk, so that it survives the "
-        "failure of the machine; with `values: machine` this includes the values of a put. none: there is no journal, "
-        "and the system ends if the controller dies.",
+        "When a request that changes something is answered. async: when the operating system has the change, so that "
+        "it survives the death of any process. sync: when it is on the disk, with `values: machine` including the "
+        "values of a put. none: there is no journal, and the system ends if the controller dies.",
     )
     max_lag_bytes: int = setting(
         "durability.max_lag.bytes",
         1 << 30,
         WholeNumber(0, unit="bytes"),
-        "With `values: machine` and `mode: async`: the values of acknowledged puts that are not on the disk yet are at "
-        "most so many bytes. Further puts wait.",
+        "With `values: machine` and `mode: async`: how much of the values of acknowledged puts may be missing on the "
+        "disk. Further puts wait.",
     )
     max_lag_seconds: float = setting(
         "durability.max_lag.seconds",
         10.0,
         Seconds(),
-        "The same as an age: a put is acknowledged only while no value waits longer for the disk.",
+        "The same as an age: puts wait while a value has waited longer for the disk.",
     )
     storage_backend: str = setting(
         "backend.storage_backend",
         "SimpleStorage",
         _BACKEND,
-        "Where values are stored. RayStore needs `runtime: ray`. A store of your own has an import path "
-        '"package.module:Class" (docs/backends.md).',
+        "Where values are stored. RayStore needs `runtime: ray`. A store of your own is an import path "
+        "(docs/backends.md).",
     )
     field_backends: dict[str, str] = setting(
         "backend.fields",
         {},
         FieldBackends(_BACKEND),
-        "The fields whose values are stored in another backend, for example {pixel_values: MooncakeStore, "
-        '"logprobs*": SimpleStorage}. A key is the name of a field or a pattern with `*`, `?` and `[...]`; the first '
-        "one that fits decides. A pattern that fits a nested TensorDict fits the fields in it. Fields that none fits "
-        "are stored in `storage_backend`.",
+        "The fields whose values are stored in another backend, by name or pattern; the first one that fits decides. "
+        'For example {pixel_values: MooncakeStore, "logprobs*": SimpleStorage}. A pattern that fits a nested '
+        "TensorDict fits the fields in it.",
     )
     store_options: dict[str, dict[str, Any]] = setting(
         OPTIONS,
         {},
         PlainMapping(),
-        "The arguments with which the class of a store of your own is called, by name. A system has at most one store "
-        "of your own.",
+        "The arguments of the class of a store of your own, by name. A system has at most one such store.",
     )
     total_storage_size: int | None = setting(
         "backend.SimpleStorage.total_storage_size",
@@ -263,8 +251,8 @@ class Settings:
         "backend.SimpleStorage.num_data_storage_units",
         None,
         OrNull(WholeNumber(1)),
-        "The number of processes that hold values. They are spread evenly over the nodes that exist when the system "
-        "starts. null: one on each node, also on nodes that are added later.",
+        "The number of processes that hold values, spread evenly over the nodes that exist at the start. null: one on "
+        "each node, also on nodes that are added later.",
     )
     replicas: int = setting(
         "backend.SimpleStorage.replicas",
@@ -294,8 +282,7 @@ class Settings:
         "backend.SimpleStorage.offload.path",
         None,
         OrNull(AbsolutePath()),
-        "A folder on an SSD, which must exist. Each system creates a private folder in it and removes this folder when "
-        "it ends. The next start removes the folders of systems that were killed.",
+        "An existing folder on an SSD. Each system has a private folder in it, which is removed with the system.",
     )
     offload_high: float = setting(
         "backend.SimpleStorage.offload.high_watermark",
@@ -307,22 +294,22 @@ class Settings:
         "backend.SimpleStorage.offload.low_watermark",
         0.6,
         Fraction(),
-        "The share of a unit's bytes in use at which blocks stop moving. It must be less than `high_watermark`.",
+        "The share at which blocks stop moving, less than `high_watermark`.",
     )
     offload_bytes: int | None = setting(
         "backend.SimpleStorage.offload.capacity",
         None,
         OrNull(WholeNumber(SMALLEST_STORAGE, unit="bytes")),
-        "The size to which the disk tier may grow. With `replicas: 2` there are two units on disk, and each may grow "
-        "to this size. null: the size of its file system.",
+        "The size to which each unit on disk may grow; with `replicas: 2` there are two. null: the size of its file "
+        "system.",
     )
     dedup_fields: list[str] = setting(
         "dedup.fields",
         [],
         Patterns(),
-        "The fields whose equal values are stored once in each partition, found by a hash of their bytes, for example "
-        '[pixel_values, "image_*"]. Only values of 4 KiB or more are hashed. A put of such a field takes one more '
-        "request. Without this, values are stored once if rows of one put share memory.",
+        "The fields whose equal values of 4 KiB or more are stored once in each partition, for example [pixel_values, "
+        '"image_*"]. A put of such a field takes one more request. Other fields share a value only if rows of one put '
+        "share memory.",
     )
     metrics_enabled: bool = setting(
         "metrics.enabled",
@@ -335,45 +322,43 @@ class Settings:
         "metrics.host",
         "127.0.0.1",
         Text(),
-        "The address on which the metrics are served. With 0.0.0.0, everyone who can reach this machine can read them, "
-        "including the names of partitions, fields and tasks.",
+        "The address on which the metrics are served. With 0.0.0.0, everyone who can reach this machine can read them.",
     )
     metrics_compatible_names: bool = setting(
         "metrics.compatible_names",
         False,
         Boolean(),
-        "Whether the endpoint also serves the metrics that existing dashboards for this interface query, under the "
-        "names that they query, for example `tq_partition_production_progress`.",
+        "Whether the endpoint also serves the names that existing dashboards for this interface query, for example "
+        "`tq_partition_production_progress`.",
     )
     live_enabled: bool = setting(
         "live.enabled",
         False,
         Boolean(),
-        "Whether a page that shows the system in a browser is served while the system runs, by a process of its own. "
-        "`tq status` prints its address. Needs the extra [live]. `tq live` serves the same page of any system.",
+        "Whether the live page is served while the system runs. `tq status` prints its address. Needs the extra "
+        "[live].",
     )
     live_host: str = setting(
         "live.host",
         "127.0.0.1",
         Text(),
-        "The address on which the page is served. If other machines can reach it, the page is served with the files of "
-        "`security.tls`, or `live.insecure` must be true.",
+        "The address on which the page is served. If other machines can reach it, it needs `security.tls` or "
+        "`live.insecure`.",
     )
     live_port: int = setting("live.port", 0, WholeNumber(0, 65535), "The port of the page. 0: a free port.")
     live_values: bool = setting(
         "live.values",
         False,
         Boolean(),
-        "Whether the page shows values of samples and tags: the first 16 values and 2,000 characters. false: only "
-        "names, types and shapes.",
+        "Whether the page shows values of samples and tags: the first 16 values and 2,000 characters.",
     )
     live_tokenizer: str | None = setting(
         "live.tokenizer",
         None,
         OrNull(Text()),
-        "The tokenizer with which the page shows token ids as text, if it shows values. The absolute path of a "
-        "`tokenizer.json` or of a folder that has one, or the name of a model in the cache of Hugging Face. Nothing is "
-        "downloaded. Needs the extra [tokenizer]. null: token ids are shown as numbers.",
+        "The tokenizer that shows token ids as text, if `live.values` is true: the absolute path of a "
+        "`tokenizer.json` or of its folder, or the name of a model in the cache of Hugging Face. Nothing is "
+        "downloaded. Needs the extra [tokenizer]. null: token ids are numbers.",
     )
     live_insecure: bool = setting(
         "live.insecure",
@@ -385,33 +370,29 @@ class Settings:
         "timeline.events",
         262_144,
         WholeNumber(0, 1 << 26, unit="events"),
-        "How many events of the timeline the controller keeps: puts, claims and waits, for `tq top` and others. Each "
-        "takes 120 bytes of memory when it occurs, with the samples that it is about. 0: none.",
+        "How many puts, claims and waits the controller remembers, for `tq top` and others. Each takes 120 bytes. 0: "
+        "none.",
     )
     allow_pickle: bool = setting(
         "security.allow_pickle",
         True,
         Boolean(),
-        "Whether values may be pickled Python objects. false: clients and servers refuse objects that neither msgpack "
-        "nor numpy nor torch can encode.",
+        "Whether values may be pickled Python objects. false: only what msgpack, numpy or torch can encode.",
     )
     tls: dict[str, str] | None = setting(
         "security.tls",
         None,
         OrNull(TlsFiles()),
-        "TLS of the TCP connections between nodes. The absolute paths of three PEM files, the same on all nodes: "
-        "{certificate: /..., private_key: /..., authority: /...}. Each process shows its certificate, which the "
-        "authority must have signed; the name in it does not matter. The private key has no password. The key of the "
-        "system is needed in addition. null: no TLS, so that samples cross the network unencrypted. Processes of one "
-        "node use UNIX sockets, without TLS.",
+        "TLS between nodes: the absolute paths of three PEM files, {certificate: /..., private_key: /..., authority: "
+        "/...}. The authority must have signed the certificate, whose name does not matter. The private key has no "
+        "password. null: samples cross the network unencrypted.",
     )
     copy_threads: int | None = setting(
         "client.copy_threads",
         None,
         OrNull(WholeNumber(1, 256, unit="threads")),
-        "How many threads of a client share a large copy (from 8 MiB), with at least 4 MiB for each. null: as many as "
-        "the process has cores, by its affinity and its cgroups, divided by the ranks of its node (LOCAL_WORLD_SIZE "
-        "and the like); at least 2 if it has 2 cores, at most 16. The threads are started for each copy.",
+        "How many threads of a client share a copy from 8 MiB. null: as many as the process has cores, divided by the "
+        "ranks of its node, at most 16.",
     )
     start_timeout: float = setting(
         "timeouts.start", 30, Seconds(), "How long `init` waits until the servers are ready."
@@ -420,28 +401,28 @@ class Settings:
         "timeouts.sampler",
         30,
         Seconds(),
-        "How long one call of a user's sampler may take. If it takes longer, its process is ended, and the next call "
-        "starts a new one.",
+        "How long one call of a user's sampler may take. Then its process is ended, and the next call starts a new "
+        "one.",
     )
     call_timeout: float = setting(
         "timeouts.call",
         60,
         Seconds(),
-        "How long a call waits for its answer, in addition to the time that the caller allows it to wait for samples.",
+        "How long a call waits for its answer, in addition to its own timeout.",
     )
     restart_timeout: float = setting(
         "timeouts.restart",
         60,
         Seconds(),
-        "How long the system tries to restart a server that ends before or soon after it is ready. A server is the "
-        "controller or a storage unit on any node. After this time the system ends; the server's log has the reason.",
+        "How long the system tries to restart a server that does not become ready. Then the system ends; the server's "
+        "log has the reason.",
     )
     report_wait: float | None = setting(
         "timeouts.report_wait",
         30,
         OrNull(Seconds()),
-        "After how long a call or a loader that waits (for samples, space, a lock, changes) logs what it waits for, "
-        "and why. It logs it again each time the wait has doubled. null: never.",
+        "After how long a call or a loader that waits logs what it waits for, and why; again each time the wait has "
+        "doubled. null: never.",
     )
 
     @classmethod

@@ -26,14 +26,14 @@ class MooncakeStoreOptions:
         "backend.MooncakeStore.auto_init",
         True,
         Boolean(),
-        "Whether the system starts the master of the store, and stops it when the system ends. false: a master is "
-        "running at `master_server_address`.",
+        "Whether the system starts and stops the master of the store. false: a master is running at "
+        "`master_server_address`.",
     )
     metadata_server: str = setting(
         "backend.MooncakeStore.metadata_server",
         "P2PHANDSHAKE",
         Text(),
-        'The URL of the metadata server, which is started together with the master. "P2PHANDSHAKE": there is none.',
+        'The URL of the metadata server, which is started with the master. "P2PHANDSHAKE": there is none.',
     )
     master_server_address: str = setting(
         "backend.MooncakeStore.master_server_address",
@@ -45,8 +45,8 @@ class MooncakeStoreOptions:
         "backend.MooncakeStore.local_hostname",
         None,
         OrNull(Text()),
-        "The address at which the nodes reach each other: a network such as 10.2.0.0/16, in which each node has an "
-        "address, or in a system of one node its name. null: the address of each node in Ray.",
+        "The address at which nodes reach each other: a network such as 10.2.0.0/16, or in a system of one node its "
+        "name. null: the address of each node in Ray.",
     )
     protocol: str = setting(
         "backend.MooncakeStore.protocol", "tcp", Choice("tcp", "rdma"), "The protocol of transfers between hosts."
@@ -55,14 +55,13 @@ class MooncakeStoreOptions:
         "backend.MooncakeStore.global_segment_size",
         4 << 30,
         WholeNumber(0, unit="bytes"),
-        "The number of bytes that the system gives to the store. A separate process holds them, so that values outlive "
-        "their writers and the storage unit. 0: other hosts give all bytes.",
+        "The memory that the system gives to the store, held by a separate process. 0: other hosts give all memory.",
     )
     local_buffer_size: int = setting(
         "backend.MooncakeStore.local_buffer_size",
         1 << 30,
         WholeNumber(0, unit="bytes"),
-        "The largest number of bytes of registered memory that each process keeps for its transfers.",
+        "How much registered memory each process keeps for its transfers.",
     )
     device_name: str = setting(
         "backend.MooncakeStore.device_name",
@@ -77,9 +76,8 @@ class MooncakeStoreOptions:
         "backend.MooncakeStore.use_gdr",
         False,
         Boolean(),
-        "Whether values on a GPU are sent without a copy in the memory of the host, by a put and by a get with "
-        'device="cuda". This needs `protocol: rdma` and a build of the library with CUDA. A process without a GPU uses '
-        "the memory of the host, and its log says so once.",
+        "Whether values on a GPU are sent without a copy in the memory of the host. This needs `protocol: rdma` and a "
+        "build of the library with CUDA. A process without a GPU uses the memory of the host.",
     )
 
 
@@ -91,16 +89,14 @@ class YuanrongOptions:
         "backend.Yuanrong.auto_init",
         True,
         Boolean(),
-        "Whether the system starts the worker and the metastore, and stops them when the system ends. false: they are "
-        "running.",
+        "Whether the system starts and stops the worker and the metastore. false: they are running.",
     )
     worker_host: str | None = setting(
         "backend.Yuanrong.worker_host",
         None,
         OrNull(Text()),
-        "The address of the worker of each node: a network such as 10.2.0.0/16, in which each node has an address, or "
-        "in a system of one node its name. null: the address of each node in Ray, or 127.0.0.1 in a system of one "
-        "machine.",
+        "The address of the worker of each node: a network such as 10.2.0.0/16, or in a system of one node its name. "
+        "null: the address of each node in Ray, or 127.0.0.1 in a system of one machine.",
     )
     worker_port: int = setting(
         "backend.Yuanrong.worker_port",
@@ -118,9 +114,8 @@ class YuanrongOptions:
         "backend.Yuanrong.enable_yr_npu_transport",
         False,
         Boolean(),
-        'Whether values on an NPU are sent to gets with device="npu" without a copy in the memory of the host. This '
-        "needs torch_npu and a build of the library for NPUs. A process without an NPU uses the memory of the host, "
-        "and its log says so once.",
+        'Whether gets with device="npu" receive values on an NPU without a copy in the memory of the host. This needs '
+        "torch_npu and a build of the library for NPUs. A process without an NPU uses the memory of the host.",
     )
     worker_args: str = setting(
         "backend.Yuanrong.worker_args",
@@ -138,16 +133,14 @@ class RayStoreOptions:
         _CAPACITY,
         None,
         OrNull(WholeNumber(SMALLEST_STORAGE, unit="bytes")),
-        "The largest number of bytes of all values together. null: as many as Ray has space for; Ray writes values to "
-        "disk if its memory is full.",
+        "The largest size of all values together. null: as much as Ray has; Ray writes to disk if its memory is full.",
     )
     direct_transport: str | None = setting(
         _DIRECT_TRANSPORT,
         None,
         OrNull(Choice("nixl")),
-        "The transport that replaces Ray's object store. nixl: actors that were created with "
-        "`enable_tensor_transport=True` write and read values without the object store; this needs a `capacity`, and "
-        "`pip install 'transfer_queue[ray-direct]'`. null: all values are in the object store.",
+        "The transport that replaces Ray's object store. nixl: actors with `enable_tensor_transport=True` write and "
+        "read values directly; this needs a `capacity` and the extra [ray-direct].",
     )
 
 

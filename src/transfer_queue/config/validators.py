@@ -373,10 +373,10 @@ class OrNull(Validator[V | None]):
 
     def __init__(self, inner: Validator[V]) -> None:
         super().__init__(f"{inner.type_name} or null", f"null, or {inner.allowed}", inner.unit)
-        self._inner = inner
+        self.inner = inner
 
     def _accept(self, key: str, value: object) -> V | None:
-        return None if value is None else self._inner._accept(key, value)
+        return None if value is None else self.inner._accept(key, value)
 
 
 def _resolved(value: object) -> object:

@@ -153,7 +153,7 @@ COMPATIBLE: dict[str, Family] = {
     ),
     "tq_controller_request_total": Family(
         "counter",
-        "Requests that the controller has handled. Those without a type of the dashboards have their own names.",
+        "Requests that the controller has handled, by the type of the dashboards or their own name.",
         ("op_type",),
         sample=lambda snapshot: (
             ((op_type,), sum(timing.counts)) for op_type, timing in _requests_of_controller(snapshot).items()
@@ -168,7 +168,7 @@ COMPATIBLE: dict[str, Family] = {
     ),
     "tq_controller_request_samples_total": Family(
         "counter",
-        "Samples that requests were about: put (NOTIFY_DATA_UPDATE), dealt (GET_META) and removed (CLEAR_META).",
+        "Samples that were put (NOTIFY_DATA_UPDATE), dealt (GET_META) and removed (CLEAR_META).",
         ("op_type",),
         sample=_request_samples,
     ),
@@ -206,8 +206,7 @@ COMPATIBLE: dict[str, Family] = {
     ),
     "tq_storage_capacity_total": Family(
         "gauge",
-        "About how many values of the current mean size fit into a storage unit, whose capacity is in bytes. A unit "
-        "without values has no such series.",
+        "About how many values of the current mean size fit into a storage unit. An empty unit has no such series.",
         UNIT,
         sample=_capacity,
     ),
@@ -219,19 +218,19 @@ COMPATIBLE: dict[str, Family] = {
     ),
     "tq_storage_request_ops": Family(
         "counter",
-        "Requests that a storage unit has handled. Processes of its node read and write without a request.",
+        "Requests that a storage unit has handled. Processes of its node read and write without one.",
         ("op_type", *UNIT),
         sample=_per_unit_request(lambda timing: sum(timing.counts)),
     ),
     "tq_storage_request_latency_p50": Family(
         "gauge",
-        "The median time of a request in the loop of a storage unit, in seconds, since its start.",
+        "The median time of a request in the loop of a storage unit since its start.",
         ("op_type", *UNIT),
         sample=_per_unit_request(lambda timing: quantile(LOOP_BOUNDS, timing.counts, 0.5)),
     ),
     "tq_storage_request_latency_p99": Family(
         "gauge",
-        "The 99th percentile of the time of a request in the loop of a storage unit, in seconds, since its start.",
+        "The 99th percentile of this time.",
         ("op_type", *UNIT),
         sample=_per_unit_request(lambda timing: quantile(LOOP_BOUNDS, timing.counts, 0.99)),
     ),

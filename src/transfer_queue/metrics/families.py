@@ -101,8 +101,8 @@ ROWS: dict[str, dict[str, Family]] = {
     "Where tasks wait": {
         "tq_task_wait_seconds_total": Family(
             "counter",
-            "Time for which the clients of a task have waited, for samples, for capacity or for group demand, "
-            "including waits that have not ended. Waits of one client that overlap count once.",
+            "Time for which the clients of a task have waited, including waits that have not ended. Waits of one "
+            "client that overlap count once.",
             ("task", "reason"),
             sample=named_series("task_wait_seconds"),
             panel="Waiting share of each task",
@@ -124,7 +124,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_ready_rows": Family(
             "gauge",
-            "Samples that a task could fetch now: they have the fields of its last fetch, and it has not fetched them.",
+            "Samples that a task could fetch now, with the fields of its last fetch.",
             ("partition", "task"),
             sample=series("ready_rows"),
             panel="Ready samples",
@@ -176,7 +176,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_saved_bytes": Family(
             "gauge",
-            "Bytes that the values of a partition would need more if equal ones were not stored once.",
+            "Bytes that a partition saves because equal values are stored once.",
             ("partition",),
             sample=per_partition(lambda partition: partition.saved),
             panel="Bytes",
@@ -210,7 +210,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_passed_over_rows": Family(
             "gauge",
-            "Samples that a task skipped and will never be dealt.",
+            "Samples that a task skipped.",
             ("partition", "task", "reason"),
             sample=passed_over_rows,
             panel="Dropped, skipped and lost samples",
@@ -327,7 +327,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_redelivered_rows_total": Family(
             "counter",
-            "Samples whose delivery ended without an acknowledgement, so that they are delivered again.",
+            "Samples that are delivered again, because no acknowledgement came.",
             ("task", "reason"),
             sample=series("redelivered_rows"),
             panel="Redelivered samples per second",
@@ -392,7 +392,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_arena_largest_free_bytes": Family(
             "gauge",
-            "The longest run of free space. If it is much less than all free space, the arena is fragmented.",
+            "The longest run of free space. The arena is fragmented if it is much less than all free space.",
             ARENA,
             sample=per_unit(lambda unit: unit.space.largest_free),
             panel="Fragmentation of free space",
@@ -440,7 +440,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_store_server_ends_total": Family(
             "counter",
-            "Ends of servers of an external store on a node since the controller started.",
+            "Ends of these servers since the controller started.",
             ("backend", "node"),
             sample=series("store_server_ends"),
             panel="Ends of servers of external stores",
@@ -488,7 +488,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_journal_commit_seconds": Family(
             "histogram",
-            "Time of a commit. Of commits that do not wait for the disk, one of 8 is measured.",
+            "Time of a commit. If commits do not wait for the disk, one of 8 is measured.",
             (),
             sample=journal_value(lambda journal: journal.commits),
             bounds=LOOP_BOUNDS,

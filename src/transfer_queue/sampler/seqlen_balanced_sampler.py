@@ -52,16 +52,25 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         InvalidArgumentError: `n_samples_per_prompt` or `dp_size` is not positive.
 
     Example:
-        >>> class Tags:
-        ...     def get_custom_meta(self, indexes):
-        ...         lengths = [8, 1, 7, 2]
-        ...         return {index: {"total_lengths": lengths[index]} for index in indexes}
-        >>> sampler = tq.SeqlenBalancedSampler(dp_size=2)
-        >>> config = {"partition": Tags(), "partition_id": "train_0", "task_name": "update", "batch_index": 0}
-        >>> sampler.sample([0, 1, 2, 3], 2, dp_rank=0, **config)[0]
-        [0, 1]
-        >>> sampler.sample([0, 1, 2, 3], 2, dp_rank=1, **config)[0]
-        [2, 3]
+        A GRPO batch for two ranks. Groups stay whole, and the ranks get nearly the same number of tokens.
+
+        >>> lengths = {"p0": [812, 640, 905, 731], "p1": [120, 95, 133, 88],
+        ...            "p2": [310, 280, 450, 296], "p3": [520, 610, 388, 702]}
+        >>> for prompt, tokens in lengths.items():  # the numbers of tokens of four answers to each prompt
+        ...     put = client.put(
+        ...         TensorDict({"answer": torch.zeros(4, 9)}, batch_size=[4]),
+        ...         partition_id="train_0",
+        ...         group_ids=[prompt] * 4,
+        ...         tags=[{"prompt": prompt, "total_lengths": count} for count in tokens],
+        ...     )
+        >>> sampler = tq.SeqlenBalancedSampler(n_samples_per_prompt=4, dp_size=2)
+        >>> for rank in (0, 1):
+        ...     dataset = tq.StreamingDataset(None, 8, 8, ["answer"], "train_0", "actor_update", rank, sampler=sampler)
+        ...     data, meta = next(iter(dataset))
+        ...     prompts = [tag["prompt"] for tag in meta.custom_meta]
+        ...     print(prompts, sum(tag["total_lengths"] for tag in meta.custom_meta), "tokens")
+        ['p0', 'p0', 'p0', 'p0', 'p1', 'p1', 'p1', 'p1'] 3524 tokens
+        ['p2', 'p2', 'p2', 'p2', 'p3', 'p3', 'p3', 'p3'] 3556 tokens
     """
 
     deals_rounds = True

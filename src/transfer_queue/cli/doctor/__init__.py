@@ -22,9 +22,9 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "doctor", help="check this machine, and measure the rates of put, get, claim and wake-up on it",
         description="Checks versions, processors, memory, limits and folders. Then starts a separate system, moves "
-        "data between two processes, compares every byte, measures the rates of put, get and claim and the time until "
-        "a waiting consumer wakes up, and stops the system. The exit code is 1 if there is a problem, for example if a "
-        "system on this machine does not reply; with --no-test the command can be the probe of a container.",
+        "data between two processes, compares every byte, and measures the rates of put, get and claim and the time "
+        "until a waiting consumer wakes up. The exit code is 1 if there is a problem, for example if a system on this "
+        "machine does not reply. With --no-test it can be the probe of a container.",
     )  # fmt: skip
     command.add_argument("--no-test", action="store_true", help="only check, and start nothing: in less than a second")
     add_conf(command, "also check that the storage that this YAML file of settings describes fits this machine")

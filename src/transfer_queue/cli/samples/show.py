@@ -25,7 +25,7 @@ def add(commands: Commands) -> None:
         "show", help="show one sample: its values, where they are, and what happened to it",
         description="Prints the fields of a sample with types, sizes and first values, which client put them and "
         "where they are stored; its tags, its group, its state for each task, and its history. The exit code is 1 if "
-        "the sample does not exist and nothing is known about it.",
+        "nothing is known about the sample.",
     )  # fmt: skip
     command.add_argument("partition")
     command.add_argument("sample", metavar="KEY|INDEX", help="the sample's key, or its global index")

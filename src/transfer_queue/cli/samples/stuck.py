@@ -26,9 +26,8 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "stuck", help="samples that have not changed for some time and are not finished",
         description="Prints the samples whose fields and tags have not changed for some time, and that a task has not "
-        "consumed or that lack a field that other samples of their partition have. It begins with the samples that "
-        "have been unchanged for longest, groups them by prompt, and names the client that changed each of them last. "
-        f"The exit code is 0 if no sample is stuck, {SOME} if samples are stuck, and 1 if the command fails.",
+        "consumed or that lack a field that other samples of their partition have. The samples of one prompt "
+        f"are together, with the client that changed each of them last. The exit code is {SOME} if samples are stuck.",
     )  # fmt: skip
     command.add_argument(
         "--for", dest="seconds", default=SECONDS, metavar="SECONDS",

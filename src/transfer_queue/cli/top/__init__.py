@@ -21,10 +21,9 @@ def add(commands: Commands) -> None:
     """Add the command to the parser of `tq`."""
     command = commands.add_parser(
         "top", help="show where a training waits, every second: verdict, stages, waits, partitions, memory, load",
-        description="Shows on the full terminal where a training waits, and refreshes it every second: the verdict, "
-        "the stages with their rates, ranks and queues, the fields that they wait for, the partitions, the memory, "
-        "and the load of the controller. Enter opens a task, a wait, a partition or a sample; ? shows all keys, "
-        "q quits. Needs the extra transfer_queue[top]. NO_COLOR removes colors.",
+        description="Shows on the full terminal where a training waits: the verdict, the stages with their rates, "
+        "ranks and queues, the fields that they wait for, the partitions, the memory, and the load of the controller. "
+        "Enter opens a row, ? shows all keys, q quits. Needs the extra [top].",
     )  # fmt: skip
     command.add_argument(
         "--every", default=EVERY, metavar="SECONDS", help=f"seconds between refreshes ({EVERY:g})",

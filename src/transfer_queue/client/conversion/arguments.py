@@ -201,9 +201,7 @@ def task_names(free_when: ConsumedBy | Sequence[str] | None) -> list[str]:
         return []
     listed = list(free_when.tasks) if isinstance(free_when, ConsumedBy) else _as_list(free_when, "free_when")
     if not listed or not all(isinstance(task, str) for task in listed):
-        raise InvalidArgumentError(
-            f"free_when must name tasks, as consumed_by['update'] or a list of str, got {free_when!r}"
-        )
+        raise InvalidArgumentError(f"free_when must be a list of task names, for example ['update'], got {free_when!r}")
     return list(dict.fromkeys(listed))
 
 

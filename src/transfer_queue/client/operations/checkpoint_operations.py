@@ -169,7 +169,7 @@ class CheckpointOperations(DataPath):
     def save_controller_checkpoint(
         self, path: str | os.PathLike[str], *, cut: CheckpointSave | None = None, timeout: float | None = None
     ) -> Operation[None]:
-        """Write the controller's state, which is everything except the bytes of the samples, into a file.
+        """Write the controller's state, without the values of samples, into a file. `tq.save_checkpoint` saves both.
 
         Args:
             path: The file. It is replaced in one step; missing parents are created.
@@ -209,7 +209,7 @@ class CheckpointOperations(DataPath):
         previous: str | os.PathLike[str] | None = None,
         timeout: float | None = None,
     ) -> Operation[None]:
-        """Write the bytes of all samples into the subfolder `simple_storage` of a folder.
+        """Write the values of all samples into `simple_storage` of a folder. `tq.save_checkpoint` saves all.
 
         Args:
             checkpoint_dir: The folder. Its `simple_storage` is replaced in one step.

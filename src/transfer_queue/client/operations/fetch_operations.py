@@ -95,7 +95,7 @@ class FetchOperations(DataPath):
         replicas: int | None = None,
         timeout: float | None = None,
     ) -> Operation[BatchMeta]:
-        """Return metadata of samples of a partition: fetch ready ones, reserve new ones, or look at all.
+        """Return metadata of samples: fetch ready ones, reserve new ones, or look at all. A timeout is an error.
 
         Args:
             data_fields: The fields that the samples must have (one str for one field). An insert needs none: [].
@@ -180,7 +180,7 @@ class FetchOperations(DataPath):
         ahead: int = 0,
         timeout: float | None = None,
     ) -> Operation[tuple[BatchMeta, bool]]:
-        """Wait for the next batch of a task, as a loader does. A timeout is not an error.
+        """Wait for the metadata of a task's next batch. Unlike in `get_meta`, a timeout or the end is not an error.
 
         Args:
             data_fields: The fields that the samples must have.
@@ -283,7 +283,7 @@ class FetchOperations(DataPath):
         out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
-        """Return the values of samples.
+        """Return the values of the samples of a BatchMeta. `kv_batch_get` takes keys instead.
 
         Args:
             metadata: The samples and their fields. If it has no samples, the fields that it knows are returned, with no
@@ -299,7 +299,7 @@ class FetchOperations(DataPath):
             copy: False: a field of tensors whose rows are one after the other in one block of an arena of this node is
                 returned as a view of the arena, for which nothing is copied. What is written to a view changes it in
                 this process only. The space of cleared samples is in use until the last view of them ends
-                ("Values without a copy" in docs/guides/views.md). Other fields are copied; `tq.is_view` says what a
+                ("Values without a copy" in docs/guides/values.md). Other fields are copied; `tq.is_view` says what a
                 tensor is. Default: True, every field is copied.
             out: Tensors for the values of some fields, by field: a TensorDict or a dict. They must be contiguous, have
                 the dtype and the shape [rows, ...] of the field, and may be pinned or on a device. They are filled and
@@ -349,7 +349,7 @@ class FetchOperations(DataPath):
         copy: bool = True,
         timeout: float | None = None,
     ) -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
-        """Wait for the next batch of a task and return its values, in one round trip: `await_batch` with `get_data`.
+        """Wait for a task's next batch with its values: `await_batch` and `get_data` in one round trip.
 
         The values are those of the moment at which the samples were dealt, or later ones.
 

@@ -231,7 +231,7 @@ class KVOperations(DataPath):
         out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
-        """Return the values of the samples with these keys. Consumes nothing.
+        """Return the values of the samples with these keys. Consumes nothing. `get_data` takes a BatchMeta instead.
 
         Unknown keys are omitted, and so are fields that not all of the found keys have. One warning names what was
         omitted.
@@ -322,7 +322,7 @@ class KVOperations(DataPath):
         out: TensorDictBase | Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Operation[TensorDict]:
-        """Return the values of the samples that a KVBatchMeta names. Consumes nothing.
+        """Return the values of the samples that a KVBatchMeta names: `kv_batch_get` with its keys. Consumes nothing.
 
         Args:
             meta: The samples, as a put returned them.

@@ -23,7 +23,7 @@ class LeaseOperations(DataPath):
         self._acks = AckJoiner(lambda request: self._ask(request, Done, None))
 
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[bool]:
-        """Acknowledge samples that were fetched under a lease: the task has then consumed them.
+        """Acknowledge samples that were fetched with `lease=`: the task has consumed them. Without lease: `finish`.
 
         Args:
             metadata: The samples: what was fetched, or a part of it (with a group sampler: complete groups). It may

@@ -46,7 +46,7 @@ class PartitionOperations(DataPath):
             partition_id: The partition.
             group_size: The number of samples of each declared group. Default: groups have no declared size.
             producers: How many calls of `seal` seal the partition. Default: 1.
-            free_when: `consumed_by["reward", "update"]`: a sample is cleared as soon as each of these tasks has
+            free_when: Names of tasks, for example ["reward", "update"]: a sample is cleared as soon as each of them has
                 consumed and finished it (see `finish`). Default: samples are cleared only by calls.
             replicas: The number of rank replicas that fetch each sample and must finish it. Default: 1.
             max_staleness: No fetch returns a sample whose tag `policy_version`, the version of the policy that
@@ -88,7 +88,7 @@ class PartitionOperations(DataPath):
                 have their defaults are not compared.
 
         Example:
-            >>> client.create_partition("train_0", group_size=8, free_when=tq.consumed_by["update"])
+            >>> client.create_partition("train_0", group_size=8, free_when=["update"])
             True
             >>> client.create_partition("train_0", group_size=8)
             False
@@ -210,7 +210,7 @@ class PartitionOperations(DataPath):
         return int((yield from self._ask(partitions.ReadPolicyVersion(partition_id), Done, timeout)).value)
 
     def report_done(self, partition_id: str, count: int = 1, *, timeout: float | None = None) -> Operation[None]:
-        """Report that samples are done: a consumer has processed them, not only received them.
+        """Count samples as processed, which `await_done` waits for. It changes no sample, unlike `ack` and `finish`.
 
         The controller counts the samples that were added and those that are done. See `await_done`.
 

@@ -34,7 +34,7 @@ class SampleOperations(DataPath):
         tags: Tags | None = None,
         timeout: float | None = None,
     ) -> Operation[BatchMeta]:
-        """Write columns: as new samples of a partition, or as fields of existing samples.
+        """Write columns: as new samples of a partition, or as fields of existing ones. `kv_batch_put` uses keys.
 
         The values, tags and groups of a put become visible together. If the put fails, it left nothing, with one
         exception: a put into samples of several partitions is published partition by partition, and the partitions
@@ -149,7 +149,7 @@ class SampleOperations(DataPath):
         return metadata
 
     def set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[None]:
-        """Replace the tag of each sample by the metadata's custom_meta.
+        """Replace the tag of each sample by the metadata's custom_meta. `put` and `kv_put` merge tags instead.
 
         Args:
             metadata: The samples with their new tags.
@@ -175,7 +175,9 @@ class SampleOperations(DataPath):
         metadata._tags_saved()
 
     def clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[None]:
-        """Remove samples with their values, keys and tags. Samples that were already cleared are ignored.
+        """Remove samples of a BatchMeta with their values, keys and tags. `kv_clear` uses keys, `drop` also counts.
+
+        Samples that were already cleared are ignored.
 
         Args:
             metadata: The samples.
@@ -202,7 +204,7 @@ class SampleOperations(DataPath):
         reason: str,
         timeout: float | None = None,
     ) -> Operation[int]:
-        """Remove samples that are of no use, and count them under a reason.
+        """Remove samples or groups that are of no use, and count them under a reason; `clear_samples` does not count.
 
         A dropped group is over. If the partition has a `group_size`, members that are put later are dropped, too, and a
         put of all members of a group in one call begins a new group, also under the same id. Unknown groups and cleared
@@ -247,7 +249,7 @@ class SampleOperations(DataPath):
         return int((yield from self._ask(request, Done, timeout)).value)
 
     def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> Operation[None]:
-        """Declare that the task does not need these samples any more.
+        """Let go of samples that were fetched, so that `free_when` can clear them. A lease is ended by `ack` instead.
 
         This matters if the partition frees samples by itself (`create_partition(free_when=...)`). A fetch also finishes
         the samples that the same client fetched before for the same task and dp_rank, unless it is made with
@@ -259,7 +261,7 @@ class SampleOperations(DataPath):
             timeout: See `TransferQueueClient`.
 
         Example:
-            >>> created = client.create_partition("train_0", free_when=tq.consumed_by["update"])
+            >>> created = client.create_partition("train_0", free_when=["update"])
             >>> put = client.kv_put("a", "train_0", {"prompt": torch.zeros(3)})
             >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
             >>> client.finish(meta, "update")

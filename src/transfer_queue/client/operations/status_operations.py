@@ -156,7 +156,7 @@ class StatusOperations(DataPath):
         *,
         timeout: float | None = None,
     ) -> Operation[PartitionChange]:
-        """Wait until samples of a partition change, and return the changes.
+        """Wait until samples of a partition change, and return the changes. `subscribe` repeats this.
 
         A sample changes when it gets a field, a tag or a key. The result describes the state now: of several changes of
         a sample the last, and no sample is omitted however late the call is. It also names the samples that were
@@ -334,7 +334,7 @@ class StatusOperations(DataPath):
         return pages.describe(reports)
 
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
-        """Return the verdict, the progress of every partition by field and task, and the counters of the controller.
+        """Return what `tq status` shows: the verdict, the progress of each partition by field and task, and counters.
 
         Args:
             timeout: See `TransferQueueClient`.
@@ -376,7 +376,7 @@ class StatusOperations(DataPath):
         return (yield from self._judge(status, timeout))
 
     def stats(self, *, timeout: float | None = None) -> Operation[dict[str, float]]:
-        """Return figures for a training's own logger: shares of waiting, rates, queues and staleness of each task.
+        """Return flat figures for a logger: shares of waiting, rates, queues and staleness of each task.
 
         The figures are about the time since the previous call of this client, at most the last five minutes; those of
         the first call are about the last minute. Names stay the same during a run, for the first 16 tasks.
@@ -386,7 +386,7 @@ class StatusOperations(DataPath):
             timeout: See `TransferQueueClient`.
 
         Returns:
-            Figures by name, for example `tq/train/wait_share`. The guide "Find the bottleneck" lists all names. A
+            Figures by name, for example `tq/train/wait_share`. The page "Metrics and traces" lists all names. A
             figure that is not known, such as the staleness of a task that claimed nothing, is left out.
 
         Example:
