@@ -55,6 +55,9 @@ WORDS: dict[Place, str] = PAGE_ROWS | {
     ("kv", "get 64 rows x 3 x 64"): "get 64 rows",
     ("kv", "put 1024 rows, objects"): "put 1,024 rows of Python objects",
     ("kv", "get 1024 rows, jagged"): "get 35 MiB in 1,024 rows of different lengths",
+    ("kv", "put 8192 rows x 5 x 128"): "put 20 MiB in 8,192 rows",
+    ("kv", "put 1024 rows, jagged"): "put 35 MiB in 1,024 rows of different lengths",
+    ("kv", "put 512 rows, mixed"): "put 26 MiB in 512 rows of tensors and text",
     ("kv", "get 512 rows, mixed"): "get 26 MiB in 512 rows of tensors and text",
 }
 GROWTH: tuple[tuple[str, str, Sequence[tuple[str, str, str]]], ...] = (
