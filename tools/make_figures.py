@@ -128,7 +128,7 @@ def line_of(row: dict[str, Any], words: str) -> tuple[str, ...]:
     best = (max if row["unit"] in RATES else min)(known.values())
 
     def cell(name: str) -> str:
-        text = f"{number(known[name])} {row['unit']}"
+        text = shown(known[name], row["unit"])
         return f"**{text}**" if known[name] == best else text
 
     arrays = [f"NumPy arrays: {cell(ARRAYS)}"] if ARRAYS in known else []
@@ -139,6 +139,13 @@ def line_of(row: dict[str, Any], words: str) -> tuple[str, ...]:
 def table(*lines: tuple[str, ...], head: tuple[str, ...] = HEAD) -> str:
     """Return a table."""
     return "\n".join([cells(*head), "|" + "---|" * len(head), *(cells(*line) for line in lines)])
+
+
+def shown(value: float, unit: str) -> str:
+    """Return a figure with its unit; microseconds as milliseconds."""
+    if unit == "us":
+        value, unit = value / 1e3, "ms"
+    return f"{value:.2f} {unit}" if abs(value - 1) < 0.01 else f"{number(value)} {unit}"
 
 
 def near(results: Results) -> str:
@@ -171,10 +178,7 @@ def growth(results: Results) -> str:
         found = []
         for words, benchmark, begin in places:
             row = row_of(results, benchmark, begin)
-            value, unit = row["ours"], row["unit"]
-            if unit == "us":
-                value, unit = value / 1e3, "ms"
-            found.append(f"{words}: {number(value)} {unit}")
+            found.append(f"{words}: {shown(row['ours'], row['unit'])}")
         lines.append((operation, by, ", ".join(found)))
     return table(*lines, head=("operation", "grows with", "measured"))
 
@@ -194,7 +198,7 @@ def gpu(results: Results) -> str:
     lines = []
     for begin, words in GPU_ROWS.items():
         row = row_of(results, "gpu", begin)
-        lines.append((words, f"{number(row['ours'])} {row['unit']}", f"{number(row['more']['GB/s'])} GB/s"))
+        lines.append((words, shown(row["ours"], row["unit"]), shown(row["more"]["GB/s"], "GB/s")))
     return table(*lines, head=("256 MiB", "time", "rate"))
 
 
