@@ -179,7 +179,7 @@ def growth(results: Results) -> str:
         for words, benchmark, begin in places:
             row = row_of(results, benchmark, begin)
             found.append(f"{words}: {shown(row['ours'], row['unit'])}")
-        lines.append((operation, by, ", ".join(found)))
+        lines.append((operation, by, "; ".join(found)))
     return table(*lines, head=("operation", "grows with", "measured"))
 
 
