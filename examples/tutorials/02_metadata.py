@@ -75,7 +75,7 @@ assert not client.check_production_status(fields, "train_0")
 
 why = client.explain("train_0", global_index=int(indexes[3]), task="update", fields=fields)
 print(why)
-assert "is missing the fields ['reward']" in why
+assert "is missing the field 'reward'" in why
 
 # %% [markdown]
 # ## Tags travel with metadata

@@ -21,6 +21,12 @@ MOST_ROWS = 12
 """The rows of a table, unless the caller allows more."""
 MOST_NAMES_LISTED = 4
 """The names that a `repr` lists."""
+MOST_RANGES = 4
+"""The ranges of integers that a text lists."""
+MOST_WORKERS = 4
+"""The ranks that a text names."""
+CLIENT_CHARACTERS = 8
+"""The characters of a client id that are shown."""
 
 _GREY = "rgba(128,128,128,.35)"
 _BOX = f"display:inline-block;max-width:100%;overflow-x:auto;padding:.4em .8em .6em;border:1px solid {_GREY};"
@@ -100,6 +106,51 @@ def size_text(nbytes: float) -> str:
 def count_text(count: int, noun: str) -> str:
     """Return a number with a noun, as `1 sample` and `2 samples`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def worker_text(
+    task: str = "", rank: int = -1, pid: int = 0, host: str = "", client: str = "", most: int = MOST_CHARACTERS
+) -> str:
+    """Return who did something, as `train rank 0, pid 123, node-7`. This is the label of a rank everywhere.
+
+    A text that would be too long first loses the host, then the process.
+
+    Args:
+        task: The task; "" if it is not known.
+        rank: The rank in the task; -1 if it is not known.
+        pid: The process id; 0 if it is not known.
+        host: The host of the process; "" if it is not known.
+        client: The client id. Its beginning is shown only if the process is not known.
+        most: The maximum number of characters.
+    """
+    name = " ".join(filter(None, [printable_name(task), f"rank {rank}" if rank >= 0 else ""]))
+    if pid:
+        process = [f"pid {pid}", *filter(None, [printable_name(host)])]
+    else:
+        process = [f"client {printable_name(client)[:CLIENT_CHARACTERS]}"] if client and rank < 0 else []
+    if not name and not process:
+        return "the controller"
+    parts = [name, *process] if name else process
+    while len(parts) > 1 and len(", ".join(parts)) > most:
+        parts.pop()
+    return short_text(", ".join(parts), most)
+
+
+def list_workers(labels: Iterable[str]) -> str:
+    """Return the labels of several ranks, separated by semicolons, with the number of those that are left out."""
+    names = list(dict.fromkeys(labels))
+    more = f"; and {len(names) - MOST_WORKERS:,} more" if len(names) > MOST_WORKERS else ""
+    return "; ".join(names[:MOST_WORKERS]) + more
+
+
+def ranges_text(numbers: Iterable[int], most: int = MOST_RANGES) -> str:
+    """Return integers as ascending ranges, as `0-7, 12, 1,024-2,047`, with the number of those that are left out."""
+    ordered = sorted(set(numbers))
+    starts = [at for at, number in enumerate(ordered) if at == 0 or number != ordered[at - 1] + 1]
+    runs = [(ordered[start], ordered[end - 1]) for start, end in zip(starts, [*starts[1:], len(ordered)])]
+    shown = [f"{first:,}" if first == last else f"{first:,}-{last:,}" for first, last in runs[:most]]
+    left = sum(last - first + 1 for first, last in runs[most:])
+    return ", ".join(shown + ([f"… {left:,} more"] if left else []))
 
 
 def time_of_day(when: float) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from transfer_queue.cli.samples.first_values import ShownValue, shown, text_of_numbers
-from transfer_queue.cli.samples.report_text import lines_of, who
+from transfer_queue.cli.samples.report_text import lines_of
+from transfer_queue.cli.samples.stuck import KnownWorkers
 from transfer_queue.cli.samples.stuck import lines_of as stuck_lines
 from transfer_queue.cli.shell.json_output import plain
 from transfer_queue.cli.shell.terminal import Styles, clock_text, columns_text, duration_text
@@ -34,20 +36,22 @@ def report(**more: object) -> SampleReport:
         "tags": {"length": 3},
         "group": SampleGroup("g", 2, [SampleMember(7, "a_0", 0), SampleMember(8, None, 2)], 2),
         "fields": [
-            SampleField("prompt", "tensor", "uint8", [5], 5, 0, "memory", 3, -1, "abcdef0123", "rollout", 2, 990.0),
+            SampleField(
+                "prompt", "tensor", "uint8", [5], 5, 0, "memory", 3, -1, "abcdef0123", "rollout", 2, 990.0, "node-1", 17
+            ),
             SampleField("meta", "object", "object", None, None, 1, "disk", 4, 0),
         ],
         "missing": ["reward"],
         "tasks": [
             SampleTask("train", "waiting", ["reward"]),
-            SampleTask("reward", "claimed", [], "abcdef0123", 1, 5, True, 995.0, 2),
+            SampleTask("reward", "claimed", [], "abcdef0123", 1, 5, True, 995.0, 2, "", "node-2", 21),
             SampleTask("eval", "skipped", reason="poison"),
         ],
         "history": [
-            SampleEvent(990.0, "put", "abcdef0123", "rollout", 2, ["prompt"], 4),
-            SampleEvent(995.0, "claimed", "abcdef0123", "reward", 1, ["prompt"], 1),
+            SampleEvent(990.0, "put", "abcdef0123", "rollout", 2, ["prompt"], 4, 3, "node-1", 17),
+            SampleEvent(995.0, "claimed", "abcdef0123", "reward", 1, ["prompt"], 1, 0, "node-2", 21),
         ],
-        "explanation": "Sample 'a_0' is missing the fields ['reward'].",
+        "explanation": "Sample 'a_0' is missing the field 'reward'.",
         **more,
     }  # fmt: skip
     return SampleReport(**values)  # type: ignore[arg-type]
@@ -66,13 +70,17 @@ class TestReport:
         text = "\n".join(lines)
         assert lines[0] == "sample 'a_0' of partition train_0, index 7: live"
         assert "g: 2 of 2 samples exist: a_0 (this one), 8 lacks 2 fields" in text
-        assert "prompt  uint8[5]  5 B  unit 0 in memory  rollout/2 abcdef01  10 s ago" in text
+        assert "field   type      size  stored            put by                          ago" in text
+        assert "prompt  uint8[5]   5 B  unit 0 in memory  rollout rank 2, pid 17, node-1  10 s" in text
         assert "      'hello'" in lines
         assert "unit 1+0 on disk" in text
         assert "missing: reward" in text
+        assert "task    state    details" in text
         assert "train   waiting  lacks reward" in text
-        assert "claimed  by rank 1 abcdef01, 5 s ago, under a lease, batch 5, 2 deliveries not acknowledged" in text
-        assert "10 s ago  put      rollout/2 abcdef01  prompt (with 3 others)" in text
+        claimed = "claimed  by rank 1, pid 21, node-2, 5 s ago, under a lease, batch 5, 2 deliveries not acknowledged"
+        assert claimed in text
+        assert "10 s  put      rollout rank 2, pid 17, node-1  prompt (with 3 other samples)" in text
+        assert "abcdef" not in text
         assert "history, the newest last; older events are not kept" in lines
 
     @pytest.mark.parametrize("width", [40, 80])
@@ -96,10 +104,10 @@ class TestReport:
             assert line.isprintable()
 
     def test_a_cleared_sample_says_when_and_by_whom(self) -> None:
-        event = SampleEvent(995.0, "cleared", "abcdef0123", "train", 1)
+        event = SampleEvent(995.0, "cleared", "abcdef0123", "train", 1, host="node-1", pid=9)
         cleared = report(state="cleared", fields=[], missing=[], tasks=[], group=None, tags={}, history=[event])
         first = lines_of(cleared, {}, 160, PLAIN)[0]
-        assert first.endswith(f"cleared at {clock_text(995.0, 1000.0)} by train/1 abcdef01")
+        assert first.endswith(f"cleared at {clock_text(995.0, 1000.0)} by train rank 1, pid 9, node-1")
 
     @pytest.mark.parametrize(
         ("events", "how"),
@@ -109,22 +117,17 @@ class TestReport:
         ],
     )
     def test_a_sample_that_was_cleared_with_its_partition(self, events: list[SampleEvent], how: str) -> None:
-        end = SampleEvent(995.0, "partition cleared", "abcdef0123", "train", 1)
+        end = SampleEvent(995.0, "partition cleared", "abcdef0123", "train", 1, host="node-1", pid=9)
         cleared = report(
             state="cleared", fields=[], missing=[], tasks=[], group=None, tags={}, history=[*events, end],
             complete=bool(events),
         )  # fmt: skip
         first = lines_of(cleared, {}, 160, PLAIN)[0]
-        assert first.endswith(f"cleared{how} at {clock_text(995.0, 1000.0)} by train/1 abcdef01")
+        assert first.endswith(f"cleared{how} at {clock_text(995.0, 1000.0)} by train rank 1, pid 9, node-1")
 
     def test_colors(self) -> None:
         assert "\x1b[32mlive\x1b[0m" in lines_of(report(), {}, 160, COLORED)[0]
         assert not any("\x1b" in line for line in lines_of(report(), {}, 160, PLAIN))
-
-    def test_who(self) -> None:
-        assert who("", -1, "") == "the controller"
-        assert who("train", -1, "0123456789") == "train 01234567"
-        assert who("", 3, "0123456789") == "rank 3 01234567"
 
 
 class TestValues:
@@ -158,20 +161,66 @@ class TestValues:
         assert shown(np.float32(2.5)).other.startswith("float32: ")
 
 
+def stuck_sample(index: int, key: str | None = None, **more: object) -> StuckSample:
+    values: dict[str, object] = {
+        "partition": "p", "index": index, "key": key, "prompt": "", "time": 10.0, "client": "abcdef0123",
+        "task": "rollout", "rank": 2, "missing": [], "tasks": [], "host": "node-1", "pid": 17, **more,
+    }  # fmt: skip
+    return StuckSample(**values)  # type: ignore[arg-type]
+
+
 class TestStuckAndSystems:
-    def test_stuck(self) -> None:
-        some = [
-            StuckSample("p", 1, "a_0", "a", 10.0, "abcdef0123", "rollout", 2, ["reward"], []),
-            StuckSample(
-                "p", 2, None, "", None, "", "", -1, [], [SampleTask("train", "claimed"), SampleTask("x", "ready")]
-            ),
-        ]
-        text = "\n".join(stuck_lines(StuckReport(100.0, 60.0, 5, {"p": 5}, some), 160, PLAIN))
-        assert text.splitlines()[0] == "5 samples are unchanged for 1 min or longer and not finished: 5 in p"
-        assert "p, prompt a\n  a_0  1 min 30 s  by rollout/2 abcdef01  lacks reward" in text
-        assert "since the start" in text
-        assert "claimed by train, not acknowledged; not consumed by x" in text
-        assert text.endswith("3 more are not shown; --limit shows more")
+    WORKERS = KnownWorkers({"reward": ["reward"], "prompt": ["rollout"]}, frozenset({"dead"}))
+
+    def text(self, *some: StuckSample, total: int | None = None, width: int = 160) -> str:
+        count = len(some) if total is None else total
+        found = StuckReport(100.0, 60.0, count, {"p": count}, list(some))
+        return "\n".join(stuck_lines(found, width, PLAIN, self.WORKERS))
+
+    def test_samples_with_one_cause_are_one_line_of_ranges(self) -> None:
+        waits = [SampleTask("reward", "ready"), SampleTask("train", "waiting", ["reward"])]
+        some = [stuck_sample(index, missing=["reward"], tasks=waits) for index in [*range(1024, 2048), 7, 8, 9, 4000]]
+        lines = self.text(*some).splitlines()
+        assert lines[0] == "1,028 samples are unchanged for 1 min or longer and not finished: 1,028 in p"
+        assert lines[2:5] == [
+            "p",
+            "  samples                  count  unchanged  lacks   last changed by                 why",
+            "  7-9, 1,024-2,047, 4,000  1,028  1 min      reward  rollout rank 2, pid 17, node-1  "
+            "task reward puts reward, and has not claimed them",
+        ]  # fmt: skip
+
+    def test_the_lacking_field_and_its_producer_are_named(self) -> None:
+        held = SampleTask("reward", "consumed", client="dead", rank=1, host="node-2", pid=21)
+        text = self.text(
+            stuck_sample(1, "a_0", missing=["reward"], consumed=[held]),
+            stuck_sample(2, missing=["reward"], consumed=[msgspec.structs.replace(held, client="alive")]),
+            stuck_sample(3, tasks=[SampleTask("train", "waiting", ["score"])], time=None),
+            stuck_sample(4, tasks=[SampleTask("train", "claimed", [], "c", 0, host="node-3", pid=5)]),
+            stuck_sample(5, tasks=[SampleTask("eval", "ready")]),
+            stuck_sample(6, missing=["score"]),
+            total=7,
+            width=500,
+        )
+        for words in (
+            "1 (a_0)",
+            "reward rank 1, pid 21, node-2, which is gone, claimed it and has not put reward",
+            "reward rank 1, pid 21, node-2 claimed it and has not put reward",
+            "no task has put score",
+            "the timeline does not show who puts score",
+            "since start",
+            "claimed by train rank 0, pid 5, node-3, not acknowledged",
+            "not claimed by eval, although ready",
+            "1 more is not shown; --limit shows more",
+            "one sample with its history: tq show p a_0",
+        ):
+            assert words in text
+        assert "abcdef" not in text
+
+    def test_lines_fit_a_narrow_terminal(self) -> None:
+        held = SampleTask("reward", "consumed", client="dead", rank=1, host="node-2", pid=21)
+        text = self.text(stuck_sample(1, missing=["reward"], consumed=[held]), width=80)
+        assert max(map(len, text.splitlines())) <= 80
+        assert "reward rank 1, pid 21, node-2, which is\n" in text
 
     def test_none_is_stuck(self) -> None:
         lines = list(stuck_lines(StuckReport(100.0, 60.0, 0, {}, []), 80, PLAIN))

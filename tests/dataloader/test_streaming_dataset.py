@@ -932,7 +932,7 @@ class TestLongWaits:
         assert len(seconds) == 3
         assert all(due <= found < due + 3 for due, found in zip((30, 60, 120), seconds, strict=True))
         assert "waits for 4 samples with fields ['x'] in partition 'p' (batch 0 of dp_rank 1)" in reported[0]
-        assert "dp_rank 0 (1 batches)" in reported[0]
+        assert "dp_rank 0 (1 batch)" in reported[0]
         assert "train waits 100 % of the time for `x`" in reported[0].splitlines()[-1]  # the verdict
         assert reported[1].splitlines()[-1].startswith("Stopped: nothing was dealt for ")
 

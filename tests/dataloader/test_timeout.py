@@ -27,7 +27,7 @@ Build = Callable[..., StreamingDataset]
 _numbers = itertools.count()
 NO_BATCH = (
     r"^Timeout: no batch came within 0\.5 s\. Task '.*' waits for 4 samples with fields \['x'\] in partition '.*' "
-    r"\(batch 1 of dp_rank 0\); 1 available\. All 1 samples that task '.*' has not consumed are ready\.\n\w+: "
+    r"\(batch 1 of dp_rank 0\); 1 available\. The only sample that task '.*' has not consumed is ready\.\n\w+: "
 )
 
 
@@ -187,7 +187,7 @@ class TestInVirtualTime:
             assert values([next(items)]) == list(range(number, number + 4))
             cluster.advance(5.0)
         rollout.die()
-        with pytest.raises(WaitTimeoutError, match=r"\nStopped: all rollout workers are gone \(pid "):
+        with pytest.raises(WaitTimeoutError, match=r"\nStopped: the only rollout worker is gone \(rank 0, pid "):
             next(items)
 
     def test_a_batch_in_time_starts_it_again(self, start: Start) -> None:

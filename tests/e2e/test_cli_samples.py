@@ -79,8 +79,8 @@ class TestShow:
         for words in (
             "'What is 2 + 2?'",
             "9000, 9001",
-            "rollout/3",
-            "claimed  by rank 0",
+            f"rollout rank 3, pid {os.getpid()}, ",
+            "claimed  by rank 0, pid",
             "dict: {'a': 1}",
             "length 0",
         ):
@@ -103,7 +103,7 @@ class TestShow:
         code, out, _ = output_of(capsys, "show", "train_0", "gone")
         assert code == 0
         assert "cleared at " in out.splitlines()[0]
-        assert "by rollout/3" in out.splitlines()[0]
+        assert f"by rollout rank 3, pid {os.getpid()}, " in out.splitlines()[0]
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -137,6 +137,10 @@ def test_stuck(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> Non
     assert [(each["key"], each["prompt"], each["task"], each["rank"]) for each in found["samples"]] == [
         ("p1_1", "p1", "rollout", 3), ("p1_2", "p1", "rollout", 3),
     ]  # fmt: skip
+    code, out, _ = output_of(capsys, "stuck", "--for", "0", "--partition", "train_0")
+    assert code == 3
+    assert "1-2" in out
+    assert "task rollout puts reward, info" in out
     code, out, _ = output_of(capsys, "stuck", "--for", "1e8")
     assert (code, out) == (0, "no sample that is not finished has been unchanged for 1157 d 9 h or longer\n")
     code, _, errors = output_of(capsys, "stuck", "--partition", "train_9")

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from transfer_queue.cli import main, watch
-from transfer_queue.cli.status_table import format_table, rates, status_as_json
+from transfer_queue.cli.status_table import TimelineFacts, format_table, rates, status_as_json
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
@@ -53,8 +53,10 @@ def test_what_is_new_began_at_zero() -> None:
 
 def test_rates_stand_beside_the_counts() -> None:
     lines = format_table(status_of(9, 9), {("p", "field", "x"): 15.04, ("p", "task", "t"): 0.0}).splitlines()
-    assert lines[1].split() == ["field", "x", "produced", "1/1", "15.0/s", "int64[]"]
-    assert lines[2].split() == ["task", "t", "consumed", "1/1", "0.0/s"]
+    assert [line.split() for line in lines[1:]] == [
+        ["field", "produced", "per", "second", "type"], ["x", "1", "of", "1", "15.0", "int64[]"],
+        ["task", "consumed", "per", "second"], ["t", "1", "of", "1", "0.0"],
+    ]  # fmt: skip
 
 
 def test_a_name_cannot_move_the_cursor() -> None:
@@ -79,7 +81,12 @@ class Said:
         self.lines: list[str] = []
 
     def show(
-        self, system: RunningSystem, status: SystemStatus, speeds: dict[Any, float] | None, verdict: Verdict
+        self,
+        system: RunningSystem,
+        status: SystemStatus,
+        speeds: dict[Any, float] | None,
+        verdict: Verdict,
+        facts: TimelineFacts,
     ) -> None:
         self.shown.append((system.name, speeds))
         if len(self.shown) == self.looks:
@@ -111,9 +118,12 @@ class FakeClient:
         return answer  # type: ignore[no-any-return]
 
 
-def fake_system(name: str, key: bytes) -> Any:
+def fake_system(name: str, key: bytes, looks: int = 100) -> Any:
+    """A system that lives for this many looks."""
+    alive = iter([True] * looks)
     return SimpleNamespace(
-        name=name, key=key, logs=Path("/logs"), is_alive=lambda: True, describe=lambda: f"started as {name}",
+        name=name, key=key, logs=Path("/logs"), is_alive=lambda: next(alive, False),
+        describe=lambda: f"started as {name}", describe_stopped=lambda: "",
         description=SimpleNamespace(pid=os.getpid(), started=None),
     )  # fmt: skip
 
@@ -132,9 +142,17 @@ def test_a_restart_is_survived(monkeypatch: pytest.MonkeyPatch, answers: list[An
     monkeypatch.setattr(launcher, "find", lambda name: next(later))
     said = Said(looks=2)
     with pytest.raises(KeyboardInterrupt):
-        watch.follow_all(None, fake_system("old", b"1"), 0.001, said)
+        watch.follow_all(None, fake_system("old", b"1", looks=1), 0.001, said)
     assert said.shown == [("old", None), ("new", None)], "the rates of another system are none of this one's"
     assert said.lines == ["the system new was restarted: started as new"]
+
+
+def test_a_system_that_lives_has_not_ended_if_its_controller_cannot_be_reached(answers: list[Any]) -> None:
+    answers += [ConnectionLostError("refused"), status_of(1, 0)]
+    said = Said(looks=1)
+    with pytest.raises(KeyboardInterrupt):
+        watch.follow(fake_system("s", b"1"), 0.001, said)
+    assert said.lines == ["the controller cannot be reached: refused"]
 
 
 def test_a_silent_controller_is_asked_again(answers: list[Any]) -> None:
@@ -183,14 +201,17 @@ def test_status_as_json(system: RunningSystem, capsys: pytest.CaptureFixture[str
 def test_watch_ends_with_the_system(system: RunningSystem) -> None:
     process = tq("status", "--watch", LONG, "--name", "w", stdout=subprocess.PIPE)
     assert process.stdout is not None
-    verdict, empty, *first = [process.stdout.readline() for _ in range(7)]
+    shown: list[str] = []
+    while shown.count("\n") < 3:  # an empty line is below the verdict, below the partition, and between two looks
+        shown.append(process.stdout.readline())
+    verdict, _, *first = shown
     assert verdict.startswith("Idle: no claim is open")
-    assert empty == "\n"
     assert first[0].startswith("p: 1 sample,")
-    assert first[1].split()[:4] == ["field", "x", "produced", "1/1"]
-    assert first[2] == "\n"
-    assert first[3].startswith("controller, 99 % of requests within: ")
-    assert first[4] == "\n", "an empty line separates the looks"
+    assert first[1].split()[:2] == ["field", "produced"]
+    assert first[2].split()[:4] == ["x", "1", "of", "1"]
+    assert first[3] == "\n"
+    assert first[4].startswith("controller: the requests that took most of its time")
+    assert first[5].split() == ["request", "served", "99", "%", "within"]
     system.stop()
     out, err = process.communicate(timeout=300)
     assert process.returncode == 1
@@ -227,9 +248,9 @@ def test_watch_leaves_the_terminal_in_order(system: RunningSystem, number: signa
     text = seen.decode()
     assert text.startswith("\x1b[?1049h\x1b[?25l")
     drawn, left = re.split(r"\x1b\[\?25h\x1b\[\?1049l", text)
-    assert "field x  produced         1/1" in drawn
+    assert "\r\n  x        1 of 1  int64[3]" in drawn.replace("\x1b[K", "").replace("\r\r", "\r")
     assert "\x1b" not in left
-    assert "field x  produced         1/1" in left, "the last look stays readable"
+    assert "\n  x        1 of 1  int64[3]" in left, "the last look stays readable"
 
 
 def test_who_reads_only_the_head_ends_it_quietly(system: RunningSystem) -> None:
@@ -265,7 +286,7 @@ def test_explain_of_an_unknown_sample(system: RunningSystem, capsys: pytest.Capt
 def test_explain_names_what_was_never_used(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "p", "--key", "a", "--task", "t", "--fields", "x, typo", "--name", "w"]) == 0
     answer, field, task = capsys.readouterr().out.splitlines()
-    assert "is missing the fields ['typo']" in answer
+    assert "is missing the field 'typo'" in answer
     assert field == "No sample has a field 'typo'; the fields are: x."
     assert task == "Task 't' has not received a sample yet, and no claim of it waits; the tasks are: none."
 

@@ -106,20 +106,20 @@ def test_killed_workers_and_the_samples_that_they_had_are_named(
         with ThreadPoolExecutor() as pool:
             train = pool.submit(client.get_meta, ["x", "score"], 8, "p", task_name="train", timeout=60)
             workers[0].kill()
-            until(lambda: f"1 of 2 reward workers is gone (pid {pids[0]} on {host}) since" in client.verdict().text)
+            until(lambda: f"1 of 2 reward workers is gone (pid {pids[0]}, {host}) since" in client.verdict().text)
             workers[1].kill()
             until(lambda: client.verdict().state == "stopped")
             verdict = client.verdict()
             assert verdict.stage == "reward"
-            gone = f"all reward workers are gone (pid {pids[0]} on {host}, pid {pids[1]} on {host}) since"
+            gone = f"all reward workers are gone (pid {pids[0]}, {host}; pid {pids[1]}, {host}) since"
             assert verdict.text.startswith(f"Stopped: {gone}")
             lost = (
-                f"4 samples of partition 'p' may be lost to task 'reward', because pid {pids[0]} on {host}, pid "
-                f"{pids[1]} on {host}, which are gone, had claimed them without a lease"
+                f"4 samples of partition 'p' may be lost to task 'reward', because the processes that had claimed "
+                f"them without a lease are gone (pid {pids[0]}, {host}; pid {pids[1]}, {host})"
             )
             until(lambda: lost in client.verdict().text)  # when the controller knows what they had not handed over
             explained = client.explain("p", task="train", fields=["x", "score"])
-            assert explained.startswith("Nearest to ready: sample 8 is missing the fields ['score']")
+            assert explained.startswith("Nearest to ready: sample 8 is missing the field 'score'")
             assert lost in explained
             assert main(["explain", "p", "--task", "train", "--fields", "x,score", "--name", "killed"]) == 0
             assert capsys.readouterr().out.splitlines()[1].startswith(f"Stopped: {gone}")

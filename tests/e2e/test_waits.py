@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -90,7 +91,7 @@ def test_waits_are_logged_while_they_last(
         run_all(blocking)
     starts = {text.split(" s. ")[1].split(" (")[0][:20] for text in logged(caplog, "Still waiting after ")}
     assert starts == {
-        "Task 'get' waits for", "A put of 1 samples i", "A join", f"Client {client.client_id}"[:20], "A producer",
+        "Task 'get' waits for", "A put of 1 sample in", "A join", f"A request of pid {os.getpid()}"[:20], "A producer",
     }  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def test_a_claim_that_waits_is_explained(page: Page, client: tq.TransferQueueCli
     view = page.view_when(lambda view: any(each["words"] for each in view.get("waits", [])))
     (found,) = [each for each in view["waits"] if each["task"] == "critic"]
     assert (found["kind"], found["count"], found["partition"]) == ("wait", 1, "waited_for")
-    assert "missing the fields ['value']" in found["words"]
+    assert "missing the field 'value'" in found["words"]
     lacking = client.get_meta(["tokens"], 8, "waited_for", mode="force_fetch", task_name="other")
     assert found["sample"] in lacking.global_indexes
     client.put(rows(8, "value"), lacking)

@@ -7,9 +7,29 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slot_standin import StandInSlots
+
+from transfer_queue.storage.arena.arena import Arena
+
+
+@pytest.fixture(autouse=True)
+def opened_arenas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arena]]:
+    """The arenas of the test. Those that it leaves open are closed, so that their descriptors do not add up."""
+    opened: list[Arena] = []
+    begin = Arena.__init__
+
+    def begin_and_remember(arena: Arena, *arguments: Any, **more: Any) -> None:
+        begin(arena, *arguments, **more)
+        opened.append(arena)
+
+    monkeypatch.setattr(Arena, "__init__", begin_and_remember)
+    yield opened
+    for arena in opened:
+        if len(arena.memory):  # it is not closed
+            arena.close()
 
 
 @pytest.fixture

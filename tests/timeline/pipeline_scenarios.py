@@ -158,30 +158,32 @@ def scenarios() -> list[Scenario]:
         _named(_slow("rollout", 0.96), "rollout is held a little", expected=Expected("flowing"), staleness=4),
         _named(
             _slow("reward", 1.0, gone={0: 100.0, 3: 100.0}), "two of four ranks of reward die", between=(160.0, 380.0),
-            expected=Expected("slow", "reward", "reward", "2 of 4 reward workers are gone (pid 106 on"),
+            expected=Expected("slow", "reward", "reward", "2 of 4 reward workers are gone (rank 0, pid 106,"),
         ),
         _named(
             _slow("reward", 1.0, gone={0: 100.0, 3: 100.0}, known=False), "two of four clients of reward die",
             between=(160.0, 380.0),
-            expected=Expected("slow", "reward", "reward", "2 of 4 reward workers are gone (pid 106 on"),
+            expected=Expected("slow", "reward", "reward", "2 of 4 reward workers are gone (pid 106, node"),
         ),
         _named(
             _slow("reference", 1.0, gone={0: 100.0, 1: 100.0}), "reference dies", between=(100.1, 380.0),
             expected=Expected(
-                "stopped", "reference", None, "all reference workers are gone (pid 104 on node, pid 105 on node) since"
+                "stopped", "reference", None,
+                "all reference workers are gone (rank 0, pid 104, node; rank 1, pid 105, node) since",
             ),
         ),
         _named(
             _slow("rollout", 1.0, gone=dict.fromkeys(range(4), 100.0)), "rollout dies and all wait",
             between=(100.1, 380.0),
-            expected=Expected("stopped", "rollout", None, "all rollout workers are gone (pid 100"),
+            expected=Expected("stopped", "rollout", None, "all rollout workers are gone (rank 0, pid 100"),
         ),
         _named(
             _slow("train", 1.0, gone={0: 100.0, 1: 100.0}), "train dies and the capacity holds rollout", capacity=96,
-            between=(100.1, 380.0), expected=Expected("stopped", "train", None, "all train workers are gone (pid 110"),
+            between=(100.1, 380.0),
+            expected=Expected("stopped", "train", None, "all train workers are gone (rank "),
         ),
         Scenario("train dies", _slow("train", 1.0, gone={0: 100.0, 1: 100.0}).stages,
-                 Expected("stopped", "train", None, "all train workers are gone (pid 110"), between=(100.1, 380.0)),
+                 Expected("stopped", "train", None, "all train workers are gone (rank "), between=(100.1, 380.0)),
         _named(
             _slow("train", 2.0), "train is slow and rollout waits for group demand", demand=96,
             expected=Expected("slow", "train", None, "rollout is held because no more groups are wanted"),
@@ -201,7 +203,7 @@ def scenarios() -> list[Scenario]:
         _named(
             _slow("reward", 1.0, closed={0: 100.0}, gone={3: 100.0}), "one rank of reward closes and one dies",
             between=(160.0, 380.0),
-            expected=Expected("slow", "reward", "reward", "1 of 3 reward workers is gone (pid 109 on node) since"),
+            expected=Expected("slow", "reward", "reward", "1 of 3 reward workers is gone (rank 3, pid 109, node)"),
         ),
         _named(_slow("reward", 0.4, closed={0: 100.0, 3: 100.0}), "ranks that are not needed close",
                between=(60.0, 600.0), expected=Expected("flowing")),
@@ -211,7 +213,7 @@ def scenarios() -> list[Scenario]:
                expected=Expected("starting", no_cause=True)),
         _named(
             _slow("reward", 0.4, gone={0: 100.0}), "a rank that is not needed dies", between=(100.1, 380.0),
-            expected=Expected("flowing", None, None, "1 of 4 reward workers is gone (pid 106 on node) since"),
+            expected=Expected("flowing", None, None, "1 of 4 reward workers is gone (rank 0, pid 106, node) since"),
         ),
         _named(_slow("rollout", 30.0), "the first rollouts take very long", between=(61.0, 100.0),
                expected=Expected("stopped", None, "response", "no task has put `response`")),

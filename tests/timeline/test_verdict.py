@@ -120,8 +120,8 @@ def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
         (
             "two of four ranks of reward die", 180.0,
             "reward is the slowest stage: train waits 50 % of the time for `reward`, which reward puts; 340 samples "
-            "queue before it, 4.4 more each second; 2 of 4 reward workers are gone (pid 106 on node, pid 109 on "
-            "node) since 23:38:20.",
+            "queue before it, 4.4 more each second; 2 of 4 reward workers are gone (rank 0, pid 106, node; "
+            "rank 3, pid 109, node) since 23:38:20.",
         ),
         ("no stage is slow", 300.0, "Flowing: train takes 8.0 samples each second."),
         (
@@ -131,13 +131,14 @@ def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
         ),
         (
             "rollout dies and all wait", 300.0,
-            "Stopped: all rollout workers are gone (pid 100 on node, pid 101 on node, pid 102 on node, pid 103 on "
-            "node) since 23:38:20; train waits 100 % of the time for `response`, which rollout puts.",
+            "Stopped: all rollout workers are gone (rank 0, pid 100, node; rank 1, pid 101, node; rank 2, pid 102, "
+            "node; rank 3, pid 103, node) since 23:38:20; train waits 100 % of the time for `response`, which rollout "
+            "puts.",
         ),
         (
             "reference dies", 101.0,
-            "Stopped: all reference workers are gone (pid 104 on node, pid 105 on node) since 23:38:20; 32 "
-            "samples queue before it.",
+            "Stopped: all reference workers are gone (rank 0, pid 104, node; rank 1, pid 105, node) since 23:38:20; "
+            "32 samples queue before it.",
         ),
         (
             "reward is slow from the beginning", 18.0,
@@ -146,8 +147,8 @@ def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
         ),
         (
             "a rank that is not needed dies", 110.0,
-            "Flowing: train takes 8.0 samples each second; 1 of 4 reward workers is gone (pid 106 on node) since "
-            "23:38:20.",
+            "Flowing: train takes 8.0 samples each second; 1 of 4 reward workers is gone (rank 0, pid 106, node) "
+            "since 23:38:20.",
         ),
         (
             "the first rollouts take long", 30.0,
@@ -156,7 +157,8 @@ def test_advice_is_the_rate_that_comes_by_the_rate_of_a_rank():
         (
             "one rank of reward is slow", 250.0,
             "reward is the slowest stage: train waits 48 % of the time for `reward`, which reward puts; 924 samples "
-            "queue before it, 3.9 more each second; rank 2 of reward takes 5.9 times as long as its other ranks.",
+            "queue before it, 3.9 more each second; rank 2 of reward takes 5.9 times as long as its other ranks "
+            "(pid 108, node).",
         ),
         (
             "rollout takes 3.0 times as long", 250.0,
@@ -218,7 +220,7 @@ def test_workers_that_died_before_the_recording_began_are_named_if_the_system_ha
     verdict = judge(recording)
     assert verdict.text == (
         "Stopped: nothing was dealt for 99 s; train waits 100 % of the time for `response`; no task has put `response` "
-        "since the timeline begins; all reward workers are gone (client c) since 20:16:40."
+        "since the timeline begins; the only reward worker is gone (client c) since 20:16:40."
     )
 
 
@@ -245,16 +247,20 @@ def test_samples_that_may_be_lost_are_named():
     status = pipeline.status()
     tasks = [
         msgspec.structs.replace(
-            task, abandoned={"pid 106 on node": 4, "pid 109 on node": 4} if task.name == "reward" else {}
+            task,
+            abandoned={"reward rank 0, pid 106, node": 4, "reward rank 3, pid 109, node": 4}
+            if task.name == "reward"
+            else {},
         )
         for task in status.partitions[0].tasks
     ]
     partition = msgspec.structs.replace(status.partitions[0], tasks=tasks)
     verdict = judge(pipeline.recording(), msgspec.structs.replace(status, partitions=[partition]))
     assert verdict.text.endswith(
-        " since 23:38:20. 8 samples of partition 'train_0' may be lost to task 'reward', because pid 106 on node, pid "
-        "109 on node, which are gone, had claimed them without a lease: call reset_consumption('train_0', 'reward') to "
-        "deliver all samples to this task again, and claim with lease= to avoid such losses."
+        " since 23:38:20. 8 samples of partition 'train_0' may be lost to task 'reward', because the processes that "
+        "had claimed them without a lease are gone (reward rank 0, pid 106, node; reward rank 3, pid 109, node): call "
+        "reset_consumption('train_0', 'reward') to deliver all samples to this task again, and claim with lease= to "
+        "avoid such losses."
     )
     assert verdict.cause.startswith("2 of 4 reward workers are gone")
 

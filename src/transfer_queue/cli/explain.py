@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from transfer_queue.cli.options import Commands, add_name
 from transfer_queue.cli.shell.json_output import add_json, print_json
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.system_search import find_system_that_replies
 from transfer_queue.display import printable_name
 from transfer_queue.messages.reports.progress import PartitionProgress
+from transfer_queue.names import nearest
 
 
 def add(commands: Commands) -> None:
@@ -41,14 +42,18 @@ def _names(text: str) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Print the reason, which of the given names are unknown in the partition, and the verdict if it names a cause."""
+    from transfer_queue.cli.shell.terminal import is_terminal, sentence_lines, width_of_output, wrap
     from transfer_queue.client.control_client import ControlClient
+    from transfer_queue.messages.reports.progress import without_repeated_losses
     from transfer_queue.timeline.recording import Recording
     from transfer_queue.timeline.verdict import SLOW, STOPPED, judge
 
     if options.index is None and options.key is None and (options.task is None or options.fields is None):
-        options.usage_error("which sample? give --index or --key, or both --task and --fields")
+        options.usage_error(
+            "names no sample and no claim: give --index or --key for a sample, or both --task and --fields for a claim"
+        )
     recording = Recording()
-    with ControlClient(find_system(options.name)) as onlooker:
+    with ControlClient(find_system_that_replies(options.name)) as onlooker:
         words = onlooker.explain(options.partition, options.index, options.key, options.task, options.fields)
         onlooker.read_timeline(recording)
         status = onlooker.status()
@@ -56,11 +61,13 @@ def run(options: argparse.Namespace) -> int:
     there = options.partition in known
     notes = list(_unused(known[options.partition], options.task, options.fields or [])) if there else []
     verdict = judge(recording, status)
-    notes += [verdict.text] if verdict.state in (SLOW, STOPPED) else []
+    notes += [without_repeated_losses(verdict.text, words)] if verdict.state in (SLOW, STOPPED) else []
     if options.json:
         print_json({"partition": options.partition, "exists": there, "explanation": words, "notes": notes})
     elif there:
-        print("\n".join([words, *notes]))
+        width = width_of_output() if is_terminal() else None
+        lines = words if width is None else sentence_lines(words)
+        print("\n".join(line for part in [lines, *notes] for line in wrap(part, width, "  ")))
     else:
         print(f"tq: {words}", file=sys.stderr)
     return 0 if there else 1
@@ -71,10 +78,17 @@ def _unused(partition: PartitionProgress, task: str | None, fields: list[str]) -
     produced = [field.name for field in partition.fields]
     for name in fields:
         if name not in produced:
-            yield f"No sample has a field {name!r}; the fields are: {_list(produced)}."
+            yield f"No sample has a field {name!r}{_meant(name, produced)}; the fields are: {_list(produced)}."
     tasks = [found.name for found in partition.tasks]
     if task is not None and task not in tasks:
-        yield f"Task {task!r} has not received a sample yet, and no claim of it waits; the tasks are: {_list(tasks)}."
+        begin = f"Task {task!r}{_meant(task, tasks)} has not received a sample yet, and no claim of it waits"
+        yield f"{begin}; the tasks are: {_list(tasks)}."
+
+
+def _meant(name: str, known: list[str]) -> str:
+    """Return a question in parentheses that names the known name that is nearest to an unknown one; "" if none is."""
+    found = nearest(name, known)
+    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def _list(names: list[str]) -> str:

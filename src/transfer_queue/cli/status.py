@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from transfer_queue.cli.options import Commands, add_name, seconds_type
-from transfer_queue.cli.status_table import format_table, json_line
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.shell.terminal import wrap
+from transfer_queue.cli.status_table import Layout, TimelineFacts, format_table, json_line
+from transfer_queue.cli.system_search import find_system_that_replies
 
 EVERY = 2.0  # default of --watch: seconds between two queries
 STYLES = {
@@ -41,20 +42,23 @@ def run(options: argparse.Namespace) -> int:
         return watch(options.name, options.watch, options.json)
     from transfer_queue.client.control_client import ControlClient
     from transfer_queue.timeline.recording import Recording
-    from transfer_queue.timeline.verdict import judge
+    from transfer_queue.timeline.verdict import judge_with_account
 
-    system, recording = find_system(options.name), Recording()
+    system, recording = find_system_that_replies(options.name), Recording()
     with ControlClient(system) as onlooker:
         onlooker.read_timeline(recording)
         status = onlooker.status()
-    verdict = judge(recording, status)
+    verdict, account = judge_with_account(recording, status)
+    facts = TimelineFacts.of(account)
     if options.json:
-        print(json_line(system, status, verdict))
-    else:
-        from transfer_queue.cli.shell.terminal import Styles
-
-        headline = Styles()(verdict.text, *STYLES.get(verdict.state, ()))
-        print(f"{headline}\n\n{format_table(status)}\n\n{system.describe()}\nlogs in {system.folder / 'logs'}")
-        if system.live_address:
-            print(f"shown at {system.live_address}")
+        print(json_line(system, status, verdict, facts=facts))
+        return 0
+    layout = Layout.of_output()
+    colors = STYLES.get(verdict.state, ())
+    headline = "\n".join(layout.style(line, *colors) for line in wrap(verdict.text, layout.width))
+    print(f"{headline}\n\n{format_table(status, None, facts, layout)}\n")
+    print("\n".join(wrap(system.describe(), layout.width, "  ")))
+    print(f"logs in {system.folder / 'logs'}")
+    if system.live_address:
+        print(f"shown at {system.live_address}")
     return 0

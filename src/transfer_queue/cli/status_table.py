@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from transfer_queue.cli.shell.json_output import plain, system_as_json
+from transfer_queue.cli.shell.terminal import Styles, is_terminal, table_lines, width_of_output, wrap
 from transfer_queue.core.claims.lease_decisions import POISON
-from transfer_queue.display import printable_name, size_text
+from transfer_queue.display import count_text, printable_name, short_name, size_text, worker_text
 from transfer_queue.messages.descriptors import DISK
-from transfer_queue.messages.reports.progress import MirrorProgress, PartitionProgress, UnitProgress
+from transfer_queue.messages.reports.progress import (
+    FieldProgress,
+    MirrorProgress,
+    PartitionProgress,
+    TaskProgress,
+    UnitProgress,
+)
 from transfer_queue.messages.reports.progress_text import notes_of, tier_name
 from transfer_queue.messages.reports.store_reports import StoreServerProgress
 from transfer_queue.messages.system import SystemStatus
@@ -22,6 +30,7 @@ from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 if TYPE_CHECKING:
     from transfer_queue.messages.reports.timeline import Verdict
     from transfer_queue.node.system.launcher import RunningSystem
+    from transfer_queue.timeline.account import Account, Spread
 
 Rates = dict[tuple[str, str, str], float]
 """(partition, "field" or "task", its name) -> rows per second that were produced or consumed."""
@@ -45,45 +54,103 @@ def rates(before: SystemStatus, after: SystemStatus, seconds: float) -> Rates:
 def _counts(status: SystemStatus) -> dict[tuple[str, str, str], int]:
     counts = {}
     for partition in status.partitions:
-        for field in partition.fields:
-            counts[partition.name, "field", field.name] = field.produced_ever
+        for each in partition.fields:
+            counts[partition.name, "field", each.name] = each.produced_ever
         for task in partition.tasks:
             counts[partition.name, "task", task.name] = task.consumed_ever
     return counts
 
 
-def format_table(status: SystemStatus, speeds: Rates | None = None) -> str:
+@dataclass(frozen=True)
+class TimelineFacts:
+    """What the table shows of the timeline."""
+
+    producers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Field -> the tasks that put it."""
+    staleness: Mapping[str, Spread] = field(default_factory=dict)
+    """Task -> by how many policy versions the samples that it claimed were old."""
+    clients: Mapping[str, str] = field(default_factory=dict)
+    """Client -> its task, rank and process, for people."""
+
+    @classmethod
+    def of(cls, account: Account) -> TimelineFacts:
+        """Return the facts in an account of time."""
+        producers: dict[str, list[str]] = {}
+        for task, names in account.table.puts.items():
+            for name in names:
+                producers.setdefault(name, []).append(task)
+        lanes = account.table.recording.lanes[1:]
+        clients = {
+            each.client: worker_text(each.task, each.rank, each.pid, each.host, each.client) for each in lanes
+        }  # fmt: skip
+        return cls(producers, account.staleness, clients)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a text is laid out."""
+
+    width: int | None = None
+    """The number of columns of the terminal; None for files and pipes, of which lines are not wrapped."""
+    style: Styles = field(default_factory=lambda: Styles(False))
+    """Adds colors."""
+
+    @classmethod
+    def of_output(cls) -> Layout:
+        """Return the layout for standard output."""
+        return cls(width_of_output() if is_terminal() else None, Styles())
+
+
+NO_FACTS = TimelineFacts()
+UNWRAPPED = Layout()
+
+
+def format_table(
+    status: SystemStatus, speeds: Rates | None = None, facts: TimelineFacts = NO_FACTS, layout: Layout = UNWRAPPED
+) -> str:
     """Return all partitions as text, with a line for each field and task, and with rates if they are given."""
-    parts = ["\n".join(_lines(partition, speeds or {})) for partition in status.partitions] or ["no partitions"]
+    parts = [
+        "\n".join(_PartitionText(partition, speeds or {}, facts, layout).lines()) for partition in status.partitions
+    ] or ["no partitions"]
     if status.trouble:
-        parts.insert(0, f"TROUBLE: {status.trouble}")
+        parts.insert(0, "\n".join(wrap(f"TROUBLE: {status.trouble}", layout.width)))
     if status.locks.held or status.locks.waiting:
         longest = f"; the longest: {printable_name(status.locks.longest)}" if status.locks.longest else ""
         parts.append(f"locks of keys: {status.locks.held} held, requests that wait: {status.locks.waiting}{longest}")
     if any(unit.tier == DISK for unit in status.units):
         parts.append("\n".join(_storage(status.units)))
     if any(unit.views or unit.viewed for unit in status.units):
-        parts.append("\n".join(_views(status.units)))
+        parts.append("\n".join(_views(status.units, facts)))
     if status.stores:
         parts.append("\n".join(_stores(status.stores)))
     if status.mirror is not None:
         parts.append(_mirror(status.mirror))
     for cost in status.samplers:
         took = f"{cost.seconds:.2f} s, the longest {cost.longest * 1000:.1f} ms"
-        again = f"; its process was restarted {cost.restarts} times" if cost.restarts else ""
-        parts.append(f"sampler {cost.name}: called {cost.asked} times, {took}{again}")
+        again = f"; its process was restarted {_times(cost.restarts)}" if cost.restarts else ""
+        parts.append(f"sampler {cost.name}: called {_times(cost.asked)}, {took}{again}")
     if status.requests:
-        parts.append(_loop(status))
+        parts.append("\n".join(_loop(status, layout)))
     return "\n\n".join(parts)
 
 
-def _loop(status: SystemStatus) -> str:
-    """Return a line with the types of requests that took most time of the controller's loop, and the longest event."""
+def _loop(status: SystemStatus, layout: Layout) -> Iterator[str]:
+    """Iterate over lines about the requests that took most time of the controller's loop, and the longest event."""
     costly = sorted(status.requests, key=lambda timing: -timing.seconds)[:COSTLY]
-    told = [f"{t.name} {quantile(LOOP_BOUNDS, t.counts, 0.99) * 1000:.2g} ms x {sum(t.counts)}" for t in costly]
     what, seconds = status.longest
-    longest = f"; longest recent event {seconds * 1000:.1f} ms ({what})" if what else ""
-    return f"controller, 99 % of requests within: {', '.join(told)}{longest}"
+    longest = f", longest recent event {seconds * 1000:.1f} ms ({printable_name(what)})" if what else ""
+    first, *more = wrap(f"controller: the requests that took most of its time{longest}", layout.width, "  ")
+    yield layout.style("controller:", "bold") + first.removeprefix("controller:")
+    yield from more
+    rows = [
+        (t.name, f"{sum(t.counts):,}", f"{quantile(LOOP_BOUNDS, t.counts, 0.99) * 1000:.2g} ms") for t in costly
+    ]  # fmt: skip
+    for lines in table_lines(("request", "served", "99 % within"), rows, layout.width, layout.style, frozenset({1, 2})):
+        yield from lines
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _storage(units: Sequence[UnitProgress]) -> list[str]:
@@ -98,7 +165,7 @@ def _storage(units: Sequence[UnitProgress]) -> list[str]:
     return lines
 
 
-def _views(units: Sequence[UnitProgress]) -> list[str]:
+def _views(units: Sequence[UnitProgress], facts: TimelineFacts) -> list[str]:
     """Return a line for the views of readers in each unit, and one for each client that has some."""
     lines = []
     for unit in units:
@@ -109,8 +176,8 @@ def _views(units: Sequence[UnitProgress]) -> list[str]:
         lines.append(f"unit {unit.unit}: readers have views of {held}{waits}")
         for hold in sorted(unit.views, key=lambda hold: hold.since):
             began = datetime.fromtimestamp(hold.since).astimezone().isoformat(" ", "seconds")
-            who = f"client {printable_name(hold.client)}, process {hold.pid}"
-            views = "1 view" if hold.views == 1 else f"{hold.views} views"
+            who = facts.clients.get(hold.client) or worker_text(pid=hold.pid, client=hold.client)
+            views = count_text(hold.views, "view")
             lines.append(f"  {who}: {views}, {size_text(hold.nbytes)}, the oldest since {began}")
     return lines
 
@@ -125,7 +192,8 @@ def _stores(servers: Sequence[StoreServerProgress]) -> list[str]:
             if not server.up:
                 lines.append(f"  DOWN: {server.place} ended {server.seconds:.1f} s ago; what it had is lost")
             elif server.ends:
-                lines.append(f"  {server.place} was restarted {server.ends} times, {server.seconds:.1f} s ago")
+                again = f"{_times(server.ends)}, the last time {server.seconds:.1f} s ago"
+                lines.append(f"  {server.place} was restarted {again}")
     return lines
 
 
@@ -136,7 +204,8 @@ def _mirror(mirror: MirrorProgress) -> str:
     else:
         most = f"at most {size_text(mirror.most_bytes)} or {mirror.most_seconds:g} s for acknowledged puts"
     behind = f"{size_text(mirror.behind_bytes)}, {mirror.behind_seconds:.1f} s"
-    waits = f"; {mirror.waiting} puts wait for the disk" if mirror.waiting else ""
+    wait = "waits" if mirror.waiting == 1 else "wait"
+    waits = f"; {count_text(mirror.waiting, 'put')} {wait} for the disk" if mirror.waiting else ""
     full = "; THE DISK IS FULL: clear samples, or free some space there" if mirror.full else ""
     gone = "" if mirror.connected else "; ITS UNIT IS NOT CONNECTED"
     stored = f"{size_text(mirror.stored)} in {size_text(mirror.leased)}"
@@ -144,45 +213,122 @@ def _mirror(mirror: MirrorProgress) -> str:
     return f"copies on disk: {stored}; behind: {behind} ({most}){waits}{full}{gone}{retired}"
 
 
-def _lines(partition: PartitionProgress, speeds: Rates) -> list[str]:
-    lines = [f"{printable_name(partition.name)}: {', '.join(notes_of(partition))}"]
-    names = [field.name for field in partition.fields] + [task.name for task in partition.tasks]
-    width = max((len(printable_name(name)) for name in names), default=0)
-    for field in partition.fields:
-        name, speed = (
-            f"{printable_name(field.name):<{width}}",
-            _speed(speeds.get((partition.name, "field", field.name))),
+class _PartitionText:
+    """The text about one partition: its notes, a table of its fields, and a table of its tasks."""
+
+    def __init__(self, partition: PartitionProgress, speeds: Rates, facts: TimelineFacts, layout: Layout) -> None:
+        self._partition = partition
+        self._speeds = speeds
+        self._facts = facts
+        self._layout = layout
+        names = [field.name for field in partition.fields] + [task.name for task in partition.tasks]
+        self._names = max((len(self._name(name)) for name in names), default=0)
+
+    def lines(self) -> Iterator[str]:
+        """Iterate over the lines."""
+        partition, layout = self._partition, self._layout
+        first, *more = wrap(f"{printable_name(partition.name)}: {', '.join(notes_of(partition))}", layout.width, "  ")
+        name, colon, rest = first.partition(f"{printable_name(partition.name)}:")
+        yield f"{name}{layout.style(colon, 'bold')}{rest}"
+        yield from more
+        yield from self._table(
+            ("field", "produced", "per second", "type", "put by"),
+            [self._field(field) for field in partition.fields],
+            [self._field_notes(field) for field in partition.fields],
         )
-        lost = f"  {field.lost} LOST with their storage unit; put them again" if field.lost else ""
-        lines.append(f"  field {name}  produced {field.produced:>9}/{partition.rows}{speed}  {field.type}{lost}")
-    for task in partition.tasks:
-        name, speed = f"{printable_name(task.name):<{width}}", _speed(speeds.get((partition.name, "task", task.name)))
-        claimed = f"  {task.claimed} claimed, not acknowledged yet" if task.claimed else ""
-        waits = f"  {task.waiting} claims wait, the longest {task.longest_wait:.1f} s" if task.waiting else ""
-        over = partition.passed.get(task.name, {}).items()
-        passed = "".join(f"  {count} skipped ({printable_name(REASONS.get(reason, reason))})" for reason, count in over)
-        lines.append(f"  task  {name}  consumed {task.consumed:>9}/{partition.rows}{speed}{claimed}{waits}{passed}")
-        lines += [f"        {task.held_text}"] if task.held else []
-    return lines
+        yield from self._table(
+            ("task", "consumed", "per second", "claimed", "waiting", "longest", "staleness"),
+            [self._task(task) for task in partition.tasks],
+            [self._task_notes(task) for task in partition.tasks],
+        )
+
+    def _table(self, headings: Sequence[str], rows: list[tuple[str, ...]], notes: list[list[str]]) -> Iterator[str]:
+        if not rows:
+            return
+        padded = [(f"{row[0]:<{self._names}}", *row[1:]) for row in rows]
+        right = frozenset({1, 2}) if headings[0] == "field" else frozenset({1, 2, 3, 4, 5})
+        first, *tables = table_lines(headings, padded, self._layout.width, self._layout.style, right)
+        yield from first
+        for lines, some in zip(tables, notes):
+            yield from lines
+            for note in some:
+                yield from wrap(f"      {note}", self._layout.width, "  ")
+
+    def _name(self, name: str) -> str:
+        return short_name(name, 24 if (self._layout.width or 160) < 120 else 40)
+
+    def _of_rows(self, count: int) -> str:
+        return f"{count:,} of {self._partition.rows:,}"
+
+    def _field(self, field: FieldProgress) -> tuple[str, ...]:
+        return (
+            self._name(field.name),
+            self._of_rows(field.produced),
+            _speed(self._speeds.get((self._partition.name, "field", field.name))),
+            printable_name(field.type),
+            ", ".join(printable_name(task) for task in self._facts.producers.get(field.name, ()) if task),
+        )
+
+    def _field_notes(self, field: FieldProgress) -> list[str]:
+        if not field.lost:
+            return []
+        their, them = ("its", "it") if field.lost == 1 else ("their", "them")
+        return [f"{count_text(field.lost, 'value')} LOST with {their} storage unit; put {them} again"]
+
+    def _task(self, task: TaskProgress) -> tuple[str, ...]:
+        stale = self._facts.staleness.get(task.name)
+        return (
+            self._name(task.name),
+            self._of_rows(task.consumed),
+            _speed(self._speeds.get((self._partition.name, "task", task.name))),
+            f"{task.claimed:,}" if task.claimed else "",
+            f"{task.waiting:,}" if task.waiting else "",
+            f"{task.longest_wait:,.1f} s" if task.waiting else "",
+            "" if stale is None or self._partition.policy is None else f"{staleness_text(stale)} versions",
+        )
+
+    def _task_notes(self, task: TaskProgress) -> list[str]:
+        over = self._partition.passed.get(task.name, {}).items()
+        notes = [f"{count:,} skipped ({printable_name(REASONS.get(reason, reason))})" for reason, count in over]
+        return [*notes, *filter(None, [task.held_text])]
+
+
+def staleness_text(spread: Spread) -> str:
+    """Return the staleness of claimed samples in policy versions, as `mean 0.5, max 2`."""
+    return f"mean {spread.mean:.1f}, max {spread.largest:.0f}"
 
 
 def _speed(speed: float | None) -> str:
-    return "" if speed is None else f"  {speed:>9.1f}/s"
+    return "" if speed is None else f"{speed:,.1f}"
 
 
-def status_as_json(status: SystemStatus, speeds: Rates | None = None) -> dict[str, Any]:
-    """Return the status as JSON values: every field of the messages by its name, and the rates; null if unknown."""
+def status_as_json(
+    status: SystemStatus, speeds: Rates | None = None, facts: TimelineFacts = NO_FACTS
+) -> dict[str, Any]:
+    """Return the status as JSON values: every field of the messages by its name, the rates, and what the timeline says.
+
+    What is not known is null.
+    """
     values: dict[str, Any] = plain(status)
     known = speeds or {}
     for partition in values["partitions"]:
-        for field in partition["fields"]:
-            field["produced_per_second"] = known.get((partition["name"], "field", field["name"]))
+        for each in partition["fields"]:
+            each["produced_per_second"] = known.get((partition["name"], "field", each["name"]))
+            each["producers"] = list(facts.producers.get(each["name"], ()))
         for task in partition["tasks"]:
             task["consumed_per_second"] = known.get((partition["name"], "task", task["name"]))
+            stale = facts.staleness.get(task["name"])
+            task["staleness"] = None if stale is None else {"mean": stale.mean, "max": stale.largest}
     return values
 
 
-def json_line(system: RunningSystem, status: SystemStatus, verdict: Verdict, speeds: Rates | None = None) -> str:
+def json_line(
+    system: RunningSystem,
+    status: SystemStatus,
+    verdict: Verdict,
+    speeds: Rates | None = None,
+    facts: TimelineFacts = NO_FACTS,
+) -> str:
     """Return one line of JSON with the system, the verdict, the progress and the rates."""
     judged = msgspec.structs.replace(status, verdict=verdict)
-    return json.dumps({"system": system_as_json(system), **status_as_json(judged, speeds)})
+    return json.dumps({"system": system_as_json(system), **status_as_json(judged, speeds, facts)})

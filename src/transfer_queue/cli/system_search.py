@@ -31,6 +31,18 @@ def find_system(name: str | None) -> RunningSystem:
     return system
 
 
+def find_system_that_replies(name: str | None) -> RunningSystem:
+    """Return the running system of this name, as `find_system`.
+
+    Raises:
+        AttachError: No system is running under this name, or only stopped processes of it are left.
+    """
+    system = find_system(name)
+    if system.is_abandoned():
+        raise AttachError(f"the system {system.name!r} cannot reply: {system.describe_stopped()}, and start it again")
+    return system
+
+
 def _not_running(name: str | None) -> str:
     """Return a phrase that names the system that was not found, and the systems that are running."""
     from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder, runtime_dir

@@ -166,6 +166,7 @@ def _ask(known: ListedSystem) -> ListedSystem:
     from transfer_queue.client.control_client import ControlClient
     from transfer_queue.node.system.launcher import find
 
+    running = None
     try:
         running = find(known.folder)
         if running is None:
@@ -174,7 +175,8 @@ def _ask(known: ListedSystem) -> ListedSystem:
             topology, settings = onlooker.topology(timeout=REPLY_SECONDS)
             status = onlooker.status(timeout=REPLY_SECONDS)
     except (TransferQueueError, OSError):
-        return known
+        stopped = "" if running is None else running.describe_stopped()
+        return msgspec.structs.replace(known, words=stopped) if stopped else known
     return msgspec.structs.replace(
         known, state="running", words=status.trouble, runtime=_runtime(settings.runtime, running.node),
         backend=" ".join(settings.backends), units=len(topology.units), partitions=len(status.partitions),

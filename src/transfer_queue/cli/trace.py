@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transfer_queue.cli.options import Commands, add_name, seconds_type
 from transfer_queue.cli.shell.json_output import add_json, print_json
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.system_search import find_system_that_replies
 
 LAST = 300.0  # default of --last, in seconds
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     from transfer_queue.timeline.trace import trace_json
 
     recording = Recording(options.last)
-    with ControlClient(find_system(options.name)) as onlooker:
+    with ControlClient(find_system_that_replies(options.name)) as onlooker:
         onlooker.read_timeline(recording)
     written = options.file.with_name(f".{options.file.name}.{os.getpid()}")
     try:

@@ -11,8 +11,9 @@ from contextlib import closing
 from types import FrameType, TracebackType
 from typing import Protocol
 
-from transfer_queue.cli.status_table import Rates, format_table, json_line, rates
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.shell.terminal import wrap
+from transfer_queue.cli.status_table import Layout, Rates, TimelineFacts, format_table, json_line, rates
+from transfer_queue.cli.system_search import find_system_that_replies
 from transfer_queue.client.control_client import ENDED_ERRORS, ControlClient
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.reports.timeline import Verdict
@@ -20,7 +21,7 @@ from transfer_queue.messages.system import SystemStatus
 from transfer_queue.node.system.launcher import RunningSystem, find_successor
 from transfer_queue.node.system.processes import Process
 from transfer_queue.timeline.recording import Recording
-from transfer_queue.timeline.verdict import judge
+from transfer_queue.timeline.verdict import judge_with_account
 
 ANSWER_SECONDS = 10.0  # timeout of one query; the next one tries again
 RESTART_SECONDS = 2.0  # how long to wait for another system to start after the system has ended
@@ -30,8 +31,10 @@ PAUSE = 0.05  # seconds between two checks for the other system
 class Display(Protocol):
     """The output of statuses and messages."""
 
-    def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict) -> None:
-        """Show a status with its verdict, and with the rates since the previous one."""
+    def show(
+        self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict, facts: TimelineFacts
+    ) -> None:
+        """Show a status with its verdict, with the rates since the previous one, and with what the timeline says."""
 
     def say(self, line: str) -> None:
         """Show a message about an event."""
@@ -40,7 +43,7 @@ class Display(Protocol):
 def watch(name: str | None, seconds: float, as_json: bool) -> int:
     """Show the status every `seconds`. Return 0 after Ctrl-C, 1 if the system has ended and was not started again."""
     try:
-        system = find_system(name)
+        system = find_system_that_replies(name)
         if sys.stdout.isatty() and not as_json:
             with Screen(seconds) as screen:
                 last = follow_all(name, system, seconds, screen)
@@ -74,13 +77,17 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
                 onlooker.read_timeline(recording, timeout=ANSWER_SECONDS)
                 status = onlooker.status(timeout=ANSWER_SECONDS)
             except WaitTimeoutError:
-                display.say(f"the controller did not reply within {ANSWER_SECONDS:g} s; its log is in {system.logs}")
-            except ENDED_ERRORS:
-                return
+                why = system.describe_stopped() or f"its log is in {system.logs}"
+                display.say(f"the controller did not reply within {ANSWER_SECONDS:g} s; {why}")
+            except ENDED_ERRORS as error:
+                if not system.is_alive():
+                    return
+                display.say(f"the controller cannot be reached: {error}")
             else:
                 now = time.monotonic()
                 speeds = None if before is None else rates(before[1], status, max(now - before[0], 1e-3))
-                display.show(system, status, speeds, judge(recording, status))
+                verdict, account = judge_with_account(recording, status)
+                display.show(system, status, speeds, verdict, TimelineFacts.of(account))
                 before = now, status
             if _wait_for_end(system, supervisor, seconds):
                 return
@@ -110,10 +117,12 @@ class Lines:
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
 
-    def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict) -> None:
+    def show(
+        self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict, facts: TimelineFacts
+    ) -> None:
         """See `Display`."""
-        table = f"{verdict.text}\n\n{format_table(status, speeds)}\n"
-        print(json_line(system, status, verdict, speeds) if self._as_json else table, flush=True)
+        table = f"{verdict.text}\n\n{format_table(status, speeds, facts)}\n"
+        print(json_line(system, status, verdict, speeds, facts) if self._as_json else table, flush=True)
 
     def say(self, line: str) -> None:
         """See `Display`."""
@@ -157,12 +166,14 @@ class Screen:
         os.kill(os.getpid(), signal.SIGSTOP)
         self._write(self._ENTER)
 
-    def show(self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict) -> None:
+    def show(
+        self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict, facts: TimelineFacts
+    ) -> None:
         """See `Display`."""
-        self._shown = (
-            f"{system.name} at {time.strftime('%H:%M:%S')}, {system.describe()}\n\n"
-            f"{verdict.text}\n\n{format_table(status, speeds)}"
-        )
+        width = shutil.get_terminal_size().columns
+        head = wrap(f"{system.name} at {time.strftime('%H:%M:%S')}, {system.describe()}", width, "  ")
+        table = format_table(status, speeds, facts, Layout(width))
+        self._shown = "\n".join([*head, "", *wrap(verdict.text, width), "", table])
         self._draw()
 
     def say(self, line: str) -> None:
@@ -172,14 +183,14 @@ class Screen:
 
     def _draw(self) -> None:
         size = shutil.get_terminal_size()
-        height = max(1, size.lines - 3)
+        height = max(1, size.lines - 2 - max(1, len(wrap(self._said, size.columns))))
         lines = self._shown.splitlines()
         if len(lines) > height:
             lines = [
                 *lines[: height - 1],
                 f"... and {len(lines) - height + 1} more lines, for which the terminal has no space",
             ]
-        lines += ["", self._said, f"every {self._seconds:g} s; press Ctrl-C to end"]
+        lines += ["", *wrap(self._said, size.columns), f"every {self._seconds:g} s; press Ctrl-C to end"]
         drawn = (self._END_OF_LINE + "\r\n").join(line[: size.columns] for line in lines)
         self._write(self._HOME + drawn + self._END_OF_LINE + self._END_OF_SCREEN)
 

@@ -81,16 +81,21 @@ class ControlClient:
         return self._report(ReportPages(partition_id, global_index, key), allow_pickle, timeout)
 
     def _report(self, pages: ReportPages, allow_pickle: bool, timeout: float | None = None) -> SampleReport:
+        self._read_pages(pages, timeout)
+        return pages.report(str(self.request(pages.explain, Done, timeout).value), allow_pickle)
+
+    def _read_pages(self, pages: ReportPages, timeout: float | None = None) -> ReportPages:
+        """Read all pages of a report, and return them."""
         while pages.request is not None:
             pages.add(self.request(pages.request, SampleReport, timeout))
-        return pages.report(str(self.request(pages.explain, Done, timeout).value), allow_pickle)
+        return pages
 
     def find_stuck(self, partition_id: str | None, older_than: float, limit: int) -> StuckReport:
         """See `TransferQueueClient.find_stuck`."""
         pages = StuckPages(partition_id, older_than, limit)
         while pages.request is not None:
             pages.add(self.request(pages.request, StuckPage))
-        return pages.describe([self._report(each, False) for each in pages.oldest])
+        return pages.describe([self._read_pages(each).report("", False) for each in pages.oldest])
 
     def read_timeline(self, recording: Recording, timeout: float | None = None) -> None:
         """Add to a recording what has happened since its last event."""

@@ -9,11 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
+from transfer_queue.display import list_workers, worker_text
 from transfer_queue.messages.reports.timeline import Lane
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
 
-MOST_PROCESSES = 4  # that a text names
 DENSE = 1 << 22  # sums over at most this many cells are computed without sorting
 
 
@@ -43,16 +43,17 @@ class TaskWorkers:
     def name(self, worker: int) -> str:
         """Return the name of a worker, for people."""
         rank = int(self.rank[worker])
-        return f"rank {rank}" if rank >= 0 else f"client {self.clients[worker]}"
+        return f"rank {rank}" if rank >= 0 else self.lanes[worker].label
+
+    def process_of(self, worker: int) -> str:
+        """Return the process of a worker whose name does not say it, as " (pid 17, node-1)"; "" otherwise."""
+        lane = self.lanes[worker]
+        return f" ({worker_text(pid=lane.pid, host=lane.host)})" if lane.rank >= 0 and lane.pid else ""
 
     def describe_processes(self, workers: Iterable[int]) -> str:
-        """Return where the processes of some workers run or ran, for example "pid 17 on node-1"."""
-        lanes = (self.lanes[worker] for worker in workers)
-        names = dict.fromkeys(
-            f"pid {lane.pid} on {lane.host}" if lane.pid else f"client {lane.client}" for lane in lanes
-        )
-        more = f" and {len(names) - MOST_PROCESSES:,} more" if len(names) > MOST_PROCESSES else ""
-        return ", ".join(list(names)[:MOST_PROCESSES]) + more
+        """Return which processes some workers are or were, for example "rank 0, pid 17, node-1; rank 1, pid 9, b"."""
+        ranked = sorted(workers, key=lambda worker: (self.rank[worker] < 0, int(self.rank[worker])))
+        return list_workers(self.lanes[worker].label for worker in ranked)
 
 
 def find_workers(recording: Recording) -> TaskWorkers:

@@ -69,11 +69,11 @@ def judge_with_account(
     verdict = _with_gone(verdict, account)
     partitions = [] if status is None else status.partitions
     held = "; ".join(task.held_text for each in partitions for task in each.tasks if task.held)
-    abandoned = "; ".join(
+    abandoned = [
         describe_abandoned(each.name, task.name, task.abandoned)
         for each in partitions for task in each.tasks if task.abandoned
-    )  # fmt: skip
-    for words in filter(None, (held, abandoned)):
+    ]  # fmt: skip
+    for words in filter(None, (held, *abandoned)):
         text = f"{verdict.text} {words[0].upper()}{words[1:]}."
         verdict = msgspec.structs.replace(verdict, text=text, cause=verdict.cause or words)
     return verdict, account
@@ -142,7 +142,8 @@ def _all_ended(table: EventTable) -> bool:
 
 def _idle(recording: Recording, happened: float | None) -> Verdict:
     if happened is None:
-        return Verdict("Idle: no claim is open, and nothing was recorded.", IDLE)
+        span = _duration(recording.seconds)
+        return Verdict(f"Idle: no claim is open, and nothing was recorded in the last {span}.", IDLE)
     ago = _duration(recording.now - happened)
     return Verdict(f"Idle: no claim is open, and the last event was {ago} ago.", IDLE, since=happened)
 
@@ -166,6 +167,8 @@ def _flow_words(account: Account) -> str:
         words = " and ".join(f"{_task(each.name)} takes {_rate(each.claim_rate)}" for each in takers[:2])
         return f"{words} samples each second"
     rate = max((each.put_rate for each in account.tasks.values()), default=0.0)
+    if rate <= 0:
+        return "no sample is put"
     return f"{_rate(rate)} samples are put each second"
 
 
@@ -282,8 +285,9 @@ def _cause(account: Account, found: Bottleneck, stage: TaskAccount | None) -> st
     if stage is not None and stage.closed and not stage.alive:
         return f"every {_task(stage.name)} worker has closed"
     if stage is not None and found.slow_rank is not None:
-        name = account.spans.workers.name(found.slow_rank.worker)
-        return f"{name} of {_task(stage.name)} takes {found.slow_rank.factor:.1f} times as long as its other ranks"
+        workers, worker = account.spans.workers, found.slow_rank.worker
+        factor = f"{found.slow_rank.factor:.1f} times as long as its other ranks"
+        return f"{workers.name(worker)} of {_task(stage.name)} takes {factor}{workers.process_of(worker)}"
     hop = _held_hop(found)
     if hop is not None:
         return f"{_task(hop.task)} is held because {REASONS[hop.held]}"
@@ -307,6 +311,9 @@ def _gone_words(account: Account, stage: TaskAccount) -> str:
     processes = account.table.workers.describe_processes(stage.gone_workers.tolist())
     since = f" since {time_of_day(stage.gone_since)}" if stage.gone_since is not None else ""
     kind = "clients without a task" if not stage.name else f"{stage.name} workers"
+    if not stage.alive and stage.gone == 1:
+        only = f"{stage.name} worker" if stage.name else "client without a task"
+        return f"the only {only} is gone ({processes}){since}"
     if not stage.alive:
         return f"all {kind} are gone ({processes}){since}"
     are = "is" if stage.gone == 1 else "are"
@@ -320,6 +327,8 @@ def _long_work_words(account: Account, stage: TaskAccount) -> str:
     claims = account.table.of(EventKind.CLAIM)
     times = claims.time[np.isin(claims.worker, stage.workers)]
     since = f" since {time_of_day(float(times[-1]))}" if len(times) else ""
+    if stage.alive == 1:
+        return f"the only {_task(stage.name)} worker works on its last claim{since}"
     return f"all {stage.alive:,} {_task(stage.name)} workers work on their last claim{since}"
 
 

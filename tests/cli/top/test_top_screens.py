@@ -27,7 +27,7 @@ def test_the_first_line_is_the_verdict_in_words() -> None:
     async def program(top: TopPilot) -> None:
         assert top.lines()[0].startswith(" ▲ reward is the slowest stage: train waits")
         words = top.words()
-        assert "1 of 4 reward workers is gone (pid 10" in words
+        assert "1 of 4 reward workers is gone (rank 3, pid 10" in words
         assert "● live" in words
 
     run_top(program, seen(SLOW))
@@ -184,9 +184,9 @@ def test_a_partition_a_sample_and_the_way_back() -> None:
         assert "› sample 1 of train_0" in words
         assert "int64[4]" in words
         assert "missing: reward" in words
-        assert "rollout/3 abc" in words
+        assert "rollout rank 3, pid 17" in words
         assert "history, the newest last" in words
-        assert "Sample 1 is missing the fields ['reward']; it is not consumed by task 'train'." in words
+        assert "Sample 1 is missing the field 'reward'; it is not consumed by task 'train'." in words
         await top.press("escape", "escape")
         assert isinstance(top.app.screen, OverviewScreen)
         await top.press("escape")
@@ -367,7 +367,7 @@ def test_before_the_first_reply_it_says_what_it_does() -> None:
 def test_an_empty_system_has_tables_that_say_so() -> None:
     async def program(top: TopPilot) -> None:
         words = top.words()
-        assert "○ Idle: no claim is open, and nothing was recorded." in words
+        assert "○ Idle: no claim is open, and nothing was recorded in the last" in words
         for sentence in (
             "No task has claimed",
             "Nothing waits",

@@ -104,10 +104,11 @@ class FakeController:
             raise self.fails
         return SampleReport(
             partition, samples.LIVE, WALL, 1 if index is None else index, key, {"prompt": 4},
-            fields=[SampleField("prompt", "tensor", "int64", [4], 32, 0, MEMORY, 1, -1, "abc", "rollout", 3, WALL)],
+            fields=[SampleField("prompt", "tensor", "int64", [4], 32, 0, MEMORY, 1, -1, "abc", "rollout", 3, WALL,
+                                "node-1", 17)],
             missing=["reward"], tasks=[SampleTask("train", samples.WAITING, ["reward"])],
-            history=[SampleEvent(WALL, samples.PUT, "abc", "rollout", 3, ["prompt"])],
-            explanation="Sample 1 is missing the fields ['reward']; it is not consumed by task 'train'.",
+            history=[SampleEvent(WALL, samples.PUT, "abc", "rollout", 3, ["prompt"], host="node-1", pid=17)],
+            explanation="Sample 1 is missing the field 'reward'; it is not consumed by task 'train'.",
         )  # fmt: skip
 
 

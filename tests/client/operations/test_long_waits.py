@@ -14,8 +14,10 @@ import torch
 
 from simulated import Start, numbers, table
 from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.operations.long_waits import with_verdict
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.errors import CapacityError, WaitTimeoutError
+from transfer_queue.messages.reports.progress import describe_abandoned, describe_loss
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.testing import Client, Cluster
@@ -105,7 +107,7 @@ def test_nothing_is_reported_before_that_or_if_it_is_switched_off(
 WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
     "get": (
         lambda its, seconds: its._take_items("queue", 1, 1, seconds),
-        "Task 'get' waits for 1 samples with fields ['item'] in partition 'queue'; 0 available. ",
+        "Task 'get' waits for 1 sample with fields ['item'] in partition 'queue'; 0 available. ",
     ),
     "get_many": (
         lambda its, seconds: its._take_items("queue", 8, 1, seconds),
@@ -117,17 +119,17 @@ WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
     ),
     "put": (
         lambda its, seconds: its.put(numbers(1), partition_id="full", timeout=seconds),
-        "A put of 1 samples into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
+        "A put of 1 sample into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
         "tasks, the limit is 2 (max_rows), and this put adds 1.",
     ),
     "reservation": (
         lambda its, seconds: its.get_meta([], 1, "full", mode="insert", timeout=seconds),
-        "A reservation of 1 samples into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
+        "A reservation of 1 sample into partition 'full' waits because partition 'full' is full: 2 rows wait for its "
         "tasks, the limit is 2 (max_rows), and this put adds 1.",
     ),
     "stale": (
         lambda its, seconds: its.put(numbers(1), partition_id="stale", timeout=seconds),
-        "A put of 1 samples into partition 'stale' waits because partition 'stale' has admitted 2 rows, and its limit "
+        "A put of 1 sample into partition 'stale' waits because partition 'stale' has admitted 2 rows, and its limit "
         "at policy version 0 is 2 (max_staleness 0, 2 rows per version): 2 are not finished by a task (none has "
         "fetched samples so far), and 0 were finished since this version was set, which make space with the next "
         "version. 1 more would be too far ahead of the policy, until set_policy_version is called.",
@@ -159,8 +161,8 @@ WAITS: dict[str, tuple[Callable[[Operations, float], Operation[Any]], str]] = {
     ),
     "lock": (
         lambda its, seconds: its._take_lock(["key"], "full", seconds, 30.0),
-        "Client a (pid {pid} on {host}) waited 10 s for a lock of 'key' of partition 'full': 'key' is locked by client "
-        "holder (pid {pid} on {host}) for 10 s (token ",
+        "A request of pid {pid}, {host} waited 10 s for a lock of 'key' of partition 'full': 'key' is locked for 10 s "
+        "by pid {pid}, {host} (token ",
     ),
 }
 
@@ -265,3 +267,12 @@ class TestRanks:
         cluster.run()
         words = "The dp_ranks of task 't' were dealt different numbers of batches (0: 1, 1: 0): dp_rank 0 is ahead."
         assert words in a.explain("p", task="t", fields=["x"])
+
+
+@pytest.mark.parametrize("claimed", ["4 samples of partition 'p' may be lost to", "it may be lost to"])
+def test_a_verdict_does_not_repeat_which_samples_are_lost(claimed: str) -> None:
+    loss = describe_loss("p", "reward", ["rank 0, pid 1, node"], 4)
+    other = describe_abandoned("q", "reward", {"rank 0, pid 1, node": 1})
+    verdict = f"Stopped: x. {describe_abandoned('p', 'reward', {'rank 0, pid 1, node': 4})}. {other}."
+    assert with_verdict(f"Why; {claimed} {loss}.", verdict) == f"Why; {claimed} {loss}.\nStopped: x. {other}."
+    assert with_verdict("Why.", verdict) == f"Why.\n{verdict}"

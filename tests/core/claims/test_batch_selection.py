@@ -195,8 +195,8 @@ def test_the_text_of_a_timeout(h: Harness) -> None:
     text = str(raised.value)
     for part in ("Timeout", "'train'", "waited 5 s for 2 samples", "['x', 'y', 'z']", "'p'", "0 available"):
         assert part in text
-    assert "Nearest to ready: sample 1 (key 'b') is missing the fields ['z'] (it has ['x', 'y'])" in text
-    assert "Sample 0 (key 'a') is missing the fields ['y', 'z']" in text
+    assert "Nearest to ready: sample 1 (key 'b') is missing the field 'z' (it has 'x', 'y')" in text
+    assert "Sample 0 (key 'a') is missing the fields 'y', 'z'" in text
 
 
 def test_the_text_of_a_timeout_without_partition(h: Harness) -> None:

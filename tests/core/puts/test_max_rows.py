@@ -165,7 +165,7 @@ def test_a_put_that_must_not_create_its_partition_is_refused():
 def test_explain_names_the_limit():
     h = made(1)
     h.put(1)
-    assert "1 samples wait for the tasks, and max_rows is 1" in h.look(Explain("p", task="t", fields=["z"])).value
+    assert "1 sample waits for the tasks, and max_rows is 1" in h.look(Explain("p", task="t", fields=["z"])).value
 
 
 def test_the_limit_must_be_positive():

@@ -35,7 +35,7 @@ def test_the_last_waiting_request_ends_the_deadlock_at_once():
     h.claim(4, "train", wait=1000.0)
     with pytest.raises(DeadlockError) as told:
         h.result(put)
-    assert "w waits for space for 1 samples in partition 'p'" in str(told.value)
+    assert "client w waits for space for 1 sample in partition 'p'" in str(told.value)
     assert "task 'train' waits for 4 samples with ['x'] in partition 'p', where 2 are ready" in str(told.value)
 
 

@@ -40,7 +40,7 @@ def test_a_locked_key(h: Harness) -> None:
     h.ask(TakeLock("p", ["a", "later"], 100.0), "locker")
     h.send(TakeLock("p", ["a"], 100.0, 50.0), "waiting")
     h.tick(3.0)
-    locked = "Key 'a' is locked by client locker for 3 s (token 1); requests that wait for it: 1."
+    locked = "Key 'a' is locked for 3 s by client locker (token 1); requests that wait for it: 1."
     assert explain(h, key="a").endswith(f"does not exist (never created, or dropped). No partition exists. {locked}")
     h.put(1, keys=["a"])
     assert explain(h, key="a").endswith(f". {locked}")
@@ -53,15 +53,15 @@ def test_not_written(h: Harness) -> None:
     assert "Sample 0 of partition 'p' is pre-allocated, and no put has taken it yet." in explain(h, row=0)
     h.ask(Reserve("p", 2, None, 0))
     assert "Sample 1 of partition 'p' is reserved by client w; nothing was written yet." in explain(h, row=1)
-    assert "is missing the fields ['x'] (it has none of them)" in explain(h, row=1, fields=["x"])
+    assert "is missing the field 'x' (it has no field)" in explain(h, row=1, fields=["x"])
 
 
 def test_fields(h: Harness) -> None:
     h.put(1, ("x", "y"), keys=["a"])
     h.put(1, ("z",))
-    assert "is missing the fields ['z'] (it has ['x', 'y'])" in explain(h, key="a")
-    assert "is missing the fields ['z'] (it has ['x', 'y'])." in explain(h, key="a", fields=["z"])
-    assert "has all the fields ['y']" in explain(h, row=0, fields=["y"])
+    assert "is missing the field 'z' (it has 'x', 'y')" in explain(h, key="a")
+    assert "is missing the field 'z' (it has 'x', 'y')." in explain(h, key="a", fields=["z"])
+    assert "has the field 'y'" in explain(h, row=0, fields=["y"])
 
 
 def test_consumption(h: Harness) -> None:
@@ -83,7 +83,7 @@ def test_a_sample_of_an_incomplete_group_is_not_ready() -> None:
     h.put(1)
     wanted = {"task": "t", "fields": ["x", "y"]}
     text = explain(h, row=0, **wanted)
-    assert text.endswith("group 'g', which waits for sample 1 (missing ['y']); it is not consumed by task 't'.")
+    assert text.endswith("group 'g', which waits for sample 1 (missing 'y'); it is not consumed by task 't'.")
     assert explain(h, row=0, task="t", fields=["x"]).endswith(
         "is ready for task 't' and waits for a claim that takes it."
     )
@@ -108,17 +108,17 @@ def test_a_whole_partition(h: Harness) -> None:
     h.put(4, keys=["a", "b", "c", "d"])
     h.put(1, ("y",), rows=[2])
     text = explain(h, task="t", fields=["x", "y", "z"])
-    assert text.startswith("Nearest to ready: sample 2 (key 'c') is missing the fields ['z'] (it has ['x', 'y'])")
-    assert ". Sample 0 (key 'a') is missing the fields ['y', 'z']" in text
+    assert text.startswith("Nearest to ready: sample 2 (key 'c') is missing the field 'z' (it has 'x', 'y')")
+    assert ". Sample 0 (key 'a') is missing the fields 'y', 'z'" in text
     assert "key 'd'" not in text, "three are enough"
     assert explain(h, task="t", fields=["x"]) == "All 4 samples that task 't' has not consumed are ready."
     h.lease(1, name="killed")
     assert explain(h, task="t", fields=["x"]) == (
         "All 3 samples that task 't' has not received are ready; received and not acknowledged yet: 1 "
-        "(under leases of client killed)."
+        "(under a lease of client killed)."
     )
     h.dealt(3)
-    assert "1 of them are not acknowledged yet (under leases of client killed)" in explain(h, task="t", fields=["x"])
+    assert "1 of them is not acknowledged yet (under a lease of client killed)" in explain(h, task="t", fields=["x"])
     with pytest.raises(InvalidArgumentError, match="global_index or a key"):
         explain(h)
 
@@ -129,9 +129,9 @@ def test_an_explanation_names_what_a_group_waits_for_once(declared: bool) -> Non
     h = Harness(GRPOGroupNSampler(2))
     h.put(4, groups=["g", "g", "f", "f"] if declared else None)
     text = explain(h, task="t", fields=["x", "y"])
-    assert text.count("is missing the fields ['y']") == 3
-    assert text.count("which waits for sample 0 (missing ['y']), sample 1 (missing ['y'])") == 1
-    assert text.count("which waits for sample 2 (missing ['y']), sample 3 (missing ['y'])") == 1
+    assert text.count("is missing the field 'y'") == 3
+    assert text.count("which waits for sample 0 (missing 'y'), sample 1 (missing 'y')") == 1
+    assert text.count("which waits for sample 2 (missing 'y'), sample 3 (missing 'y')") == 1
 
 
 def test_the_text_of_a_timeout_names_the_seal(h: Harness) -> None:

@@ -44,23 +44,23 @@ def dead(h: Harness) -> Harness:
 
 
 def test_what_a_dead_client_had_claimed_and_not_finished_is_named(dead: Harness) -> None:
-    assert abandoned(dead) == {"t": {"pid 17 on node-1": 2}}
+    assert abandoned(dead) == {"t": {"pid 17, node-1": 2}}
     text = (
-        "2 samples of partition 'p' may be lost to task 't', because pid 17 on node-1, which is gone, had claimed them "
-        "without a lease: call reset_consumption('p', 't') to deliver all samples to this task again, and claim with "
-        "lease= to avoid such losses."
+        "2 samples of partition 'p' may be lost to task 't', because the process that had claimed them without a lease "
+        "is gone (pid 17, node-1): call reset_consumption('p', 't') to deliver all samples to this task again, and "
+        "claim with lease= to avoid such losses."
     )
     words = explain(dead, task="train", fields=["x", "y"])
-    assert words.startswith("Nearest to ready: sample 4 is missing the fields ['y'] (it has ['x'])")
+    assert words.startswith("Nearest to ready: sample 4 is missing the field 'y' (it has 'x')")
     assert "Sample 2" not in words
     assert words.endswith(f". {text}")
     waits = explain(dead, task="train", fields=["x", "y"], count=3)
     assert f". {text}" in waits
     assert "ample 2 " not in waits
     assert explain(dead, row=2, task="train").endswith(
-        "; it may be lost to task 't', because pid 17 on node-1, which is gone, had claimed it without a lease: call "
-        "reset_consumption('p', 't') to deliver all samples to this task again, and claim with lease= to avoid such "
-        "losses."
+        "; it may be lost to task 't', because the process that had claimed it without a lease is gone (pid 17, "
+        "node-1): call reset_consumption('p', 't') to deliver all samples to this task again, and claim with lease= to "
+        "avoid such losses."
     )
     assert "lost" not in explain(dead, row=1)
     assert "lost" not in explain(dead, task="other", fields=["x"])
@@ -69,7 +69,7 @@ def test_what_a_dead_client_had_claimed_and_not_finished_is_named(dead: Harness)
 def test_the_error_of_a_claim_that_waited_names_them(dead: Harness) -> None:
     sequence = dead.claim(3, "train", ["x", "y"], name="trainer", wait=5.0)
     dead.tick(dead.now + 5.0)
-    with pytest.raises(WaitTimeoutError, match="may be lost to task 't', because pid 17 on node-1"):
+    with pytest.raises(WaitTimeoutError, match="may be lost to task 't', because the process that had claimed them"):
         dead.result(sequence, "trainer")
 
 
@@ -136,7 +136,7 @@ def test_of_a_task_that_puts_nothing_the_last_claim_is_named(h: Harness) -> None
     h.disconnect("r")
     assert abandoned(h) == {"t": {"client r": 2}}
     assert "lost" not in explain(h, row=3)
-    assert "it may be lost to task 't', because client r, which is gone, had claimed it" in explain(h, row=5)
+    assert "it may be lost to task 't', because the process that had claimed it" in explain(h, row=5)
     h.clear([5])
     assert abandoned(h) == {"t": {"client r": 1}}
     h.ask(ResetConsumption("p", "t"))
@@ -158,12 +158,12 @@ def test_a_client_that_is_back_has_lost_nothing(dead: Harness) -> None:
     assert abandoned(dead) == {}
     give(dead, [2])
     dead.disconnect("r")
-    assert abandoned(dead) == {"t": {"pid 17 on node-1": 1}}
+    assert abandoned(dead) == {"t": {"pid 17, node-1": 1}}
 
 
 def test_samples_are_named_until_they_are_finished_cleared_or_consumed_again(dead: Harness) -> None:
     give(dead, [2], "w")
-    assert abandoned(dead) == {"t": {"pid 17 on node-1": 1}}
+    assert abandoned(dead) == {"t": {"pid 17, node-1": 1}}
     dead.ask(ResetConsumption("p", "t"))
     assert abandoned(dead) == {}
     assert dead.dealt(6, name="s") == [0, 1, 2, 3, 4, 5]

@@ -326,11 +326,12 @@ def files_open_in(folder: Path) -> list[str]:
     return [path for path in found if path.startswith(str(folder))]
 
 
-def test_everything_is_closed_after_the_last_use(tmp_path: Path) -> None:
+def test_everything_is_closed_after_the_last_use(tmp_path: Path, opened_arenas: list[Arena]) -> None:
     arena = Arena.create(tmp_path / "a", GRANULE)
     arena.grow(GRANULE)
     before = sorted(files_open_in(tmp_path))
     again, other = Arena.open(arena.folder), Arena.open(arena.folder)
+    opened_arenas[:] = [arena]
     views = open_views(again)
     assert views is open_views(other)
     assert views is not None

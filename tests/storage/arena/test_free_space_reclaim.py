@@ -213,6 +213,7 @@ def test_space_whose_pages_a_device_keeps_stays(unit: StorageUnit, writer: Write
         def is_registered(self, offset: int, length: int) -> bool:
             return offset <= 40 * GRANULE < offset + length
 
+    unit.pool.arena.holds.close()
     unit.pool.arena.holds = KeptHere(unit.pool.arena)
     leases = [writer.lease(4) for _ in range(16)]
     unit.pool.arena.memory[:] = 7

@@ -127,6 +127,7 @@ def test_a_restarted_unit_has_its_leases_and_continues_to_remove(tmp_path: Path)
     kept, freed = leased(pool, store, 10), leased(pool, store, 20)
     slot = pool.take_slot()
     pool.free(freed)  # and is killed before it is removed
+    pool.close()
     again = ObjectPool(ObjectNames.reopen(tmp_path / "a"), store, later)
     again.check()
     assert again.boot_id == pool.boot_id

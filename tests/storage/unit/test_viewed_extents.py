@@ -44,6 +44,8 @@ class System:
         self.slots.held.add(effect.reply.lock_path)
 
     def begin(self, arena: Arena) -> None:
+        if arena.holds is not None:
+            arena.holds.close()
         arena.holds = HoldsHere(arena)
         self.arena = arena
         self.unit = StorageUnit(0, ArenaPool(arena), self.slots)

@@ -13,6 +13,7 @@ from transfer_queue.cli.shell.terminal import (
     columns_text,
     cut,
     duration_text,
+    table_lines,
 )
 from transfer_queue.display import (
     count_text,
@@ -22,6 +23,7 @@ from transfer_queue.display import (
     short_repr,
     short_text,
     size_text,
+    worker_text,
 )
 from transfer_queue.messages.reports import samples
 from transfer_queue.messages.reports.progress_text import tier_name
@@ -38,8 +40,9 @@ STATES = {
     samples.LIVE: "live", samples.RESERVED: "reserved, nothing was put into it yet",
     samples.CLEARED: "cleared", samples.UNKNOWN: "does not exist",
 }  # fmt: skip
-CLIENT = 8
-"""Characters of a client id that are shown."""
+FIELD_HEADINGS = ("field", "type", "size", "stored", "put by", "ago")
+TASK_HEADINGS = ("task", "state", "details")
+EVENT_HEADINGS = ("time", "ago", "event", "by", "fields")
 SHOWN_MEMBERS = 16
 """Members of a group that are named."""
 
@@ -105,12 +108,13 @@ class ReportText:
         how = ""
         if clear.kind == samples.PARTITION_CLEAR:
             how = ", at the latest with its partition" if report.history[0] is clear else " with its partition"
-        return f"{how} at {clock_text(clear.time, report.now)} by {who(clear.task, clear.rank, clear.client)}"
+        return f"{how} at {clock_text(clear.time, report.now)} by {who(clear)}"
 
     def _group(self, group: SampleGroup) -> str:
         size = f" of {group.size}" if group.size is not None else ""
         name = f"{short_name(group.key)}: " if group.key is not None else "by order of reservation: "
-        text = f"{name}{group.count}{size} samples exist"
+        exist = "sample exists" if group.count == 1 and group.size is None else "samples exist"
+        text = f"{name}{group.count}{size} {exist}"
         text += f", {group.cleared} cleared" if group.cleared else ""
         shown = group.members[:SHOWN_MEMBERS]
         names = [
@@ -128,8 +132,10 @@ class ReportText:
         report, style = self._report, self._style
         nbytes = sum(field.nbytes or 0 for field in report.fields)
         yield style(f"{count_text(len(report.fields), 'field')}, {size_text(nbytes)}", "bold")
-        rows = [self._field(field) for field in report.fields]
-        lines = columns_text(rows, right=frozenset({2}))
+        rows = [FIELD_HEADINGS, *(self._field(field) for field in report.fields)]
+        headings, *lines = columns_text(rows, right=frozenset({2}))
+        if lines:
+            yield style(cut(headings, self._width), "dim")
         for field, line in zip(report.fields, lines):
             yield cut(line, self._width)
             value = self._values.get(field.name)
@@ -147,25 +153,27 @@ class ReportText:
 
     def _field(self, field: SampleField) -> tuple[str, ...]:
         wide = self._width > 100
-        client = field.client if wide or not field.task else ""
-        age = "" if field.time is None else f"{duration_text(self._report.now - field.time, 2 if wide else 1)} ago"
+        age = "" if field.time is None else duration_text(self._report.now - field.time, 2 if wide else 1)
         copy = f"+{field.copy_unit}" if field.copy_unit >= 0 else ""
         return (
             short_name(field.name, 40 if wide else 18),
             type_text(field, 40 if wide else 20),
             "?" if field.nbytes is None else size_text(field.nbytes),
             f"unit {field.unit}{copy} {tier_name(field.tier)}" if wide else f"u{field.unit}{copy} {field.tier}",
-            who(field.task, field.rank, client, 40 if wide else 18) if client or field.task else "",
+            who(field, 60 if wide else 26) if field.client or field.task else "",
             age,
         )
 
     # ------------------------------------------------------------ tasks and history
 
     def _tasks(self) -> Iterator[str]:
-        yield self._style("tasks", "bold")
+        yield self._style(count_text(len(self._report.tasks), "task"), "bold")
         rows = [(short_name(task.name, 24), task.state, self._task(task)) for task in self._report.tasks]
-        for task, line in zip(self._report.tasks, columns_text(rows)):
-            yield self._colored(cut(line, self._width), task.state)
+        headings, *tables = table_lines(TASK_HEADINGS, rows, self._width, self._style)
+        yield from headings
+        for task, (first, *more) in zip(self._report.tasks, tables):
+            yield self._colored(cut(first, self._width), task.state)
+            yield from more
 
     def _task(self, task: SampleTask) -> str:
         if task.state == samples.WAITING:
@@ -175,7 +183,7 @@ class ReportText:
         parts = []
         if task.state in (samples.CONSUMED, samples.CLAIMED):
             if task.client or task.rank >= 0:
-                parts.append(f"by {who('', task.rank, task.client)}")
+                parts.append(f"by {who(task, task='')}")
             if task.time is not None:
                 parts.append(f"{duration_text(self._report.now - task.time)} ago")
         if task.state == samples.CLAIMED:
@@ -183,7 +191,8 @@ class ReportText:
         if task.batch_index >= 0:
             parts.append(f"batch {task.batch_index}")
         if task.deliveries:
-            parts.append(f"{task.deliveries} deliveries not acknowledged")
+            deliveries = "delivery" if task.deliveries == 1 else "deliveries"
+            parts.append(f"{task.deliveries} {deliveries} not acknowledged")
         return ", ".join(parts)
 
     def _history(self) -> Iterator[str]:
@@ -193,19 +202,20 @@ class ReportText:
             yield self._style(f"history: {'no events' if report.complete else 'not kept'}", "bold")
             return
         yield self._style(cut(f"history, the newest last{kept}", self._width), "bold")
-        rows = [self._event(event) for event in report.history]
-        lines = columns_text(rows, right=frozenset({1}))
+        rows = [EVENT_HEADINGS, *(self._event(event) for event in report.history)]
+        headings, *lines = columns_text(rows, right=frozenset({1}))
+        yield self._style(cut(headings, self._width), "dim")
         for event, line in zip(report.history, lines):
             yield self._colored(cut(line, self._width), event.kind)
 
     def _event(self, event: SampleEvent) -> tuple[str, ...]:
         wide = self._width > 100
-        others = f" (with {count_text(event.rows - 1, 'other')})" if event.rows > 1 and wide else ""
+        others = f" (with {count_text(event.rows - 1, 'other sample')})" if event.rows > 1 and wide else ""
         return (
             clock_text(event.time, self._report.now),
-            f"{duration_text(self._report.now - event.time, 2 if wide else 1)} ago",
+            duration_text(self._report.now - event.time, 2 if wide else 1),
             event.kind,
-            who(event.task, event.rank, event.client, 40 if wide else 20),
+            who(event, 60 if wide else 26),
             (listed_names(event.fields) if event.fields else "") + others,
         )
 
@@ -214,13 +224,10 @@ class ReportText:
         return f"{before} {self._style(word, COLORS[word])}{after}" if found else line
 
 
-def who(task: str, rank: int, client: str, width: int = 40) -> str:
-    """Return who did something: the task with its rank, and the beginning of the client id."""
-    name = short_name(task, max(width - CLIENT - 1, 8)) if task else ""
-    name += f"/{rank}" if task and rank >= 0 else f"rank {rank}" if rank >= 0 else ""
-    if not client:
-        return short_text(name, width) if name else "the controller"
-    return short_text(f"{name} {short_name(client)[:CLIENT]}".strip(), width)
+def who(done: SampleEvent | SampleField | SampleTask, most: int = 60, task: str | None = None) -> str:
+    """Return who did something, as `worker_text`. task: the task to name instead of that of the client."""
+    name = done.name if isinstance(done, SampleTask) else done.task
+    return worker_text(name if task is None else task, done.rank, done.pid, done.host, done.client, most)
 
 
 def type_text(field: SampleField, width: int) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from transfer_queue.cli.options import Commands, add_name, add_tokenizer
 from transfer_queue.cli.shell.json_output import add_json, plain, print_json
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.system_search import find_system_that_replies
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     if options.tokenizer is not None and options.no_values:
         options.parser.error(f"--tokenizer is {options.tokenizer!r}, but --no-values hides values: give only one")
     tokens = None if options.tokenizer is None else _load_tokenizer(options)
-    system = find_system(options.name)
+    system = find_system_that_replies(options.name)
     with ControlClient(system) as onlooker:
         _, settings = onlooker.topology()
         report = _describe(onlooker, options.partition, options.sample, settings.allow_pickle)

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Iterator
-from itertools import groupby
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from transfer_queue.cli.options import Commands, add_name, seconds_type
 from transfer_queue.cli.shell.json_output import add_json, print_json
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.system_search import find_system_that_replies
 
 if TYPE_CHECKING:
     from transfer_queue.cli.shell.terminal import Styles
     from transfer_queue.messages.reports.samples import StuckReport, StuckSample
+    from transfer_queue.timeline.recording import Recording
 
 SECONDS = 60.0  # default of --for
-LIMIT = 20  # default of --limit
+HISTORY = 1e6  # seconds of the timeline that are searched for the producers of fields
+LIMIT = 256  # default of --limit
 SOME = 3  # exit code if there are stuck samples; 1 says that the command failed
+WIDE = 120  # a terminal with as many columns shows who changed the samples last
+LONGEST_KEY = 24  # characters of a key that is shown beside the index
+HEADINGS = ("samples", "count", "unchanged", "lacks", "last changed by", "why")
+NOBODY, UNKNOWN = (), ("\0",)  # who puts a field that no sample has, or that was put before the timeline begins
+THEM = "\0"  # stands for "it" or "them" in a cause
+OPEN = ("ready", "waiting")  # the states of a sample that a task has not claimed
 
 
 def add(commands: Commands) -> None:
@@ -26,8 +35,9 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "stuck", help="samples that have not changed for some time and are not finished",
         description="Prints the samples whose fields and tags have not changed for some time, and that a task has not "
-        "consumed or that lack a field that other samples of their partition have. The samples of one prompt "
-        f"are together, with the client that changed each of them last. The exit code is {SOME} if samples are stuck.",
+        "consumed or that lack a field that other samples of their partition have: a table for each partition, with "
+        "ranges of samples, the fields that they lack and who has to put them. Those that have been unchanged for "
+        f"longest come first. The exit code is {SOME} if samples are stuck.",
     )  # fmt: skip
     command.add_argument(
         "--for", dest="seconds", default=SECONDS, metavar="SECONDS",
@@ -36,8 +46,9 @@ def add(commands: Commands) -> None:
     )  # fmt: skip
     command.add_argument("--partition", help="only samples of this partition")
     command.add_argument(
-        "--limit", type=_limit, default=LIMIT, metavar="N", help=f"how many samples to print (default: {LIMIT})"
-    )
+        "--limit", type=_limit, default=LIMIT, metavar="N",
+        help=f"how many samples to examine, those that have been unchanged for longest (default: {LIMIT})",
+    )  # fmt: skip
     add_json(command)
     add_name(command)
     command.set_defaults(run=run)
@@ -54,25 +65,60 @@ def run(options: argparse.Namespace) -> int:
     from transfer_queue.cli.shell.terminal import Styles, width_of_output
     from transfer_queue.client.control_client import ControlClient
     from transfer_queue.names import did_you_mean
+    from transfer_queue.timeline.recording import Recording
 
-    with ControlClient(find_system(options.name)) as onlooker:
+    recording = Recording(HISTORY)
+    with ControlClient(find_system_that_replies(options.name)) as onlooker:
         if options.partition is not None:
             names = [partition.name for partition in onlooker.status().partitions]
             if options.partition not in names:
                 nearest = did_you_mean(options.partition, names)
-                print(f"tq: partition {options.partition!r} does not exist{nearest}", file=sys.stderr)
+                there = nearest or f"; the partitions are: {_names(names)}"
+                print(f"tq: partition {options.partition!r} does not exist{there}", file=sys.stderr)
                 return 1
         report = onlooker.find_stuck(options.partition, options.seconds, options.limit)
+        if report.total and not options.json:
+            onlooker.read_timeline(recording)
     if options.json:
         print_json(report)
     else:
-        print("\n".join(lines_of(report, width_of_output(), Styles())))
+        print("\n".join(lines_of(report, width_of_output(), Styles(), KnownWorkers.of(recording))))
     return SOME if report.total else 0
 
 
-def lines_of(report: StuckReport, width: int, style: Styles) -> Iterator[str]:
-    """Iterate over the lines of the text about stuck samples."""
-    from transfer_queue.cli.shell.terminal import duration_text
+@dataclass(frozen=True)
+class KnownWorkers:
+    """What the timeline says about the tasks and their processes."""
+
+    producers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Field -> the tasks that put it."""
+    gone: frozenset[str] = frozenset()
+    """The clients that are gone."""
+
+    @classmethod
+    def of(cls, recording: Recording) -> KnownWorkers:
+        """Return what a recording says."""
+        from transfer_queue.timeline.event_table import EventTable
+
+        producers: dict[str, list[str]] = {}
+        for task, names in EventTable(recording).puts.items():
+            for name in names:
+                producers.setdefault(name, []).append(task)
+        return cls(producers, frozenset(recording.gone))
+
+
+class _Cause(NamedTuple):
+    """Why samples are stuck. Samples with the same cause are one line of the table."""
+
+    lacks: tuple[str, ...]
+    """The fields that they lack."""
+    why: str
+    """Who has to put these fields or to take the samples, in words."""
+
+
+def lines_of(report: StuckReport, width: int, style: Styles, workers: KnownWorkers | None = None) -> Iterator[str]:
+    """Iterate over the lines of the text about stuck samples: for each partition a table with a line for each cause."""
+    from transfer_queue.cli.shell.terminal import duration_text, table_lines, wrap
     from transfer_queue.display import count_text, short_name
 
     words = f"for {duration_text(report.older_than)} or longer"
@@ -80,53 +126,123 @@ def lines_of(report: StuckReport, width: int, style: Styles) -> Iterator[str]:
         yield f"no sample that is not finished has been unchanged {words}"
         return
     where = ", ".join(f"{count:,} in {short_name(name)}" for name, count in list(report.partitions.items())[:4])
-    where += f", and {len(report.partitions) - 4} more partitions" if len(report.partitions) > 4 else ""
+    left = len(report.partitions) - 4
+    where += f", and {count_text(left, 'more partition')}" if left > 0 else ""
     be = "is" if report.total == 1 else "are"
-    yield style(f"{count_text(report.total, 'sample')} {be} unchanged {words} and not finished: {where}", "bold")
-    for (partition, prompt), some in groupby(report.samples, key=lambda each: (each.partition, each.prompt)):
+    title = f"{count_text(report.total, 'sample')} {be} unchanged {words} and not finished: {where}"
+    yield from (style(line, "bold") for line in wrap(title, width))
+    by_partition: dict[str, dict[_Cause, list[StuckSample]]] = {}
+    for each in report.samples:
+        cause = _cause_of(each, workers or KnownWorkers())
+        by_partition.setdefault(each.partition, {}).setdefault(cause, []).append(each)
+    for partition, causes in by_partition.items():
         yield ""
-        name = f", prompt {short_name(prompt)}" if prompt else ""
-        yield style(f"{short_name(partition)}{name}", "cyan")
-        yield from _group_lines(list(some), report.now, width)
+        yield style(short_name(partition), "cyan")
+        rows = [_row(some, cause, report.now, width) for cause, some in causes.items()]
+        for lines in table_lines(HEADINGS, rows, width, style, frozenset({1})):
+            yield from lines
     left = report.total - len(report.samples)
     if left > 0:
         yield ""
-        yield f"{left:,} more {'is' if left == 1 else 'are'} not shown; --limit shows more"
+        yield from wrap(f"{left:,} more {'is' if left == 1 else 'are'} not shown; --limit shows more", width)
+    yield ""
+    first = report.samples[0] if report.samples else None
+    if first is not None:
+        name = first.key if first.key is not None else str(first.index)
+        yield style(f"one sample with its history: tq show {shlex.quote(first.partition)} {shlex.quote(name)}", "dim")
 
 
-def _group_lines(some: list[StuckSample], now: float, width: int) -> Iterator[str]:
-    from transfer_queue.cli.samples.report_text import who
-    from transfer_queue.cli.shell.terminal import columns_text, cut, duration_text
-    from transfer_queue.display import short_name
+def _row(some: Sequence[StuckSample], cause: _Cause, now: float, width: int) -> tuple[str, ...]:
+    from transfer_queue.display import listed_names, ranges_text
 
-    wide = width > 100
-    rows = []
-    for each in some:
-        client = each.client if wide or not each.task else ""
-        writer = who(each.task, each.rank, client, 36 if wide else 18)
-        age = None if each.time is None else duration_text(now - each.time, 2 if wide else 1)
-        rows.append(
-            (
-                short_name(each.key, 40 if wide else 20) if each.key is not None else str(each.index),
-                age or "since the start",
-                f"by {writer}" if each.client or each.task else "",
-                _lacks(each),
-            )
-        )
-    for line in columns_text(rows, right=frozenset({1})):
-        yield cut(line, width)
+    wide = width >= WIDE
+    samples = ranges_text((each.index for each in some), 4 if wide else 2)
+    key = some[0].key
+    if key is not None and len(some) == 1:
+        samples = f"{samples} ({key})" if key.isprintable() and len(key) <= LONGEST_KEY else samples
+    return (
+        samples,
+        f"{len(some):,}",
+        _ages([each.time for each in some], now),
+        listed_names(cause.lacks, 4 if wide else 2) if cause.lacks else "nothing",
+        _writers(some) if wide else "",
+        cause.why.replace(THEM, "it" if len(some) == 1 else "them"),
+    )
 
 
-def _lacks(sample: StuckSample) -> str:
-    """Return what is missing of a sample: fields, and tasks that have not consumed it."""
+def _writers(some: Sequence[StuckSample]) -> str:
+    """Return who changed samples last: one process, or the number of them."""
+    from transfer_queue.display import short_name, worker_text
+
+    workers = {(each.task, each.rank, each.pid, each.host, each.client) for each in some if each.client or each.task}
+    if len(workers) == 1:
+        return worker_text(*next(iter(workers)), most=40)
+    tasks = {worker[0] for worker in workers}
+    name = f"{short_name(tasks.pop(), 24)} " if len(tasks) == 1 and "" not in tasks else ""
+    return f"{len(workers):,} {name}{'ranks' if name else 'processes'}" if workers else ""
+
+
+def _ages(times: Sequence[float | None], now: float) -> str:
+    """Return for how long samples have not changed, the shortest and the longest time."""
+    from transfer_queue.cli.shell.terminal import duration_text
+
+    known = [now - time for time in times if time is not None]
+    if len(known) < len(times):
+        return "since start"  # of the controller
+    least, most = (duration_text(seconds, units=1) for seconds in (min(known), max(known)))
+    return most if least == most else f"{least} to {most}"
+
+
+def _cause_of(sample: StuckSample, workers: KnownWorkers) -> _Cause:
+    """Return why a sample is stuck."""
+    wanted = [name for task in sample.tasks for name in task.lacks]
+    lacks = tuple(dict.fromkeys([*wanted, *sample.missing]))
+    producers = {task for name in lacks for task in workers.producers.get(name, ())}
+    reasons = [*_producers_words(sample, lacks, workers), *_consumers_words(sample, producers)]
+    return _Cause(lacks, "; ".join(reasons))
+
+
+def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: KnownWorkers) -> Iterator[str]:
+    """Iterate over clauses that say who has to put the fields that a sample lacks."""
+    from transfer_queue.display import listed_names, short_name, worker_text
+
+    by_task: dict[tuple[str, ...], list[str]] = {}
+    for name in lacks:
+        unknown = UNKNOWN if name in sample.missing else NOBODY  # other samples have it, so a task has put it
+        by_task.setdefault(tuple(workers.producers.get(name, unknown)), []).append(name)
+    for tasks, names in by_task.items():
+        some = listed_names(names, 4)
+        if tasks in (NOBODY, UNKNOWN):
+            yield f"no task has put {some}" if tasks == NOBODY else f"the timeline does not show who puts {some}"
+            continue
+        for task in tasks:
+            state = next((each for each in [*sample.tasks, *sample.consumed] if each.name == task), None)
+            label = short_name(task) if task else "a client without a task"
+            if state is None or state.state in OPEN:
+                also = "" if state is None else f", and has not claimed {THEM}"
+                also = f", and waits for {listed_names(state.lacks, 4)}" if state is not None and state.lacks else also
+                yield f"{'task ' if task else ''}{label} puts {some}{also}"
+                continue
+            holder = worker_text(task, state.rank, state.pid, state.host, state.client)
+            gone = ", which is gone," if state.client in workers.gone else ""
+            yield f"{holder}{gone} claimed {THEM} and has not put {some}"
+
+
+def _consumers_words(sample: StuckSample, producers: Collection[str]) -> Iterator[str]:
+    """Iterate over clauses about the tasks that have not consumed a sample, lack no field of it, and put none of it."""
+    from transfer_queue.display import listed_names, worker_text
+    from transfer_queue.messages.reports.samples import CLAIMED, WAITING
+
+    others = [task for task in sample.tasks if task.name not in producers]
+    for task in others:
+        if task.state == CLAIMED:
+            yield f"claimed by {worker_text(task.name, task.rank, task.pid, task.host, task.client)}, not acknowledged"
+    ready = [task.name for task in others if task.state not in (CLAIMED, WAITING)]
+    if ready:
+        yield f"not claimed by {listed_names(ready, 4)}, although ready"
+
+
+def _names(names: Sequence[str]) -> str:
     from transfer_queue.display import listed_names
-    from transfer_queue.messages.reports.samples import CLAIMED
 
-    held = [task.name for task in sample.tasks if task.state == CLAIMED]
-    waits = [task.name for task in sample.tasks if task.state != CLAIMED]
-    parts = [
-        f"lacks {listed_names(sample.missing, 4)}" if sample.missing else "",
-        f"claimed by {listed_names(held, 4)}, not acknowledged" if held else "",
-        f"not consumed by {listed_names(waits, 4)}" if waits else "",
-    ]
-    return "; ".join(filter(None, parts))
+    return listed_names(names)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 
@@ -14,6 +16,7 @@ WIDTH_OF_FILES = 160
 LEAST_WIDTH = 40
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_SENTENCES = re.compile(r"(?<=\.) (?=Sample |[\d,]+ samples? |New samples |Dropped so far|The partition is sealed)")
 _UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))  # a unit, and the next smaller one
 
 
@@ -84,6 +87,65 @@ def columns_text(rows: Sequence[Sequence[str]], right: frozenset[int] = frozense
         ).rstrip()
         for row in rows
     ]
+
+
+def is_terminal() -> bool:
+    """Return whether standard output is a terminal."""
+    return sys.stdout.isatty()
+
+
+def wrap(text: str, width: int | None, indent: str = "") -> list[str]:
+    """Return the lines of a text, wrapped at `width`. The second line of a paragraph and those after it are indented.
+
+    Args:
+        text: The text. Its line feeds stay.
+        width: The number of columns; None leaves each paragraph on one line, for pipes and files.
+        indent: What each line but the first of a paragraph begins with, besides the paragraph's own indentation.
+    """
+    lines: list[str] = []
+    for paragraph in text.splitlines():
+        own = paragraph[: len(paragraph) - len(paragraph.lstrip(" "))]
+        if width is None:
+            lines.append(paragraph)
+            continue
+        lines += textwrap.wrap(
+            paragraph, width, subsequent_indent=own + indent, break_on_hyphens=False, break_long_words=False
+        ) or [""]
+    return lines
+
+
+def sentence_lines(words: str) -> str:
+    """Return an explanation with a line for each clause and sample."""
+    words = words.replace("; it ", ";\n  it ").replace("Nearest to ready: sample ", "Nearest to ready:\nSample ", 1)
+    return _SENTENCES.sub("\n", words)
+
+
+def table_lines(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    style: Styles,
+    right: frozenset[int] = frozenset(),
+    indent: str = "  ",
+) -> list[list[str]]:
+    """Return a table as the lines of each row, first those of the headings. Columns without a cell are left out.
+
+    The last column is wrapped below its heading if the table is wider than `width`.
+    """
+    used = [column for column in range(len(headings)) if any(row[column] for row in rows)]
+    cells = [[row[column] for column in used] for row in (headings, *rows)]
+    aligned = frozenset(at for at, column in enumerate(used) if column in right)
+    lines = columns_text(cells, aligned, indent)
+    if not lines or width is None or max(map(len, lines)) <= width or len(used) < 2 or len(used) - 1 in aligned:
+        return [[style(lines[0], "dim")], *([line] for line in lines[1:])] if lines else []
+    begin = columns_text([row[:-1] for row in cells], aligned, indent)
+    start = max(map(len, begin)) + 2
+    found = []
+    for head, row in zip(begin, cells):
+        parts = textwrap.wrap(row[-1], max(width - start, 12), break_on_hyphens=False) or [""]
+        padded = [f"{head if at == 0 else '':<{start}}{part}".rstrip() for at, part in enumerate(parts)]
+        found.append(padded)
+    return [[style(line, "dim") for line in found[0]], *found[1:]]
 
 
 def cut(line: str, width: int) -> str:

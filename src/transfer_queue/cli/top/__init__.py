@@ -10,7 +10,7 @@ import sys
 import threading
 
 from transfer_queue.cli.options import Commands, add_name, seconds_type
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.system_search import find_system_that_replies
 
 EVERY = 1.0  # default of --every: seconds between two refreshes
 HANG_UP = 128 + signal.SIGHUP  # exit code if the terminal is closed
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         print("tq: tq top needs a terminal; for a pipe or a file use `tq status --watch`", file=sys.stderr)
         return 1
-    system = find_system(options.name)
+    system = find_system_that_replies(options.name)
     from transfer_queue.cli.top.app import TopApp
     from transfer_queue.cli.top.follower import Follower
 

@@ -150,7 +150,9 @@ class Follower:
                     client.read_timeline(recording, timeout=ANSWER_SECONDS)
                     status = client.status(timeout=ANSWER_SECONDS)
                 except WaitTimeoutError:
-                    self._deliver(Silent(f"The controller did not reply within {ANSWER_SECONDS:g} s."))
+                    stopped = system.describe_stopped()
+                    why = f" {stopped[0].upper()}{stopped[1:]}." if stopped else ""
+                    self._deliver(Silent(f"The controller did not reply within {ANSWER_SECONDS:g} s.{why}"))
                 except ENDED_ERRORS as error:
                     if not system.is_alive():
                         return

@@ -21,6 +21,7 @@ from transfer_queue.cli.top.rows import (
     WaitMember,
     WaitRow,
 )
+from transfer_queue.display import worker_text
 from transfer_queue.messages.queries import SnapshotReply
 from transfer_queue.messages.reports.progress import PartitionProgress
 from transfer_queue.messages.reports.timeline import Verdict
@@ -28,7 +29,7 @@ from transfer_queue.messages.system import SystemStatus
 from transfer_queue.messages.tag_table import tag_rows
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 from transfer_queue.timeline.account import Account
-from transfer_queue.timeline.event_table import order_by_flow
+from transfer_queue.timeline.event_table import TaskWorkers, order_by_flow
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Gap, Recording
 from transfer_queue.timeline.spans import STATE_NAMES, SpanState
@@ -156,6 +157,12 @@ def _pipeline_order(account: Account) -> list[str]:
     return names if len(names) > MOST_ORDERED else order_by_flow(account.table, names)
 
 
+def _process(workers: TaskWorkers, worker: int) -> str:
+    """Return the process of a rank, for people; "" if its name says it already."""
+    lane = workers.lanes[worker]
+    return worker_text(pid=lane.pid, host=lane.host) if workers.rank[worker] >= 0 and lane.pid else ""
+
+
 def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
     """Return the open claims, puts and reservations, grouped by what they wait for."""
     recording, workers = account.table.recording, account.table.workers
@@ -165,7 +172,8 @@ def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
         kind = "held" if wait.holds else "early" if wait.ahead else "waits"
         key = kind, recording.lanes[wait.lane].task, wait.partition, tuple(wait.fields), wait.demand
         name = workers.name(worker) if worker >= 0 else ""
-        groups[key].append(WaitMember(name, max(recording.now - wait.since, 0.0), wait.rows))
+        process = _process(workers, worker) if worker >= 0 else ""
+        groups[key].append(WaitMember(name, process, max(recording.now - wait.since, 0.0), wait.rows))
     makers: dict[str, list[str]] = defaultdict(list)
     for task, fields in account.table.puts.items():
         for name in fields:
@@ -268,6 +276,7 @@ def list_ranks(picture: Picture, task: str) -> list[RankRow]:
         found.append(
             RankRow(
                 worker, workers.name(worker), int(workers.rank[worker]), workers.clients[worker],
+                _process(workers, worker),
                 STATE_NAMES.get(SpanState(int(spans.state[end - 1])), "") if current else "",
                 spans.line.end - float(spans.start[end - 1]) if current else float("nan"),
                 shares, float(rows[worker]) / seconds, its_spans,

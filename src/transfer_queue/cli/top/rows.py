@@ -59,6 +59,8 @@ class WaitMember:
 
     rank: str
     """The name of its rank."""
+    process: str
+    """Its process, for people; "" if it is not known, or if it is the name already."""
     seconds: float
     """For how many seconds it has waited."""
     rows: int
@@ -162,6 +164,8 @@ class RankRow:
     """The rank; -1 if it is not known."""
     client: str
     """The id of its newest client."""
+    process: str
+    """The process of its newest client, for people; "" if it is not known, or if it is the name already."""
     state: str
     """What it does now: waits, held, works, idle, gone, or "" if that is not known."""
     seconds: float

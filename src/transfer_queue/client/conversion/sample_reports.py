@@ -135,7 +135,9 @@ def _with_writer(field: SampleField, events: Sequence[SampleEvent]) -> SampleFie
         found = next((event for event in puts if field.name in event.fields), None)
     if found is None:
         return field
-    return msgspec.structs.replace(field, client=found.client, task=found.task, rank=found.rank, time=found.time)
+    return msgspec.structs.replace(
+        field, client=found.client, task=found.task, rank=found.rank, time=found.time, host=found.host, pid=found.pid
+    )
 
 
 def _with_claim(task: SampleTask, events: Sequence[SampleEvent]) -> SampleTask:
@@ -148,7 +150,9 @@ def _with_claim(task: SampleTask, events: Sequence[SampleEvent]) -> SampleTask:
         return task
     last = claims[0]
     rank = task.rank if task.rank >= 0 else last.rank
-    return msgspec.structs.replace(task, client=task.client or last.client, rank=rank, time=last.time)
+    return msgspec.structs.replace(
+        task, client=task.client or last.client, rank=rank, time=last.time, host=last.host, pid=last.pid
+    )
 
 
 class StuckPages:
@@ -208,11 +212,15 @@ def _stuck_sample(report: SampleReport, time: float | None) -> StuckSample:
     changes = [event for event in report.history if event.kind in (samples.PUT, samples.REPLACED, samples.TAGGED)]
     newest = max(report.fields, key=lambda field: field.block, default=None)
     writer: SampleEvent | SampleField | None = changes[-1] if changes else newest
-    client, task, rank = ("", "", -1) if writer is None else (writer.client, writer.task, writer.rank)
+    client, task, rank, host, pid = "", "", -1, "", 0
+    if writer is not None:
+        client, task, rank, host, pid = writer.client, writer.task, writer.rank, writer.host, writer.pid
     group = report.group.key if report.group is not None else None
     open_tasks = [task for task in report.tasks if task.state not in (samples.CONSUMED, samples.SKIPPED)]
+    consumed = [task for task in report.tasks if task.state == samples.CONSUMED]
     return StuckSample(
-        report.partition, report.index, report.key, group or "", time, client, task, rank, report.missing, open_tasks
+        report.partition, report.index, report.key, group or "", time, client, task, rank, report.missing, open_tasks,
+        host, pid, consumed,
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer_queue.messages.checkpoints import BeginCheckpoint, LoadState
+from transfer_queue.messages.reports.progress import without_repeated_losses
 from transfer_queue.messages.storage import LeaseExtent
 from transfer_queue.net.calls import Call
 from transfer_queue.utils.logging_utils import get_logger
@@ -42,8 +43,8 @@ class LongWait:
 
 
 def with_verdict(text: str, verdict: str) -> str:
-    """Return a text with the verdict as its last line, if there is one."""
-    return f"{text}\n{verdict}" if verdict else text
+    """Return a text with the verdict as its last line, if there is one. It does not repeat which samples are lost."""
+    return f"{text}\n{without_repeated_losses(verdict, text)}" if verdict else text
 
 
 def report(name: str, waited: float, words: str) -> None:

@@ -284,10 +284,13 @@ class StatusOperations(DataPath):
         return (yield from self._report(ReportPages(partition_id, index, key), timeout))
 
     def _report(self, pages: ReportPages, timeout: float | None) -> Operation[SampleReport]:
-        while pages.request is not None:
-            pages.add((yield from self._ask(pages.request, SampleReport, timeout)))
+        yield from self._read_pages(pages, timeout)
         explanation = str((yield from self._ask(pages.explain, Done, timeout)).value)
         return pages.report(explanation, self._state.settings.allow_pickle)
+
+    def _read_pages(self, pages: ReportPages, timeout: float | None) -> Operation[None]:
+        while pages.request is not None:
+            pages.add((yield from self._ask(pages.request, SampleReport, timeout)))
 
     def find_stuck(
         self,
@@ -330,7 +333,8 @@ class StatusOperations(DataPath):
             pages.add((yield from self._ask(pages.request, StuckPage, timeout)))
         reports = []
         for each in pages.oldest:
-            reports.append((yield from self._report(each, timeout)))
+            yield from self._read_pages(each, timeout)
+            reports.append(each.report("", self._state.settings.allow_pickle))
         return pages.describe(reports)
 
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:

@@ -133,8 +133,8 @@ def describe_wait(state: State, waiter: RequestKey, request: TakeLock, waited: f
     own = any(state.locks.by_token[token].client == waiter[0] for token in tokens)
     same = ["the same client holds a lock that it waits for, and locks are not reentrant"] if own else []
     return (
-        f"{_client_words(state, waiter[0])} waited {waited:.3g} s for a lock of {_keys_words(keys)} of partition "
-        f"{partition!r}: {'; '.join([*held, *ahead, *same]) or 'none of these keys is locked now'}"
+        f"a request of {state.describe_client(waiter[0])} waited {waited:.3g} s for a lock of {_keys_words(keys)} of "
+        f"partition {partition!r}: {'; '.join([*held, *ahead, *same]) or 'none of these keys is locked now'}"
     )
 
 
@@ -142,21 +142,11 @@ def describe_lock(state: State, lock: KeyLock, now: float, keys: set[str] | None
     """Return a clause that names the holder of a lock, and since when. keys: those to name. Default: all its keys."""
     named = lock.keys if keys is None else [key for key in lock.keys if key in keys]
     return (
-        f"{_keys_words(named)} {'is' if len(named) == 1 else 'are'} locked by {_client_words(state, lock.client)} for "
-        f"{max(now - lock.since, 0.0):.3g} s (token {lock.token})"
+        f"{_keys_words(named)} {'is' if len(named) == 1 else 'are'} locked for {max(now - lock.since, 0.0):.3g} s "
+        f"by {state.describe_client(lock.client)} (token {lock.token})"
     )
 
 
 def _keys_words(keys: list[str]) -> str:
     more = f" and {len(keys) - SHOWN} more keys" if len(keys) > SHOWN else ""
     return ", ".join(map(repr, keys[:SHOWN])) + more
-
-
-def _client_words(state: State, client: str) -> str:
-    said = state.introductions.get(client)
-    if said is None:
-        return f"client {client}"
-    task = [f"task {said.task!r}"] if said.task else []
-    rank = [f"rank {said.rank}"] if said.rank >= 0 else []
-    named = [" ".join([*task, *rank])] if task or rank else []
-    return f"client {client} ({', '.join([*named, f'pid {said.pid} on {said.host}'])})"

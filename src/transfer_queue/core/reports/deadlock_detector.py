@@ -9,6 +9,7 @@ from transfer_queue.core.events.effects import Effect, RefuseLeases
 from transfer_queue.core.reports.explain import nearest_rows
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.display import count_text
 from transfer_queue.errors import DeadlockError
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.reports.unit_reports import SpaceShortReport
@@ -31,8 +32,11 @@ def end_deadlock(context: ControllerContext) -> list[Effect]:
 
 def describe_deadlock(state: State, short: Collection[SpaceShortReport]) -> str:
     """Return the message of a DeadlockError: which puts wait for space, and which claims wait for samples."""
-    puts = [_put_words(waiting) for waiting in list(state.waiting.space.values())]
-    puts += [f"{writer} waits for bytes of storage unit {unit.unit}" for unit in short for writer in unit.writers]
+    puts = [_put_words(state, waiting) for waiting in list(state.waiting.space.values())]
+    puts += [
+        f"{state.describe_client(writer)} waits for bytes of storage unit {unit.unit}"
+        for unit in short for writer in unit.writers
+    ]  # fmt: skip
     claims = [
         _claim_words(state, waiting)
         for tasks in state.waiting.claims.values()
@@ -52,17 +56,20 @@ def _shortened_list(told: list[str]) -> str:
     return "; ".join(told[:SHOWN]) + more
 
 
-def _put_words(waiting: ParkedRequest) -> str:
+def _put_words(state: State, waiting: ParkedRequest) -> str:
     request = waiting.request
     assert isinstance(request, (Publish, Reserve))
-    return f"{waiting.client} waits for space for {request.count} samples in partition {request.partition!r}"
+    rows, client = count_text(request.count, "sample"), state.describe_client(waiting.client)
+    return f"{client} waits for space for {rows} in partition {request.partition!r}"
 
 
 def _claim_words(state: State, waiting: ParkedRequest) -> str:
     claim = waiting.claim
     partition = state.partitions.get(claim.partition)
-    begin = f"task {claim.task!r} waits for {claim.count} samples with {claim.fields} in partition {claim.partition!r}"
+    rows = count_text(claim.count, "sample")
+    begin = f"task {claim.task!r} waits for {rows} with {claim.fields} in partition {claim.partition!r}"
     if partition is None:
         return begin + ", which does not exist"
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total
-    return f"{begin}, where {ready} are ready ({nearest_rows(partition, claim.task, claim.fields).rstrip('.')})"
+    near = nearest_rows(state, partition, claim.task, claim.fields).rstrip(".")
+    return f"{begin}, where {ready:,} {'is' if ready == 1 else 'are'} ready ({near})"

@@ -20,6 +20,7 @@ from transfer_queue.core.state.unknown_partitions import suggestion
 from transfer_queue.core.tables.group_table import Group
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, MASK
 from transfer_queue.core.timeline.abandoned_samples import Abandoned
+from transfer_queue.display import count_text, list_workers
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
@@ -72,7 +73,7 @@ def explain(state: State, request: Explain, dealt: int | None = None, abandoned:
             return f"{name} is not in partition {partition.name!r}: " + _describe_absent(state, partition, request.row)
     else:
         return _partition_words(state, partition, request, dealt, abandoned)
-    words = _row_words(partition, position, request, dealt)
+    words = _row_words(state, partition, position, request, dealt)
     words += filter(None, (each.describe_sample(position) for each in abandoned))
     return f"{name} of partition {partition.name!r} " + "; it ".join(words) + "."
 
@@ -104,8 +105,9 @@ def _describe_absent(state: State, partition: Partition, row: int) -> str:
 
 
 def _row_words(
-    partition: Partition, position: int, request: Explain, dealt: int | None, told: set[str] | None = None
-) -> list[str]:
+    state: State, partition: Partition, position: int, request: Explain, dealt: int | None,
+    told: set[str] | None = None,
+) -> list[str]:  # fmt: skip
     """Return the state of one sample in clauses that begin with a verb.
 
     told: what the text has already said that groups wait for. It is not repeated for another sample of the group.
@@ -122,16 +124,16 @@ def _row_words(
         lost = partition.losses.describe(lack, where)
         there = have or partition.common_fields(where)
         words.append(
-            f"is missing the fields {lack}"
-            + (f" (it has {there})" if there else " (it has none of them)")
+            f"is missing the field{'' if len(lack) == 1 else 's'} {_names(lack)}"
+            + (f" (it has {_names(there)})" if there else " (it has no field)")
             + (f": {lost}" if lost else "")
         )
         if not there:
-            words.append("is reserved" + _by_whom(partition, where))
+            words.append("is reserved" + _by_whom(state, partition, where))
     elif fields:
-        words.append(f"has all the fields {have}")
+        words.append(f"has {'the field' if len(have) == 1 else 'all the fields'} {_names(have)}")
     else:
-        words.append("is reserved" + _by_whom(partition, where) + "; nothing was written yet")
+        words.append("is reserved" + _by_whom(state, partition, where) + "; nothing was written yet")
     group, hindrance = _group_words(partition, position, fields, dealt, request.task)
     # The words about what a group waits for name one of its samples, so equal words are about the same group.
     repeated = told is not None and hindrance in told and hindrance.startswith(f"{WAITS_FOR}sample ")
@@ -140,7 +142,7 @@ def _row_words(
         told.add(hindrance)
     words += [clause] if clause else []
     for task in [request.task] if request.task is not None else sorted(partition.tasks):
-        words.append(_task_words(partition, position, task))
+        words.append(_task_words(state, partition, position, task))
     held = bool(hindrance) and dealt is not None  # the system's sampler deals groups, but it cannot deal this one
     open_ = request.task is not None and not chunk.consumed.get(request.task, np.zeros(at + 1))[at]
     if open_ and fields and not lack and not held:
@@ -148,25 +150,30 @@ def _row_words(
     return words
 
 
-def _by_whom(partition: Partition, where: np.ndarray) -> str:
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _by_whom(state: State, partition: Partition, where: np.ndarray) -> str:
     """Name the client that reserved a row and is expected to write it."""
     number = int(partition.rows.owners_of(where)[0])
-    return next((f" by client {name}" for name, given in partition.owners.items() if given == number), "")
+    owner = next((name for name, given in partition.owners.items() if given == number), None)
+    return "" if owner is None else f" by {state.describe_client(owner)}"
 
 
-def _task_words(partition: Partition, position: int, task: str) -> str:
+def _task_words(state: State, partition: Partition, position: int, task: str) -> str:
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
     column = chunk.consumed.get(task)
     if column is None or not column[at]:
         return f"is not consumed by task {task!r}"
     if column[at] == CLAIMED:
-        return _claimed_words(partition, position, task)
+        return _claimed_words(state, partition, position, task)
     reason = partition.passed.reason(task, position)
     if reason is not None:
         more = " after the seal, too small for a batch of every dp_rank" if reason == REMAINDER else ""
         if reason == POISON:
             times = int(partition.leases.delivered.counts_of(task, np.array([position]))[0])
-            more = f" (delivered {times} times, never acknowledged)"
+            more = f" (delivered {'once' if times == 1 else f'{times} times'}, never acknowledged)"
         return f"is skipped by task {task!r}: {reason}{more}"
     dealt = chunk.dealt.get(task)
     if dealt is not None and dealt[at]:
@@ -176,7 +183,7 @@ def _task_words(partition: Partition, position: int, task: str) -> str:
     return f"was consumed by task {task!r}"
 
 
-def _claimed_words(partition: Partition, position: int, task: str) -> str:
+def _claimed_words(state: State, partition: Partition, position: int, task: str) -> str:
     """Describe a row that was delivered under a lease, or dealt to a rank, and is not acknowledged yet."""
     index = int(partition.rows.indexes_of(np.array([position]))[0])
     batch = partition.batch_of(task, position)
@@ -184,11 +191,12 @@ def _claimed_words(partition: Partition, position: int, task: str) -> str:
     words += "" if batch is None else f" in batch {batch[2]} of dp_rank {batch[1]}"
     held = [lease for lease in partition.leases.by_token.values() if lease.task == task and index in lease.rows]
     clients = list(dict.fromkeys(lease.client for lease in held))
-    holders = f"client{'s' if len(clients) > 1 else ''} {', '.join(clients)}"
+    holders = list_workers(map(state.describe_client, clients))
     words += f" under a lease of {holders}, and is" if held else ", is not under a lease now, and is"
     words += " not acknowledged yet"
     times = int(partition.leases.delivered.counts_of(task, np.array([position]))[0])
-    return words + (f" ({times} earlier deliveries were not acknowledged either)" if times else "")
+    earlier = f"{times} earlier {'delivery was' if times == 1 else 'deliveries were'}"
+    return words + (f" ({earlier} not acknowledged either)" if times else "")
 
 
 def _group_words(
@@ -215,7 +223,8 @@ def _group_words(
     if task is not None and dealt is not None and not partition.consumption_states(task, np.array([position]))[0]:
         given = int(np.count_nonzero(partition.consumption_states(task, np.array(group.members, "i8"))))
         if given:
-            return words, f", {given} of which were already dealt to task {task!r}; the rest of a group is never dealt"
+            dealt_words = f"{given} of which {'was' if given == 1 else 'were'} already dealt"
+            return words, f", {dealt_words} to task {task!r}; the rest of a group is never dealt"
     absent = 0 if size is None else size - len(group.members)
     if absent and partition.sealed:
         return words, f", which is orphaned: {_count_members(absent)} never put, and the partition is sealed"
@@ -227,7 +236,8 @@ def _count_members(count: int) -> str:
 
 
 def _describe_size(group: Group, size: int) -> str:
-    return f"group {group.name!r} has {len(group.members)} samples, but the sampler deals groups of {size}"
+    members = count_text(len(group.members), "sample")
+    return f"group {group.name!r} has {members}, but the sampler deals groups of {size}"
 
 
 def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) -> str:
@@ -241,7 +251,9 @@ def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) 
     if not wrong:
         return ""
     told = _describe_size(wrong[0], size)
-    more = f"; {len(wrong) - 1} more groups do not have this size either" if len(wrong) > 1 else ""
+    others = len(wrong) - 1
+    more = f"; {count_text(others, 'more group')} {'does' if others == 1 else 'do'} not have this size either"
+    more = more if others else ""
     return f" {told[0].upper()}{told[1:]}{more}."
 
 
@@ -267,7 +279,7 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
         lack = [name for name in fields if not partition.blocks_of(name, np.array([member]))[0][0]]
         if lack:
             index = int(partition.rows.indexes_of(np.array([member]))[0])
-            missing.append(f"sample {index} (missing {lack})")
+            missing.append(f"sample {index} (missing {_names(lack)})")
     if absent:
         missing.append(f"{absent} {'sample that was' if absent == 1 else 'samples that were'} not put yet")
     if not missing:
@@ -281,7 +293,7 @@ def _partition_words(
 ) -> str:
     if request.task is None or request.fields is None:
         raise InvalidArgumentError("explain needs a global_index or a key, or the task and fields of a claim")
-    words = nearest_rows(partition, request.task, request.fields, dealt, abandoned)
+    words = nearest_rows(state, partition, request.task, request.fields, dealt, abandoned)
     uneven = _describe_uneven_ranks(state, partition, request.task)
     return words + uneven + _held_words(partition, request.task) + _flow_words(partition)
 
@@ -301,17 +313,20 @@ def _flow_words(partition: Partition) -> str:
     most = flow_control.row_limit(partition)
     if most is not None and partition.admitted >= most:
         words += (
-            f" New samples wait for the policy: {partition.admitted} samples were admitted, and the limit at policy "
+            f" New samples wait for the policy: {count_text(partition.admitted, 'sample')} "
+            f"{'was' if partition.admitted == 1 else 'were'} admitted, and the limit at policy "
             f"version {partition.policy_version} is {most}: {flow_control.describe_counted(partition)}. "
             f"set_policy_version raises it."
         )
     if partition.options.max_rows is not None and not flow_control.admits_rows(partition):
         words += (
-            f" New samples wait for consumers: {partition.open_rows} samples wait for the tasks, and max_rows is "
+            f" New samples wait for consumers: {count_text(partition.open_rows, 'sample')} "
+            f"{'waits' if partition.open_rows == 1 else 'wait'} for the tasks, and max_rows is "
             f"{partition.options.max_rows}."
         )
     if partition.options.producers > 1 and not partition.sealed and partition.seals:
-        words += f" {partition.seals} of {partition.options.producers} producers have sealed."
+        have = "has" if partition.seals == 1 else "have"
+        words += f" {partition.seals} of {partition.options.producers} producers {have} sealed."
     told = ", ".join(f"{rows} ({reason})" for reason, rows in partition.drops.rows.items())
     return words + (f" Dropped so far: {told}." if told else "")
 
@@ -336,8 +351,9 @@ def _describe_uneven_ranks(state: State, partition: Partition, task: str) -> str
 
 
 def nearest_rows(
-    partition: Partition, task: str, fields: list[str], dealt: int | None = None, abandoned: Sequence[Abandoned] = ()
-) -> str:
+    state: State, partition: Partition, task: str, fields: list[str], dealt: int | None = None,
+    abandoned: Sequence[Abandoned] = (),
+) -> str:  # fmt: skip
     """Describe the rows that are nearest to ready for a task and its fields, and what each of them waits for.
 
     The arguments are those of `explain`.
@@ -346,12 +362,12 @@ def nearest_rows(
         each for each in abandoned
         if each.task == task or not partition.produced_flags(fields, each.positions).all()
     ]  # fmt: skip
-    words = _nearest_rows(partition, task, fields, dealt, abandoned)
+    words = _nearest_rows(state, partition, task, fields, dealt, abandoned)
     return words + "".join(f" {text[0].upper()}{text[1:]}." for text in (each.describe() for each in abandoned))
 
 
 def _nearest_rows(
-    partition: Partition, task: str, fields: list[str], dealt: int | None, abandoned: Sequence[Abandoned]
+    state: State, partition: Partition, task: str, fields: list[str], dealt: int | None, abandoned: Sequence[Abandoned]
 ) -> str:
     positions = partition.rows.live_positions(waiting=False)
     open_rows = positions[partition.consumption_states(task, positions) == 0]
@@ -363,9 +379,12 @@ def _nearest_rows(
     more = f" {held[0].upper()}{held[1:]}." if held else ""
     if claimed and not len(open_rows):
         return (
-            f"Every sample of partition {partition.name!r} was delivered to task {task!r}, and {claimed} of them are "
-            f"not acknowledged yet{_unacknowledged(partition, task)}; new ones are needed, or some must be returned."
+            f"Every sample of partition {partition.name!r} was delivered to task {task!r}, and {claimed} of them "
+            f"{_be(claimed)} not acknowledged yet{_unacknowledged(state, partition, task)}; new ones are needed, or "
+            f"some must be returned."
         )
+    if not len(positions) and not partition.consumed_ever.get(task, 0):
+        return f"Partition {partition.name!r} has no samples; new ones are needed."
     if not len(open_rows):
         reasons = ", ".join(f"{rows} ({reason})" for reason, rows in partition.passed.counts_of(task).items())
         over = f" Skipped so far: {reasons}." if reasons else ""
@@ -376,13 +395,16 @@ def _nearest_rows(
     if not len(unready):
         if claimed:
             return (
-                f"All {len(open_rows)} samples that task {task!r} has not received are ready; received and not "
-                f"acknowledged yet: {claimed}{_unacknowledged(partition, task)}.{sizes}{more}"
+                f"{_all_samples(len(open_rows))} that task {task!r} has not received {_be(len(open_rows))} ready; "
+                f"received and not acknowledged yet: {claimed}{_unacknowledged(state, partition, task)}.{sizes}{more}"
             )
-        return f"All {len(open_rows)} samples that task {task!r} has not consumed are ready.{sizes}{more}"
+        rows = len(open_rows)
+        return f"{_all_samples(rows)} that task {task!r} has not consumed {_be(rows)} ready.{sizes}{more}"
     come = ~np.isin(unready, np.concatenate([unready[:0], *(each.positions for each in abandoned)]))
     if not come.any():
-        return f"All {len(unready)} samples that lack a field of {fields} may be lost to another task.{sizes}{more}"
+        rows = len(unready)
+        lack = "lacks" if rows == 1 else "lack"
+        return f"{_all_samples(rows)} that {lack} a field of {fields} may be lost to another task.{sizes}{more}"
     unready, have = unready[come], have[have < len(fields)][come]
     order = np.argsort(-have, kind="stable")[:NEAREST]
     told: list[str] = []
@@ -392,11 +414,19 @@ def _nearest_rows(
         (key,) = partition.keys_of(np.array([position]))
         request = Explain(partition.name, row=index, task=task, fields=fields)
         name = f"{'Sample' if told else 'sample'} {index}" + (f" (key {key!r})" if key is not None else "")
-        told.append(f"{name} " + "; it ".join(_row_words(partition, position, request, dealt, waits)[:2]))
+        told.append(f"{name} " + "; it ".join(_row_words(state, partition, position, request, dealt, waits)[:2]))
     return "Nearest to ready: " + ". ".join(told) + "." + sizes + more
 
 
-def _unacknowledged(partition: Partition, task: str) -> str:
+def _all_samples(count: int) -> str:
+    return "The only sample" if count == 1 else f"All {count:,} samples"
+
+
+def _be(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _unacknowledged(state: State, partition: Partition, task: str) -> str:
     """Name some dealt batches, or else some clients, whose ack is awaited."""
     dealt = partition.dealt.get(task)
     told: list[str] = []
@@ -407,9 +437,8 @@ def _unacknowledged(partition: Partition, task: str) -> str:
     if told:
         return f" (among them {', '.join(told)})"
     clients = list(dict.fromkeys(lease.client for lease in partition.leases.by_token.values() if lease.task == task))
-    others = f" and {len(clients) - NEAREST} others" if len(clients) > NEAREST else ""
-    named = f"client{'s' if len(clients) > 1 else ''} {', '.join(clients[:NEAREST])}{others}"
-    return f" (under leases of {named})" if clients else ""
+    leases = "a lease" if len(clients) == 1 else "leases"
+    return f" (under {leases} of {list_workers(map(state.describe_client, clients))})" if clients else ""
 
 
 def timeout_words(
@@ -428,8 +457,9 @@ def waiting_words(state: State, claim: Claim, dealt: int | None = None, abandone
 def _describe_request(claim: Claim) -> str:
     rank, batch = claim.sampling.get("dp_rank"), claim.sampling.get("batch_index")
     share = "" if rank is None or batch is None else f" (batch {batch} of dp_rank {rank})"
-    count = claim.count if claim.least in (None, claim.count) else f"{claim.least} to {claim.count}"
-    return f"{count} samples with fields {claim.fields} in partition {claim.partition!r}{share}"
+    count = count_text(claim.count, "sample")
+    count = count if claim.least in (None, claim.count) else f"{claim.least} to {count}"
+    return f"{count} with fields {claim.fields} in partition {claim.partition!r}{share}"
 
 
 def _hindrances(state: State, claim: Claim, dealt: int | None, abandoned: Sequence[Abandoned]) -> str:
@@ -444,9 +474,13 @@ def _hindrances(state: State, claim: Claim, dealt: int | None, abandoned: Sequen
         words += " Enough are ready, but the sampler cannot make a batch of them"
         words += " (it may need complete groups, batches for all ranks, or full micro-batches)."
     sealed = " The partition is sealed: no new samples can be put." if partition.sealed else ""
-    near = nearest_rows(partition, claim.task, claim.fields, dealt, abandoned)
+    near = nearest_rows(state, partition, claim.task, claim.fields, dealt, abandoned)
     held = _held_words(partition, claim.task)
     return f"{words} {near}{_ranks_ahead(partition, claim)}{held}{sealed}{_flow_words(partition)}"
+
+
+def _batches(count: int) -> str:
+    return f"{count:,} batch{'' if count == 1 else 'es'}"
 
 
 def _ranks_ahead(partition: Partition, claim: Claim) -> str:
@@ -458,9 +492,9 @@ def _ranks_ahead(partition: Partition, claim: Claim) -> str:
     ahead = sorted((-count, other) for other, count in dealt.counts.items() if count > mine)
     if not ahead:
         return ""
-    told = ", ".join(f"dp_rank {other} ({-count} batches)" for count, other in ahead[:NEAREST])
+    told = ", ".join(f"dp_rank {other} ({_batches(-count)})" for count, other in ahead[:NEAREST])
     more = f" and {len(ahead) - NEAREST} more" if len(ahead) > NEAREST else ""
-    words = f" Ahead of dp_rank {rank}, which was dealt {mine} batches: {told}{more}."
+    words = f" Ahead of dp_rank {rank}, which was dealt {_batches(mine)}: {told}{more}."
     if claim.sampling.get("dp_size") is None and not partition.sealed:
         words += " Pass dp_size= to the datasets, so that no rank takes samples that another one needs."
     return words

@@ -153,8 +153,9 @@ def _event(timeline: TimelineRecorder, kind: str, event: Any) -> SampleEvent:
         kind = samples.TAGGED
     block = int(event["block"]) if kind == samples.PUT else 0
     return SampleEvent(
-        float(event["time"]) + timeline.wall, kind, lane.client, lane.task, lane.rank, names, int(event["rows"]), block
-    )
+        float(event["time"]) + timeline.wall, kind, lane.client, lane.task, lane.rank, names, int(event["rows"]), block,
+        lane.host, lane.pid,
+    )  # fmt: skip
 
 
 def _lane(timeline: TimelineRecorder, number: int) -> Lane:
@@ -219,6 +220,7 @@ class _BlocksOfSample:
             "unit": places[0].unit, "tier": "" if unit is None else unit.told_tier,
             "copy_unit": places[1].unit if len(places) > 1 else -1, "client": writer,
             "task": "" if said is None else said.task, "rank": -1 if said is None else said.rank,
+            "host": "" if said is None else said.host, "pid": 0 if said is None else said.pid,
             "time": None if math.isnan(time) else time + timeline.wall,
         }  # fmt: skip
 
@@ -337,6 +339,9 @@ def _tasks(context: ControllerContext, partition: Partition, position: int) -> I
             known["rank"], known["batch_index"] = batch[1], batch[2]
         if taken == CLAIMED:
             holder = _holder(partition, task, position, batch)
+            said = None if holder is None else context.state.introductions.get(holder)
+            if said is not None:
+                known.update(host=said.host, pid=said.pid)
             yield SampleTask(task, samples.CLAIMED, client=holder or "", leased=holder is not None, **known)
         elif taken:
             reason = partition.passed.reason(task, position)

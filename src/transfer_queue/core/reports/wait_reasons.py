@@ -12,6 +12,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import suggestion
 from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.display import count_text
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.locks import TakeLock
@@ -47,9 +48,10 @@ def _describe_wait(context: ControllerContext, waiting: ParkedRequest) -> str:
         size = context.group_size_of(request.partition, request.task) or 1
         return _describe_demand(state, partition, request, size)
     undone = 0 if partition is None else partition.undone
+    were, are = ("was", "is") if undone == 1 else ("were", "are")
     return (
-        f"A join (await_done) of partition {request.partition!r} waits: {undone} samples were put and are not reported "
-        f"as done (report_done, or task_done of a queue)."
+        f"A join (await_done) of partition {request.partition!r} waits: {count_text(undone, 'sample')} {were} put and "
+        f"{are} not reported as done (report_done, or task_done of a queue)."
     )
 
 
@@ -57,7 +59,7 @@ def _describe_put(state: State, request: Publish | Reserve) -> str:
     what = "put" if isinstance(request, Publish) else "reservation"
     reason = put_decisions.describe_limits(state, request.partition, request.count)
     return (
-        f"A {what} of {request.count} samples into partition {request.partition!r} waits because "
+        f"A {what} of {count_text(request.count, 'sample')} into partition {request.partition!r} waits because "
         f"{reason or 'it is the turn of earlier puts.'}"
     )
 
@@ -68,7 +70,7 @@ def _describe_watch(state: State, partition: Partition | None, watch: Watch) -> 
     words = f"A call of wait_for_change waits for changes{tags}{since} in partition {watch.partition!r}; "
     if partition is None:
         return f"{words}the partition does not exist yet ({suggestion(watch.partition, state.partitions)})."
-    return f"{words}it has {partition.row_count} samples and is at version {partition.version}."
+    return f"{words}it has {count_text(partition.row_count, 'sample')} and is at version {partition.version}."
 
 
 def _describe_demand(state: State, partition: Partition | None, request: TakeGroupDemand, size: int) -> str:

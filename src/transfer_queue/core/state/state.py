@@ -27,6 +27,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import WaitQueues
 from transfer_queue.core.tables.lock_table import LockTable
+from transfer_queue.display import worker_text
 from transfer_queue.messages.descriptors import DISK, MIRROR, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.timeline import Introduce
@@ -192,6 +193,13 @@ class State(Persisted):
     def row_count(self) -> int:
         """The rows of all partitions, which count towards the capacity."""
         return self.counted.count(self.partitions)
+
+    def describe_client(self, client: str) -> str:
+        """Return who a client is, for people, as `train rank 0, pid 123, node-7`."""
+        said = self.introductions.get(client)
+        if said is None:
+            return worker_text(client=client)
+        return worker_text(said.task, said.rank, said.pid, said.host, client)
 
     def units_of(self, tier: str) -> set[int]:
         """Return the storage units with arenas of a tier (`MEMORY`, `DISK` or `MIRROR`)."""

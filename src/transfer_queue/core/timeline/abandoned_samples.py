@@ -136,8 +136,7 @@ class AbandonedSamples:
         return rows, positions
 
     def _process(self, client: str) -> str:
-        said = self._state.introductions.get(client)
-        return f"client {client}" if said is None else f"pid {said.pid} on {said.host}"
+        return self._state.describe_client(client)
 
     # ------------------------------------------------------------ reading events
 

@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1.replay_buffer import (
 )
 
 from transfer_queue.client.conversion.change_events import PartitionChange
-from transfer_queue.display import count_text, short_name, time_of_day
+from transfer_queue.display import count_text, short_name, time_of_day, worker_text
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.integrations.verl.partition_mirror import PartitionMirror
 from transfer_queue.interface import get_client
@@ -219,6 +219,6 @@ def _last_change_text(report: SampleReport) -> str:
     if not report.history:
         return "unchanged since before the oldest event in the controller's timeline"
     last = report.history[-1]
-    task = f"{short_name(last.task)}{f'/{last.rank}' if last.rank >= 0 else ''}, " if last.task else ""
     seconds = f"{report.now - last.time:,.0f} s (since {time_of_day(last.time)})"
-    return f"unchanged for {seconds}, last written by {task}client {last.client}"
+    writer = worker_text(last.task, last.rank, last.pid, last.host, last.client)
+    return f"unchanged for {seconds}, last written by {writer}"

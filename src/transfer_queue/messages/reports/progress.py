@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
-from transfer_queue.display import count_text
+from transfer_queue.display import count_text, list_workers
 from transfer_queue.messages.base import Finite, Message, Natural
 from transfer_queue.messages.storage import ReadHold
 
 MOST_RANKS = 8  # that a text names
+_LOSS = re.compile(
+    r" [\d,]+ samples? of partition (?:(?! may be lost to ).)+ may be lost to task .+?: "
+    r"call (?P<remedy>reset_consumption\(.+?\)) to deliver .+? to avoid such losses\.",
+    re.DOTALL,
+)
+"""A sentence of `describe_abandoned` in a verdict."""
 
 
 def describe_held(task: str, held: Mapping[int, int], ranks: int) -> str:
@@ -48,13 +55,21 @@ def describe_abandoned(partition: str, task: str, abandoned: Mapping[str, int]) 
 
 def describe_loss(partition: str, task: str, processes: Sequence[str], count: int) -> str:
     """Return to which task samples may be lost, with the cause and the remedy. See `describe_abandoned`."""
-    more = f" and {len(processes) - MOST_RANKS} more" if len(processes) > MOST_RANKS else ""
-    are, them = ("is" if len(processes) == 1 else "are"), ("it" if count == 1 else "them")
+    process, are = ("process", "is") if len(processes) == 1 else ("processes", "are")
+    them = "it" if count == 1 else "them"
     return (
-        f"task {task!r}, because {', '.join(processes[:MOST_RANKS])}{more}, which {are} gone, had claimed {them} "
-        f"without a lease: call reset_consumption({partition!r}, {task!r}) to deliver all samples to this task again, "
-        f"and claim with lease= to avoid such losses"
+        f"task {task!r}, because the {process} that had claimed {them} without a lease {are} gone "
+        f"({list_workers(processes)}): call reset_consumption({partition!r}, {task!r}) to deliver all samples to this "
+        f"task again, and claim with lease= to avoid such losses"
     )
+
+
+def without_repeated_losses(verdict: str, text: str) -> str:
+    """Return the text of a verdict without the sentences about lost samples for which `text` names the same remedy."""
+    for sentence in _LOSS.finditer(verdict):
+        if sentence["remedy"] in text:
+            verdict = verdict.replace(sentence[0], "")
+    return verdict
 
 
 class FieldProgress(Message, frozen=True):
@@ -92,8 +107,8 @@ class TaskProgress(Message, frozen=True):
     ranks: int = 0
     """The number of ranks that have asked for a batch, if the sampler deals to ranks."""
     abandoned: dict[str, int] = {}
-    """A process that is gone -> number of live rows that it had claimed without a lease and that lack what the task
-    puts, as far as the timeline shows it."""
+    """A process that is gone, as `worker_text` names it -> number of live rows that it had claimed without a lease and
+    that lack what the task puts, as far as the timeline shows it."""
 
     @property
     def held_text(self) -> str:

@@ -25,12 +25,12 @@ NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
     lambda p: count_text(p.rows, "sample"),
     lambda p: f"{size_text(p.nbytes)}{_tiers(p)}",
     lambda p: f"{size_text(p.saved)} saved by storing equal values once" if p.saved else None,
-    lambda p: f"{p.reserved} pre-allocated" if p.reserved else None,
+    lambda p: f"{p.reserved:,} pre-allocated" if p.reserved else None,
     lambda p: f"groups of {p.group_size}" if p.group_size is not None else None,
-    lambda p: f"{p.orphaned_groups} orphaned groups" if p.orphaned_groups else None,
+    lambda p: count_text(p.orphaned_groups, "orphaned group") if p.orphaned_groups else None,
     lambda p: "sealed" if p.sealed else None,
-    lambda p: f"{p.freed} freed" if p.freed else None,
-    lambda p: ", ".join(f"{rows} dropped ({short_name(reason)})" for reason, rows in p.dropped.items()),
+    lambda p: f"{p.freed:,} freed" if p.freed else None,
+    lambda p: ", ".join(f"{rows:,} dropped ({short_name(reason)})" for reason, rows in p.dropped.items()),
     lambda p: _policy(p.policy) if p.policy is not None else None,
     lambda p: ", ".join(
         f"task {short_repr(task)} needs {less} more of {groups} groups" for task, (groups, less) in p.wanted.items()
@@ -62,7 +62,7 @@ def tier_name(tier: str) -> str:
 def _limit(partition: PartitionProgress) -> str:
     """Return how full a partition with `max_rows` is."""
     full = "full, " if partition.open_rows >= (partition.max_rows or 0) else ""
-    return f"{full}{partition.open_rows} of at most {count_text(partition.max_rows or 0, 'row')} (max_rows)"
+    return f"{full}{partition.open_rows:,} of at most {count_text(partition.max_rows or 0, 'row')} (max_rows)"
 
 
 def _wait(count: int) -> str:
@@ -77,8 +77,9 @@ def _tiers(partition: PartitionProgress) -> str:
 
 
 def _policy(policy: PolicyProgress) -> str:
-    most = "" if policy.limit is None else f", {policy.admitted} of {policy.limit} samples admitted"
-    return f"policy version {policy.version}{most}"
+    stale = "" if policy.max_staleness is None else f", staleness at most {policy.max_staleness}"
+    most = "" if policy.limit is None else f", {policy.admitted:,} of {policy.limit:,} samples admitted"
+    return f"policy version {policy.version}{stale}{most}"
 
 
 def summary_of(partitions: Sequence[PartitionProgress]) -> str:

@@ -67,6 +67,10 @@ class SampleField(Message, frozen=True):
     """Its rank; -1 if it is not known."""
     time: float | None = None
     """When the value was put; None if it is not known any more."""
+    host: str = ""
+    """The host of the client's process; "" if it is not known."""
+    pid: int = 0
+    """The id of that process; 0 if it is not known."""
 
 
 class SampleTask(Message, frozen=True):
@@ -92,6 +96,10 @@ class SampleTask(Message, frozen=True):
     """The number of deliveries that ended without an acknowledgement."""
     reason: str = ""
     """Why the task skips the sample; "" if it does not."""
+    host: str = ""
+    """The host of the client's process; "" if it is not known."""
+    pid: int = 0
+    """The id of that process; 0 if it is not known."""
 
 
 class SampleMember(Message, frozen=True):
@@ -141,6 +149,10 @@ class SampleEvent(Message, frozen=True):
     """The number of samples of the event."""
     block: int = 0
     """The number of the block that was put; 0 if the event put no block."""
+    host: str = ""
+    """The host of the client's process; "" if it is not known."""
+    pid: int = 0
+    """The id of that process; 0 if it is not known."""
 
 
 class SampleReport(Reply, frozen=True):
@@ -248,6 +260,12 @@ class StuckSample(Message, frozen=True):
     """The fields that other samples of the partition have, and this one does not."""
     tasks: list[SampleTask]
     """The tasks that have not consumed it, with what each of them lacks."""
+    host: str = ""
+    """The host of the client's process; "" if it is not known."""
+    pid: int = 0
+    """The id of that process; 0 if it is not known."""
+    consumed: list[SampleTask] = []
+    """The tasks that have consumed it, with the client that did."""
 
 
 class StuckReport(Message, frozen=True):

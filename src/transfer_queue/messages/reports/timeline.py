@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from transfer_queue.display import worker_text
 from transfer_queue.messages.base import Bytes, Finite, Message, Natural, Reply, Request, Seconds
 
 Rank = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
@@ -76,6 +77,11 @@ class Lane(Message, frozen=True):
     """The host of the client's process; "" if it is not known."""
     pid: int = 0
     """The process id; 0 if it is not known."""
+
+    @property
+    def label(self) -> str:
+        """The client for people, as `rank 0, pid 17, node-1`."""
+        return worker_text("", self.rank, self.pid, self.host, self.client)
 
 
 class OpenWait(Message, frozen=True):

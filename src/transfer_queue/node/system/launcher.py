@@ -154,6 +154,25 @@ class RunningSystem:
         doomed = self._system.description.exists() and self._is_supervisor_gone()
         return str(log) if log.exists() and not doomed else ""
 
+    def describe_stopped(self) -> str:
+        """Return a clause about the processes of the system that are stopped (SIGSTOP), and what to do; "" if none is.
+
+        A stopped process keeps the system alive, but cannot reply, and does not end with its supervisor.
+        """
+        stopped = " ".join(map(str, processes.stopped_holders(self._system.alive)))
+        if not stopped:
+            return ""
+        which = f"processes {stopped} of it are" if " " in stopped else f"process {stopped} of it is"
+        if self._is_supervisor_gone():
+            return f"its supervisor is gone, but {which} stopped (SIGSTOP): end it with `kill -KILL {stopped}`"
+        return f"{which} stopped (SIGSTOP): continue it with `kill -CONT {stopped}`"
+
+    def is_abandoned(self) -> bool:
+        """Whether only stopped processes can be left of the system: its supervisor has ended, and it is still alive."""
+        its = self.description
+        same = its.pid_namespace in (0, processes.pid_namespace()) and not its.is_outpost
+        return same and self._is_supervisor_gone() and bool(self.describe_stopped())
+
     def _is_supervisor_gone(self) -> bool:
         with contextlib.closing(processes.Process(self.description.pid, self.description.started)) as supervisor:
             return supervisor.has_ended()
@@ -257,9 +276,10 @@ class RunningSystem:
                     supervisor.wait(END_SECONDS)
                 supervisor.reap()
                 if not liveness.wait(END_SECONDS):
+                    stopped = self.describe_stopped()
                     raise WaitTimeoutError(
                         f"Timeout: a process of system {self.name} has not ended {END_SECONDS:g} s after its "
-                        f"supervisor; see {self.logs}"
+                        f"supervisor{f': {stopped}' if stopped else ''}; see {self.logs}"
                     )
                 if ended and self.logs.exists():
                     logger.error("system %s crashed before it was closed:\n%s", self.name, log_tails(self._system))

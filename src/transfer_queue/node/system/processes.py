@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 import time
+from pathlib import Path
 
 PAUSE = 0.02  # seconds between two checks where the operating system cannot wait for a process
 SHOWN = 200  # characters of a command line
@@ -48,6 +49,25 @@ def user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
+
+
+def stopped_holders(path: Path) -> list[int]:
+    """Return the processes that have a file open and are stopped (SIGSTOP), as far as this user may see them."""
+    try:
+        wanted = os.stat(path)
+    except OSError:
+        return []
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[:1] if folder.name.isdigit() else []
+            if state not in (["T"], ["t"]):
+                continue
+            if any(os.path.samestat(each.stat(), wanted) for each in (folder / "fd").iterdir() if each.exists()):
+                found.append(int(folder.name))
+        except OSError:  # it has ended, or is of another user
+            continue
+    return sorted(found)
 
 
 class Process:

@@ -167,6 +167,7 @@ class Arena(ArenaMemory):
             raise InvalidArgumentError(f"the capacity of an arena must be at least {GRANULE} bytes, got {capacity}")
         made: list[Path] = []
         files: list[int] = []
+        arena: Arena | None = None
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             size = _capacity(folder, capacity)
@@ -182,8 +183,11 @@ class Arena(ArenaMemory):
             arena.extents.begin(header.boot_id)
             _write_whole(folder / "header", msgspec.json.encode(header), sync=tier == MIRROR)
         except BaseException as error:
-            for file in files:
-                os.close(file)
+            if arena is not None:
+                arena.close()
+            else:
+                for file in files:
+                    os.close(file)
             for path in made:
                 path.unlink(missing_ok=True)
             if isinstance(error, FileExistsError):

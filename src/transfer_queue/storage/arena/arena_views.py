@@ -169,7 +169,11 @@ class ArenaViews:
         if boot_id_of(folder) != boot_id:
             raise AttachError(f"the arena in {folder} was replaced; get the values again")
         self._file = os.open(folder / "arena", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self._locks = HoldLocks(folder)
+        try:
+            self._locks = HoldLocks(folder)
+        except OSError:
+            os.close(self._file)
+            raise
         if boot_id_of(folder) != boot_id:
             raise AttachError(f"the arena in {folder} was replaced; get the values again")
         self.mappings: list[_PrivateMapping] = []

@@ -14,7 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from transfer_queue.cli.samples.report_text import lines_of
-from transfer_queue.cli.shell.terminal import LEAST_WIDTH, Styles
+from transfer_queue.cli.shell.terminal import LEAST_WIDTH, Styles, sentence_lines
 from transfer_queue.cli.top.live_state import LiveState
 from transfer_queue.cli.top.picture import Picture, SamplePage, list_ranks, make_page, queues_of
 from transfer_queue.cli.top.rows import UNKNOWN, PartitionRow, RankRow, SampleRow, StageRow, WaitRow
@@ -204,11 +204,6 @@ class ExplainedScreen(DetailScreen):
         self.put(self._explanation, [(str(words), "waits" if isinstance(words, Exception) else "")])
 
 
-def _sentences(words: str) -> str:
-    """Return an explanation with a line for each clause and sample."""
-    return words.replace("; it ", ";\n  it ").replace(". Sample ", ".\nSample ")
-
-
 class WaitScreen(ExplainedScreen):
     """What some ranks wait for, in words, and since when.
 
@@ -240,7 +235,7 @@ class WaitScreen(ExplainedScreen):
             request = Explain(row.partition, task=row.task, fields=list(row.fields))
         else:
             request = Explain(row.partition, task=row.task, fields=list(row.fields), count=row.rows)
-        return lambda client: _sentences(str(client.request(request, Done).value))
+        return lambda client: sentence_lines(str(client.request(request, Done).value))
 
     def show_picture(self, picture: Picture) -> None:
         """See `TopScreen`."""

@@ -43,7 +43,7 @@ WORDS = (
     ("+/s", "by how many samples that queue grows each second"),
     ("waits for ← from", "the missing field for which it waits most, and the task that puts it"),
     ("was ready", "for how long claimed samples were ready before (median)"),
-    ("stale", "by how many policy versions claimed samples were old (mean)"),
+    ("staleness", "by how many policy versions claimed samples were old: the mean and the largest"),
     ("rarest field", "the field that the fewest samples of the partition have"),
     ("held, leased", "bytes of values; bytes of the memory that contains them"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from transfer_queue.cli.status_table import staleness_text
 from transfer_queue.cli.top.rows import (
     LoadRow,
     MemoryRow,
@@ -132,7 +133,7 @@ STAGES: TableDesign[StageRow] = TableDesign(
                right=True, sort=lambda row: row.account.step, descending=True),
         TableColumn("was ready", lambda row, _: _known(row.age.median, duration(row.age.median)), 9, rank=8, right=True,
                sort=lambda row: row.age.median, descending=True),
-        TableColumn("stale", lambda row, _: _known(row.staleness.median, f"{row.staleness.mean:.1f}"), 5, rank=9,
+        TableColumn("staleness", lambda row, _: _known(row.staleness.median, staleness_text(row.staleness)), 12, rank=7,
                right=True, sort=lambda row: row.staleness.mean, descending=True),
     ],
     key=lambda row: row.name,
@@ -183,13 +184,14 @@ MEMBERS: TableDesign[WaitMember] = TableDesign(
     "Ranks that wait",
     [
         TableColumn("rank", lambda row, _: [(name_text(row.rank), "")], 12, 48, fits=True, sort=lambda row: row.rank),
+        TableColumn("process", lambda row, _: [(row.process, "dim")], 12, 32, fits=True, rank=1),
         TableColumn("for", lambda row, _: [(duration(row.seconds), "")], 8, right=True, sort=lambda row: row.seconds,
                descending=True),
         TableColumn("rows", lambda row, _: [(count(row.rows), "")], 8, right=True, sort=lambda row: row.rows,
                descending=True),
     ],
     key=lambda row: row.rank,
-    text=lambda row: row.rank,
+    text=lambda row: f"{row.rank} {row.process}",
     empty="The task does not wait any more.",
 )  # fmt: skip
 
@@ -479,9 +481,9 @@ def ranks_design(start: float, end: float) -> TableDesign[RankRow]:
             TableColumn("rows/s", lambda row, _: [(rate(row.rate), "")], 7, right=True, sort=lambda row: row.rate),
             TableColumn(f"the last {duration(end - start)}: works █ held ▒ waits ░",
                    lambda row, width: strip(row.spans, start, end, width), 20, 200),
-            TableColumn("client", lambda row, _: [(row.client[:8], "dim")], 8, rank=2),
+            TableColumn("process", lambda row, _: [(row.process, "dim")], 12, 32, fits=True, rank=2),
         ],
         key=lambda row: row.worker,
-        text=lambda row: f"{row.name} {row.state} {row.client}",
+        text=lambda row: f"{row.name} {row.state} {row.process}",
         empty="No rank of this task is known.",
     )  # fmt: skip
