@@ -38,7 +38,7 @@ def comparison(title: str, rows: Sequence[tuple[str, Factors]], systems: Sequenc
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-labelledby="peers-title peers-desc" font-family="Helvetica, Arial, sans-serif" font-size="16" '
-        f'style="max-width:640px;{_fill("text")}">',
+        f'style="min-width:0;max-width:640px;{_fill("text")}">',
         f'<title id="peers-title">{escape(title)}</title>',
         f'<desc id="peers-desc">{escape(words)}</desc>',
         f'<rect class="background" width="{WIDTH}" height="{height}" rx="12" style="{_fill("panel")}"/>',
