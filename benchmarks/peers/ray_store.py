@@ -9,11 +9,13 @@ from typing import Any
 import ray
 import torch
 from ray.util.queue import Queue
+from tensordict import TensorDict
 
 from benchmarks.harness import payloads, queue_items, stages
 from benchmarks.peers.answering import PROCESSES, serve, team, threads
 
 TEAM: list[Any] = []
+WAKEUPS = 10  # for each one of the other peer, which takes a second
 
 
 def touched(value: Any) -> int:
@@ -44,6 +46,30 @@ class Other:
         wrong = payloads.differences(value, payloads.Payload(**case), seed)
         assert not wrong, wrong
         return seconds
+
+    def view(self, refs: list[Any], case: dict[str, Any], seed: int) -> tuple[float, float]:
+        """Return the seconds of a get of NumPy arrays, and of a read of a byte of every page; compare every byte."""
+        start = time.perf_counter()
+        value = ray.get(refs[0])
+        got = time.perf_counter()
+        for column in value.values():
+            column.reshape(-1).view("uint8")[::4096].sum()
+        read = time.perf_counter()
+        payload = payloads.Payload(**case)
+        tensors = TensorDict({name: torch.tensor(column) for name, column in value.items()}, batch_size=[payload.rows])
+        wrong = payloads.differences(tensors, payload, seed)
+        assert not wrong, wrong
+        return got - start, read - got
+
+    def waits(self, queue: Queue, batches: int) -> list[float]:
+        """Return the time at which each batch arrived with its values, by the monotonic clock."""
+        found = []
+        for number in range(batches):
+            (ref,) = queue.get()
+            batch = ray.get(ref)
+            found.append(time.monotonic())
+            assert int(batch["y"][0]) == number
+        return found
 
     def puts(self, seconds: float, clients: int) -> float:
         """Return the small puts per second of `clients` threads."""
@@ -97,6 +123,40 @@ def kv(rounds: int, **case: Any) -> dict[str, float]:
     return {"put_ms": statistics.median(puts[1:]) * 1e3, "get_ms": statistics.median(gets[1:]) * 1e3}
 
 
+def arrays(rounds: int, **case: Any) -> dict[str, float]:
+    """Return the milliseconds of a put of NumPy arrays, of a get, which copies nothing, and of the first read."""
+    (other,), puts, views = team(TEAM, Other, 1), [], []
+    for seed in range(rounds + 1):
+        batch = payloads.make(payloads.Payload(**case), seed)
+        columns = {name: batch.get(name).numpy() for name in payloads.names_of(batch)}
+        start = time.perf_counter()
+        ref = ray.put(columns)
+        puts.append(time.perf_counter() - start)
+        views.append(ray.get(other.view.remote([ref], case, seed)))
+        del ref
+    got, read = (statistics.median(each) * 1e3 for each in zip(*views[1:]))
+    return {"put_ms": statistics.median(puts[1:]) * 1e3, "view_ms": got, "read_ms": read}
+
+
+def wakeup(rows: int, batches: int) -> dict[str, float]:
+    """Return the milliseconds until a trainer, which waits in the get of a queue for a reference, has the values."""
+    (other,), queue, batches = team(TEAM, Other, 1), Queue(), batches * WAKEUPS
+    promise = other.waits.remote(queue, batches)
+    called, returned = [], []
+    for number in range(batches):
+        time.sleep(0.02)  # the trainer waits again
+        values = {"x": torch.zeros(rows, 64), "y": torch.full((rows,), number)}
+        batch = TensorDict(values, batch_size=[rows])
+        called.append(time.monotonic())
+        queue.put([ray.put(batch)])
+        returned.append(time.monotonic())
+    came = ray.get(promise)
+    queue.shutdown(force=True)
+    after = [max(0.0, at - back) * 1e3 for at, back in zip(came, returned)]
+    whole = [(at - begin) * 1e3 for at, begin in zip(came, called)]
+    return {"median_ms": statistics.median(after[1:]), "from_call_ms": statistics.median(whole[1:])}
+
+
 def small(act: str, clients: int, seconds: float) -> dict[str, float] | None:
     """Return the small puts per second of some clients. Ray's store has no tags."""
     if act != "put":
@@ -138,5 +198,5 @@ def queue(kind: str, count: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=4 << 30)
-    serve({"kv": kv, "small": small, "pipeline": pipeline, "queue": queue})
+    serve({"kv": kv, "arrays": arrays, "wakeup": wakeup, "small": small, "pipeline": pipeline, "queue": queue})
     ray.shutdown()

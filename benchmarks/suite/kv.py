@@ -3,6 +3,7 @@
 Each round puts here, gets in a process that has made gets before, in some rounds also in a new process, compares every
 byte, and clears. Each is compared with a memcpy of the same number of bytes in one thread, or, for small payloads, with
 a bare socket that transfers them. Large ones are also compared with copies by several plain threads into shared memory.
+One batch is also read without a copy, beside NumPy arrays in Ray's store.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from tensordict import TensorDict
 from benchmarks.harness import payloads
 from benchmarks.harness.machine import Memcpy, RawSocket, ThreadedMemcpy, clocked
 from benchmarks.harness.payloads import Payload
-from benchmarks.harness.report import SHARE, Row, Scale, compared
+from benchmarks.harness.report import SHARE, Row, Scale, against, compared
 from benchmarks.harness.systems import System, Worker, raw_socket, system
 from transfer_queue import interface as tq
+from transfer_queue.client.data.views import is_view
 from transfer_queue.utils.usable_cores import usable_cores
 
 QUESTION = "How fast are puts with keys and tags, gets in another process, and clears of batches?"
 NOTE = """Rows are put with two tags; those of peers without tags. Peers run at most three rounds, and not with 2 GiB,
 which takes them half a minute and costs as much for each byte as 288 MiB (measured before: put and get took Ray 4.6 and
-4.3 s, TransferQueue 0.1.11 2.5 and 3.7 s)."""
+4.3 s, TransferQueue 0.1.11 2.5 and 3.7 s). "Ray" puts the TensorDict, and reads a byte of every page after its get.
+"Ray, NumPy arrays" puts a dict of arrays, of which `ray.get` returns views that cannot be written to."""
 PEER_ROUNDS = 3
 LARGE = 1 << 20  # from this number of bytes on, the reference is a memcpy and not a socket
 SHARED = 32 << 20  # from this number of bytes on, copies by several threads are measured, too
@@ -51,20 +54,22 @@ class Case(NamedTuple):
     """What the first get of a process should take, in milliseconds."""
     share: float | None = None
     """The part of the rate of the fastest memcpy by threads that puts and gets should reach on 16 cores."""
+    views: bool = False
+    """Whether the batch is also read without a copy."""
 
 
 CASES = [
     Case(Payload("dense", 1, 3, 64), 50, 2),
     Case(Payload("dense", 64, 3, 64), 50, 2, (0.25, 0.25), (6.6, 8.5), first=2.0),
     Case(Payload("dense", 8192, 5, 128), 15, 2, (8, 8), (93, 1037)),
-    Case(Payload("dense", 1024, 9, 8192), 7, 2, (25, 25), (229, 518), share=0.5),
+    Case(Payload("dense", 1024, 9, 8192), 7, 2, (25, 25), (229, 518), share=0.5, views=True),
     Case(Payload("dense", 1024, 16, 32768), 3, 1, peers=False, share=0.8),
     Case(Payload("jagged", 1024, 4, 1500), 10, 1),
     Case(Payload("objects", 1024, 4, 0), 10, 1),
     Case(Payload("mixed", 512, 6, 1900), 15, 1, (8, 8), (60, 75)),
 ]
 QUICK = [
-    Case(Payload("dense", 8, 2, 16), 2, 1),
+    Case(Payload("dense", 8, 2, 16), 2, 1, views=True),
     Case(Payload("jagged", 16, 2, 10), 2, 1),
     Case(Payload("objects", 8, 2, 0), 2, 1),
     Case(Payload("mixed", 16, 6, 40), 2, 1),
@@ -86,6 +91,22 @@ def get(partition: str, payload: Payload, seed: int) -> Got:
     batch = client.kv_batch_get(keys, partition)
     seconds, used = time.perf_counter() - start, time.process_time() - cpu
     return Got(seconds, used, payloads.differences(batch, payload, seed))
+
+
+def view(partition: str, payload: Payload, seed: int) -> tuple[float, float]:
+    """Return the seconds of a get without a copy, and of a read of a byte of every page. Runs in the reader."""
+    keys, client = payload.keys, tq.get_client()
+    start = time.perf_counter()
+    batch = client.kv_batch_get(keys, partition, copy=False)
+    got = time.perf_counter()
+    columns = [batch.get(name) for name in payloads.names(payload)]
+    for column in columns:
+        column.values().view(-1).view(torch.uint8)[:: mmap.PAGESIZE].sum()
+    read = time.perf_counter()
+    _check(Got(got - start, 0.0, payloads.differences(batch, payload, seed)), payload)
+    if not all(map(is_view, columns)):
+        raise AssertionError(f"{payload.name}: a get with copy=False has copied")
+    return got - start, read - got
 
 
 # the destinations of a get, in the order of the results of `ways_out`
@@ -140,7 +161,7 @@ def run(scale: Scale) -> list[Row]:
         payload = scale.pick(CASES[3], QUICK[0]).payload
         ways = _destinations(payload, reader)
     for case, rows in zip(cases, measured, strict=True):
-        rows[:2] = _beside_peers(scale, case, *rows[:2])
+        rows[:] = _beside_peers(scale, case, rows)
     return [*(row for rows in measured for row in rows), *ways]
 
 
@@ -176,7 +197,22 @@ def _measured(case: Case, queue: System, bare: RawSocket, reader: Worker) -> lis
     ours, beside = ([seconds * 1e3 for seconds in each] for each in (first, beside_first))
     fresh = compared(f"first get {name}", "ms", ours, beside, words, target=case.first)
     clear = Row(f"clear {name}", statistics.median(r.clear for r in rounds) * 1e3, "ms")
-    return [put, got, fresh, clear, *_beside_threads(case, name, nbytes, put, got)]
+    views = _views(case, name, reader, got) if case.views else []
+    return [put, got, *views, fresh, clear, *_beside_threads(case, name, nbytes, put, got)]
+
+
+def _views(case: Case, name: str, reader: Worker, copies: Row) -> list[Row]:
+    """Return the rows of gets without a copy, and of the first read of what they return."""
+    payload, seconds = case.payload, []
+    for number in range(case.rounds + 1):
+        tq.kv_batch_put(payload.keys, f"views-{number}", payloads.make(payload, number))
+        seconds.append(reader.do(view, f"views-{number}", payload, number))
+        tq.get_client().clear_partition(f"views-{number}")
+    got, read = (statistics.median(each) * 1e3 for each in zip(*seconds[1:], strict=True))
+    return [
+        against(f"view {name}", "ms", got, copies.ours, "get"),
+        Row(f"read of a byte of every page of that view, {name}", read, "ms"),
+    ]
 
 
 def _way(way: str, name: str, rounds: list[Round], words: str, target: float | None, then: float | None) -> Row:
@@ -238,10 +274,16 @@ def _destinations(payload: Payload, reader: Worker) -> list[Row]:
     return rows
 
 
-def _beside_peers(scale: Scale, case: Case, put: Row, got: Row) -> tuple[Row, Row]:
+def _beside_peers(scale: Scale, case: Case, rows: list[Row]) -> list[Row]:
+    """Return the rows, with the figures of the peers for the way that the first word of a row names."""
     if not case.peers:
-        return put, got
-    figures = scale.ask_peers("kv", **asdict(case.payload), rounds=min(case.rounds, PEER_ROUNDS))
-    puts = {name: found["put_ms"] for name, found in figures.items()}
-    gets = {name: found["get_ms"] for name, found in figures.items()}
-    return replace(put, peers=puts), replace(got, peers=gets)
+        return rows
+    question = {**asdict(case.payload), "rounds": min(case.rounds, PEER_ROUNDS)}
+    figures = scale.ask_peers("kv", **question)
+    if case.views:
+        figures |= {f"{name}, NumPy arrays": each for name, each in scale.ask_peers("arrays", **question).items()}
+    found = []
+    for row in rows:
+        figure = f"{row.what.split()[0]}_{row.unit}"
+        found.append(replace(row, peers={name: each[figure] for name, each in figures.items() if figure in each}))
+    return found

@@ -13,15 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 import warm
-from benchmarks import large_machine, performance, two_builds
+from benchmarks import large_machine, two_builds
+from benchmarks.harness import kept_results, plots, raw_tables
 from benchmarks.harness.machine import ThreadedMemcpy
 from benchmarks.harness.payloads import Payload, column, differences, make, nbytes
 from benchmarks.harness.report import Row, against, compared, document, table
 from benchmarks.harness.runner import NAMES, main, missing, module
+from tools import make_figures
 
 POSSIBLE = [name for name in NAMES if missing(name) is None]
 FORM = {"what", "ours", "unit", "reference", "against", "ratio", "target", "then", "peers", "more", "met"}
@@ -115,22 +118,57 @@ def test_a_large_machine_runs_every_benchmark_once() -> None:
     assert sorted((*large_machine.ALONE, *large_machine.OTHERS)) == sorted(NAMES)
 
 
-def test_the_page_shows_the_results_of_each_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(performance, "FIGURES", tmp_path)
+def kept(name: str, *rows: Row) -> dict[str, Any]:
+    """Return a document as it is kept."""
     about = {"quick": False, "seconds": 7.0, "machine": "cores", "date": "2026-11-27", "load": 0.5}
+    return json.loads(json.dumps(document(name, False, 7.0, rows) | about))
+
+
+def test_results_are_read_by_machine_and_the_machine_with_the_most_comes_first(tmp_path: Path) -> None:
     for machine, names in (("16-cores", ["kv"]), ("2-cores", ["kv", "codec"])):
         (tmp_path / machine).mkdir()
         for name in names:
-            rows = [Row(f"put on {machine}", 2.0, "ms", target=3.0)]
-            found = document(name, False, 7.0, rows) | about
+            found = kept(name, Row(f"put on {machine}", 2.0, "ms"))
             (tmp_path / machine / f"{name}.json").write_text(json.dumps(found))
-    page = performance.page(performance.read(tmp_path))
-    targets, kv, codec = page.split("## Targets")[1].split("\n## ")
-    assert "put on 2-cores" in targets
-    assert "put on 16-cores" not in targets
-    assert kv.index("On 2-cores:") < kv.index("put on 2-cores") < kv.index("On 16-cores:") < kv.index("put on 16-cores")
-    assert "On " not in codec
-    assert "- **2-cores**: cores, 2026-11-27. Duration of each benchmark in seconds: kv 7, codec 7." in page
+    results = kept_results.read(tmp_path)
+    assert [(machine, list(each)) for machine, each in results.items()] == [
+        ("2-cores", ["kv", "codec"]),
+        ("16-cores", ["kv"]),
+    ]
+    assert kept_results.row_of(results["16-cores"], "kv", "put on")["ours"] == 2.0
+
+
+def test_the_page_of_a_machine_shows_runs_targets_and_all_rows() -> None:
+    results = {"kv": kept("kv", Row("put", 2.0, "ms", target=3.0), Row("get", 1.0, "ms")), "codec": kept("codec")}
+    runs, targets, kv, codec = raw_tables.page_of("2-cores", results).split("\n## ")
+    assert "- cores, 2026-11-27. Seconds of each benchmark: kv 7, codec 7." in runs
+    assert "| put | - |  | 3.00 ms | 2.00 ms | yes |  |" in targets
+    assert "| get" not in targets
+    assert kv.index("| put | 2.00 ms") < kv.index("| get | 1.00 ms")
+    assert codec.startswith("codec: ")
+
+
+def test_results_with_a_peer_that_is_nearly_as_fast_are_shown_the_worst_first() -> None:
+    rows = [
+        Row("put", 2.0, "ms", peers={"Ray": 2.9}),
+        Row("get", 2.0, "ms", peers={"Ray": 20.0, "TransferQueue 0.1.11": 3.1}),
+        Row("puts", 10.0, "a second", peers={"Ray": 40.0}),
+        Row("balance 256 x 8, pareto, L, equal counts: time", 2.0, "ms", peers={"TransferQueue 0.1.11": 1.5}),
+        Row("balance 256 x 8, bimodal, L, equal counts: time", 2.0, "ms", peers={"TransferQueue 0.1.11": 1.0}),
+    ]
+    assert make_figures.near({"kv": kept("kv", *rows)}).splitlines()[2:] == [
+        "| puts | 10.0 a second | **40.0 a second** | - |",
+        "| divide 256 samples among 8 ranks, equal counts | 2.00 ms | - | **1.00 ms** |",
+        "| put | **2.00 ms** | 2.90 ms | - |",
+    ]
+
+
+def test_the_figure_shows_how_many_times_as_long_others_take() -> None:
+    figure = plots.comparison(
+        "title", [("get <x>", {"Ray": 0.126}), ("put", {"Ray": 14.9, "old": 1234.0})], ["Ray", "old"]
+    )
+    words = " ".join(ElementTree.fromstring(figure).itertext())
+    assert "get <x>: Ray 0.13x; put: Ray 15x, old 1,200x" in words
 
 
 def test_an_unknown_benchmark_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
