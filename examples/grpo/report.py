@@ -198,10 +198,10 @@ def learning(axes: Axes, runs: list[Figures]) -> None:
         _, seconds, shares = zip(*run.measured(), strict=True)
         percent = [100 * share for share in shares]
         axes.plot(seconds, percent, color=colour, linewidth=2, marker="o", markersize=3.5)
-        label = f"{run.title.split(',')[0]}: {percent[0]:.0f} % \N{RIGHTWARDS ARROW} {percent[-1]:.0f} %"
+        label = f"{run.title.split(',')[0]}: {percent[0]:.0f}% -> {percent[-1]:.0f}%"
         axes.plot([], [], color=colour, linewidth=2, label=label)
     axes.set(xlabel="seconds of training", ylim=(0, 100), xlim=(0, None))
-    axes.yaxis.set_major_formatter("{x:.0f} %")
+    axes.yaxis.set_major_formatter("{x:.0f}%")
     steps = " and ".join(dict.fromkeys(counted(run.version) for run in runs))
     axes.set_title(f"Held-out accuracy, {steps}", loc="left")
     axes.legend(loc="lower right", frameon=False, fontsize="small")

@@ -1,6 +1,6 @@
 """A GRPO training on the CPU, twice: stage after stage through one driver, then streamed through transfer_queue.
 
-python examples/grpo/run.py            a supervised warm-up, then both: four to five minutes on two cores
+python examples/grpo/run.py            a supervised warm-up, then both: less than five minutes on two cores
 python examples/grpo/run.py --sandbox 0  the same with rewards that do not wait for a sandbox
 python examples/grpo/run.py --control  the same with shuffled advantages, which must not learn
 python examples/grpo/run.py --smoke    a short run of all parts, in about a minute
@@ -98,18 +98,25 @@ def parse(argv: Sequence[str] | None) -> tuple[Settings, tuple[float, float, flo
     )  # fmt: skip
     parser.add_argument("--runtime", choices=("local", "ray"), default="local", help="processes, or Ray actors")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--patience", type=float, default=1.0, metavar="FACTOR",
+        help="multiply all time limits, so that a slow or busy machine completes all steps",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="folder for the report (default: runs/grpo-<time>)")
     given = parser.parse_args(argv)
     if not 0 <= given.sandbox <= 10:
         parser.error(f"--sandbox must be from 0 to 10 seconds, got {given.sandbox:g}")
+    if given.patience <= 0:
+        parser.error(f"--patience must be positive, got {given.patience:g}")
     settings = Settings(
         system=f"grpo-{os.getpid()}", out=given.out or Path("runs") / time.strftime("grpo-%Y%m%d-%H%M%S"),
         deadline=0.0, runtime=given.runtime, seed=given.seed, control=given.control, keep=given.keep,
         sandbox=given.sandbox,
     )  # fmt: skip
     if given.smoke:
-        return replace(settings, steps=20, held_out=100, measure_every=5), SMOKE
-    return settings, LIMITS
+        settings = replace(settings, steps=20, held_out=100, measure_every=5)
+    supervised, driver, queue = SMOKE if given.smoke else LIMITS
+    return settings, (supervised * given.patience, driver * given.patience, queue * given.patience)
 
 
 def start_ray() -> None:
