@@ -114,7 +114,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Settings, tuple[float, float, flo
         sandbox=given.sandbox,
     )  # fmt: skip
     if given.smoke:
-        settings = replace(settings, steps=20, held_out=100, measure_every=5)
+        settings = replace(settings, steps=20, held_out=100)
     supervised, driver, queue = SMOKE if given.smoke else LIMITS
     return settings, (supervised * given.patience, driver * given.patience, queue * given.patience)
 

@@ -46,7 +46,7 @@ class Settings:
     """Shuffle the advantages within each group, so that the rewards have no meaning."""
     keep: bool = False
     """Leave the system, and the samples of the last step, until Ctrl-C."""
-    steps: int = 100
+    steps: int = 80
     """Training steps of each run; the second run makes as many as the first one has made."""
     prompts: int = 16
     """Prompts of a step; each is answered `ANSWERS` times."""
@@ -56,13 +56,13 @@ class Settings:
     """Mean seconds for which the reward of a group waits for a sandbox that runs its tests; 0: it does not wait."""
     learning_rate: float = 1e-4
     """The highest learning rate, after the first few steps."""
-    decay_steps: int = 100
+    decay_steps: int = 80
     """The learning rate falls linearly and would be 0 at this step."""
     warmup_steps: int = 700
     """Steps of the supervised warm-up, if the time allows."""
     held_out: int = 1000
     """Held-out problems on which accuracy is measured."""
-    measure_every: int = 10
+    measure_every: int = 5
     """Steps between two policies whose held-out accuracy is measured."""
 
     @property
