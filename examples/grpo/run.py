@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings, limits = parse(argv)
     if settings.runtime == "ray":
         start_ray()
+    torch.set_num_threads(1)  # more of them cost more than they save on models this small
     console = Console()
     settings.out.mkdir(parents=True, exist_ok=True)
     try:
