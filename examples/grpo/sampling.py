@@ -90,7 +90,7 @@ def pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def accuracy(model: Transformer, problems: Sequence[task.Problem]) -> float:
     """Return the share of problems whose most likely answer is completely correct."""
     right = 0
-    prompts = sorted((problem.prompt for problem in problems), key=len)  # batches of similar lengths need little padding
+    prompts = sorted((problem.prompt for problem in problems), key=len)  # for little padding
     for start in range(0, len(prompts), MEASURED_TOGETHER):
         batch = prompts[start : start + MEASURED_TOGETHER]
         for position, (answer,) in generate(model, batch, 1, temperature=0):
