@@ -98,7 +98,7 @@ def show(runs: list[Figures], found: dict[str, Any], console: Console) -> None:
         "training": [f"{counted(run.version)} in {run.wall():.1f} s" for run in runs],
         "tokens generated": [f"{run.tokens():,}" for run in runs],
         "held-out accuracy": [f"{before:.1%} -> {run.accuracy:.1%}" for run in runs],
-        "gain": [f"{100 * (run.accuracy - before):+.1f} points in {counted(run.version)}" for run in runs],
+        "gain in points": [f"{100 * (run.accuracy - before):+.1f}" for run in runs],
         "mean staleness": [f"{run.mean_staleness():.2f}" for run in runs],
         "workers idle": [f"{run.idle():.0%}" for run in runs],
         "cores that the workers use": [f"{sum(run.seconds('cpu').values()) / run.wall():.2f}" for run in runs],
@@ -114,6 +114,7 @@ def show(runs: list[Figures], found: dict[str, Any], console: Console) -> None:
     )
     if len(runs) > 1:
         console.print(headline(found), style="bold green", highlight=False)
+        console.print(gains(runs, before), style="bold green", highlight=False)
         console.print(HONEST, style="dim", highlight=False)
 
 
@@ -123,6 +124,14 @@ def headline(found: dict[str, Any]) -> str:
     faster = found["times_faster"]
     speed = f"{faster:.1f} times faster" if faster >= 1 else f"{1 / faster:.1f} times slower"
     return f"{speed}, idle {idle['driver']:.0%} -> {idle['queue']:.0%}"
+
+
+def gains(runs: list[Figures], before: float) -> str:
+    """Return the accuracy of both runs in one line, and after how many steps it was measured."""
+    accuracies = " and ".join(f"{run.accuracy:.1%}" for run in runs)
+    steps = [counted(run.version) for run in runs]
+    after = f"the same {steps[0]}" if len(set(steps)) == 1 else " and ".join(steps)
+    return f"held-out accuracy after {after}: {accuracies}, from {before:.1%}"
 
 
 def write(runs: list[Figures], found: dict[str, Any]) -> None:
@@ -200,7 +209,8 @@ def learning(axes: Axes, runs: list[Figures]) -> None:
         axes.plot(seconds, percent, color=colour, linewidth=2, marker="o", markersize=3.5)
         label = f"{run.title.split(',')[0]}: {percent[0]:.0f}% -> {percent[-1]:.0f}%"
         axes.plot([], [], color=colour, linewidth=2, label=label)
-    axes.set(xlabel="seconds of training", ylim=(0, 100), xlim=(0, None))
+    highest = 100 * max(share for run in runs for share in run.accuracies.values())
+    axes.set(xlabel="seconds of training", ylim=(0, min(100, highest + 15)), xlim=(0, None))
     axes.yaxis.set_major_formatter("{x:.0f}%")
     steps = " and ".join(dict.fromkeys(counted(run.version) for run in runs))
     axes.set_title(f"Held-out accuracy, {steps}", loc="left")
