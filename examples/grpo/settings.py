@@ -57,8 +57,8 @@ class Settings:
     learning_rate: float = 1e-4
     """The highest learning rate, after the first few steps."""
     decay_steps: int = 80
-    """The learning rate falls linearly and would be 0 at this step. If it is constant, accuracy varies by several points
-    from step to step."""
+    """The learning rate falls linearly and would be 0 at this step. With a constant one, accuracy varies by several
+    points from step to step."""
     warmup_steps: int = 700
     """Steps of the supervised warm-up, if the time allows."""
     held_out: int = 1000
