@@ -148,7 +148,8 @@ def draw(runs: list[Figures], found: dict[str, Any]) -> Figure:
     """
     with rc_context({"font.size": 9, "axes.titlesize": 9, "axes.linewidth": 0.6}):
         canvas = Figure(figsize=(8.2, 1.6 + 1.45 * len(runs)), layout="constrained", facecolor="white")
-        left, right = canvas.subfigures(1, 2, width_ratios=[1.75, 1])
+        halves: Any = canvas.subfigures(1, 2, width_ratios=[1.75, 1])
+        left, right = halves
         both_timelines(left.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0], runs)
         names = {stage: f"{SANDBOXES} sandboxes" if stage == "sandbox" else stage for stage in STAGES}
         patches = [Patch(color=colour, label=names[stage]) for stage, colour in STAGES.items()]
@@ -213,7 +214,7 @@ def learning(axes: Axes, runs: list[Figures]) -> None:
     axes.set(xlabel="seconds of training", ylim=(0, min(100, highest + 15)), xlim=(0, None))
     axes.yaxis.set_major_formatter("{x:.0f}%")
     steps = " and ".join(dict.fromkeys(counted(run.version) for run in runs))
-    axes.set_title(f"Held-out accuracy, {steps}", loc="left")
-    axes.legend(loc="lower right", frameon=False, fontsize="small")
+    axes.set_title(f"Held-out accuracy over {steps}", loc="left")
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
