@@ -54,7 +54,7 @@ class Settings:
     """The maximum number of versions that a sample may be behind in training; limits how early prompts are put."""
     sandbox: float = 0.1
     """Mean seconds for which the reward of a group waits for a sandbox that runs its tests; 0: it does not wait."""
-    learning_rate: float = 1e-4
+    learning_rate: float = 4e-5
     """The highest learning rate, after the first few steps."""
     decay_steps: int = 80
     """The learning rate falls linearly and would be 0 at this step. With a constant one, accuracy varies by several
