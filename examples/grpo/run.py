@@ -55,7 +55,7 @@ TICK = 0.1
 """Seconds between two checks of the events and the processes."""
 LOG_EVERY = 5
 """Steps between two entries of the TensorBoard files."""
-LIMITS = 60.0, 100.0, 120.0
+LIMITS = 90.0, 90.0, 90.0
 """Seconds after which the warm-up and each run end on a slow machine, even if steps are left."""
 SMOKE = 5.0, 8.0, 20.0
 """The same for --smoke."""
