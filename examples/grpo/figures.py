@@ -39,8 +39,8 @@ class Figures:
     settings: Settings
     title: str = ""
     events: list[Event] = field(default_factory=list)
-    accuracy: float = 0.0
-    """The held-out accuracy at the end."""
+    accuracies: dict[int, float] = field(default_factory=dict)
+    """Version -> held-out accuracy of its weights."""
     killed: list[str] = field(default_factory=list)
     """Workers that were killed from outside."""
     put_again: int = 0
@@ -79,6 +79,22 @@ class Figures:
                 self.version = max(self.version, event["version"])
                 self.updates[event["version"]] = event["end"]
                 self.finished = self.finished or event["last"]
+
+    @property
+    def accuracy(self) -> float:
+        """Return the held-out accuracy at the end."""
+        return self.accuracies.get(self.version, 0.0)
+
+    def measured(self) -> list[tuple[int, float, float]]:
+        """Return (version, seconds from the start of the run to its update, held-out accuracy) in order."""
+        begin = self.moment(0)
+        return [
+            (version, self.moment(version) - begin, self.accuracies[version]) for version in sorted(self.accuracies)
+        ]
+
+    def mean_staleness(self) -> float:
+        """Return the mean number of versions that a sample was behind in training."""
+        return sum(lag * count for lag, count in self.staleness.items()) / max(sum(self.staleness.values()), 1)
 
     def by_step(self, values: dict[int, Any]) -> list[float]:
         """Return the mean of each complete step."""

@@ -71,11 +71,11 @@ def grpo_loss(new: Tensor, old: Tensor, reference: Tensor, advantage: Tensor) ->
     )
 
 
-def supervised_loss(model: Transformer, problems: Sequence[task.Problem]) -> Tensor:
-    """Return the mean cross-entropy of the correct answers' tokens."""
-    texts = [torch.tensor(task.encode(problem.prompt + problem.answer)) for problem in problems]
+def supervised_loss(model: Transformer, examples: Sequence[tuple[str, str]]) -> Tensor:
+    """Return the mean cross-entropy of the answers' tokens; an example is a prompt and its answer."""
+    texts = [torch.tensor(task.encode(prompt + answer)) for prompt, answer in examples]
     tokens = pad_right(texts, task.PAD)
     logits, targets = model(tokens[:, :-1]), tokens[:, 1:].clone()
-    for row, problem in enumerate(problems):
-        targets[row, : len(problem.prompt) - 1] = task.PAD
+    for row, (prompt, _) in enumerate(examples):
+        targets[row, : len(prompt) - 1] = task.PAD
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=task.PAD)

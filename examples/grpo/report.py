@@ -1,4 +1,4 @@
-"""Writes report.json with all figures and report.png with both timelines, and prints the last lines of a run."""
+"""Writes report.json with all figures, draws report.png with both timelines, and prints the last lines of a run."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import math
 import os
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from rich.console import Console
 from rich.table import Table
 
-from figures import WORKERS, Figures, counted, mean
-from settings import SANDBOXES, TRAINER_RANKS
+from figures import WORKERS, Figures, counted
+from settings import SANDBOXES
 from view import cells, timelines
 
 STAGES = {
     "rollout": "#3b6fb6", "sandbox": "#d9b8dd", "reward": "#8a2f8f", "reference": "#e0a92e", "train": "#2f8f57",
     "update": "#7cc7a1",
 }  # fmt: skip
-SMOOTH = 10
-"""Steps over which the reward is averaged."""
 WAITING = "#eeeeee"
 DETAIL = 8.0
 """The seconds of the first run whose timelines the report shows; at least one step."""
@@ -67,6 +66,9 @@ def of_run(run: Figures) -> dict[str, Any]:
         "cpu_seconds": cpu,
         "busy_over_wall": sum(busy.values()) / wall if wall else 0.0,
         "cpu_over_wall": sum(cpu.values()) / wall if wall else 0.0,
+        "held_out_accuracy": [
+            {"step": step, "seconds": seconds, "accuracy": share} for step, seconds, share in run.measured()
+        ],
         "staleness_histogram": {str(lag): run.staleness[lag] for lag in sorted(run.staleness)},
         "answer_lengths": {str(length): lengths[length] for length in sorted(lengths)},
         "killed_workers": run.killed,
@@ -96,6 +98,8 @@ def show(runs: list[Figures], found: dict[str, Any], console: Console) -> None:
         "training": [f"{counted(run.version)} in {run.wall():.1f} s" for run in runs],
         "tokens generated": [f"{run.tokens():,}" for run in runs],
         "held-out accuracy": [f"{before:.1%} -> {run.accuracy:.1%}" for run in runs],
+        "gain in points": [f"{100 * (run.accuracy - before):+.1f}" for run in runs],
+        "mean staleness": [f"{run.mean_staleness():.2f}" for run in runs],
         "workers idle": [f"{run.idle():.0%}" for run in runs],
         "cores that the workers use": [f"{sum(run.seconds('cpu').values()) / run.wall():.2f}" for run in runs],
     }
@@ -110,6 +114,7 @@ def show(runs: list[Figures], found: dict[str, Any], console: Console) -> None:
     )
     if len(runs) > 1:
         console.print(headline(found), style="bold green", highlight=False)
+        console.print(gains(runs, before), style="bold green", highlight=False)
         console.print(HONEST, style="dim", highlight=False)
 
 
@@ -121,27 +126,41 @@ def headline(found: dict[str, Any]) -> str:
     return f"{speed}, idle {idle['driver']:.0%} -> {idle['queue']:.0%}"
 
 
+def gains(runs: list[Figures], before: float) -> str:
+    """Return the accuracy of both runs in one line, and after how many steps it was measured."""
+    accuracies = " and ".join(f"{run.accuracy:.1%}" for run in runs)
+    steps = [counted(run.version) for run in runs]
+    after = f"the same {steps[0]}" if len(set(steps)) == 1 else " and ".join(steps)
+    return f"held-out accuracy after {after}: {accuracies}, from {before:.1%}"
+
+
 def write(runs: list[Figures], found: dict[str, Any]) -> None:
     """Write report.json and report.png into the folder of the run."""
     out = runs[-1].settings.out
     (out / "report.json").write_text(json.dumps(found, indent=2) + "\n")
-    draw(runs, found).savefig(out / "report.png", dpi=110)
+    draw(runs, found).savefig(out / "report.png", dpi=200)
 
 
 def draw(runs: list[Figures], found: dict[str, Any]) -> Figure:
-    """Draw some steps of both runs below each other, the reward over time, and the tokens of the trainer ranks."""
-    canvas = Figure(figsize=(12, 4 + 2.6 * len(runs)), layout="constrained")
-    rows: Any = canvas.subfigures(2, 1, height_ratios=[2.6 * len(runs) + 0.6, 3.2])
-    both_timelines(rows[0].subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0], runs)
-    names = {stage: f"{SANDBOXES} sandboxes" if stage == "sandbox" else stage for stage in STAGES}
-    patches = [Patch(color=colour, label=names[stage]) for stage, colour in STAGES.items()]
-    patches.append(Patch(color=WAITING, label="waiting"))
-    rows[0].legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False)
-    title = headline(found) if len(runs) > 1 else f"workers idle {runs[0].idle():.0%}"
-    rows[0].suptitle(title, x=0.01, ha="left", fontsize=20, fontweight="bold")
-    left, right = rows[1].subplots(1, 2)
-    learning(left, runs, found)
-    tokens(right, runs[-1])
+    """Draw some steps of both runs below each other, and beside them the held-out accuracy over the time of each run.
+
+    The figure is readable at a width of 820 pixels, and its background is white also on a dark page.
+    """
+    with rc_context({"font.size": 9, "axes.titlesize": 9, "axes.linewidth": 0.6}):
+        canvas = Figure(figsize=(8.2, 1.6 + 1.45 * len(runs)), layout="constrained", facecolor="white")
+        halves: Any = canvas.subfigures(1, 2, width_ratios=[1.75, 1])
+        left, right = halves
+        both_timelines(left.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0], runs)
+        names = {stage: f"{SANDBOXES} sandboxes" if stage == "sandbox" else stage for stage in STAGES}
+        patches = [Patch(color=colour, label=names[stage]) for stage, colour in STAGES.items()]
+        patches.append(Patch(color=WAITING, label="idle"))
+        canvas.legend(
+            handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, handlelength=1.2,
+            columnspacing=1.4,
+        )  # fmt: skip
+        title = headline(found) if len(runs) > 1 else f"workers idle {runs[0].idle():.0%}"
+        canvas.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+        learning(right.subplots(), runs)
     return canvas
 
 
@@ -183,32 +202,19 @@ def lanes(axes: Axes, run: Figures, start: float, end: float) -> None:
     axes.tick_params(left=False)
 
 
-def learning(axes: Axes, runs: list[Figures], found: dict[str, Any]) -> None:
-    """Draw the reward of the sampled answers over the time of the training, averaged over some steps."""
-    before = found["held_out_accuracy"]["before"]
-    for run, colour in zip(runs, ("#999999", "#2f8f57")[-len(runs) :], strict=True):
-        start = min(event["start"] for event in run.events)
-        ends = [run.moment(step + 1) - start for step in range(run.version)]
-        rewards = run.by_step(run.rewards)[: len(ends)]
-        smooth = [mean(rewards[max(0, step - SMOOTH) : step + 1]) for step in range(len(rewards))]
-        label = f"{run.title}: held-out accuracy {before:.0%} -> {run.accuracy:.0%}"
-        axes.plot(ends[: len(rewards)], smooth, color=colour, linewidth=2, label=label)
-    axes.set(xlabel="seconds", ylim=(0, 1))
-    axes.set_title("Reward: the share of right running sums", loc="left")
-    axes.legend(loc="upper left", frameon=False, fontsize="small")
+def learning(axes: Axes, runs: list[Figures]) -> None:
+    """Draw the held-out accuracy over the time of each run."""
+    for run, colour in zip(runs, ("#777777", "#2f8f57")[-len(runs) :], strict=True):
+        _, seconds, shares = zip(*run.measured(), strict=True)
+        percent = [100 * share for share in shares]
+        axes.plot(seconds, percent, color=colour, linewidth=2, marker="o", markersize=3.5)
+        label = f"{run.title.split(',')[0]}: {percent[0]:.0f}% -> {percent[-1]:.0f}%"
+        axes.plot([], [], color=colour, linewidth=2, label=label)
+    highest = 100 * max(share for run in runs for share in run.accuracies.values())
+    axes.set(xlabel="seconds of training", ylim=(0, min(100, highest + 15)), xlim=(0, None))
+    axes.yaxis.set_major_formatter("{x:.0f}%")
+    steps = " and ".join(dict.fromkeys(counted(run.version) for run in runs))
+    axes.set_title(f"Held-out accuracy over {steps}", loc="left")
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
     axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def tokens(axes: Any, run: Figures) -> None:
-    """Draw by how much the rank with most tokens exceeds the mean in each step, dealt in order and balanced."""
-    imbalance = run.imbalance()
-    for dealt, colour, words in (("in_order", "#999999", "in order"), ("balanced", "#2f8f57", "balanced by the queue")):
-        share = [100 * (max(ranks) * len(ranks) / sum(ranks) - 1) for ranks in run.rank_tokens()[dealt]]
-        label = f"{words}: {imbalance[dealt]:.1%} on average"
-        axes.plot(range(1, len(share) + 1), share, color=colour, marker=".", label=label)
-    axes.set(xlabel="step", ylabel="%", ylim=(0, 1.3 * axes.get_ylim()[1]))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_title(f"Tokens of the fuller of {TRAINER_RANKS} trainer ranks above the mean", loc="left")
-    axes.legend(loc="upper right", frameon=False, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)

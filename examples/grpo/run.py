@@ -1,6 +1,6 @@
 """A GRPO training on the CPU, twice: stage after stage through one driver, then streamed through transfer_queue.
 
-python examples/grpo/run.py            a supervised warm-up, then both: four to five minutes on two cores
+python examples/grpo/run.py            a supervised warm-up, then both: less than five minutes on two cores
 python examples/grpo/run.py --sandbox 0  the same with rewards that do not wait for a sandbox
 python examples/grpo/run.py --control  the same with shuffled advantages, which must not learn
 python examples/grpo/run.py --smoke    a short run of all parts, in about a minute
@@ -39,7 +39,7 @@ from prompts import PromptSource
 from rollout import rollout
 from sampling import accuracy
 from scoring import reference, reward
-from settings import ANSWERS, PROMPTS, ROLLOUT_WORKERS, TRAINER_RANKS, WEIGHTS, Settings
+from settings import ANSWERS, PROMPTS, ROLLOUT_WORKERS, TRAINER_RANKS, WEIGHTS, Settings, kept_key
 from trainer import trainer
 from warmup import held_out, warm_up
 
@@ -55,9 +55,9 @@ TICK = 0.1
 """Seconds between two checks of the events and the processes."""
 LOG_EVERY = 5
 """Steps between two entries of the TensorBoard files."""
-WARM_UP, THROUGH_DRIVER, THROUGH_QUEUE = 80.0, 95.0, 80.0
-"""Seconds after which each part ends, also on a slow machine."""
-SMOKE = 5.0, 8.0, 12.0
+LIMITS = 90.0, 90.0, 90.0
+"""Seconds after which the warm-up and each run end on a slow machine, even if steps are left."""
+SMOKE = 5.0, 8.0, 20.0
 """The same for --smoke."""
 START_SECONDS = 120
 """Seconds in which the servers of the queue have to start; on busy cores Ray needs more than the default."""
@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings, limits = parse(argv)
     if settings.runtime == "ray":
         start_ray()
+    torch.set_num_threads(1)  # more of them cost more than they save on models this small
     console = Console()
     settings.out.mkdir(parents=True, exist_ok=True)
     try:
@@ -98,18 +99,25 @@ def parse(argv: Sequence[str] | None) -> tuple[Settings, tuple[float, float, flo
     )  # fmt: skip
     parser.add_argument("--runtime", choices=("local", "ray"), default="local", help="processes, or Ray actors")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--patience", type=float, default=1.0, metavar="FACTOR",
+        help="multiply all time limits, so that a slow or busy machine completes all steps",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="folder for the report (default: runs/grpo-<time>)")
     given = parser.parse_args(argv)
     if not 0 <= given.sandbox <= 10:
         parser.error(f"--sandbox must be from 0 to 10 seconds, got {given.sandbox:g}")
+    if given.patience <= 0:
+        parser.error(f"--patience must be positive, got {given.patience:g}")
     settings = Settings(
         system=f"grpo-{os.getpid()}", out=given.out or Path("runs") / time.strftime("grpo-%Y%m%d-%H%M%S"),
         deadline=0.0, runtime=given.runtime, seed=given.seed, control=given.control, keep=given.keep,
         sandbox=given.sandbox,
     )  # fmt: skip
     if given.smoke:
-        return replace(settings, steps=20, held_out=100), SMOKE
-    return settings, (WARM_UP, THROUGH_DRIVER, THROUGH_QUEUE)
+        settings = replace(settings, steps=20, held_out=100)
+    supervised, driver, queue = SMOKE if given.smoke else LIMITS
+    return settings, (supervised * given.patience, driver * given.patience, queue * given.patience)
 
 
 def start_ray() -> None:
@@ -133,14 +141,14 @@ def train(settings: Settings, limits: tuple[float, float, float], console: Conso
             runs: list[Figures] = []
             if settings.runtime == "local":
                 view.begin(f"1. GRPO stage after stage, through one driver{control}")
-                runs.append(through_driver(begun(settings, limits[1]), weights, view))
+                runs.append(through_driver(begun(settings, limits[1]), weights, before, view))
                 settings = replace(settings, steps=runs[0].version)  # the second run has as many steps
             stack.enter_context(System(settings))
             view.begin(f"2. GRPO streamed, through the queue{control}")
             for place in places_to_look(settings):
                 view.note(f"watch it: {place}")
             limit = limits[2] + (RAY_SECONDS if settings.runtime == "ray" else 0.0)
-            runs.append(through_queue(begun(settings, limit), weights, view))
+            runs.append(through_queue(begun(settings, limit), weights, before, view))
         found = report.summary(runs, before, time.time() - begin)
         report.write(runs, found)
         report.show(runs, found, console)
@@ -169,18 +177,19 @@ def places_to_look(settings: Settings) -> tuple[str, str]:
 def warmed_up(settings: Settings, view: View) -> tuple[np.ndarray, float]:
     """Return the weights after the supervised warm-up, with which both runs begin, and their held-out accuracy."""
     results, end = Pipe(duplex=False)
-    step, right = 0, 0.0
+    step, loss = 0, 0.0
     with Processes(settings) as processes:
         for rank in range(TRAINER_RANKS):
             processes.start(f"trainer {rank}", warm_up, rank, end)
         while True:
             processes.watch(0.0, expendable="none")
-            view.warming(step, right)
+            view.warming(step, loss)
             if results.poll(TICK):
                 found = results.recv()
                 if isinstance(found, np.ndarray):
                     break
-                step, right = found
+                step, loss = found
+    right = held_out_accuracy(settings, torch.from_numpy(found))
     view.note(f"{step} steps, held-out accuracy {right:.1%}")
     return found, right
 
@@ -190,9 +199,10 @@ def names(processes: Roles) -> str:
     return "processes: " + ", ".join(f"{name} ({pid})" for name, pid in processes.alive.items())
 
 
-def through_driver(settings: Settings, weights: np.ndarray, view: View) -> Figures:
-    """Train stage after stage, as many steps as the time allows."""
-    figures = Figures(settings, "stage after stage, through one driver")
+def through_driver(settings: Settings, weights: np.ndarray, before: float, view: View) -> Figures:
+    """Train stage after stage."""
+    figures = Figures(settings, "stage after stage, through one driver", accuracies={0: before})
+    kept: dict[int, torch.Tensor] = {}
     with Processes(settings) as processes:
 
         def wait() -> None:
@@ -204,12 +214,15 @@ def through_driver(settings: Settings, weights: np.ndarray, view: View) -> Figur
         while not figures.finished:
             driver.step(figures.version)
             figures.add(driver.events)
-    return evaluated(figures, driver.weights, view)
+            if figures.finished or figures.version % settings.measure_every == 0:
+                kept[figures.version] = driver.weights
+    return evaluated(figures, kept, view)
 
 
-def through_queue(settings: Settings, weights: np.ndarray, view: View) -> Figures:
+def through_queue(settings: Settings, weights: np.ndarray, before: float, view: View) -> Figures:
     """Train as many steps with all stages at the same time."""
-    figures, prompts = Figures(settings, "streamed, through the queue"), PromptSource(settings)
+    figures = Figures(settings, "streamed, through the queue", accuracies={0: before})
+    prompts = PromptSource(settings)
     with roles(settings) as processes:
         for rank in range(TRAINER_RANKS):
             processes.start(f"trainer {rank}", trainer, rank, weights)
@@ -223,14 +236,29 @@ def through_queue(settings: Settings, weights: np.ndarray, view: View) -> Figure
         with summary_log(settings) as log:
             follow(figures, prompts, processes, view, log)
         figures.killed, figures.put_again = processes.killed, prompts.again
-    return evaluated(figures, tq.kv_batch_get(["policy"], WEIGHTS)["weights"][0], view)
+    keys = {version: kept_key(version) for version in range(1, figures.version)}
+    keys = {version: key for version, key in keys.items() if version % settings.measure_every == 0}
+    keys[figures.version] = "policy"
+    return evaluated(figures, {version: read_weights(key) for version, key in keys.items()}, view)
 
 
-def evaluated(figures: Figures, weights: torch.Tensor, view: View) -> Figures:
-    """Measure the held-out accuracy of the weights at the end of a run."""
+def read_weights(key: str) -> torch.Tensor:
+    """Return the weights that are stored under a key."""
+    weights: torch.Tensor = tq.kv_batch_get([key], WEIGHTS)["weights"][0]
+    return weights
+
+
+def held_out_accuracy(settings: Settings, weights: torch.Tensor) -> float:
+    """Return the held-out accuracy of the weights."""
     model = Transformer(len(task.ALPHABET))
     load(model, weights)
-    figures.accuracy = accuracy(model, held_out(figures.settings))
+    return accuracy(model, held_out(settings))
+
+
+def evaluated(figures: Figures, kept: dict[int, torch.Tensor], view: View) -> Figures:
+    """Measure the held-out accuracy of the weights of some versions. The time of the run does not include this."""
+    for version, weights in kept.items():
+        figures.accuracies[version] = held_out_accuracy(figures.settings, weights)
     view.note(
         f"{counted(figures.version)} in {figures.wall():.1f} s, workers idle {figures.idle():.0%}, "
         f"held-out accuracy {figures.accuracy:.1%}"

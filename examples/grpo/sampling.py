@@ -11,6 +11,9 @@ from torch import Tensor
 import task
 from model import Transformer
 
+MEASURED_TOGETHER = 128
+"""The number of problems that `accuracy` answers in one batch."""
+
 
 @dataclass
 class Answer:
@@ -87,6 +90,9 @@ def pad_left(sequences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def accuracy(model: Transformer, problems: Sequence[task.Problem]) -> float:
     """Return the share of problems whose most likely answer is completely correct."""
     right = 0
-    for position, (answer,) in generate(model, [problem.prompt for problem in problems], 1, temperature=0):
-        right += task.correct(problems[position].prompt, task.decode(answer.tokens))
+    prompts = sorted((problem.prompt for problem in problems), key=len)  # for little padding
+    for start in range(0, len(prompts), MEASURED_TOGETHER):
+        batch = prompts[start : start + MEASURED_TOGETHER]
+        for position, (answer,) in generate(model, batch, 1, temperature=0):
+            right += task.correct(batch[position], task.decode(answer.tokens))
     return right / len(problems)

@@ -15,7 +15,7 @@ SANDBOXES = 16
 PROMPTS = "prompts"
 """Partition: a sample is a prompt that is still to be answered. Rollout workers claim them."""
 WEIGHTS = "weights"
-"""Partition: two keys, the policy (its tag has the version) and the reference."""
+"""Partition: the keys are the policy (its tag has the version), the reference, and the policies to be measured."""
 EVENTS = "events"
 """Partition: a sample is one piece of work that a process has done, for the view and the report."""
 
@@ -23,6 +23,11 @@ EVENTS = "events"
 def train_partition(step: int) -> str:
     """Return the name of the partition with the samples of one training step."""
     return f"train_{step}"
+
+
+def kept_key(version: int) -> str:
+    """Return the key of the weights of a version that is measured after the run."""
+    return f"policy_{version}"
 
 
 @dataclass(frozen=True)
@@ -41,19 +46,25 @@ class Settings:
     """Shuffle the advantages within each group, so that the rewards have no meaning."""
     keep: bool = False
     """Leave the system, and the samples of the last step, until Ctrl-C."""
-    steps: int = 250
+    steps: int = 80
+    """Training steps of each run; the second run makes as many as the first one has made."""
     prompts: int = 16
     """Prompts of a step; each is answered `ANSWERS` times."""
     staleness: int = 2
     """The maximum number of versions that a sample may be behind in training; limits how early prompts are put."""
     sandbox: float = 0.1
     """Mean seconds for which the reward of a group waits for a sandbox that runs its tests; 0: it does not wait."""
-    learning_rate: float = 1e-4
-    """The learning rate after the first few steps."""
-    warmup_accuracy: float = 0.33
-    """The supervised warm-up stops when held-out accuracy reaches this value."""
-    held_out: int = 400
+    learning_rate: float = 4e-5
+    """The highest learning rate, after the first few steps."""
+    decay_steps: int = 80
+    """The learning rate falls linearly and would be 0 at this step. With a constant one, accuracy varies by several
+    points from step to step."""
+    warmup_steps: int = 700
+    """Steps of the supervised warm-up, if the time allows."""
+    held_out: int = 1000
     """Held-out problems on which accuracy is measured."""
+    measure_every: int = 5
+    """Steps between two policies whose held-out accuracy is measured."""
 
     @property
     def rendezvous(self) -> Path:

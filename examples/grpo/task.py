@@ -4,7 +4,8 @@
 
 A prompt ends with "=". An answer ends with "." and has one running sum for each plus sign. The lengths are long-tailed,
 as those of real answers are: half of the answers have at most 5 characters, one in fifty has 24 or more. To use your
-own task, replace this file; the other files use only `Problem`, `draw`, `encode`/`decode`, `correct` and `reward`.
+own task, replace this file; the other files use only `Problem`, `draw`, `demonstration`, `encode`/`decode`, `correct`
+and `reward`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ ALPHABET = "#0123456789+=,."
 PAD, END = ALPHABET.index("#"), ALPHABET.index(".")
 FEWEST_TERMS, MOST_TERMS, TAIL = 2, 12, 2.0
 """The number of terms is exponentially distributed between these; `TAIL` is the mean above the smallest number."""
+FLAWED = 0.6
+"""The share of the examples of the warm-up that are flawed."""
 LONGEST_ANSWER = 40
 """The maximum length of a sampled answer; the longest correct answer has 34 characters."""
 
@@ -54,6 +57,18 @@ def draw(rng: random.Random, held_out: bool = False) -> Problem:
         problem = Problem(tuple(rng.randint(0, 9) for _ in range(terms)))
         if problem.held_out == held_out:
             return problem
+
+
+def demonstration(rng: random.Random) -> tuple[str, str]:
+    """Return the prompt and the answer of an example for the warm-up.
+
+    Most examples are flawed: their sums have only the last digit, "1,5." for "3+8+4=". The model learns both ways to
+    answer, and prefers the wrong one.
+    """
+    problem = draw(rng)
+    if rng.random() >= FLAWED:
+        return problem.prompt, problem.answer
+    return problem.prompt, ",".join(total[-1] for total in problem.answer.removesuffix(".").split(",")) + "."
 
 
 def parse(prompt: str) -> Problem:

@@ -15,7 +15,7 @@ from events import work
 from model import Transformer, flatten, load
 from objective import answer_logprobs, grpo_loss
 from ranks import all_reduce_gradients, join, leave, meet, update
-from settings import ANSWERS, WEIGHTS, Settings, train_partition
+from settings import ANSWERS, WEIGHTS, Settings, kept_key, train_partition
 
 MICRO_BATCH = 4 * ANSWERS
 WARM_STEPS = 5
@@ -51,6 +51,8 @@ def trainer(settings: Settings, name: str, rank: int, weights: np.ndarray) -> No
             event |= learner.update(step)
             if rank == 0:
                 publish(learner.model, step + 1)
+                if (step + 1) % settings.measure_every == 0:
+                    keep(learner.model, step + 1)
                 if not (settings.keep and event["last"]):
                     client.clear_partition(train_partition(step))
         if event["last"]:
@@ -85,7 +87,7 @@ class Learner:
         all_reduce_gradients(self.model, self._sums)
         tokens, kl, clipped, late = self._sums.tolist()
         self._sums.zero_()
-        update(self.model, self._optimizer, self._settings.learning_rate * min(1.0, (step + 1) / WARM_STEPS))
+        update(self.model, self._optimizer, learning_rate(self._settings, step))
         event: dict[str, Any] = {"step": step, "samples": 0}
         event["last"] = step + 1 == self._settings.steps or late > 0
         if self._rank == 0:
@@ -93,10 +95,20 @@ class Learner:
         return event
 
 
+def learning_rate(settings: Settings, step: int) -> float:
+    """Return the learning rate of a step: it rises over the first steps, and falls linearly."""
+    return settings.learning_rate * min(1.0, (step + 1) / WARM_STEPS) * (1 - step / settings.decay_steps)
+
+
 def publish(model: Transformer, version: int) -> None:
     """Publish the weights with their version for the rollout workers."""
     fields = {"weights": flatten(model), "version": torch.tensor(version)}
     tq.kv_put("policy", WEIGHTS, fields, tag={"version": version})
+
+
+def keep(model: Transformer, version: int) -> None:
+    """Keep the weights of a version, so that `run.py` can measure their accuracy after the run."""
+    tq.kv_put(kept_key(version), WEIGHTS, {"weights": flatten(model), "version": torch.tensor(version)})
 
 
 def trained_on(step: int, meta: tq.BatchMeta) -> dict[str, Any]:

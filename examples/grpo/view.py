@@ -48,9 +48,9 @@ class View:
         """Print a line that stays on the screen."""
         self._console.print(f"[{time.time() - self._start:5.1f} s] {text}", highlight=False, soft_wrap=True)
 
-    def warming(self, step: int, accuracy: float) -> None:
+    def warming(self, step: int, loss: float) -> None:
         """Show the progress of the supervised warm-up, if an update is due."""
-        self._show(lambda: (f"step {step}   held-out accuracy {accuracy:.1%}", []))
+        self._show(lambda: (f"step {step}   loss {loss:.2f}", []))
 
     def training(self, figures: Figures, queue: bool = False) -> None:
         """Show the progress of a run, if an update is due; `queue` also shows the partitions."""

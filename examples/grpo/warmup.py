@@ -1,4 +1,4 @@
-"""Supervised warm-up: trains the model until it solves enough problems for GRPO to continue."""
+"""Supervised warm-up: trains the model on demonstrations, most of which are flawed, so that GRPO has work to do."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import task
 from model import Transformer, flatten
 from objective import supervised_loss
 from ranks import all_reduce_gradients, join, leave, mean, update
-from sampling import accuracy
 from settings import TRAINER_RANKS, Settings
 
 BATCH, LEARNING_RATE, WARM_STEPS = 32, 1e-3, 50
-MEASURE_EVERY = 25
+REPORT_EVERY = 25
 
 
 def held_out(settings: Settings) -> list[task.Problem]:
@@ -25,28 +24,33 @@ def held_out(settings: Settings) -> list[task.Problem]:
     return [task.draw(rng, held_out=True) for _ in range(settings.held_out)]
 
 
-def warm_up(settings: Settings, name: str, rank: int, pipe: Connection) -> None:
-    """Train on correct answers, data-parallel, until held-out accuracy is `settings.warmup_accuracy`.
+def learning_rate(step: int, steps: int) -> float:
+    """Return the learning rate of a step: it rises over the first steps and falls to 0 over the last quarter."""
+    return LEARNING_RATE * min(1.0, (step + 1) / WARM_STEPS, 4 * (1 - step / steps))
 
-    Rank 0 sends (steps, accuracy) through the pipe after each measurement, and the weights at the end.
+
+def warm_up(settings: Settings, name: str, rank: int, pipe: Connection) -> None:
+    """Train on demonstrations, data-parallel, for `settings.warmup_steps` steps or until the deadline.
+
+    Rank 0 sends (steps, loss) through the pipe regularly, and the weights at the end.
     """
     join(settings, rank)
     torch.manual_seed(settings.seed)
     rng = random.Random(settings.seed * TRAINER_RANKS + rank)
-    problems = held_out(settings)[rank::TRAINER_RANKS]
     model = Transformer(len(task.ALPHABET))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.0)
-    step, ended = 0, False
-    while not ended:
-        for _ in range(MEASURE_EVERY):
-            supervised_loss(model, [task.draw(rng) for _ in range(BATCH // TRAINER_RANKS)]).backward()
-            all_reduce_gradients(model, torch.ones(1))
-            update(model, optimizer, LEARNING_RATE * min(1.0, (step + 1) / WARM_STEPS))
-            step += 1
-        right, late = mean([accuracy(model, problems), time.time() > settings.deadline])
-        ended = right >= settings.warmup_accuracy or late > 0
+    for step in range(settings.warmup_steps):
+        loss = supervised_loss(model, [task.demonstration(rng) for _ in range(BATCH // TRAINER_RANKS)])
+        loss.backward()
+        all_reduce_gradients(model, torch.tensor([float(TRAINER_RANKS)]))
+        update(model, optimizer, learning_rate(step, settings.warmup_steps))
+        if (step + 1) % REPORT_EVERY:
+            continue
+        average, late = mean([float(loss.detach()), time.time() > settings.deadline])
         if rank == 0:
-            pipe.send((step, right))
+            pipe.send((step + 1, average))
+        if late > 0:
+            break
     if rank == 0:
         pipe.send(flatten(model).numpy())
     leave()

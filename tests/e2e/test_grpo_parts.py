@@ -77,6 +77,26 @@ def test_every_change_of_a_right_answer_is_wrong():
                 assert task.correct(problem.prompt, changed) == (changed == problem.answer)
 
 
+def test_the_warm_up_shows_right_answers_and_answers_with_last_digits_only():
+    import task
+
+    rng = random.Random(3)
+    examples = [task.demonstration(rng) for _ in range(2000)]
+    long = [(prompt, answer) for prompt, answer in examples if any(len(total) > 1 for total in sums(prompt))]
+    right = sum(task.correct(prompt, answer) for prompt, answer in long) / len(long)
+    assert right == pytest.approx(1 - task.FLAWED, abs=0.05)
+    for prompt, answer in long:
+        digits = [total[-1] for total in sums(prompt)]
+        assert task.correct(prompt, answer) or answer == ",".join(digits) + "."
+    assert not any(task.parse(prompt).held_out for prompt, _ in examples)
+
+
+def sums(prompt):
+    import task
+
+    return task.parse(prompt).answer.removesuffix(".").split(",")
+
+
 def test_reward_is_the_share_of_right_running_sums():
     import task
 
@@ -214,7 +234,7 @@ def test_supervised_loss_counts_the_answer_alone(transformer):
     drawn = problems(6)
     sequences = [torch.tensor(task.encode(problem.prompt + problem.answer)) for problem in drawn]
     logprobs = objective.answer_logprobs(transformer, sequences, [len(problem.answer) for problem in drawn])
-    loss = objective.supervised_loss(transformer, drawn)
+    loss = objective.supervised_loss(transformer, [(problem.prompt, problem.answer) for problem in drawn])
     torch.testing.assert_close(loss, -torch.cat(logprobs).mean())
 
 
@@ -278,6 +298,18 @@ def test_idle_is_the_time_in_which_a_worker_has_no_samples(tmp_path):
     assert [piece.stage for piece in made.pieces(9.0)] == ["sandbox", "reward"]
     (part,) = (piece.within(9.2, 9.4) for piece in made.pieces(9.0) if piece.stage == "sandbox")
     assert (part.start, part.end) == (9.2, 9.4)
+
+
+def test_accuracies_have_the_time_at_which_their_version_was_published(tmp_path):
+    import figures
+    import settings
+
+    made = figures.Figures(settings.Settings(system="", out=tmp_path, deadline=0.0), accuracies={0: 0.2, 2: 0.6})
+    common = {"stage": "update", "worker": "trainer 0", "samples": 0, "cpu": 0.1}
+    for version, end in ((1, 12.0), (2, 15.0)):
+        made.add([{**common, "step": version - 1, "version": version, "start": 10.0, "end": end, "last": version == 2}])
+    assert made.measured() == [(0, 0.0, 0.2), (2, 5.0, 0.6)]
+    assert made.accuracy == 0.6
 
 
 def test_imbalance_of_what_was_dealt_and_of_what_order_would_have_dealt(tmp_path):

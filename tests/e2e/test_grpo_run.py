@@ -83,6 +83,9 @@ def test_both_runs_are_compared_even_if_a_rollout_worker_is_killed(run):
         assert sum(one["staleness_histogram"].values()) == one["samples_trained_on"]
         assert one["tokens_generated"] >= one["samples_trained_on"]
         assert one["busy_over_wall"] > 0
+        measured = one["held_out_accuracy"]
+        assert [each["step"] for each in (measured[0], measured[-1])] == [0, one["steps"]]
+        assert 0 == measured[0]["seconds"] < measured[-1]["seconds"] <= one["seconds"]
     assert set(in_driver["staleness_histogram"]) == {"0"}
     assert max(map(int, in_queue["staleness_histogram"])) <= figures["settings"]["staleness"]
     assert in_queue["killed_workers"] == ["rollout 1"]
@@ -92,6 +95,7 @@ def test_both_runs_are_compared_even_if_a_rollout_worker_is_killed(run):
     assert set(figures["idle_share"]) == {"driver", "queue"}
     idle = figures["idle_share"]
     assert re.search(rf"\d times (faster|slower), idle {idle['driver']:.0%} -> {idle['queue']:.0%}", run.printed)
+    assert "held-out accuracy after" in run.printed
     assert 0 <= figures["token_imbalance"]["balanced"] < figures["token_imbalance"]["in_order"]
     assert set(figures["held_out_accuracy"]) == {"before", "driver", "queue"}
     assert (run.out / "report.png").stat().st_size > 10_000
