@@ -299,7 +299,7 @@ class TestSamplers:
         client = start(sampler=GRPOGroupNSampler(n_samples_per_prompt=2)).client("c")
         client.put(numbers(4), partition_id="p", group_ids=["u", "v", "u", "v"])
         assert client.get_meta(["x"], 2, "p", task_name="t").global_indexes == [0, 2]
-        with pytest.raises(ValueError, match="must be a multiple of n_samples_per_prompt .*task 't'.*task_samplers"):
+        with pytest.raises(ValueError, match=r"must be a multiple of n_samples_per_prompt .*task 't'.*task_samplers"):
             client.get_meta(["x"], 3, "p", task_name="t")
         with pytest.raises(InvalidArgumentError, match="each of the 2 rows, got 3"):
             client.put(numbers(2), partition_id="p", group_ids=[1, 2, 3])
