@@ -133,7 +133,9 @@ def _check_same_system(folder: str) -> None:
 
 
 def _folder_of(config: Any) -> str | None:
-    system = config.get("system") if isinstance(config, Mapping) or hasattr(config, "get") else None
+    if not isinstance(config, Mapping) and not hasattr(config, "get"):
+        raise InvalidArgumentError(f"config must be what init returned, a client, or None, got {config!r}")
+    system = config.get("system")
     folder = None if system is None else system.get("folder")
     return None if folder is None else str(folder)
 

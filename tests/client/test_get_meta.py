@@ -125,6 +125,13 @@ class TestWaiting:
             assert word in str(caught.value)
         assert a.get_meta(["x"], 3, "p", task_name="train").size == 3  # it took nothing
 
+    def test_a_timeout_names_a_similar_field_and_what_is_missing(self, a: Client, b: Client) -> None:
+        a.put(numbers(3, name="answer"), partition_id="p")
+        with pytest.raises(WaitTimeoutError, match="No sample has the field 'anwser'; did you mean 'answer'"):
+            b.get_meta(["anwser"], 3, "p", task_name="t", timeout=1)
+        with pytest.raises(WaitTimeoutError, match="1 more must come; if none will, call seal"):
+            b.get_meta(["answer"], 4, "p", task_name="t", timeout=1)
+
     def test_timeout_by_environment(self, b: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TQ_CONTROLLER_GET_METADATA_TIMEOUT", "7")
         with pytest.raises(WaitTimeoutError):
@@ -292,7 +299,7 @@ class TestSamplers:
         client = start(sampler=GRPOGroupNSampler(n_samples_per_prompt=2)).client("c")
         client.put(numbers(4), partition_id="p", group_ids=["u", "v", "u", "v"])
         assert client.get_meta(["x"], 2, "p", task_name="t").global_indexes == [0, 2]
-        with pytest.raises(ValueError, match="must be a multiple of n_samples_per_prompt"):
+        with pytest.raises(ValueError, match=r"must be a multiple of n_samples_per_prompt .*task 't'.*task_samplers"):
             client.get_meta(["x"], 3, "p", task_name="t")
         with pytest.raises(InvalidArgumentError, match="each of the 2 rows, got 3"):
             client.put(numbers(2), partition_id="p", group_ids=[1, 2, 3])

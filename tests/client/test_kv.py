@@ -192,6 +192,15 @@ class TestGet:
         with pytest.raises(ValueError, match="not found"):
             b.kv_batch_get(wanted, partition)
 
+    @pytest.mark.parametrize(
+        ("wanted", "partition", "hint"), [("kk", "p", "Did you mean 'k'"), ("k", "pp", "pp' does not exist .*mean 'p'")]
+    )
+    def test_the_error_names_similar_keys_and_partitions(
+        self, b: Client, keys: list[str], wanted: str, partition: str, hint: str
+    ) -> None:
+        with pytest.raises(ValueError, match=f"not found.*{hint}"):
+            b.kv_batch_get(wanted, partition)
+
     def test_many_keys_are_not_all_told(self, b: Client, keys: list[str]) -> None:
         with pytest.raises(ValueError, match=r"and 15 more.*not found"):
             b.kv_batch_get([f"?{i}" for i in range(20)], "p")

@@ -154,6 +154,10 @@ class TestOwnClient:
         own._create_client()
         assert own._tq_client is a
 
+    def test_a_config_that_is_not_one_is_refused(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="config must be what init returned, a client, or None, got 'p'"):
+            StreamingDataset("p", 2, 2, ["x"], "p", "t", 0)._create_client()
+
     def test_a_copy_creates_a_client_of_its_own(self, a: Client) -> None:
         own = StreamingDataset(a, 2, 2, ["x"], "p", "t", 0)
         own._create_client()

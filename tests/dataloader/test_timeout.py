@@ -27,7 +27,8 @@ Build = Callable[..., StreamingDataset]
 _numbers = itertools.count()
 NO_BATCH = (
     r"^Timeout: no batch came within 0\.5 s\. Task '.*' waits for 4 samples with fields \['x'\] in partition '.*' "
-    r"\(batch 1 of dp_rank 0\); 1 available\. The only sample that task '.*' has not consumed is ready\.\n\w+: "
+    r"\(batch 1 of dp_rank 0\); 1 available\. The only sample that task '.*' has not consumed is ready\. "
+    r"\d more must come; if none will, call seal\('\w+'\)\.\n\w+: "
 )
 
 

@@ -80,8 +80,8 @@ class TestSamplerFrom:
     @pytest.mark.parametrize(
         ("sampler", "args", "words"),
         [
-            ("TokenBudgetSampler", {"token_budget": 0}, "arguments of TokenBudgetSampler .token_budget must be posit"),
-            ("TokenBudgetSampler", {"budget": 8}, "arguments of TokenBudgetSampler .*'budget'"),
+            ("TokenBudgetSampler", {"token_budget": 0}, "TokenBudgetSampler: token_budget, .*must be posit"),
+            ("TokenBudgetSampler", {"budget": 8}, "TokenBudgetSampler: token_budget, .*'budget'"),
             ("TokenBudgetSampler", {}, " is .*called without arguments or with those of controller.sampler_args"),
             ("FreshnessSampler", {"max_staleness": 1, "inner": {"name": "X"}}, "has the keys sampler and sampler_args"),
             ("FreshnessSampler", {"max_staleness": 1, "inner": "Nobody"}, "'Nobody'; allowed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,9 @@ def sampler_from(value: object, args: Mapping[str, Any] | None = None) -> object
                 f"instance ({error})"
             )
             raise not_allowed(KEYS["sampler"], value, allowed) from error
-        raise not_allowed(KEYS["sampler_args"], dict(args or {}), f"arguments of {value.__name__} ({error})") from error
+        parameters = ", ".join(inspect.signature(value).parameters)
+        allowed = f"arguments of {value.__name__}: {parameters} ({error})"
+        raise not_allowed(KEYS["sampler_args"], dict(args or {}), allowed) from error
     return made
 
 
@@ -90,9 +93,12 @@ def built_in_spec(value: object, task: str) -> tuple[str, str]:
         task: The task.
 
     Raises:
-        InvalidArgumentError: It is no sampler, or a user's sampler, whose code a client cannot send.
+        InvalidArgumentError: It is not a sampler, or a user's sampler, whose code a client cannot send.
     """
-    sampler = sampler_from(_inner_sampler(value, "sampler"))
+    try:
+        sampler = sampler_from(_inner_sampler(value, "sampler"))
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"sampler of task {task!r}: {error}") from error
     spec = spec_of(sampler)
     if spec is None:
         raise InvalidArgumentError(

@@ -45,7 +45,7 @@ def test_a_fetch_reports_at_doubling_intervals(start: Start, caplog: pytest.LogC
         ]
         assert (
             "Task 'train' waits for 4 samples with fields ['x'] in partition 'p'; 3 available. All 3 samples that task "
-            "'train' has not consumed are ready.\n"
+            "'train' has not consumed are ready. 1 more must come; if none will, call seal('p').\n"
         ) in reported(caplog)[0]
 
 

@@ -77,6 +77,17 @@ def test_the_limit_does_not_depend_on_the_first_version_or_on_jumps(first):
         h.ask(ReadPolicyVersion("q"))
 
 
+def test_the_error_says_that_rows_were_finished_too_late():
+    """A loader with delivery="at_least_once" acknowledges a step only when the next one is requested."""
+    h = Harness()
+    h.ask(CreatePartition("p", 0, PartitionOptions(max_staleness=0, rows_per_version=4)))
+    h.put(4)
+    h.ask(SetPolicyVersion("p", 1))
+    assert len(h.dealt(4)) == 4
+    with pytest.raises(StalenessError, match="if version 1 was trained on them, ack them before you set the version"):
+        h.put(1)
+
+
 def test_a_version_without_finished_rows_makes_no_space():
     h = made()
     h.put(8)

@@ -286,9 +286,10 @@ class KVOperations(DataPath):
                     return joined
             reply = yield from self._look_up(request, timeout)
             if not reply.count:
+                why = yield from self._ask(queries.Explain(partition_id, key=wanted[0]), Done, timeout)
                 raise InvalidArgumentError(
                     f"keys {arguments.describe(wanted)} were not found in partition {partition_id!r}; kv_list() returns"
-                    " its keys"
+                    f" its keys. {why.value}"
                 )
             if reply.count > 0 and not reply.types:
                 raise InvalidArgumentError(

@@ -169,8 +169,9 @@ class PartitionOperations(DataPath):
     def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> Operation[None]:
         """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
 
-        The trainer calls it when its own version rises, after it has fetched (with a lease: acknowledged) the samples
-        that it has trained on: they make space for as many new ones. Producers may get the weights of that version
+        The trainer calls it when its own version rises, after it has fetched the samples that it has trained on: they
+        make space for as many new ones. With a lease, it acknowledges them first (`ack`); this includes a loader with
+        `delivery="at_least_once"`, which otherwise does so too late. Producers may get the weights of that version
         earlier. The version may begin with any number and skip numbers.
 
         Args:

@@ -111,7 +111,13 @@ def _validate(sampler: AnySampler, partition: Partition | None, claim: Claim) ->
     except InvalidArgumentError as error:
         size = group_size(sampler)
         if partition is None or partition.groups.size is not None or not _uses_declared_size(sampler, partition):
-            raise
+            if size is None or not claim.count % size:
+                raise
+            raise InvalidArgumentError(
+                f"{error}. {name_of(sampler)} deals complete groups to task {claim.task!r}; a task that takes single "
+                f"samples needs another sampler: {{'controller': {{'task_samplers': {{{claim.task!r}: "
+                f"'SequentialSampler'}}}}}}"
+            ) from None
         raise InvalidArgumentError(
             f"{error}. The groups declared in partition {partition.name!r} have up to {size} samples, and "
             f"n_samples_per_prompt was not set. If the samples of a group come in several puts, declare the size of a "

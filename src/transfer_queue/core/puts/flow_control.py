@@ -88,9 +88,12 @@ def describe_counted(partition: Partition) -> str:
     window = partition.window
     tasks = f"task {window.tasks[0]!r}" if len(window.tasks) == 1 else f"all of the tasks {window.tasks}"
     by = tasks if window.tasks else "a task (none has fetched samples so far)"
+    late = ""
+    if window.unfinished < (partition.options.rows_per_version or 0) <= window.finished:
+        late = f" (if version {partition.policy_version} was trained on them, ack them before you set the version)"
     return (
         f"{window.unfinished} are not finished by {by}, and {window.finished} were finished since this version was "
-        f"set, which make space with the next version"
+        f"set, which make space with the next version{late}"
     )
 
 

@@ -475,8 +475,18 @@ def _hindrances(state: State, claim: Claim, dealt: int | None, abandoned: Sequen
         words += " (it may need complete groups, batches for all ranks, or full micro-batches)."
     sealed = " The partition is sealed: no new samples can be put." if partition.sealed else ""
     near = nearest_rows(state, partition, claim.task, claim.fields, dealt, abandoned)
+    near += _similar_fields(partition, claim.fields)
+    if near.endswith(" ready.") and ready < claim.count and not partition.sealed:
+        near += f" {claim.count - ready} more must come; if none will, call seal({partition.name!r})."
     held = _held_words(partition, claim.task)
     return f"{words} {near}{_ranks_ahead(partition, claim)}{held}{sealed}{_flow_words(partition)}"
+
+
+def _similar_fields(partition: Partition, fields: Sequence[str]) -> str:
+    """Return a sentence for each field that no sample has and whose name resembles that of another one."""
+    others = [name for name in partition.fields if name not in fields]
+    hints = {name: did_you_mean(name, others) for name in fields if name not in partition.fields}
+    return "".join(f" No sample has the field {name!r}{hint}" for name, hint in hints.items() if hint)
 
 
 def _batches(count: int) -> str:

@@ -77,9 +77,10 @@ def no_capacity(unit: int, status: UnitStatusReply, folder: Path, nbytes: int, w
     """
     where = f", the disk at {folder}" if status.tier not in (MEMORY, STORE) else ""
     after = f" after {waited:.1f} s" if waited > 0 else ""
-    advice = "clear samples, let consumers catch up, or raise the capacity of storage"
+    setting = " (backend.SimpleStorage.arena_bytes)" if status.tier == MEMORY else ""
+    advice = f"clear samples, let consumers catch up, or raise the capacity of storage{setting}"
     if nbytes > status.capacity:
-        advice = "write smaller batches, or raise the capacity of storage"
+        advice = f"write smaller batches, or raise the capacity of storage{setting}"
     elif crowd:
         advice += f" ({crowd} leases are waiting already, which is the limit)"
     viewed = ""
