@@ -23,8 +23,7 @@ SECONDS = 60  # the limit of every wait
 # ## Rollout: wait for space before you generate
 #
 # `get_meta(mode="insert")` reserves samples. With a `timeout`, a producer that is too far ahead waits here, before a
-# token is generated. The put after it always succeeds. If producers are killed and replaced, use
-# [`wanted`](../reliability.md#a-producer-dies) instead.
+# token is generated. The put after it always succeeds.
 #
 # `seal` reports that this producer has no more samples. Fields of existing samples can still be put.
 

@@ -388,6 +388,8 @@ class Controller:
             context.log.apply(lock_decisions.expire(lock))
         for client, is_dead in context.absent_holders.check(now, context.connections.peers):
             self._end_holds(client, "gone", locks=is_dead)
+            for waiting in context.state.waiting.space.values():
+                put_handlers.drop_abandoned(context, waiting.request.partition)
         for partition in list(context.state.aging.values()):
             retention.retain(context.log, partition)
         effects = self._wakeups.expire(now)

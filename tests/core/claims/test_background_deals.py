@@ -66,7 +66,7 @@ def test_a_background_deal_equals_a_direct_one(b: Harness, monkeypatch: pytest.M
 def test_other_requests_are_served_during_a_long_deal(b: Harness) -> None:
     waiting = ask(b, 0)
     assert b.put(2) == [8, 9]
-    assert "has all the fields" in b.ask(Explain("p", row=0)).value
+    assert "has the field" in b.ask(Explain("p", row=0)).value
     b.put(2, partition="q")
     other = ask(b, 0, task="u", name="other")
     assert (len(b.works), b.parked(other, "other")) == (2, True), "another task's deal begins"

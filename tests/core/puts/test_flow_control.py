@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from harness import Harness, column
 
+from transfer_queue.core.control.absent_holders import ABSENCE_SECONDS
 from transfer_queue.errors import InvalidArgumentError, StalenessError, UnknownPartitionError
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions
@@ -248,6 +249,38 @@ def test_dropped_rows_do_not_count():
     waits = h.send(h.publish(2, groups=["h", "h"], wait=10.0), "w")
     assert h.ask(Drop("p", "all alike", groups=["g1"])).value == 2
     assert h.result(waits, "w") is not None
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_staleness": 1, "rows_per_version": 2}, {"max_rows": 4}], ids=["staleness", "rows"]
+)
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_rows_that_a_dead_client_has_reserved_make_space(options: dict[str, int], is_waiting: bool) -> None:
+    """A producer that was killed after it reserved rows does not keep the others from putting for ever."""
+    h = Harness()
+    h.create(**options)
+    h.send(Reserve("p", 3, None, 0), "dead")
+    h.put(1)
+    waits = h.send(h.publish(2, wait=100.0), "w") if is_waiting else 0
+    h.disconnect("dead")
+    if is_waiting:
+        assert h.parked(waits, "w"), "the client may come back"
+    h.tick(ABSENCE_SECONDS + 1)
+    if not is_waiting:
+        waits = h.send(h.publish(2), "w")
+    assert len(h.result(waits, "w").rows) == 16
+    [shown] = h.look(Status()).partitions
+    assert shown.dropped == {"reserved by a client that is gone": 3}
+
+
+def test_rows_that_a_dead_client_has_reserved_stay_while_there_is_space() -> None:
+    """Another process may have their metadata, and put them."""
+    h = made()
+    h.send(Reserve("p", 3, None, 0), "dead")
+    h.disconnect("dead")
+    h.tick(ABSENCE_SECONDS + 1)
+    h.put(3, rows=range(3))
+    assert h.dealt(3) == [0, 1, 2]
 
 
 def test_a_version_never_goes_back():

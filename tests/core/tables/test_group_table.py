@@ -281,7 +281,7 @@ def test_explain_names_a_group_of_which_samples_were_already_dealt() -> None:
     assert h.dealt(1) == [0]
     h.put(1, groups=["a"])
     assert h.dealt(2) == []
-    assert "of group 'a', 1 of which were already dealt to task 't'; the rest of a group is never dealt" in explained(
+    assert "of group 'a', 1 of which was already dealt to task 't'; the rest of a group is never dealt" in explained(
         h, 1
     )
     assert "ready for task" not in explained(h, 1)
@@ -294,7 +294,7 @@ def test_the_error_names_sizes_that_differ(size: int, count: int) -> None:
     sequence = h.claim(count, wait=5)
     assert h.parked(sequence)
     words = (
-        f"Group 'a' has 3 samples, but the sampler deals groups of {size}; 1 more groups do not have this size either."
+        f"Group 'a' has 3 samples, but the sampler deals groups of {size}; 1 more group does not have this size either."
     )
     assert words in h.ask(Explain("p", task="t", fields=["x"])).value
     h.tick(5)
@@ -393,7 +393,7 @@ def test_explain_names_what_a_group_waits_for(g: Harness) -> None:
     g.put(2, groups=["a", "a"])
     g.put(1, ("y",), groups=["a"])
     text = explained(g, 0, fields=["x"])
-    assert "one of 3 samples of group 'a' (group_size 4), which waits for sample 2 (missing ['x'])" in text
+    assert "one of 3 samples of group 'a' (group_size 4), which waits for sample 2 (missing 'x')" in text
     assert "1 sample that was not put yet" in text
 
 

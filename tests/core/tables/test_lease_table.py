@@ -546,7 +546,7 @@ def test_explain_names_the_client_that_holds_a_row(ranks: Harness) -> None:
     assert "in batch 5 of dp_rank 3 under a lease of client trainer, and is not acknowledged" in words
     h.tick(10.0)
     words = h.look(Explain("p", row=0, task="t")).value
-    assert "is not acknowledged yet (1 earlier deliveries were not acknowledged either)" in words
+    assert "is not acknowledged yet (1 earlier delivery was not acknowledged either)" in words
     words = h.look(Explain("p", task="t", fields=["x"])).value
     assert "2 of them are not acknowledged yet (among them batch 5 of dp_rank 3)" in words
 

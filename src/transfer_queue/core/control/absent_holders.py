@@ -1,6 +1,7 @@
-"""The clients that hold locks or batches and have no connection: detects that their processes are dead.
+"""The clients that hold locks, batches or reserved rows and have no connection: detects that their processes are dead.
 
-The locks of a dead client end before their leases do, and what it has not handed over becomes ready again.
+The locks of a dead client end before their leases do, what it has not handed over becomes ready again, and rows that it
+has reserved make space for other producers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ABSENCE_SECONDS = 30.0
 
 
 class AbsentHolders:
-    """The clients that hold locks, or batches that they have not handed over, and have no connection.
+    """The clients without a connection that hold locks, batches that they have not handed over, or reserved rows.
 
     A client that has lost its connections may still be alive, so the end of a connection alone ends nothing. Whether
     its process is alive is known only for clients on the controller's node. The locks of other clients end with their
@@ -41,7 +42,8 @@ class AbsentHolders:
         """Client -> whether `is_alive` knows its process. It is checked while the client is certainly alive."""
         self._checks: dict[str, tuple[float, float]] = {}
         """Client without a connection -> the time of its next check, and the seconds before it."""
-        for client in [*state.locks.of_client, *dict.fromkeys(self._holders_of_batches())]:
+        reserving = [client for partition in state.partitions.values() for client in partition.reserving_clients()]
+        for client in dict.fromkeys([*state.locks.of_client, *self._holders_of_batches(), *reserving]):
             self.note_holder(client)
             self.note_disconnected(client, now)
 
@@ -50,10 +52,11 @@ class AbsentHolders:
         return [batch.client for partition in partitions for batch in partition.unseen_batches.by_token.values()]
 
     def _holds(self, client: str) -> bool:
-        return client in self._state.locks.of_client or client in self._holders_of_batches()
+        reserves = any(client in partition.reserving_clients() for partition in self._state.partitions.values())
+        return reserves or client in self._state.locks.of_client or client in self._holders_of_batches()
 
     def note_holder(self, client: str) -> None:
-        """Note that a client gets a lock or a batch."""
+        """Note that a client gets a lock, a batch or reserved rows."""
         if client not in self._verifiable:
             self._verifiable[client] = self._is_alive(client)
 

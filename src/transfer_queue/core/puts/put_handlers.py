@@ -11,14 +11,24 @@ from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, 
 from transfer_queue.core.puts import clear_decisions, flow_control, put_decisions
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.unknown_partitions import require_partition, unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.core.units import location_checks
-from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError
+from transfer_queue.errors import (
+    CapacityError,
+    InvalidArgumentError,
+    PartitionFullError,
+    ProtocolError,
+    StalenessError,
+)
 from transfer_queue.messages import partitions, puts
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.tag_table import TagTable
+
+LIMITS = (PartitionFullError, StalenessError)
+"""The errors of a partition that accepts no more rows. Rows that clients which are gone have reserved make space."""
 
 
 @handles(partitions.CreatePartition)
@@ -42,9 +52,12 @@ def handle_reserve(context: ControllerContext, caller: Caller, request: puts.Res
     try:
         records, indexes, new = put_decisions.reserve(context.state, caller.client, request)
     except CapacityError as error:
+        if isinstance(error, LIMITS) and drop_abandoned(context, request.partition):
+            return handle_reserve(context, caller, request)
         if request.wait is None or request.wait <= 0:
             raise flow_control.refused_put(error, request.wait) from None
         return ParkDecision(request, request.wait)
+    context.absent_holders.note_holder(caller.client)
 
     def reply() -> AnyReply:
         partition = context.state.partitions[request.partition]
@@ -63,6 +76,8 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
     try:
         records, indexes, new, warning = put_decisions.publish(context.state, caller.client, request)
     except CapacityError as error:
+        if isinstance(error, LIMITS) and drop_abandoned(context, request.partition):
+            return handle_publish(context, caller, request)
         if request.wait is None or request.wait <= 0:
             raise flow_control.refused_put(error, request.wait) from None
         return ParkDecision(request, request.wait)
@@ -90,6 +105,18 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
         return puts.PublishReply(indexes.tobytes(), tags, fields, context.state.epoch, dtypes, each, as_sent, warning)
 
     return Decision(records, reply)
+
+
+def drop_abandoned(context: ControllerContext, name: str) -> bool:
+    """Drop the rows of a partition whose clients reserved them and are gone. Return whether there were any."""
+    partition = context.state.partitions.get(name)
+    if partition is None:
+        return False
+    connected = {*context.connections.peers, *context.absent_holders.awaited}
+    records = unneeded_rows.drop_abandoned(partition, connected)
+    for record in records:
+        context.log.apply(record)
+    return bool(records)
 
 
 @handles(puts.ClearRows)

@@ -485,6 +485,11 @@ class Partition(Persisted):
         if groups is not None:
             self.join(groups, positions)
 
+    def reserving_clients(self) -> Collection[str]:
+        """Return the clients whose reserved rows may keep others from putting, because the partition has a limit."""
+        is_limited = self.window.limit is not None or self.options.max_rows is not None
+        return self.owners if is_limited and not self.sealed else ()
+
     def owner_number(self, client: str) -> int:
         """Return the number under which rows refer to the client that reserved them."""
         number = self.owners.get(client)

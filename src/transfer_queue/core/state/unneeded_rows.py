@@ -17,7 +17,7 @@ GONE = "reserved by a client that is gone"
 
 
 def drop_abandoned(partition: Partition, connected: Collection[str]) -> list[r.AnyRecord]:
-    """Return the drop of a sealed partition's rows that clients reserved, and did not put before they disconnected."""
+    """Return the drop of a partition's rows that clients reserved, and did not put before they disconnected."""
     gone = [number for client, number in partition.owners.items() if client not in connected]
     if not gone:
         return []
