@@ -89,7 +89,7 @@ def load_tokenizer(name: str) -> TokenText:
     except ImportError as error:
         raise InvalidArgumentError(
             f"the tokenizer {name!r} needs the package tokenizers, which cannot be imported: {error}; install it with "
-            f"`pip install transfer_queue[tokenizer]`"
+            f"`pip install 'transfer_queue[tokenizer]'`"
         ) from None
     try:
         return TokenText(Tokenizer.from_file(str(path)))

@@ -19,7 +19,7 @@ def add(commands: Commands) -> None:
     command = commands.add_parser(
         "explain", help="why a task does not get a sample",
         description="Prints why a task does not get a sample. Without --index or --key: which samples are nearest to "
-        "ready for --task and --fields. If a stage is slow or has stopped, the last line is the verdict. Exit code 1 "
+        "ready for --task. If a stage is slow or has stopped, the last line is the verdict. Exit code 1 "
         "if the partition does not exist.",
     )  # fmt: skip
     command.add_argument("partition")
@@ -27,7 +27,11 @@ def add(commands: Commands) -> None:
     sample.add_argument("--index", type=int, help="the sample's global index")
     sample.add_argument("--key", help="the sample's key")
     command.add_argument("--task", help="the task that waits for it")
-    command.add_argument("--fields", type=_names, help="the fields that the task asks for, separated by commas")
+    command.add_argument(
+        "--fields",
+        type=_names,
+        help="the fields that the task asks for, separated by commas (default: those of its waiting claim)",
+    )
     add_json(command)
     add_name(command)
     command.set_defaults(run=run, usage_error=command.error)
@@ -48,10 +52,8 @@ def run(options: argparse.Namespace) -> int:
     from transfer_queue.timeline.recording import Recording
     from transfer_queue.timeline.verdict import SLOW, STOPPED, judge
 
-    if options.index is None and options.key is None and (options.task is None or options.fields is None):
-        options.usage_error(
-            "names no sample and no claim: give --index or --key for a sample, or both --task and --fields for a claim"
-        )
+    if options.index is None and options.key is None and options.task is None:
+        options.usage_error("names no sample and no task: give --index or --key for a sample, or --task for a claim")
     recording = Recording()
     with ControlClient(find_system_that_replies(options.name)) as onlooker:
         words = onlooker.explain(options.partition, options.index, options.key, options.task, options.fields)

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         from transfer_queue.live.serving.live_server import LiveOptions
     except ImportError as error:
         raise StartError(
-            f"the page cannot be served: {error}; install it with `pip install transfer_queue[live]`"
+            f"the page cannot be served: {error}; install it with `pip install 'transfer_queue[live]'`"
         ) from None
     if options.snapshot is not None:
         from transfer_queue.live.snapshot import read_snapshot

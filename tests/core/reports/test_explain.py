@@ -36,6 +36,15 @@ def test_no_sample(h: Harness) -> None:
     assert "its partition was dropped" in explain(h, row=2)
 
 
+def test_a_task_is_explained_by_the_fields_of_its_claim_that_waits(h: Harness) -> None:
+    h.put(2)
+    h.claim(2, fields=["x", "y"], task="train", wait=50.0)
+    assert "sample 0 is missing the field 'y' (it has 'x')" in explain(h, task="train")
+    with pytest.raises(InvalidArgumentError, match="no claim of task 'trian' waits in .* did you mean 'train'?"):
+        explain(h, task="trian")
+    assert explain(h, task="trian", fields=["x"]).startswith("All 2 samples")
+
+
 def test_a_locked_key(h: Harness) -> None:
     h.ask(TakeLock("p", ["a", "later"], 100.0), "locker")
     h.send(TakeLock("p", ["a"], 100.0, 50.0), "waiting")

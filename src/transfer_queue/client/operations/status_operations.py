@@ -209,7 +209,7 @@ class StatusOperations(DataPath):
     ) -> Operation[str]:
         """Explain why a sample is not delivered: missing fields, the batch that took it, its group and so on.
 
-        If no sample is named, describes the rows of `task` and `fields` that lack the fewest fields. With `batch_size`,
+        If no sample is named, describes the rows that lack the fewest of the fields for `task`. With `batch_size`,
         describes why a fetch of `batch_size` samples with this `sampling_config` waits, and which ranks are ahead.
 
         Args:
@@ -217,7 +217,7 @@ class StatusOperations(DataPath):
             global_index: The global index of the sample. Default: none.
             key: The key of the sample. Default: none.
             task: The task that waits for the sample. Default: all tasks.
-            fields: The fields that the task needs. Default: any.
+            fields: The fields that the task needs. Default: those of a claim of the task that waits; of a sample: any.
             batch_size: The batch size of the fetch to explain. Default: none.
             sampling_config: The sampling_config of the fetch to explain. Default: none.
             verdict: True to add the verdict about the whole system as the last line. Default: False.

@@ -291,9 +291,17 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
 def _partition_words(
     state: State, partition: Partition, request: Explain, dealt: int | None, abandoned: Sequence[Abandoned]
 ) -> str:
-    if request.task is None or request.fields is None:
-        raise InvalidArgumentError("explain needs a global_index or a key, or the task and fields of a claim")
-    words = nearest_rows(state, partition, request.task, request.fields, dealt, abandoned)
+    if request.task is None:
+        raise InvalidArgumentError("explain needs a global_index or a key, or the task of a claim")
+    awaited = {task: list(wanted) for task, wanted in state.waiting.awaited(partition.name)}
+    fields = request.fields if request.fields is not None else awaited.get(request.task)
+    if fields is None:
+        hint = did_you_mean(request.task, awaited)
+        raise InvalidArgumentError(
+            f"no claim of task {request.task!r} waits in partition {partition.name!r}{hint}; to explain a claim that "
+            f"does not wait, give its fields"
+        )
+    words = nearest_rows(state, partition, request.task, fields, dealt, abandoned)
     uneven = _describe_uneven_ranks(state, partition, request.task)
     return words + uneven + _held_words(partition, request.task) + _flow_words(partition)
 
