@@ -24,7 +24,7 @@ PAGES_OUTSIDE = {
 }
 """Files of the repository that are pages of the site, and where."""
 
-NOT_SEARCHED = ("benchmarks.md", "changelog.md", "contributing.md", "decisions/", "howto/", "plans.md")
+NOT_SEARCHED = ("benchmarks.md", "changelog.md", "contributing.md", "decisions/", "howto/", "one-path", "plans.md")
 """Pages and folders for contributors, which the search does not show."""
 SEARCHED_LAST = ("architecture", "examples/", "reference/api/")
 """Pages that mention everything: the search shows pages that answer a question before them."""

@@ -40,7 +40,7 @@ def test_a_task_is_explained_by_the_fields_of_its_claim_that_waits(h: Harness) -
     h.put(2)
     h.claim(2, fields=["x", "y"], task="train", wait=50.0)
     assert "sample 0 is missing the field 'y' (it has 'x')" in explain(h, task="train")
-    with pytest.raises(InvalidArgumentError, match="no claim of task 'trian' waits in .* did you mean 'train'?"):
+    with pytest.raises(InvalidArgumentError, match=r"no claim of task 'trian' waits in .* did you mean 'train'\?"):
         explain(h, task="trian")
     assert explain(h, task="trian", fields=["x"]).startswith("All 2 samples")
 
