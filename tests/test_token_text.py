@@ -71,5 +71,5 @@ def test_what_cannot_be_used_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(tq.InvalidArgumentError, match="cannot be read from"):
         load_tokenizer(str(damaged))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(tq.InvalidArgumentError, match=r"pip install transfer_queue\[tokenizer\]"):
+    with pytest.raises(tq.InvalidArgumentError, match=r"pip install 'transfer_queue\[tokenizer\]'"):
         load_tokenizer(str(damaged))

@@ -215,6 +215,8 @@ def test_a_stopped_process_that_is_left_of_a_system_is_named() -> None:
     others = [child for child in children if child != unit]
     unit.suspend()
     try:
+        for process in others:
+            process.suspend()  # a server that notices the death of its supervisor would remove the system's files
         for process in (supervisor, *others):
             process.kill()
         psutil.wait_procs([supervisor, *others], timeout=60)

@@ -292,7 +292,7 @@ def test_explain_names_what_was_never_used(system: RunningSystem, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--task", "t"), ("--index", "1", "--key", "a"), ("--index", "1", "--fields", ",")]
+    "words", [(), ("--fields", "x"), ("--index", "1", "--key", "a"), ("--index", "1", "--fields", ",")]
 )
 def test_explain_wants_to_know_of_what(words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -237,6 +237,6 @@ def test_an_arena_that_is_full_while_everybody_waits_is_a_deadlock(tmp_path):
         cluster.advance(0.0)  # first it is looked for space that moves could make
         assert put.done
         assert isinstance(put.error, DeadlockError)
-        assert "producer waits for bytes of storage unit 0" in str(put.error)
+        assert "waits for bytes of storage unit 0" in str(put.error)
         assert not claim.done
         cluster.check()

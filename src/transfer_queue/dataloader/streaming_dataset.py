@@ -128,7 +128,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         delivery: "at_most_once": a batch is acknowledged when the process that iterates gets its first item; before
             that it goes back if the iteration or the process ends. "at_least_once": it is claimed under a lease, and
             acknowledged when that process asks for the first item after it. If the process ends before that, the batch
-            is delivered again. A trainer that calls `set_policy_version` calls `client.ack(meta)` for its items first.
+            is delivered again. A trainer that calls `set_policy_version` calls `ack` for its items first.
             A `fetch_batch_fn` must then pass `lease=` to `get_meta` itself.
             Default: "at_most_once".
         lease_seconds: The length of a lease; the dataset renews it. Default: 30 s.

@@ -130,7 +130,9 @@ def test_a_producer_that_waits_for_group_demand_is_held(start: Start) -> None:
     assert "% of the time by the group demand" in verdict.text
 
 
-@pytest.mark.parametrize(("ends", "cause"), [("die", "all reward workers are gone"), ("close", "every reward worker")])
+@pytest.mark.parametrize(
+    ("ends", "cause"), [("die", "the only reward worker is gone"), ("close", "every reward worker")]
+)
 def test_a_client_that_closed_is_distinguished_from_one_that_died(start: Start, ends: str, cause: str) -> None:
     cluster = start(seed=1)
     stages = run_pipeline(cluster, {"rollout": 0.5, "reward": 0.5, "train": 0.5}, 60.0)
