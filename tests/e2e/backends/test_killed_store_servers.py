@@ -97,7 +97,7 @@ def settle(client: TransferQueueClient, pid: int, ending: int) -> str:
         "not all servers that must end have ended",
     )
     until(lambda: all(server.up for server in client.status().stores), "the servers are not restarted")
-    assert "was restarted 1 times" in format_table(client.status())
+    assert "was restarted once" in format_table(client.status())
     return f"process {pid})"
 
 
