@@ -1,10 +1,11 @@
 # Every target installs what it needs: .venv is made at the first use (tools/bootstrap).
 # ARGS goes to the command: make test ARGS="tests/core -x"; make demo ARGS=--smoke
 
-.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos durable torn docs generate site site-tests live-tests perfetto-tests gpu contract contract-ray lint types types-mypy types-pyright types-tests bench bench-peer ci clean
+.PHONY: help venv venv-of-demo compat demo demo-tests test test-oldest integrations loggers trl verl verl-wakeup ray namespaces backends fuzz soak chaos streams durable torn docs generate site site-tests live-tests perfetto-tests gpu contract contract-ray lint types types-mypy types-pyright types-tests bench bench-peer ci clean
 .DEFAULT_GOAL := help
 
 CONTRACT ?= ../shared/contract
+STREAMS ?= ../streams.xz
 # Two more than there are cores, as tests that start processes mostly wait for these; 4 at most.
 PROCESSES ?= $(shell cores=$$(nproc); echo $$((cores < 2 ? 3 : 4)))
 # For tests whose processes mostly wait for others: two files at a time, the longest first.
@@ -32,6 +33,8 @@ help:
 	@echo "               with 100 times as many examples (half an hour on two cores; EXAMPLES_FACTOR=10 takes a tenth of that)"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails if a process grows"
 	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (17 minutes)"
+	@echo "make streams   replays the recorded streams of STREAMS, and compares replies and states with those of the build that"
+	@echo "               recorded them (python -m tests.simulation.streams record FILE --seeds 0..400)"
 	@echo "make durable   a durable system of which all processes are killed at once, 200 times (15 minutes; ARGS='--kills 20')"
 	@echo "make torn      10,000,000 row reads by processes against clear, replace, compact and drain; then random puts and"
 	@echo "               gets of ragged rows with checksums, for a minute on each backend (ARGS='--mode rows' runs only these)"
@@ -128,6 +131,10 @@ chaos: venv
 	.venv/bin/python -W ignore -m tests.simulation.many_controllers --seeds 0..10 --controllers 1..4
 	.venv/bin/python -W ignore tests/long/chaos.py $(ARGS)
 	.venv/bin/python -m pytest tests/schedules/test_ends_by_schedule.py --schedules 1000
+
+streams: venv
+	@test -f $(STREAMS) || { echo "no recorded streams at $(STREAMS); set STREAMS, or record them" >&2; exit 1; }
+	.venv/bin/python -W ignore -m tests.simulation.streams replay $(STREAMS) $(ARGS)
 
 durable: venv
 	.venv/bin/python -W ignore tests/long/durable_kills.py $(ARGS)

@@ -31,6 +31,8 @@ from benchmarks.harness.machine import RawSocket, clocked, cpu_seconds
 from benchmarks.harness.payloads import Payload
 from benchmarks.harness.systems import System, Worker, raw_socket, system
 from transfer_queue import interface as tq
+from transfer_queue.attachment import CURRENT
+from transfer_queue.client import TransferQueueClient
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.queues import Queue
@@ -45,6 +47,10 @@ AHEAD = 8
 TOGETHER = 16
 """Items of one `get_many`, and of a prefetching get."""
 IN_FLIGHT = 64
+RANKS, RANKS_OF_A_CLIENT = 1024, 32
+PARTITIONS = 10_000
+LISTED, SAVED = 10_000, 1000
+"""Keys of a long list, and rows of a checkpoint."""
 BYTES = (300, 100)
 """Bytes of a request and a reply of the bare socket, as in a put of a row."""
 ITEM = {"prompt": torch.arange(16), "score": 0.5}
@@ -83,8 +89,9 @@ def table(rows: int) -> TensorDict:
 class Windows:
     """Measures small operations of one client of one system."""
 
-    def __init__(self, queue: System, bare: RawSocket) -> None:
+    def __init__(self, queue: System, bare: RawSocket, quick: bool = False) -> None:
         self._queue, self._bare = queue, bare
+        self._ranks, self._partitions = (RANKS_OF_A_CLIENT, 100) if quick else (RANKS, PARTITIONS)
         self._client = tq.get_client()
         self._number = count()
         self._loop = asyncio.new_event_loop()
@@ -96,10 +103,16 @@ class Windows:
         self._queues = {prefetch: Queue(f"items-{prefetch}", prefetch=prefetch) for prefetch in (1, TOGETHER)}
         self._loaders: dict[int, Iterator[Any]] = {}
         self._received: list[Any] = []
+        self._views: list[TensorDict] = []
         self._large: dict[str, TensorDict] = {}
+        self._of_ranks: list[TransferQueueClient] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="tqb-")
+        self._made: list[list[str]] = []
+        """The partitions that each of the next drops removes."""
         self.measures = (
             self._puts_and_gets() | self._claims() | self._queue_calls() | self._asynchronous_calls() | self._copies()
-        )
+            | self._rare()
+        )  # fmt: skip
 
     def _clearing(self, partition: str) -> Callable[[], object]:
         return lambda: self._client.clear_partition(partition)
@@ -113,6 +126,7 @@ class Windows:
             "put of 64 rows x 3 fields": Measure(30, each(self._put_batch), finish=self._clearing("batches")),
             "get of 64 rows x 3 fields": Measure(40, each(lambda: tq.kv_batch_get(KEYS, "kept"))),
             "get_data of 64 rows x 3 fields": Measure(40, each(lambda: client.get_data(self._meta))),
+            "get_data of 64 rows x 3 fields as views": Measure(40, each(self._view), finish=self._views.clear),
             "tag update of a row": Measure(80, each(self._update_tag)),
             "tag update of 64 rows": Measure(30, each(lambda: tq.kv_batch_put(KEYS, "kept", tags=self._tags))),
             "kv_list of 64 keys": Measure(80, each(lambda: tq.kv_list("kept"))),
@@ -134,6 +148,10 @@ class Windows:
             ready = partial(lambda what, calls: prepare(what), what)
             measures[f"put of {what}"] = Measure(2, put, ready, self._clearing("copied"))
             measures[f"get of {what}"] = Measure(2, get, ready)
+            view = each(
+                partial(lambda what, keys: self._hold(tq.kv_batch_get(keys, what, copy=False)), what, payload.keys)
+            )
+            measures[f"get of {what} as views"] = Measure(2, view, ready, self._views.clear)
         return measures
 
     def _claims(self) -> dict[str, Measure]:
@@ -189,6 +207,27 @@ class Windows:
             f"{IN_FLIGHT} async gets of a row at once": Measure(4, self._awaited(get, IN_FLIGHT)),
         }
 
+    def _rare(self) -> dict[str, Measure]:
+        return {
+            f"{RANKS:,} ranks woken by one put": Measure(
+                1, self._wake_ranks, lambda calls: self._client.create_partition("woken"), self._clearing("woken")
+            ),
+            f"kv_list of {LISTED:,} keys": Measure(2, each(lambda: tq.kv_list("listed")), self._once("listed", LISTED)),
+            f"save of {SAVED:,} rows": Measure(1, each(self._save), self._once("saved", SAVED)),
+            f"load of {SAVED:,} rows": Measure(1, self._load, self._once("saved", SAVED)),
+            f"drop of {PARTITIONS:,} partitions": Measure(1, self._drop, self._make_partitions),
+        }
+
+    def _once(self, partition: str, rows: int) -> Callable[[int], object]:
+        """Return a function that puts keys with a tag into a partition, unless it exists."""
+        keys, tags = [f"k{number}" for number in range(rows)], [{"n": number} for number in range(rows)]
+
+        def put(calls: int) -> None:
+            if partition not in self._client.get_partition_list():
+                tq.kv_batch_put(keys, partition, table(rows), tags=tags)
+
+        return put
+
     # ------------------------------------------------------------ operations
 
     def _put_row(self) -> None:
@@ -200,6 +239,13 @@ class Windows:
 
     def _update_tag(self) -> None:
         tq.kv_put(KEYS[0], "kept", tag={"n": next(self._number), "status": "running"})
+
+    def _view(self) -> None:
+        self._hold(self._client.get_data(self._meta, copy=False))
+
+    def _hold(self, views: TensorDict) -> None:
+        """Keep views until the end of a window, so that their end is not measured."""
+        self._views.append(views)
 
     def _claim(self) -> None:
         self._client.get_meta(["x", "y"], CLAIM, "claimed", task_name="train")
@@ -245,9 +291,80 @@ class Windows:
                 found.append(reader.do(first_get, "kept"))
         return found
 
+    def _wake_ranks(self, calls: int) -> list[float]:
+        """Return the seconds from a put to the last batch of the ranks that wait for it."""
+        assert CURRENT.system is not None
+        while len(self._of_ranks) * RANKS_OF_A_CLIENT < self._ranks:
+            self._of_ranks.append(TransferQueueClient(CURRENT.system))
+
+        async def wake() -> float:
+            batch = next(self._number)
+            samplings = [
+                {"sampler": "RankAwareSampler", "dp_rank": n, "batch_index": batch} for n in range(self._ranks)
+            ]
+            waits = [
+                asyncio.ensure_future(
+                    self._of_ranks[n // RANKS_OF_A_CLIENT].async_get_meta(
+                        ["x"], 1, "woken", task_name="train", sampling_config=sampling, timeout=100
+                    )
+                )
+                for n, sampling in enumerate(samplings)
+            ]
+            while self._waiting("woken") < self._ranks:
+                await asyncio.sleep(0.01)
+            began = time.perf_counter()
+            await self._client.async_put(table(self._ranks), partition_id="woken")
+            await asyncio.gather(*waits)
+            return time.perf_counter() - began
+
+        return [self._loop.run_until_complete(wake()) for _ in range(calls)]
+
+    def _waiting(self, partition: str) -> int:
+        """Return the number of claims that wait in a partition."""
+        status = self._client.status()
+        return sum(task.waiting for each in status.partitions if each.name == partition for task in each.tasks)
+
+    def _save(self) -> None:
+        tq.save_checkpoint(Path(self._folder.name) / str(next(self._number)), partitions="saved")
+
+    def _load(self, calls: int) -> list[float]:
+        """Return the seconds of loads of a partition that was dropped before each of them."""
+        folder = Path(self._folder.name) / "loaded"
+        if not folder.exists():
+            tq.save_checkpoint(folder, partitions="saved")
+        found = []
+        for _ in range(calls):
+            self._client.clear_partition("saved")
+            found.append(clocked(lambda: tq.load_checkpoint(folder, partitions="saved")))
+        return found
+
+    def _make_partitions(self, calls: int) -> None:
+        """Make the partitions of a short drop, which is a warm-up, and of further ones."""
+        self._made = [
+            [f"p{n}-{next(self._number)}" for n in range(many)] for many in (10, *[self._partitions] * (calls - 1))
+        ]
+        names = [name for names in self._made for name in names]
+        self._loop.run_until_complete(
+            self._of_all(names, lambda name: self._client.async_put(table(1), partition_id=name))
+        )
+
+    def _drop(self, calls: int) -> list[float]:
+        def drop() -> None:
+            self._loop.run_until_complete(self._of_all(self._made.pop(0), self._client.async_clear_partition))
+
+        return each(drop)(calls)
+
+    async def _of_all(self, names: list[str], act: Callable[[str], Awaitable[Any]]) -> None:
+        """Make a call for each name, `IN_FLIGHT` at a time."""
+        for first in range(0, len(names), IN_FLIGHT):
+            await asyncio.gather(*(act(name) for name in names[first : first + IN_FLIGHT]))
+
     def close(self) -> None:
-        """End the workers of loaders, which hold copies of all descriptors of this process."""
+        """End the clients of ranks, and the workers of loaders, which hold copies of all descriptors."""
         self._loaders.clear()
+        for client in self._of_ranks:
+            client.close()
+        self._folder.cleanup()
 
     # ------------------------------------------------------------ windows
 
@@ -297,7 +414,7 @@ def serve(quick: bool, counts: bool) -> None:
         bare = stack.enter_context(raw_socket())
         if counts:
             stack.enter_context(counting())
-        windows = Windows(stack.enter_context(system()), bare)
+        windows = Windows(stack.enter_context(system()), bare, quick)
         stack.callback(windows.close)
         gc.freeze()  # so that collecting takes less time than a window
         head = {"build": str(Path(transfer_queue.__file__).parent.parent), "measures": list(windows.measures)}

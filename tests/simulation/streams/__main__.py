@@ -1,0 +1,8 @@
+"""`python -m tests.simulation.streams`: see the package."""
+
+import sys
+
+from tests.simulation.streams.stream_runs import main
+
+if __name__ == "__main__":
+    sys.exit(main())

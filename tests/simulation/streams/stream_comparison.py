@@ -1,0 +1,145 @@
+"""Writes recorded streams to a file, reads them, and names the first difference between two outcomes of a stream."""
+
+from __future__ import annotations
+
+import lzma
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.simulation.streams.controller_driver import Change, Outcome
+from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
+
+BEFORE, AFTER = 80, 240  # characters that are shown around the first difference of two texts
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Stream(msgspec.Struct):
+    """The events of a seed, and what the build that recorded them answers."""
+
+    kind: str
+    seed: int
+    events: list[list[Any]]
+    outcome: Outcome
+
+
+def write_streams(path: Path, streams: Iterable[Stream]) -> None:
+    """Write streams to a new file."""
+    with lzma.open(path, "wb") as file:
+        for stream in streams:
+            packed = _encode(stream)
+            file.write(len(packed).to_bytes(8, "little") + packed)
+
+
+def read_streams(path: Path) -> Iterator[Stream]:
+    """Iterate over the streams of a file."""
+    with lzma.open(path) as file:
+        while size := file.read(8):
+            yield msgspec.msgpack.decode(file.read(int.from_bytes(size, "little")), type=Stream)
+
+
+def first_difference(stream: Stream, outcome: Outcome) -> str:
+    """Return how an outcome first differs from the recorded one; "" if it does not."""
+    recorded = stream.outcome
+    found = (
+        _difference_of_replies(stream, outcome)
+        or _difference_of_states(recorded, outcome)
+        or _difference_of_texts("the run did not end", recorded.trouble, outcome.trouble)
+        or _difference_of_orders(recorded.orders, outcome.orders)
+    )
+    return f"{stream.kind}, seed {stream.seed}: {found}" if found else ""
+
+
+Sent = list[tuple[int, float, bytes]]
+"""The event, the time and the body of each reply to a request."""
+
+
+def _replies_by_request(outcome: Outcome) -> dict[tuple[int, int], Sent]:
+    found: dict[tuple[int, int], Sent] = {}
+    for event, replies in enumerate(outcome.replies):
+        for reply in replies:
+            sequence = msgspec.msgpack.decode(reply.body)[0]
+            found.setdefault((reply.peer, sequence), []).append((event, reply.time, reply.body))
+    return found
+
+
+def _difference_of_replies(stream: Stream, outcome: Outcome) -> str:
+    """Return the difference of the earliest request whose replies differ."""
+    recorded, present = _replies_by_request(stream.outcome), _replies_by_request(outcome)
+    differing = []
+    for request in recorded.keys() | present.keys():
+        sent, now = recorded.get(request, []), present.get(request, [])
+        if sent != now and _plain(sent) != _plain(now):
+            place = next(
+                (n for n in range(min(len(sent), len(now))) if _plain(sent[n : n + 1]) != _plain(now[n : n + 1])), None
+            )
+            at = min(len(sent), len(now)) if place is None else place
+            differing.append((min(each[0] for each in [*sent[at : at + 1], *now[at : at + 1]]), request, at))
+    if not differing:
+        return ""
+    event, request, at = min(differing)
+    texts = [_reply_text(each[at : at + 1], stream) for each in (recorded.get(request, []), present.get(request, []))]
+    return _difference_of_texts(
+        f"{_request_text(stream, request)}\n    reply {at + 1} differs at event {event}", *texts
+    )
+
+
+def _plain(sent: Sent) -> list[Any]:
+    return [(event, time, msgspec.msgpack.decode(body)) for event, time, body in sent]
+
+
+def _reply_text(sent: Sent, stream: Stream) -> str:
+    for event, time, body in sent:
+        decoded = msgspec.msgpack.decode(body, type=ReplyEnvelope).body
+        return f"event {event}, {time or stream.events[event][1]:.6f} s: {decoded}"
+    return "no reply"
+
+
+def _request_text(stream: Stream, request: tuple[int, int]) -> str:
+    """Return the request as text, with its client."""
+    for name, time, *values in stream.events:
+        for client, peer, body in [values] if name == "handle" else values[0] if name == "handle_puts" else []:
+            if peer == request[0] and msgspec.msgpack.decode(body)[0] == request[1]:
+                decoded = msgspec.msgpack.decode(body, type=RequestEnvelope).body
+                head = f"request {request[1]} of {client} (connection {peer}) at {time:.6f} s"
+                return f"{head}:\n    {str(decoded)[: 2 * AFTER]}"
+    return f"request {request[1]} of connection {request[0]}, which was sent on an earlier one"
+
+
+def _difference_of_states(recorded: Outcome, outcome: Outcome) -> str:
+    for change, other in zip(recorded.states, outcome.states, strict=False):
+        lines = set(change.new) ^ set(other.new), set(change.gone) ^ set(other.gone)
+        if any(lines):
+            path = min(line.partition(" = ")[0] for line in lines[0] or lines[1])
+            texts = [_line_of(path, each) for each in (change, other)]
+            what = f"after event {change.event}, {max(map(len, lines))} values of the state differ, such as {path}"
+            return _difference_of_texts(what, *texts)
+    return ""
+
+
+def _line_of(path: str, change: Change) -> str:
+    for what, lines in (("", change.new), ("removed: ", change.gone)):
+        for line in lines:
+            if line.startswith(f"{path} = "):
+                return what + line
+    return "did not change"
+
+
+def _difference_of_orders(recorded: dict[str, int], present: dict[str, int]) -> str:
+    for order in sorted(recorded.keys() | present.keys()):
+        sent, now = recorded.get(order, 0), present.get(order, 0)
+        if sent != now:
+            return f"an order was sent {now} times, and {sent} times in the recorded run:\n    {order[: 2 * AFTER]}"
+    return ""
+
+
+def _difference_of_texts(what: str, recorded: str, present: str) -> str:
+    """Return the two texts around their first difference; "" if they are equal."""
+    if recorded == present:
+        return ""
+    first = next((n for n, pair in enumerate(zip(recorded, present, strict=False)) if pair[0] != pair[1]), 0)
+    begin = max(0, first - BEFORE) if first > AFTER else 0
+    texts = [("..." if begin else "") + text[begin : first + AFTER] for text in (recorded, present)]
+    return f"{what}\n    recorded: {texts[0]}\n    now:      {texts[1]}"
