@@ -105,9 +105,7 @@ def update() -> list[int]:
 # %%
 def train(config) -> None:
     client = tq.get_client()
-    client.create_partition(
-        TRAIN, producers=2, free_when=["update"], max_staleness=1, rows_per_version=ROWS
-    )
+    client.create_partition(TRAIN, producers=2, free_when=["update"], max_staleness=1, rows_per_version=ROWS)
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
         producers = [pool.submit(rollout, config, STEPS * ROWS // 8) for _ in range(2)]
         scored = pool.submit(reward, config)
