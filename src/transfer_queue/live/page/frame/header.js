@@ -15,7 +15,7 @@ function Age({ data, connection, paused }) {
   const { state } = data.state;
   const lost = connection === "lost" || state === "restarting" || state === "ended";
   const word = state === "snapshot" ? `snapshot of ${clock(data.now)}` : lost ? `of ${clock(data.now)}` : paused ? `${clock(data.now)}, paused` : `live, ${clock(data.now)}`;
-  const slow = !lost && !paused && data.state.every > 1 ? `, each ${duration(data.state.every)}` : "";
+  const slow = !lost && !paused && state !== "snapshot" && data.state.every > 1 ? `, each ${duration(data.state.every)}` : "";
   return html`<span class=${lost ? "age lost" : paused || state === "snapshot" ? "age off" : "age"}><i></i><span>${word}${slow}</span></span>`;
 }
 
