@@ -178,13 +178,12 @@ def report(options: argparse.Namespace, progress: Progress, folder: Path, second
 
 
 def count_lost(steps: int) -> int:
-    """Return how many samples were admitted and not trained on, except the newest, which wait for their turn."""
+    """Return how many samples were admitted, and are neither trained on nor in the partition, where they wait."""
     client = tq.get_client()
     (progress,) = (p for p in client.status().partitions if p.name == "rollouts")
     assert progress.policy is not None
-    left = [tag["group"] for tag in client.get_meta("prompt", None, "rollouts", mode="force_fetch").custom_meta]
-    newest = [group for group in left if group >= (steps - STALENESS - 1) * BATCH // GROUP]
-    return progress.policy.admitted - steps * BATCH - len(newest)
+    waiting = client.get_meta("prompt", None, "rollouts", mode="force_fetch").size
+    return progress.policy.admitted - steps * BATCH - waiting
 
 
 if __name__ == "__main__":
