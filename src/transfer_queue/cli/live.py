@@ -134,12 +134,11 @@ def _open(address: str) -> None:
 
 
 def _save(system: RunningSystem, path: Path) -> int:
-    from transfer_queue.cli.doctor.software import version_of
     from transfer_queue.live.questions.questions import Questions
     from transfer_queue.live.reading.system_source import SystemSource
     from transfer_queue.live.snapshot import encode_snapshot, observe
 
-    source = SystemSource(str(system.folder), values=False, version=version_of("transfer_queue") or "")
+    source = SystemSource(str(system.folder), values=False)
     with contextlib.closing(source), contextlib.closing(Questions(source, values=False)) as questions:
         data = encode_snapshot(observe(source, questions))
     path.write_bytes(data)

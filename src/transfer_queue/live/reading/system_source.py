@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import ConnectionLostError
@@ -20,14 +21,12 @@ class SystemSource:
     Args:
         folder: The folder of the system; it need not be up yet.
         values: Whether the page may show values.
-        version: The version of the package.
     """
 
-    def __init__(self, folder: str, *, values: bool, version: str) -> None:
+    def __init__(self, folder: str, *, values: bool) -> None:
         self.folder = folder
         """The folder of the system."""
         self._values = values
-        self._version = version
         self.system: RunningSystem | None = None
         """The system that is shown; None before the first one is up."""
         self._reader: SystemReader | None = None
@@ -94,7 +93,7 @@ class SystemSource:
 
     def _begin(self, system: RunningSystem) -> None:
         started = system.description.started_at
-        info = payload.SystemInfo(system.name, round(started, 1), system.describe(), self._version, self._values)
+        info = payload.SystemInfo(system.name, round(started, 1), system.describe(), _version(), self._values)
         self._reader = SystemReader(ControlClient(system), str(system.logs))
         self._maker = ViewMaker(self._reader, info)
 
@@ -112,3 +111,11 @@ class SystemSource:
     def close(self) -> None:
         """Close the connections."""
         self._close()
+
+
+def _version() -> str:
+    """Return the version of the installed package; "" for a source tree."""
+    try:
+        return importlib.metadata.version("transfer_queue")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

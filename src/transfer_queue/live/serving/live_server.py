@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import importlib.metadata
 import logging
 import socket
 from collections.abc import Mapping
@@ -66,14 +65,6 @@ class LiveOptions:
         return self.tls is not None and not is_loopback(self.host)
 
 
-def _version() -> str:
-    """Return the version of the installed package; "" for a source tree."""
-    try:
-        return importlib.metadata.version("transfer_queue")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 def address_of(options: LiveOptions, port: int) -> str:
     """Return the address of a page, with its token, as other machines can open it."""
     scheme = "https" if options.secure else "http"
@@ -116,7 +107,7 @@ class LiveServer:
         if snapshot is not None:
             self._source, self._questions = SnapshotSource(snapshot), SnapshotAnswers(snapshot)
         else:
-            self._source = SystemSource(options.folder, values=options.values, version=_version())
+            self._source = SystemSource(options.folder, values=options.values)
             self._questions = Questions(self._source, values=options.values, tokens=tokens)
         self.hub: Hub | None = None
         self._options = options
