@@ -206,7 +206,7 @@ class TestStuckAndSystems:
             "reward rank 1, pid 21, node-2, which is gone, claimed it and has not put reward",
             "reward rank 1, pid 21, node-2 claimed it and has not put reward",
             "no task has put score",
-            "the timeline does not show who puts score",
+            "the timeline does not show which task puts score",
             "since start",
             "claimed by train rank 0, pid 5, node-3, not acknowledged",
             "not claimed by eval, although ready",

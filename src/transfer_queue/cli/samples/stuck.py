@@ -25,7 +25,8 @@ SOME = 3  # exit code if there are stuck samples; 1 says that the command failed
 WIDE = 120  # a terminal with as many columns shows who changed the samples last
 LONGEST_KEY = 24  # characters of a key that is shown beside the index
 HEADINGS = ("samples", "count", "unchanged", "lacks", "last changed by", "why")
-NOBODY, UNKNOWN = (), ("\0",)  # who puts a field that no sample has, or that was put before the timeline begins
+NO_PRODUCER: tuple[str, ...] = ()  # of a field that no sample has
+UNKNOWN_PRODUCER = ("\0",)  # of a field that was put before the timeline begins
 THEM = "\0"  # stands for "it" or "them" in a cause
 OPEN = ("ready", "waiting")  # the states of a sample that a task has not claimed
 
@@ -36,7 +37,7 @@ def add(commands: Commands) -> None:
         "stuck", help="samples that have not changed for some time and are not finished",
         description="Prints the samples whose fields and tags have not changed for some time, and that a task has not "
         "consumed or that lack a field that other samples of their partition have: a table for each partition, with "
-        "ranges of samples, the fields that they lack and who has to put them. Those that have been unchanged for "
+        "ranges of samples, the fields that they lack and the tasks that put these. Those that have been unchanged for "
         f"longest come first. The exit code is {SOME} if samples are stuck.",
     )  # fmt: skip
     command.add_argument(
@@ -113,7 +114,7 @@ class _Cause(NamedTuple):
     lacks: tuple[str, ...]
     """The fields that they lack."""
     why: str
-    """Who has to put these fields or to take the samples, in words."""
+    """Return which tasks put these fields, or which tasks claim the samples, for people."""
 
 
 def lines_of(report: StuckReport, width: int, style: Styles, workers: KnownWorkers | None = None) -> Iterator[str]:
@@ -203,17 +204,19 @@ def _cause_of(sample: StuckSample, workers: KnownWorkers) -> _Cause:
 
 
 def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: KnownWorkers) -> Iterator[str]:
-    """Iterate over clauses that say who has to put the fields that a sample lacks."""
+    """Iterate over clauses that name the tasks that put the fields that a sample lacks."""
     from transfer_queue.display import listed_names, short_name, worker_text
 
     by_task: dict[tuple[str, ...], list[str]] = {}
     for name in lacks:
-        unknown = UNKNOWN if name in sample.missing else NOBODY  # other samples have it, so a task has put it
+        # If other samples have the field, some task has put it.
+        unknown = UNKNOWN_PRODUCER if name in sample.missing else NO_PRODUCER
         by_task.setdefault(tuple(workers.producers.get(name, unknown)), []).append(name)
     for tasks, names in by_task.items():
         some = listed_names(names, 4)
-        if tasks in (NOBODY, UNKNOWN):
-            yield f"no task has put {some}" if tasks == NOBODY else f"the timeline does not show who puts {some}"
+        if tasks in (NO_PRODUCER, UNKNOWN_PRODUCER):
+            was_put = tasks == UNKNOWN_PRODUCER
+            yield f"the timeline does not show which task puts {some}" if was_put else f"no task has put {some}"
             continue
         for task in tasks:
             state = next((each for each in [*sample.tasks, *sample.consumed] if each.name == task), None)
