@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.records import Dealt
@@ -41,7 +42,7 @@ class Core:
         timeline_events: int = DEFAULT_CAPACITY,
         fields: int | None = None,
     ) -> None:
-        self.controller = Controller(sampler or SequentialSampler(), timeline_events=timeline_events)
+        self.controller = Controller(CoreConfig(sampler or SequentialSampler(), timeline_events=timeline_events))
         self._schema, self._dims, self._row_bytes = SCHEMA, DIMS, ROW_BYTES
         if fields is not None:  # of 128 numbers each, instead of FIELDS
             self._schema = [FieldSpec(f"f{number}", "tensor", "float32", 1, False) for number in range(fields)]

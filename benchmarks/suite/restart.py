@@ -23,6 +23,7 @@ from benchmarks.harness.report import Row, Scale, against
 from benchmarks.harness.systems import Worker, own_folder
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import Send
 from transfer_queue.core.state import serialization
@@ -56,7 +57,7 @@ def ask(controller: Controller, sequence: int, request: AnyRequest) -> Any:
 
 def filled(rows: int, fields: int) -> Controller:
     """Return a controller with `rows` rows, put in blocks; a tenth of them is consumed."""
-    controller = Controller(SequentialSampler())
+    controller = Controller(CoreConfig(SequentialSampler()))
     schema = [FieldSpec(f"field_{number}", "tensor", "float32", 1, False) for number in range(fields)]
     dims = np.full(fields, 128, "<i8").tobytes()
     ask(controller, 1, RegisterUnit("unit.sock", "/arena"))
@@ -118,7 +119,7 @@ def restored(path: str) -> dict[str, float]:
     took: dict[str, float] = {}
     tree, took["read the file"] = timed(state_file.read, Path(path))
     state, took["make the state of it"] = timed(serialization.load_state, tree)
-    controller = Controller(SequentialSampler(), restored=state)
+    controller = Controller(CoreConfig(SequentialSampler()), restored=state)
     fields = list(state.partitions["p"].fields)
     _, took["first claim"] = timed(ask, controller, LATER, Claim("p", "train", fields, 32))
     reply, took["first lookup of a key"] = timed(ask, controller, LATER + 1, RetrieveMeta("p", ["sample-00000007"]))

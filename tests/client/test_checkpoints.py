@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from collections.abc import Callable
@@ -441,7 +442,8 @@ class TestIncremental:
         """Its numbers go on: what was saved before is shared."""
         put("ab")
         before = files(save(a, tmp_path))
-        cluster.controller.context.boot = "another"
+        context = cluster.controller.context
+        context.config = dataclasses.replace(context.config, boot="another")
         assert files(save(a, tmp_path)) == before
 
     def test_many_saves(self, a, put, tmp_path, monkeypatch):

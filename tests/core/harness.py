@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import sameness
 
+from transfer_queue.core.configuration import CoreConfig, MaxLag
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     AskSampler,
@@ -34,7 +35,6 @@ from transfer_queue.core.state import invariants, serialization, validation
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import Chunk
 from transfer_queue.core.transitions.apply import apply_record
-from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
 from transfer_queue.messages.base import DELETE_CODE, Done, Failure
@@ -165,9 +165,10 @@ class Harness:
         made.append(self)
         self.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
 
-    def _make_controller(self, **more: Any) -> Controller:
+    def _make_controller(self, restored: State | None = None, **more: Any) -> Controller:
         of_tasks = {pattern: sampler for pattern, sampler in self.samplers.items() if pattern}
-        return Controller(self.samplers[""], task_samplers=of_tasks, lease_key=self.lease_key, **more)
+        config = CoreConfig(self.samplers[""], task_samplers=of_tasks, lease_key=self.lease_key, **more)
+        return Controller(config, restored, 0.0 if restored is None else self.now)
 
     @property
     def state(self) -> State:
@@ -327,7 +328,7 @@ class Harness:
         self.records += [Unparked(*waiter) for waiter in self.state.waiting.by_waiter]
         self.works.clear()
         self.asks.clear()
-        self.controller = self._make_controller(restored=state, now=self.now, max_lag=self.max_lag)
+        self.controller = self._make_controller(state, max_lag=self.max_lag)
         for name in self.clients:
             self.connect(name)
         invariants.check_invariants(state)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply
@@ -74,7 +75,7 @@ def put(extent: int) -> Publish:
 
 
 def serve(address: str) -> None:
-    service = ControllerService(Controller(SequentialSampler()), StateFiles(Path("/nonexistent")))
+    service = ControllerService(Controller(CoreConfig(SequentialSampler())), StateFiles(Path("/nonexistent")))
     server = ServerLoop(service, KEY, max_payload=0)
     service.attach(server.call_soon)
     server.listen(address)

@@ -23,6 +23,7 @@ from hostile import REPLIES, REQUESTS, Hostile
 from replay import check_replay
 
 from transfer_queue.config.settings import Settings
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state import invariants
@@ -204,7 +205,7 @@ def _feed(service: EnvelopeService, check: Callable[[], None], data: bytes) -> N
 
 def controller(data: bytes) -> None:
     """Requests to a controller. data: the number of a sampler, then frames (see `_feed`)."""
-    core = Controller(SAMPLERS[(data[0] if data else 0) % len(SAMPLERS)](), capacity=200)
+    core = Controller(CoreConfig(SAMPLERS[(data[0] if data else 0) % len(SAMPLERS)](), capacity=200))
     service = ControllerService(core, StateFiles(NOWHERE))
     service.serves_one = lambda: False
     later: list[Callable[[], Any]] = []

@@ -19,6 +19,7 @@ from hostile import INTS, NAMES
 from replay import check_replay
 
 from transfer_queue.core.columns.tree_codec import unpack
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     ComputeDeal,
@@ -205,7 +206,9 @@ class Life:
         self.share = share
         self.key = key
         self.now = 0.0
-        self.controller = Controller(rng.choice(SAMPLERS)(), capacity=300, replicas=rng.choice((1, 2)), lease_key=key)
+        self.controller = Controller(
+            CoreConfig(rng.choice(SAMPLERS)(), capacity=300, replicas=rng.choice((1, 2)), lease_key=key)
+        )
         self.sequences: dict[str, int] = {}
         self.peers: dict[str, int] = {}
         self.replies: dict[tuple[str, int], Any] = {}

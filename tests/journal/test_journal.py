@@ -10,6 +10,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.records import AnyRecord, PartitionMade, RequestParked, RowsPut
 from transfer_queue.core.state import serialization
@@ -45,7 +46,7 @@ class Writer:
     def __init__(self, folder: Path, durable: bool = False, clock: ClockIdentity = CLOCK) -> None:
         self.found = recover(folder, clock)
         self.journal = Journal(folder, self.found, clock, durable)
-        self.controller = Controller(SequentialSampler(), restored=self.found.state)
+        self.controller = Controller(CoreConfig(SequentialSampler()), restored=self.found.state)
         self.sequence = max((max(kept.replies, default=0) for kept in self.found.state.clients.values()), default=0)
         self.clock = clock
 
@@ -292,7 +293,7 @@ def test_after_another_boot_rows_have_aged_by_the_wall_clock(tmp_path: Path, sna
     booted = 1000.0 + 500.0 + 3600.0
     found = recover(tmp_path, ClockIdentity(b"2" * 16, booted))
     assert found.state.partitions["p"].births.first_time(0) == -3600.0
-    controller = Controller(SequentialSampler(), restored=found.state)
+    controller = Controller(CoreConfig(SequentialSampler()), restored=found.state)
     controller.tick(3599.0)
     assert controller.state.partitions["p"].row_count == 1
     controller.tick(3601.0)

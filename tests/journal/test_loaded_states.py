@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Send
 from transfer_queue.core.events.records import StateLoaded
@@ -43,7 +44,9 @@ class Server:
         (folder / "states").mkdir(exist_ok=True)
         self.found = recover(self.folder, CLOCK)
         self.journal = Journal(self.folder, self.found, CLOCK, sync)
-        self.controller = Controller(SequentialSampler(), restored=self.found.state, boot=os.urandom(4).hex())
+        self.controller = Controller(
+            CoreConfig(SequentialSampler(), boot=os.urandom(4).hex()), restored=self.found.state
+        )
         self.journaling = Journaling(self.controller, self.journal, CLOCK, sync)
         self.states = StateFiles(folder / "states", LoadedStates(self.folder, sync))
         self.controller.on_connect("c", 1)
@@ -87,7 +90,7 @@ class Server:
 
 def saved_tree(rows: int) -> dict[str, Any]:
     """Return the state that a client wants to load: a partition of this many rows."""
-    controller = Controller(SequentialSampler())
+    controller = Controller(CoreConfig(SequentialSampler()))
     controller.on_connect("w", 1)
     keys = [f"saved-{n}" for n in range(rows)]
     request = Publish("p", rows, keys=keys, tags=[{"of": key} for key in keys], pre_allocate=0)

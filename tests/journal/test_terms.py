@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.errors import StartError
 from transfer_queue.journal import state_file
@@ -34,7 +35,7 @@ class Writer:
         self.term = term
         self.found = recover(term.folder, CLOCK)
         self.journal = Journal(term.folder, self.found, CLOCK, durable=False)
-        self.controller = Controller(SequentialSampler(), restored=self.found.state)
+        self.controller = Controller(CoreConfig(SequentialSampler()), restored=self.found.state)
         self.sequence = 0
         self.unanswered: list[str] = []
         """Keys that are written, and not acknowledged yet."""

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from request_variants import array, bodies
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import invariants
 from transfer_queue.errors import ProtocolError
@@ -54,7 +55,7 @@ class System:
     """A controller, a unit and a client "writer" that has an extent with a block of two rows of partition "p"."""
 
     def __init__(self, folder: Path) -> None:
-        self.core = Controller(RankAwareSampler(), capacity=200)
+        self.core = Controller(CoreConfig(RankAwareSampler(), capacity=200))
         self.controller = ControllerService(self.core, StateFiles(folder / "states"))
         self.controller.attach(lambda function: None)
         slots = StandInSlots()

@@ -8,6 +8,7 @@ folder of its arena; if the arena is lost, the unit starts with an empty one und
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shutil
@@ -57,7 +58,6 @@ from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.object_pool import ObjectNames, ObjectPool, key_of
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.testing.cluster import (
-    PART,
     UNIT_PEER,
     Cluster,
     arena_of,
@@ -353,20 +353,8 @@ class FaultyCluster(Cluster):
     def _start_controller(self, before: Controller, boot: str) -> None:
         """Start a controller with the journal and the settings of one before it."""
         recovered = self._recover(before)
-        self.controller = Controller(
-            self._sampler,
-            before.context.config,
-            before.state.capacity,
-            restored=recovered.state,
-            now=self._controller_now,
-            boot=boot,
-            max_deliveries=before.context.max_deliveries,
-            replicas=before.context.migrations.replicas,
-            marks=before.context.migrations.marks,
-            max_lag=before.context.mirror.lag,
-            values=before.context.samplers.values,
-            part=PART,
-        )
+        core = dataclasses.replace(before.context.config, sampler=self._sampler, boot=boot, lease_key=None)
+        self.controller = Controller(core, recovered.state, self._controller_now)
         self._keep_journal(recovered)
 
     def _recover(self, before: Controller) -> Recovered:

@@ -153,7 +153,7 @@ def _begin_save(
     context: ControllerContext, waiter: RequestKey, name: str, samplers: dict[str, dict[str, Any]]
 ) -> list[Effect]:
     """Write the state. samplers: the states of users' samplers by pattern, "" for the system's sampler."""
-    for record in lease_decisions.settle_unseen(context.state, context.handed_over):
+    for record in lease_decisions.settle_unseen(context.state, context.config.handed_over):
         context.log.apply(record)
     of_tasks = {pattern: form for pattern, form in samplers.items() if pattern}
     extents = frozenset(place for place, extent in context.state.blocks.extents.items() if extent.blocks)
@@ -184,7 +184,7 @@ def _origin(context: ControllerContext) -> str:
     checkpoint changes the origin, because it brings the numbers of another system.
     """
     arenas = sorted(unit.boot_id for unit in context.state.units.values())
-    whose = context.boot if not all(arenas) else hashlib.sha256(" ".join(arenas).encode()).hexdigest()[:32]
+    whose = context.config.boot if not all(arenas) else hashlib.sha256(" ".join(arenas).encode()).hexdigest()[:32]
     return f"{whose}-{context.state.epoch}"
 
 

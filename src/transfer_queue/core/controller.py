@@ -18,7 +18,7 @@ that the records are the same as without parts, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +28,7 @@ from transfer_queue.core.claims import claim_handler, consumption_handlers, leas
 from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.claims.index_builder import IndexBuilder
 from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.control.absent_holders import AbsentHolders
 from transfer_queue.core.control.activity import ActivityTracker
 from transfer_queue.core.control.change_log import ChangeLog
@@ -48,19 +49,17 @@ from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
 from transfer_queue.core.queries.wide_lookups import WideLookups
 from transfer_queue.core.reports import explain, sample_report, status, stuck_samples, wait_reasons
-from transfer_queue.core.samplers.claim_samplers import NONE_OF_TASKS, SamplerRegistry
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks, hosted_runner
-from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copy_containers, watched_tags
+from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
 from transfer_queue.core.state.state import State
 from transfer_queue.core.timeline import timeline_handlers
 from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
-from transfer_queue.core.timeline.event_ring import DEFAULT_CAPACITY
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units import unit_handlers
 from transfer_queue.core.units.migration_planner import MigrationPlanner
-from transfer_queue.core.units.mirror_writer import MaxLag, MirrorWriter
+from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.core.units.store_servers import StoreServers
-from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
 from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.core.wakeups import Wakeups
 from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError
@@ -70,9 +69,6 @@ from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.queries import Lookup
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
-
-MAX_DELIVERIES = 16
-"""Deliveries of a row without an acknowledgement, if neither its partition nor the system sets another limit."""
 
 FREED = 1024
 """Objects that a step frees, which takes about half a millisecond."""
@@ -104,69 +100,35 @@ HANDLERS = (
 class Controller:
     """The core of the system: routes events to handlers, and looks after each event at the requests that wait."""
 
-    def __init__(
-        self,
-        sampler: AnySampler,
-        config: str = "{}",
-        capacity: int | None = None,
-        timer: Callable[[], float] = lambda: 0.0,
-        restored: State | None = None,
-        now: float = 0.0,
-        lives: Callable[[str], bool] = lambda client: False,
-        handed_over: Callable[[], Collection[int]] = frozenset,
-        boot: str = "",
-        max_deliveries: int = MAX_DELIVERIES,
-        replicas: int = 1,
-        marks: Watermarks = DEFAULTS,
-        values: Values = copy_containers,
-        strict: bool = False,
-        timeline_events: int = DEFAULT_CAPACITY,
-        max_lag: MaxLag | None = None,
-        part: int | None = None,
-        task_samplers: Mapping[str, AnySampler] = NONE_OF_TASKS,
-        lease_key: bytes | None = None,
-    ) -> None:
+    def __init__(self, config: CoreConfig, restored: State | None = None, now: float = 0.0) -> None:
         """Begin with an empty state, or with that of a controller before this one.
 
         Args:
-            sampler: The sampler of claims that name no other.
-            config: JSON text that clients get when they attach.
-            capacity: The most rows at a time; None for no limit.
-            timer: Returns seconds, to measure what a user's sampler costs.
+            config: The configuration.
             restored: The state of the controller before this one. Its clients have a grace period to reconnect.
             now: The time on the controller's clock.
-            lives: Returns whether the process of a client is known to be alive.
-            handed_over: Returns the tokens of batches that processes of this node have handed over and noted.
-            boot: An identifier that no other controller has.
-            max_deliveries: The limit of the partitions that do not set one. See `PartitionOptions`.
-            replicas: The number of units that store each block.
-            marks: The fill levels at which blocks are moved to disk.
-            values: Decodes a value of a message, for a user's sampler in this process.
-            strict: Whether entries of a sampling_config that the sampler does not take are errors.
-            timeline_events: The number of events of the timeline that are kept; 0: none are written.
-            max_lag: How far a mirror may be behind acknowledged puts; None: the system has no mirror.
-            part: The number of effects after which an event may return, before it has met all requests that can be met.
-                The caller must call `settle_further` as long as `unfinished`. None: an event returns all effects.
-            task_samplers: Task, or pattern of tasks -> its sampler in the configuration.
-            lease_key: The key with which units prove their leases; None: proofs are not checked.
         """
-        self.state = state = State(capacity) if restored is None else restored
+        self.state = state = State(config.capacity) if restored is None else restored
         """The state of the system."""
-        state.lease_key = lease_key
-        samplers = SamplerRegistry(sampler, values, strict, task_samplers, lambda: state.samplers)
+        state.lease_key = config.lease_key
+        samplers = SamplerRegistry(
+            config.sampler, config.values, config.strict, config.task_samplers, lambda: state.samplers
+        )
         state.watched = watched_tags(*samplers.all)
         log, measures = RecordLog(state), ControllerMeasures()
         log.now = now
-        timeline = TimelineRecorder(log, state, timeline_events)
+        timeline = TimelineRecorder(log, state, config.timeline_events)
         changes = ChangeLog(log)
-        migrations = MigrationPlanner(state, replicas, marks)
+        migrations = MigrationPlanner(state, config.replicas, config.marks)
         self.context = ControllerContext(
+            config=config,
+            client_config=config.client_config,
             state=state,
             log=log,
             samplers=samplers,
             sampler_calls=SamplerAsks(lambda *args: claim_handler.decide_parked(self.context, *args)),
             measures=measures,
-            connections=Connections(state, now, lives),
+            connections=Connections(state, now, config.lives),
             parked=ParkedRequests(log, measures, timeline, changes),
             timeline=timeline,
             abandoned=AbandonedSamples(timeline, state),
@@ -174,26 +136,21 @@ class Controller:
             activity=ActivityTracker(),
             lease_deadlines=LeaseDeadlines(state),
             lock_deadlines=LockDeadlines(state),
-            absent_holders=AbsentHolders(state, lives, now),
+            absent_holders=AbsentHolders(state, config.lives, now),
             background_deals=BackgroundDeals(),
             index_builder=IndexBuilder(),
             migrations=migrations,
-            mirror=MirrorWriter(state, migrations, max_lag, now),
+            mirror=MirrorWriter(state, migrations, config.max_lag, now),
             unit_drains=UnitDrains(state),
             stores=StoreServers(state),
             checkpoints=PendingCheckpoints(),
-            config=config,
-            timer=timer,
-            boot=boot,
-            handed_over=handed_over,
-            max_deliveries=max_deliveries,
         )
         migrations.mirror_is_due = self.context.mirror.is_due
         self.clears = IncrementalClears()
         self.wide_puts = WidePuts()
         self.wide_lookups = WideLookups()
-        self._wakeups = Wakeups(self.context, self.clears, self.wide_puts, part)
-        self._part = part
+        self._wakeups = Wakeups(self.context, self.clears, self.wide_puts, config.part)
+        self._part = config.part
         self._due: float | None = None
         self._is_due_known = False
         """Whether `_due` is the next deadline. What an event changes may change it; requests of READS do not."""
@@ -381,8 +338,8 @@ class Controller:
         for client in context.connections.grace.expired_clients(now, context.connections.peers):
             self._wakeups.release(client)
         for name, lease in context.lease_deadlines.expired(now):
-            leased = context.state.partitions[name]
-            for record in lease_decisions.end_lease(leased, lease, lease.rows, "expired", context.max_deliveries):
+            leased, most = context.state.partitions[name], context.config.max_deliveries
+            for record in lease_decisions.end_lease(leased, lease, lease.rows, "expired", most):
                 context.log.apply(record)
         for _, lock in context.lock_deadlines.expired(now):
             context.log.apply(lock_decisions.expire(lock))
@@ -507,7 +464,7 @@ class Controller:
     def _end_holds(self, client: str, reason: str, *, locks: bool = True) -> None:
         """End what a client still holds: batches that it has not handed over, and its locks. reason: of the records."""
         released = lock_decisions.release_all(self.state, client) if locks else []
-        settled = lease_decisions.settle_unseen(self.state, self.context.handed_over, client, reason)
+        settled = lease_decisions.settle_unseen(self.state, self.context.config.handed_over, client, reason)
         for record in [*settled, *released]:
             self.context.log.apply(record)
 

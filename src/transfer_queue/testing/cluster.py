@@ -23,8 +23,6 @@ from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.core.state import invariants
 from transfer_queue.core.state.state import State
 from transfer_queue.core.transitions.apply import apply_record
-from transfer_queue.core.units.mirror_writer import MaxLag
-from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
@@ -33,6 +31,7 @@ from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
+from transfer_queue.node.controller.core_settings import core_config
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage.arena.arena import Arena
@@ -47,7 +46,6 @@ from transfer_queue.storage.unit.unit_effects import Begin
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import HeldSlots, HoldsHere, SimulatedSlots
-from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ...; they do not use the simulated network
 DISK_BYTES = 256 << 20  # of each unit on disk, if the conf does not set it
@@ -142,18 +140,8 @@ class Cluster:
         else:
             settings = _defaults() if conf is None else Settings.from_config(conf)
         config = msgspec.json.encode({"settings": settings.to_json(), "conf": {}}).decode()
-        self.controller = Controller(
-            sampler or SequentialSampler(),
-            config,
-            settings.total_storage_size,
-            max_deliveries=settings.max_deliveries,
-            replicas=settings.replicas,
-            marks=Watermarks(settings.offload_high, settings.offload_low),
-            max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
-            values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
-            part=PART,
-            lease_key=b"",
-        )
+        core = core_config(settings, sampler or SequentialSampler(), config, part=PART, lease_key=b"")
+        self.controller = Controller(core)
         """The controller."""
         tiers = [(MEMORY, arena_bytes)] * (settings.num_data_storage_units or 1) if settings.has_arenas else []
         if settings.offload_path is not None:

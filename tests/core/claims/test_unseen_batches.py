@@ -11,6 +11,7 @@ import pytest
 from harness import Harness, column, rows_of, through_file
 
 from transfer_queue.core.columns.schema import BrokenInvariant
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.control.absent_holders import ABSENCE_SECONDS, FIRST_CHECK
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
@@ -60,7 +61,7 @@ def of(*replies: ClaimReply) -> list[tuple[str, int]]:
 
 def with_known_processes(h: Harness, alive: set[str]) -> Harness:
     """Restart the controller as one that knows which clients' processes live."""
-    h.controller = Controller(h.samplers[""], restored=h.state, now=h.now, lives=alive.__contains__)
+    h.controller = Controller(CoreConfig(h.samplers[""], lives=alive.__contains__), restored=h.state, now=h.now)
     for name in h.clients:
         h.connect(name)
     return h
@@ -535,7 +536,7 @@ class TestAbsence:
         h.unseen(1)
         h.restart()
         del h.clients["r"]
-        h.controller = Controller(h.samplers[""], restored=through_file(h.state), now=h.now)
+        h.controller = Controller(CoreConfig(h.samplers[""]), restored=through_file(h.state), now=h.now)
         for name in h.clients:
             h.connect(name)
         h.tick(h.now + ABSENCE_SECONDS + 1)

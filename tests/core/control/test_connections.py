@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from harness import schema_of
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.control.connections import GRACE_SECONDS
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, FreeExtents, Send
@@ -49,7 +50,7 @@ class World:
         self.next_peer = 1
         self.frames = Frames(HEAD)
         self.journal = HEAD.pack()
-        self.controller = Controller(sampler(), capacity=capacity)
+        self.controller = Controller(CoreConfig(sampler(), capacity=capacity))
 
     def begin(self, client: str, request: AnyRequest) -> None:
         """A client sends a request."""
@@ -95,7 +96,7 @@ class World:
             for record in records:
                 apply_record(state, record)
         invariants.check_invariants(state)
-        self.controller = Controller(self.sampler(), capacity=self.capacity, restored=state, now=self.now)
+        self.controller = Controller(CoreConfig(self.sampler(), capacity=self.capacity), restored=state, now=self.now)
         known = list(self.peers)
         self.peers.clear()
         if "unit-0" in self.sequences:  # a unit registers with each controller
@@ -279,7 +280,7 @@ def restarted(world: World, **more: Any) -> Controller:
     for records in Reading(Path("journal"), world.journal, True).frames():
         for record in records:
             apply_record(state, record)
-    return Controller(SequentialSampler(), restored=state, now=world.now, **more)
+    return Controller(CoreConfig(SequentialSampler(), **more), restored=state, now=world.now)
 
 
 def test_who_does_not_come_back_is_gone_after_the_grace() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from harness import Harness, column
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.control.absent_holders import FIRST_CHECK, LONGEST_CHECK
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.locks.lock_handlers import PAGE
@@ -223,7 +224,7 @@ class TestEnds:
 def with_known_processes(alive: set[str]) -> Harness:
     """A controller that knows which clients' processes live, as on one node."""
     h = Harness()
-    h.controller = Controller(h.samplers[""], restored=h.state, now=h.now, lives=alive.__contains__)
+    h.controller = Controller(CoreConfig(h.samplers[""], lives=alive.__contains__), restored=h.state, now=h.now)
     for name in h.clients:
         h.connect(name)
     return h
@@ -253,7 +254,7 @@ class TestRestarts:
         held = locked(h, "a", "x", lease=1000.0)
         alive = {"a"}
         state = h.state
-        h.controller = Controller(h.samplers[""], restored=state, now=h.now, lives=alive.__contains__)
+        h.controller = Controller(CoreConfig(h.samplers[""], lives=alive.__contains__), restored=state, now=h.now)
         alive.discard("a")
         h.tick(h.now + 2 * LONGEST_CHECK)
         assert held not in state.locks.by_token

@@ -12,11 +12,11 @@ from harness import BYTES, DELETE, EXTENT, OBJECT, Harness, column, content_of, 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transfer_queue.core.configuration import MaxLag
 from transfer_queue.core.events.records import PartitionMade, ReplySent, RowsPut, RowsPutTogether, WriterFenced
 from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.puts.puts_together import alike_puts
 from transfer_queue.core.tables import field_types
-from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, SealedError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import MIRROR

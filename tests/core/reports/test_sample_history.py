@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from report_reader import describe
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.timeline import row_history
 from transfer_queue.core.timeline.event_ring import EventRing
@@ -34,7 +35,7 @@ class Histories(RuleBasedStateMachine):
         self.before = row_history.PAGE_EVENTS, row_history.PAGE_ROWS
         row_history.PAGE_EVENTS, row_history.PAGE_ROWS = page, 4 * page
         self.h = Harness(SequentialSampler())
-        self.h.controller = Controller(SequentialSampler(), restored=self.h.state, timeline_events=capacity)
+        self.h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=capacity), restored=self.h.state)
         self.h.clients.clear()
         self.capacity = capacity
         self.model: dict[int, list[Entry]] = {}
@@ -182,7 +183,7 @@ TestHistories = Histories.TestCase
 
 def test_the_clear_of_a_partition_is_not_reported_for_a_sample_whose_own_clear_is_not_kept() -> None:
     h = Harness(SequentialSampler())
-    h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=2)
+    h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=2), restored=h.state)
     (row,) = rows_of(h.ask(h.publish(1, ("x",), "p", "w", keys=["k"]), "w"))
     h.ask(ClearKeys("p", ["k"]), "a")
     h.ask(h.publish(1, ("x",), "p", "w"), "w")

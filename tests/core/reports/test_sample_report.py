@@ -6,6 +6,7 @@ import pytest
 from harness import OBJECT, Harness, column, tensor
 from report_reader import describe
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports import sample_report
 from transfer_queue.messages.claims import RankGone
@@ -63,7 +64,7 @@ class TestFields:
         assert (y.client, y.task, y.rank, y.time) == ("v", "", -1, 8.0)
 
     def test_without_a_timeline_the_client_is_still_known(self, h: Harness) -> None:
-        h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=0)
+        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=0), restored=h.state)
         h.clients.clear()
         rows = h.put(1)
         report = describe(h, rows[0])

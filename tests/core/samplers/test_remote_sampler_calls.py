@@ -289,7 +289,7 @@ def test_of_a_million_rows_only_those_that_are_read_are_sent(
 
 
 def test_its_reported_time_is_the_time_that_claims_wait(h: Harness) -> None:
-    h.controller.context.timer = iter([1.0, 3.5]).__next__
+    h.controller.context.config.timer = iter([1.0, 3.5]).__next__
     h.put(1)
     h.claim(1)
     h.answer()

@@ -8,6 +8,7 @@ import harness
 import pytest
 from harness import Harness
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import (
@@ -65,7 +66,7 @@ class TestSamplingConfig:
         assert "'n_sampels'" in h.result(parked, "r").warning
 
     def test_in_a_strict_system_it_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(harness, "Controller", lambda *a, **k: Controller(*a, strict=True, **k))
+        monkeypatch.setattr(harness, "Controller", lambda *a, **k: Controller(CoreConfig(*a, strict=True, **k)))
         h = Harness()
         h.put(2)
         with pytest.raises(InvalidArgumentError, match="'dp_sise'"):

@@ -470,11 +470,11 @@ def test_a_users_sampler_is_timed_and_named() -> None:
 
     h = Harness(Plain())
     clock = iter([0.0, 0.25, 1.0, 1.5])
-    h.controller.context.timer = lambda: next(clock)
+    h.controller.context.config.timer = lambda: next(clock)
     h.put(2)
     assert h.dealt(1)
     assert h.dealt(1)
-    h.controller.context.timer = lambda: 7.0
+    h.controller.context.config.timer = lambda: 7.0
     assert h.dealt(1, "u", sampler="SequentialSampler") == [0]
     status = h.look(Status())
     (cost,) = status.samplers

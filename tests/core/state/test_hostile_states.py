@@ -13,6 +13,7 @@ from harness import Harness, column
 
 from transfer_queue.core import checkpoint_handler
 from transfer_queue.core.columns.joined_columns import pack_texts
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import serialization
 from transfer_queue.core.transitions.apply import apply_record
@@ -120,7 +121,7 @@ def plain(tree: Any) -> Any:
 
 def lived_in(tree: Any) -> None:
     """Run a controller with the state of a tree. Requests may fail only with errors of this package."""
-    core = Controller(SequentialSampler(), restored=serialization.load_untrusted(copy.deepcopy(tree)))
+    core = Controller(CoreConfig(SequentialSampler()), restored=serialization.load_untrusted(copy.deepcopy(tree)))
     core.on_connect("c", 1)
     requests: list[Any] = [ListKeys(), Status(), ListLocks(), TakeLock("q", ["a"], 1.0, 5.0), ReleaseLock("q", 1)]
     for name, partition in list(core.state.partitions.items()):

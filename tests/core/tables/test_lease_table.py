@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -430,7 +431,8 @@ def test_rows_that_are_never_acknowledged_are_skipped(h: Harness) -> None:
 
 
 def test_the_system_limit_applies_if_the_partition_has_none(h: Harness) -> None:
-    h.controller.context.max_deliveries = 1
+    context = h.controller.context
+    context.config = dataclasses.replace(context.config, max_deliveries=1)
     h.put(1)
     h.create("q", max_deliveries=0)
     h.put(1, partition="q")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from harness import Harness, rows_of
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.claims import ResetConsumption
@@ -184,7 +185,7 @@ def test_samples_that_another_client_consumed_after_a_reset_are_not_named(dead: 
 
 
 def test_only_what_the_timeline_still_has_is_named(h: Harness) -> None:
-    h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=8)
+    h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=8), restored=h.state)
     h.clients.clear()
     h.put(40)
     give(h, h.dealt(1))

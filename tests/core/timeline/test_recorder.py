@@ -8,6 +8,7 @@ import pytest
 from harness import Harness
 from timeline_reader import Reader, kinds
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.puts import wide_puts
 from transfer_queue.core.timeline import number_tables, recorder, timeline_handlers
@@ -460,7 +461,7 @@ class TestReading:
         assert (reply.position, reply.end, reply.missed, reply.events) == (1, 1, 0, b"")
 
     def test_a_reader_that_is_too_slow_sees_how_many_events_it_missed(self, h, monkeypatch):
-        h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=REQUESTS)
+        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=REQUESTS), restored=h.state)
         h.clients.clear()
         reader = Reader(h)
         h.put(1)
@@ -474,7 +475,7 @@ class TestReading:
         assert reader.missed == 2 * REQUESTS + 7
 
     def test_without_a_ring_only_waits_are_reported(self, h):
-        h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=0)
+        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=0), restored=h.state)
         h.clients.clear()
         h.put(1)
         h.ask(SetPolicyVersion("p", 1))
@@ -492,7 +493,7 @@ class TestBounds:
     def test_made_up_names_do_not_fill_memory(self, h, monkeypatch):
         for name, most in (("MAX_LANES", 8), ("MAX_PARTITIONS", 6), ("MAX_FIELDS", 4)):
             monkeypatch.setattr(number_tables, name, most)
-        h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=64)
+        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=64), restored=h.state)
         h.clients.clear()
         timeline = h.controller.context.timeline
         h.put(1)

@@ -11,6 +11,7 @@ from harness import Harness
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.state_metrics import StateMeasures, measure
 from transfer_queue.core.state.wait_queues import ParkedRequest
@@ -163,7 +164,7 @@ def test_clients_of_a_task_are_those_that_are_connected(h: Harness) -> None:
 
 
 def test_nothing_is_measured_without_a_timeline(h: Harness) -> None:
-    h.controller = Controller(SequentialSampler(), restored=h.state, timeline_events=0)
+    h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=0), restored=h.state)
     h.clients.clear()
     h.put(2)
     h.claim(2)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from timeline_reader import Event, Reader
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
 from transfer_queue.core.puts import wide_puts
@@ -41,9 +42,8 @@ class Timelines(RuleBasedStateMachine):
         sampler: BaseSampler = RankAwareSampler() if ranked else SequentialSampler()
         self.ranked = ranked
         self.h = Harness(sampler)
-        self.h.controller = Controller(
-            sampler, restored=self.h.state, capacity=CAPACITY, timeline_events=capacity
-        )  # fmt: skip
+        config = CoreConfig(sampler, capacity=CAPACITY, timeline_events=capacity)
+        self.h.controller = Controller(config, restored=self.h.state)
         self.h.controller.state.capacity = CAPACITY
         self.h.clients.clear()
         self.capacity = capacity

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from unit_standin import BYTES, Units
 
+from transfer_queue.core.configuration import MaxLag
 from transfer_queue.core.units import migration_planner, mirror_writer
-from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.core.units.unit_handlers import lose_missing_mirrors
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import MIRROR, NewBlock

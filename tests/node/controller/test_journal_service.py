@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, list_numbers, recover
@@ -48,7 +49,7 @@ class Served:
     def __init__(self, folder: Path, sync: bool = False) -> None:
         self.loop = Loop()
         found = recover(folder, CLOCK)
-        self.controller = Controller(SequentialSampler(), restored=found.state)
+        self.controller = Controller(CoreConfig(SequentialSampler()), restored=found.state)
         self.controller.on_connect("c", 1)
         self.journal = Journal(folder, found, CLOCK, sync)
         self.journaling = Journaling(self.controller, self.journal, CLOCK, sync)

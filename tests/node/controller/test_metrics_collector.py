@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition
@@ -34,7 +35,7 @@ class Loop:
     """A controller's loop in a thread. `asked` has the questions that units received, oldest first."""
 
     def __init__(self) -> None:
-        self.core = Controller(SequentialSampler())
+        self.core = Controller(CoreConfig(SequentialSampler()))
         for number, peer in UNITS.items():
             self.core.on_connect(f"unit-{number}", peer)
             request = RegisterUnit(f"{number}.sock", f"/{number}", f"boot-{number}", f"unit-{number}")
@@ -140,7 +141,7 @@ def test_a_large_state_is_measured_in_many_short_events(loop: Loop, monkeypatch:
 
 def test_a_loop_that_does_not_respond_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_collector, "LOOP_SECONDS", 0.01)
-    core = Controller(SequentialSampler())
+    core = Controller(CoreConfig(SequentialSampler()))
     collector = Collector(core, lambda function: None, lambda peer, request: Outgoing(peer, b""), Meter(), lambda: None)  # type: ignore[arg-type]
     begun = time.monotonic()
     with pytest.raises(TimeoutError):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.messages.claims import Claim
@@ -25,7 +26,7 @@ class Served:
     """A service whose controller returns two replies at a time; claims of WAITING clients wait for a partition."""
 
     def __init__(self, folder: Path) -> None:
-        self.controller = Controller(SequentialSampler(), part=2)
+        self.controller = Controller(CoreConfig(SequentialSampler(), part=2))
         self.service = ControllerService(self.controller, StateFiles(folder))
         self.sequence = 0
         for peer in range(WAITING + 1):

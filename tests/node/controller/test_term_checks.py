@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.journal.journal import Journal, recover
 from transfer_queue.journal.segment import ClockIdentity
@@ -28,7 +29,7 @@ class Served:
 
     def __init__(self, term: Term) -> None:
         found = recover(term.folder, CLOCK)
-        self.controller = Controller(SequentialSampler(), restored=found.state)
+        self.controller = Controller(CoreConfig(SequentialSampler()), restored=found.state)
         self.journaling = Journaling(self.controller, Journal(term.folder, found, CLOCK, False), CLOCK, False)
         self.service = ControllerService(self.controller, StateFiles(term.folder), self.journaling, term=term)
         self.ended = False

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.errors import SamplerError
 from transfer_queue.node.controller.controller_service import ControllerService, core_sampler
@@ -290,7 +291,7 @@ def test_a_sampler_that_hangs_ends_with_its_controller(tmp_path: Path) -> None:
 def test_the_process_of_a_sampler_that_was_replaced_is_gone(asking: Asking, tmp_path: Path) -> None:
     process = asking.host._process
     assert process is not None
-    service = ControllerService(Controller(core_sampler(asking.host)), StateFiles(tmp_path))
+    service = ControllerService(Controller(CoreConfig(core_sampler(asking.host))), StateFiles(tmp_path))
     service.use_hosts({"": asking.host}, asking.loop)
     service.use_hosts({"": SequentialSampler()}, asking.loop)
     limit = time.monotonic() + 60

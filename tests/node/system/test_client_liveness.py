@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from transfer_queue.config.settings import Settings
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.control.connections import GRACE_SECONDS
 from transfer_queue.core.controller import Controller
 from transfer_queue.journal.journal import Journal, recover
@@ -82,7 +83,9 @@ def test_files_of_killed_clients_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     alive = ClientLiveness(tmp_path, "alive")
     departed = DepartedClients(tmp_path)
-    service = ControllerService(Controller(SequentialSampler()), StateFiles(tmp_path / "states"), departed=departed)
+    service = ControllerService(
+        Controller(CoreConfig(SequentialSampler())), StateFiles(tmp_path / "states"), departed=departed
+    )
     service.on_connect(1, Hello("client", "connected"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alive", "connected"]
     (tmp_path / "killed").touch()

@@ -10,7 +10,6 @@ import hashlib
 import math
 import tempfile
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,16 +20,14 @@ from transfer_queue import sampler as samplers
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as e
-from transfer_queue.core.units.mirror_writer import MaxLag
-from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
+from transfer_queue.node.controller.core_settings import core_config
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
-from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 MAX_TICKS = 10_000  # at one moment
 MAX_TEXT = 60  # characters of a value in the state; of a longer text a hash is kept, too
@@ -136,21 +133,9 @@ class ControllerDriver:
         recovered = recover(folder, clock, settings.total_storage_size, ranked_tags(self._sampler))
         self._boots += 1
         self._journal = Journal(folder, recovered, clock, durable=False)
-        self._controller = Controller(
-            self._sampler,
-            msgspec.json.encode({"settings": settings.to_json(), "conf": {}}).decode(),
-            settings.total_storage_size,
-            restored=recovered.state,
-            now=self._clock_time,
-            boot=f"boot {self._boots}",
-            max_deliveries=settings.max_deliveries,
-            replicas=settings.replicas,
-            marks=Watermarks(settings.offload_high, settings.offload_low),
-            max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
-            values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
-            part=2,
-            lease_key=b"",
-        )
+        text = msgspec.json.encode({"settings": settings.to_json(), "conf": {}}).decode()
+        core = core_config(settings, self._sampler, text, boot=f"boot {self._boots}", part=2, lease_key=b"")
+        self._controller = Controller(core, recovered.state, self._clock_time)
 
     def _file(self, name: str, content: bytes) -> None:
         self._states.path(name).write_bytes(content)

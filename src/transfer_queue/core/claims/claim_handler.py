@@ -246,7 +246,7 @@ def _decide(
     if claim.again:  # nothing is dealt, so nothing is skipped
         return batch_selection.select_batch(context.state, partition, sampler, claim)
     timed = context.samplers.is_timed(sampler)
-    began = context.timer() if timed else 0.0
+    began = context.config.timer() if timed else 0.0
     try:
         for record in batch_selection.decide_asked(partition, claim):
             context.log.apply(record)
@@ -258,7 +258,7 @@ def _decide(
         return batch_selection.select_batch(context.state, partition, sampler, claim, busy, made)
     finally:
         if timed:
-            context.samplers.note(name_of(sampler), context.timer() - began)
+            context.samplers.note(name_of(sampler), context.config.timer() - began)
 
 
 def _end_previous_batch(context: ControllerContext, client: str, claim: Claim, rows: np.ndarray | None) -> None:

@@ -82,7 +82,7 @@ def handle_ack_many(context: ControllerContext, caller: Caller, request: claims.
 @handles(claims.Nack)
 def handle_nack(context: ControllerContext, caller: Caller, request: claims.Nack) -> Decision:
     """Return rows of a lease. The reply says whether the lease had any of them."""
-    records = lease_decisions.decide_nack(context.state, request, context.max_deliveries)
+    records = lease_decisions.decide_nack(context.state, request, context.config.max_deliveries)
     return Decision(records, lambda: Done(bool(records)))
 
 
@@ -94,7 +94,7 @@ def handle_report_batches(context: ControllerContext, caller: Caller, request: c
         for record in lease_decisions.return_batch(context.state, name, token):
             context.log.apply(record)
     if request.left:
-        for record in lease_decisions.settle_unseen(context.state, context.handed_over, caller.client, "left"):
+        for record in lease_decisions.settle_unseen(context.state, context.config.handed_over, caller.client, "left"):
             context.log.apply(record)
     effects = [effect for sequence in request.withdrawn for effect in _withdraw(context, caller, sequence)]
     sequence = caller.envelope.sequence
@@ -128,7 +128,7 @@ def hand_over(context: ControllerContext, report: claims.ReportBatches) -> None:
 @handles(claims.RankGone)
 def handle_rank_gone(context: ControllerContext, caller: Caller, request: claims.RankGone) -> Decision:
     """Make the unacknowledged rows of a rank ready again. The reply has their number."""
-    records, count = lease_decisions.decide_rank_gone(context.state, request, context.max_deliveries)
+    records, count = lease_decisions.decide_rank_gone(context.state, request, context.config.max_deliveries)
     return Decision(records, lambda: Done(count))
 
 

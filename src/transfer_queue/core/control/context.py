@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.claims.index_builder import IndexBuilder
 from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.control.absent_holders import AbsentHolders
 from transfer_queue.core.control.activity import ActivityTracker
 from transfer_queue.core.control.change_log import ChangeLog
@@ -40,6 +40,9 @@ from transfer_queue.messages.puts import Publish
 class ControllerContext:
     """What the handlers of requests work with. `Controller` builds it."""
 
+    config: CoreConfig
+    client_config: str
+    """JSON text that clients get when they attach."""
     state: State
     """The state. Only `log.apply` changes it."""
     log: RecordLog
@@ -65,16 +68,6 @@ class ControllerContext:
     stores: StoreServers
     checkpoints: PendingCheckpoints
 
-    config: str
-    """JSON text that clients get when they attach."""
-    timer: Callable[[], float]
-    """Returns seconds, to measure what a user's sampler costs. The core has no clock of its own."""
-    boot: str
-    """Differs from that of any other controller, and so tells apart block numbers that are equal."""
-    handed_over: Callable[[], Collection[int]]
-    """Returns the tokens of batches that processes of this node have handed over and noted."""
-    max_deliveries: int
-    """The limit of the partitions that do not set one. See `PartitionOptions`."""
     journal_error: str = field(default="")
     """Why mutations are blocked, for status; "" if they are not. The server sets it."""
 

@@ -80,7 +80,9 @@ def handle_read_progress(context: ControllerContext, caller: Caller, request: Re
 @handles(Topology, reads=True)
 def handle_topology(context: ControllerContext, caller: Caller, request: Topology) -> TopologyReply:
     """Reply with the storage units and the configuration for a client that attaches."""
-    return TopologyReply(list(context.state.units.values()), context.config, context.stores.progress(context.now))
+    return TopologyReply(
+        list(context.state.units.values()), context.client_config, context.stores.progress(context.now)
+    )
 
 
 def unit_progress(state: State) -> list[UnitProgress]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.events.effects import AskSampler, Effect
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
@@ -61,12 +62,9 @@ DecideAgain = Callable[[ParkedRequest, PendingCall], list[Effect]]
 class CallContext(Protocol):
     """The part of the controller that the calls use."""
 
+    config: CoreConfig
     state: State
     samplers: SamplerRegistry
-
-    @property
-    def timer(self) -> Callable[[], float]:
-        """Returns seconds."""
 
     def refuse(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
         """Refuse a request that waits."""
@@ -224,7 +222,7 @@ class CallQueue:
 
     def _begin(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
         self._number = next(self._numbers)
-        self._active, pending.ask, pending.began = pending, ask, context.timer()
+        self._active, pending.ask, pending.began = pending, ask, context.config.timer()
         pending.runner = ask.runner
         shown = NOTHING_SHOWN
         if ask.partition is not None and ask.ready is not None:
@@ -244,7 +242,7 @@ class CallQueue:
         pending, self._active = self._active, None
         assert pending is not None
         assert pending.ask is not None
-        context.samplers.note(pending.ask.runner.facts.name, context.timer() - pending.began)
+        context.samplers.note(pending.ask.runner.facts.name, context.config.timer() - pending.began)
         if pending.done is not None:
             effects = pending.done(outcome)
         else:

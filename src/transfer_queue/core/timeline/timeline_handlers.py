@@ -51,7 +51,7 @@ def handle_read_timeline(context: ControllerContext, caller: Caller, request: Re
     timeline, now = context.timeline, context.now
     ring = timeline.ring
     timeline.flush()
-    if request.boot != context.boot:
+    if request.boot != context.config.boot:
         request = ReadTimeline(seconds=request.seconds, most=request.most)
     if request.position is None:
         position = asked = max(ring.position_at(now - request.seconds), ring.end - request.most if request.most else 0)
@@ -66,7 +66,7 @@ def handle_read_timeline(context: ControllerContext, caller: Caller, request: Re
     end = position + len(events) // EVENT.itemsize
     caught_up = end == ring.end
     return TimelineReply(
-        context.boot,
+        context.config.boot,
         now,
         timeline.wall,
         end,

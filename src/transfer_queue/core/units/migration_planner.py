@@ -24,12 +24,12 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, BlockChunk
+from transfer_queue.core.configuration import Watermarks
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units import tiering_policy
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, blocks_message, split_into_runs
 from transfer_queue.core.units.location_checks import are_apart, check_moved, close_reported_extents
-from transfer_queue.core.units.tiering_policy import DEFAULTS, Watermarks
 from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, Blocks, NewBlock
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, DrainFinished, Move, Repack
 
@@ -62,7 +62,7 @@ _Stamp = tuple[int, int, int, tuple[tuple[int, int], ...]]
 class MigrationPlanner:
     """Makes and runs one plan at a time."""
 
-    def __init__(self, state: State, replicas: int = 1, marks: Watermarks = DEFAULTS) -> None:
+    def __init__(self, state: State, replicas: int, marks: Watermarks) -> None:
         self.state = state
         self.replicas = replicas
         """The number of units in which each block should be."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK, CHUNK_BITS
+from transfer_queue.core.configuration import MaxLag
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Send
 from transfer_queue.core.state.state import State
@@ -41,15 +42,6 @@ GATHER_SECONDS = 1.0
 """Seconds for which blocks are collected for an order if no reply is held; a quarter of `MaxLag.seconds` if less."""
 PAUSE = 0.25
 """Seconds until the next order after one that copied nothing."""
-
-
-@dataclass(frozen=True)
-class MaxLag:
-    """How far the mirror may be behind acknowledged puts."""
-
-    nbytes: int
-    """-1: every put waits until the mirror has its blocks."""
-    seconds: float
 
 
 @dataclass(slots=True)

@@ -9,26 +9,13 @@ extents may receive more blocks.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from transfer_queue.core.blocks.block_table import BlockTable
+from transfer_queue.core.configuration import Watermarks
 from transfer_queue.core.state.state import State
 from transfer_queue.messages.descriptors import DISK, MEMORY
 
 Place = tuple[int, int]  # unit, extent
-
-
-@dataclass(frozen=True)
-class Watermarks:
-    """The fill levels of a unit in memory, as fractions of its bytes."""
-
-    high: float = 0.8
-    """The level above which extents are moved to disk."""
-    low: float = 0.6
-    """The level at which this ends."""
-
-
-DEFAULTS = Watermarks()
 
 
 def bytes_to_offload(state: State, marks: Watermarks, short: Collection[int]) -> dict[int, float]:

@@ -17,8 +17,6 @@ import msgspec
 from transfer_queue.config.settings import SYSTEM, Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
-from transfer_queue.core.units.mirror_writer import MaxLag
-from transfer_queue.core.units.tiering_policy import Watermarks
 from transfer_queue.core.units.unit_handlers import lose_missing_mirrors, lose_units_of_nodes
 from transfer_queue.errors import StartError
 from transfer_queue.journal.journal import Journal, Recovered, recover
@@ -29,6 +27,7 @@ from transfer_queue.net.server.server_loop import ServerLoop
 from transfer_queue.net.tls_contexts import server_context
 from transfer_queue.node.controller import huge_pages
 from transfer_queue.node.controller.controller_service import ControllerService, core_sampler
+from transfer_queue.node.controller.core_settings import core_config
 from transfer_queue.node.controller.journal_service import Journaling
 from transfer_queue.node.controller.journal_sync import JournalSync
 from transfer_queue.node.controller.metrics_collector import Collector
@@ -41,7 +40,6 @@ from transfer_queue.node.system.paths import SystemFolder, is_network_storage
 from transfer_queue.node.system.sampler_transfer import PickledSampler
 from transfer_queue.node.unit.mirror_folders import boot_ids
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
-from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 PART = 128
 """Replies of one event that are sent before the others are made."""
@@ -97,23 +95,12 @@ def build_controller(
     made = {pattern: core_sampler(host, pattern) for pattern, host in hosts.items()}
     clock = ClockIdentity.now()
     recovered = None if journal is None else _recover(journal, clock, settings, made.values())
-    controller = Controller(
-        made.pop(SYSTEM), config=config, capacity=settings.total_storage_size, timer=time.perf_counter,
-        restored=None if recovered is None else recovered.state, now=time.monotonic(),
-        lives=partial(is_client_alive, system.clients),
+    core = core_config(
+        settings, made.pop(SYSTEM), config, task_samplers=made, lease_key=key, part=PART, boot=uuid.uuid4().hex,
+        timer=time.perf_counter, lives=partial(is_client_alive, system.clients),
         handed_over=partial(handed_over, system.clients),
-        boot=uuid.uuid4().hex,
-        max_deliveries=settings.max_deliveries,
-        replicas=settings.replicas,
-        marks=Watermarks(settings.offload_high, settings.offload_low),
-        strict=settings.strict,
-        timeline_events=settings.timeline_events,
-        max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
-        values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
-        part=PART,
-        task_samplers=made,
-        lease_key=key,
     )  # fmt: skip
+    controller = Controller(core, None if recovered is None else recovered.state, time.monotonic())
     _lose_former_units(controller, settings, sockets, term)
     journaling = loaded = None
     if journal is not None and recovered is not None:
@@ -181,5 +168,5 @@ def _serve_metrics(
     from transfer_queue.node.controller.metrics_http import serve_metrics
 
     endpoint = serve_metrics(listener, lambda: exposition(collector.collect(), compatible_names))
-    config = {**msgspec.json.decode(controller.context.config), "metrics_endpoint": endpoint}
-    controller.context.config = msgspec.json.encode(config).decode()
+    config = {**msgspec.json.decode(controller.context.client_config), "metrics_endpoint": endpoint}
+    controller.context.client_config = msgspec.json.encode(config).decode()
