@@ -297,7 +297,7 @@ def _forget_replaced(context: ControllerContext, before: list[Partition]) -> Don
     context.background_deals.mark_all_stale()
     context.sampler_calls.void()
     context.samplers.warned.clear()
-    for name in {*(partition.name for partition in before), *context.state.partitions}:
+    for name in dict.fromkeys([*(partition.name for partition in before), *context.state.partitions]):
         context.changes.changes_of(name).everything = True
     for partition in list(context.state.partitions.values()):
         for record in unneeded_rows.clear_pre_allocated(partition):
