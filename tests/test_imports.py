@@ -84,6 +84,7 @@ CORE_ORDER: list[set[str]] = [
     {"state"},
     {"transitions"},
     {"samplers"},
+    {"configuration"},
     SERVICES,
     {"control"},
     {"queries"},

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.configuration import CoreConfig
+from transfer_queue.core.configuration import TIMELINE_EVENTS, CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.records import Dealt
-from transfer_queue.core.timeline.event_ring import DEFAULT_CAPACITY
 from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply
@@ -39,7 +38,7 @@ class Core:
         self,
         sampler: BaseSampler | None = None,
         units: int = 1,
-        timeline_events: int = DEFAULT_CAPACITY,
+        timeline_events: int = TIMELINE_EVENTS,
         fields: int | None = None,
     ) -> None:
         self.controller = Controller(CoreConfig(sampler or SequentialSampler(), timeline_events=timeline_events))

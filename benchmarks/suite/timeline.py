@@ -22,7 +22,7 @@ from benchmarks.harness.systems import System, own_folder
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.environment import process_environment
 from transfer_queue.config.settings import Settings
-from transfer_queue.core.timeline.event_ring import DEFAULT_CAPACITY
+from transfer_queue.core.configuration import TIMELINE_EVENTS
 from transfer_queue.messages.reports.timeline import ReadTimeline
 from transfer_queue.node.system.launcher import start_local
 
@@ -39,7 +39,7 @@ PUT, CLAIM, PARKED = f"put of {BATCH} rows", f"claim of {BATCH} rows", f"put of 
 def run(scale: Scale) -> list[Row]:
     """Run all measurements."""
     rows = _core(scale.pick(200, 6), scale.pick(128, 16))
-    with _system("without", 0) as without, _system("with", DEFAULT_CAPACITY) as with_it:
+    with _system("without", 0) as without, _system("with", TIMELINE_EVENTS) as with_it:
         rows += _clients((without, with_it), scale.pick(40, 3), scale.pick(64, 8))
     return rows
 

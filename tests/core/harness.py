@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import sameness
 
-from transfer_queue.core.configuration import CoreConfig, MaxLag
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     AskSampler,
@@ -134,12 +134,10 @@ class Harness:
         self,
         sampler: BaseSampler | None = None,
         capacity: int | None = None,
-        max_lag: MaxLag | None = None,
-        part: int | None = None,
         task_samplers: Mapping[str, BaseSampler] | None = None,
-        lease_key: bytes | None = None,
+        **core: Any,
     ) -> None:
-        self.lease_key = lease_key
+        self.core = {"capacity": capacity, **core}  # of each `CoreConfig`
         self.users = {"": sampler or SequentialSampler(), **(task_samplers or {})}  # by the pattern of tasks
         self.samplers: dict[str, AnySampler] = {**self.users}
         for pattern, each in self.users.items():
@@ -147,8 +145,7 @@ class Harness:
                 self.samplers[pattern] = UserSampler(HostedRunner(describe(each), pattern))
         self.asks: list[AskSampler] = []  # emitted and not answered; one at a time for each sampler
         self.asks_wait = False  # until `answer` is called
-        self.max_lag = max_lag
-        self.controller = self._make_controller(capacity=capacity, max_lag=max_lag, part=part)
+        self.controller = self._make_controller()
         self.now = 0.0
         self.replies: dict[tuple[int, int], AnyReply] = {}
         self.freed: list[tuple[int, int]] = []
@@ -165,9 +162,9 @@ class Harness:
         made.append(self)
         self.ask(RegisterUnit("unit.sock", "/arena"), "unit-0")
 
-    def _make_controller(self, restored: State | None = None, **more: Any) -> Controller:
+    def _make_controller(self, restored: State | None = None) -> Controller:
         of_tasks = {pattern: sampler for pattern, sampler in self.samplers.items() if pattern}
-        config = CoreConfig(self.samplers[""], task_samplers=of_tasks, lease_key=self.lease_key, **more)
+        config = CoreConfig(self.samplers[""], task_samplers=of_tasks, **self.core)
         return Controller(config, restored, 0.0 if restored is None else self.now)
 
     @property
@@ -328,7 +325,7 @@ class Harness:
         self.records += [Unparked(*waiter) for waiter in self.state.waiting.by_waiter]
         self.works.clear()
         self.asks.clear()
-        self.controller = self._make_controller(state, max_lag=self.max_lag)
+        self.controller = self._make_controller(state)
         for name in self.clients:
             self.connect(name)
         invariants.check_invariants(state)

@@ -6,10 +6,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
 from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copy_containers
-from transfer_queue.core.timeline.event_ring import DEFAULT_CAPACITY
 
 MAX_DELIVERIES = 16
 """Deliveries of a row without an acknowledgement, if neither its partition nor the system sets another limit."""
+
+TIMELINE_EVENTS = 1 << 18
+
+PACKING = struct.Struct("<ddBBHIIIIIQQfiqqq")
+"""How an event and its rows are packed together."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class CoreConfig:
     """The most rows at a time; None for no limit."""
     max_deliveries: int = MAX_DELIVERIES
     """The limit of the partitions that do not set one. See `PartitionOptions`."""
-    timeline_events: int = DEFAULT_CAPACITY
+    timeline_events: int = TIMELINE_EVENTS
     """The number of events of the timeline that are kept; 0: none are written."""
 
     replicas: int = 1

@@ -288,8 +288,10 @@ def test_of_a_million_rows_only_those_that_are_read_are_sent(
     assert mine.calls == [[0, 1, 2, 4, 5, 6, 7, 8, 9]]
 
 
-def test_its_reported_time_is_the_time_that_claims_wait(h: Harness) -> None:
-    h.controller.context.config.timer = iter([1.0, 3.5]).__next__
+def test_its_reported_time_is_the_time_that_claims_wait(mine: Mine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Harness, "isolated", True)
+    h = Harness(mine, timer=iter([1.0, 3.5]).__next__)
+    h.asks_wait = True
     h.put(1)
     h.claim(1)
     h.answer()

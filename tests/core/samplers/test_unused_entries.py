@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import harness
 import pytest
 from harness import Harness
 
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import (
     BaseSampler,
@@ -65,9 +62,8 @@ class TestSamplingConfig:
         h.put(1)
         assert "'n_sampels'" in h.result(parked, "r").warning
 
-    def test_in_a_strict_system_it_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(harness, "Controller", lambda *a, **k: Controller(CoreConfig(*a, strict=True, **k)))
-        h = Harness()
+    def test_in_a_strict_system_it_is_an_error(self) -> None:
+        h = Harness(strict=True)
         h.put(2)
         with pytest.raises(InvalidArgumentError, match="'dp_sise'"):
             h.result(h.claim(1, dp_sise=2), "r")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -468,13 +469,11 @@ def test_a_users_sampler_is_timed_and_named() -> None:
         def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
             return ready_indexes[:batch_size], ready_indexes[:batch_size]
 
-    h = Harness(Plain())
-    clock = iter([0.0, 0.25, 1.0, 1.5])
-    h.controller.context.config.timer = lambda: next(clock)
+    clock = chain([0.0, 0.25, 1.0, 1.5], repeat(7.0))
+    h = Harness(Plain(), timer=lambda: next(clock))
     h.put(2)
     assert h.dealt(1)
     assert h.dealt(1)
-    h.controller.context.config.timer = lambda: 7.0
     assert h.dealt(1, "u", sampler="SequentialSampler") == [0]
     status = h.look(Status())
     (cost,) = status.samplers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -430,9 +429,8 @@ def test_rows_that_are_never_acknowledged_are_skipped(h: Harness) -> None:
     assert deliveries(h.lease(2)) is None
 
 
-def test_the_system_limit_applies_if_the_partition_has_none(h: Harness) -> None:
-    context = h.controller.context
-    context.config = dataclasses.replace(context.config, max_deliveries=1)
+def test_the_system_limit_applies_if_the_partition_has_none() -> None:
+    h = Harness(max_deliveries=1)
     h.put(1)
     h.create("q", max_deliveries=0)
     h.put(1, partition="q")

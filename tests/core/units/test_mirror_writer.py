@@ -308,7 +308,7 @@ class Life(RuleBasedStateMachine):
         m.lose(place)
         lost = m.note_lost()
         assert lost == {value for value, block in before.items() if block in alone}
-        if m.h.max_lag is SYNC and not m.arenas["mirror"]:
+        if m.h.core["max_lag"] is SYNC and not m.arenas["mirror"]:
             waiting = [entry for made in m.waiting.values() for entry in made.items()]
             assert lost <= {(row, field) for row, values in waiting for field in values}
 
@@ -351,7 +351,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def acknowledged_puts_are_within_the_lag(self) -> None:
-        if not hasattr(self, "m") or self.m.h.max_lag is not ASYNC or self.m.arenas["mirror"]:
+        if not hasattr(self, "m") or self.m.h.core["max_lag"] is not ASYNC or self.m.arenas["mirror"]:
             return
         answered = self.m.writer.behind_bytes - BYTES * len(self.m.waiting)
         assert answered <= ASYNC.nbytes
