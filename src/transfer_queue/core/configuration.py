@@ -11,9 +11,7 @@ MAX_DELIVERIES = 16
 """Deliveries of a row without an acknowledgement, if neither its partition nor the system sets another limit."""
 
 TIMELINE_EVENTS = 1 << 18
-
-PACKING = struct.Struct("<ddBBHIIIIIQQfiqqq")
-"""How an event and its rows are packed together."""
+"""The number of events of the timeline that are kept if the configuration names no other."""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
 
 import numpy as np
 
 from transfer_queue.timeline.events import EVENT, NO_FIELDS
 
+PACKING = struct.Struct("<ddBBHIIIIIQQfiqqq")
+"""How an event and its rows are packed together."""
 SIZE = PACKING.size
 """The bytes of both."""
 _ENTRY = np.dtype([("event", EVENT), ("first", "<i8"), ("last", "<i8"), ("before", "<i8")])
