@@ -1,133 +1,57 @@
-"""The deadlines of leases and locks. They are not part of the state: after a restart each has its full time again."""
+"""Ends the leases of rows when their time is over."""
 
 from __future__ import annotations
 
-import heapq
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Iterable
 
-from transfer_queue.core.state.state import State
+from transfer_queue.core.claims import lease_decisions
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.deadlines import Deadlines
+from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.service import Service
 from transfer_queue.core.tables.lease_table import RowLease
-from transfer_queue.core.tables.lock_table import KeyLock
-
-Entry = tuple[float, str, int]  # time, partition, token
-LEAST = 1024  # entries of the heap before ended leases are removed from it
 
 
-class Leased(Protocol):
-    """What has a deadline: a `RowLease` or a `KeyLock`."""
-
-    @property
-    def token(self) -> int:
-        """The token."""
-
-    @property
-    def seconds(self) -> float:
-        """The duration of the lease, and of each renewal."""
-
-
-LeasedT = TypeVar("LeasedT", bound=Leased)
-
-
-class Deadlines(ABC, Generic[LeasedT]):
-    """The deadlines of all leases of a kind, on the controller's clock. Those of a restored state start again."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._ends: dict[int, float] = {}  # token -> time; a renewal moves it
-        self._heap: list[Entry] = []  # at least one entry for each lease, none later than its deadline
-        self._most = LEAST  # entries at which those of ended leases are removed
-        self._restored = any(True for _ in self._leases())
-
-    @abstractmethod
-    def _leases(self) -> Iterable[tuple[str, LeasedT]]:
-        """Return all leases of the state, each with the name of its partition."""
-
-    @abstractmethod
-    def _lease(self, name: str, token: int) -> LeasedT | None:
-        """Return a lease of the state; None if it has ended."""
-
-    def begin(self, partition: str, lease: LeasedT, now: float) -> None:
-        """Set the deadline of a new lease, or of a lease whose time starts again."""
-        self._ends[lease.token] = now + lease.seconds
-        heapq.heappush(self._heap, (now + lease.seconds, partition, lease.token))
-        if len(self._heap) > self._most:
-            live = {token: name for _, name, token in self._heap if self._lease(name, token) is not None}
-            self._ends = {token: self._ends[token] for token in live}
-            self._heap = [(self._ends[token], name, token) for token, name in live.items()]
-            heapq.heapify(self._heap)
-            self._most = max(LEAST, 2 * len(self._heap))
-
-    def renew(self, name: str, token: int, now: float) -> bool:
-        """Restart the time of a lease. Returns whether it is still in force."""
-        lease = self._lease(name, token)
-        if lease is None:
-            return False
-        if token in self._ends:
-            self._ends[token] = now + lease.seconds
-        else:
-            self.begin(name, lease, now)
-        return True
-
-    def age_of(self, lease: LeasedT, now: float) -> float | None:
-        """Return the seconds since a lease began or was renewed; None if this is not known."""
-        end = self._ends.get(lease.token)
-        return None if end is None else max(now - end + lease.seconds, 0.0)
-
-    def next_deadline(self) -> float | None:
-        """Return the time at which the next lease may end; None if there is no lease."""
-        if self._restored:
-            return -math.inf  # restored leases have no deadline yet
-        while self._heap:
-            when, name, token = self._heap[0]
-            end = self._ends[token] if self._lease(name, token) is not None else None
-            if end == when:
-                return when
-            heapq.heappop(self._heap)
-            if end is None:
-                self._ends.pop(token, None)
-            elif end > when:
-                heapq.heappush(self._heap, (end, name, token))
-        return None
-
-    def expired(self, now: float) -> Iterator[tuple[str, LeasedT]]:
-        """Iterate over (partition, lease) whose deadline has passed. The caller ends each one before the next."""
-        if self._restored:
-            self._restored = False
-            for name, lease in self._leases():
-                self.begin(name, lease, now)
-        while (when := self.next_deadline()) is not None and when <= now:
-            _, name, token = self._heap[0]
-            found = self._lease(name, token)
-            assert found is not None  # `next_deadline` has removed the entries of ended leases
-            yield name, found
-
-
-class LeaseDeadlines(Deadlines[RowLease]):
+class Leases(Service):
     """The deadlines of the leases of rows."""
 
-    def _leases(self) -> Iterable[tuple[str, RowLease]]:
-        partitions = self._state.partitions.values()
+    def __init__(self, context: ControllerContext) -> None:
+        super().__init__(context)
+        self.deadlines = Deadlines(self._find_all, self._find)
+
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return any(partition.leases.by_token for partition in context.state.partitions.values())
+
+    def _find_all(self) -> Iterable[tuple[str, RowLease]]:
+        partitions = self.context.state.partitions.values()
         return ((partition.name, lease) for partition in partitions for lease in partition.leases.by_token.values())
 
-    def _lease(self, name: str, token: int) -> RowLease | None:
-        partition = self._state.partitions.get(name)
+    def _find(self, name: str, token: int) -> RowLease | None:
+        partition = self.context.state.partitions.get(name)
         return None if partition is None else partition.leases.by_token.get(token)
 
-    def renew(self, name: str, token: int, now: float) -> bool:
-        """See `Deadlines.renew`. A lease whose rows are all cleared is not renewed."""
-        lease = self._lease(name, token)
-        live = lease is not None and bool(len(self._state.partitions[name].leases.live_rows(lease)))
-        return live and super().renew(name, token, now)
+    def begin(self, partition: str, lease: RowLease) -> None:
+        """Set the deadline of a new lease."""
+        self.deadlines.begin(partition, lease, self.context.now)
 
+    def renew(self, name: str, token: int) -> bool:
+        """Restart the time of a lease. Returns whether it is in force. One whose rows are all cleared is not."""
+        lease = self._find(name, token)
+        live = lease is not None and bool(len(self.context.state.partitions[name].leases.live_rows(lease)))
+        return live and self.deadlines.renew(name, token, self.context.now)
 
-class LockDeadlines(Deadlines[KeyLock]):
-    """The deadlines of the locks of keys."""
+    def next_due(self) -> float | None:
+        """See `Service.next_due`."""
+        return self.deadlines.next_deadline()
 
-    def _leases(self) -> Iterable[tuple[str, KeyLock]]:
-        return ((lock.partition, lock) for lock in self._state.locks.by_token.values())
-
-    def _lease(self, name: str, token: int) -> KeyLock | None:
-        return self._state.locks.by_token.get(token)
+    def on_due(self) -> list[Effect]:
+        """End the leases whose time is over: their rows are ready again, or dropped after too many deliveries."""
+        context = self.context
+        for name, lease in self.deadlines.expired(context.now):
+            leased = context.state.partitions[name]
+            most = context.config.max_deliveries
+            for record in lease_decisions.end_lease(leased, lease, lease.rows, "expired", most):
+                context.log.apply(record)
+        return []

@@ -1,12 +1,17 @@
-"""Handlers of the requests about locks of keys."""
+"""Locks of keys: the handlers of their requests, and the ends of their leases."""
 
 from __future__ import annotations
 
 from itertools import islice
 
+from transfer_queue.core.absent_holders import AbsentHolders
 from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.deadlines import Deadlines
+from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.locks import lock_decisions
+from transfer_queue.core.service import Service
+from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages import locks
 from transfer_queue.messages.base import Done
@@ -16,11 +21,42 @@ PAGE = 256
 """Locks and waiting requests in one page of a list."""
 
 
+class Locks(Service):
+    """The deadlines of the locks."""
+
+    def __init__(self, context: ControllerContext) -> None:
+        super().__init__(context)
+        self.deadlines = Deadlines(
+            lambda: ((lock.partition, lock) for lock in context.state.locks.by_token.values()),
+            lambda name, token: context.state.locks.by_token.get(token),
+        )
+
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return bool(context.state.locks.by_token or context.state.waiting.locks)
+
+    def next_due(self) -> float | None:
+        """See `Service.next_due`."""
+        return self.deadlines.next_deadline()
+
+    def on_due(self) -> list[Effect]:
+        """End the locks whose time is over."""
+        for _, lock in self.deadlines.expired(self.context.now):
+            self.context.log.apply(lock_decisions.expire(lock))
+        return []
+
+    def on_wait_ended(self, waiting: ParkedRequest, met: bool) -> None:
+        """See `Service.on_wait_ended`. The requests behind one for a lock do not wait for it any more."""
+        if isinstance(waiting.request, locks.TakeLock):
+            self.context.changes.changes_of(waiting.request.partition).locks = True
+
+
 @handles(locks.TakeLock)
 def handle_take_lock(context: ControllerContext, caller: Caller, request: locks.TakeLock) -> Decision | ParkDecision:
     """Lock keys, or park the request while one of them is locked or an earlier request waits for one of them."""
     lock_decisions.check_request(request)
-    state = context.state
+    state, service = context.state, context.services[Locks]
     if lock_decisions.must_wait(state, request, caller.waiter, context.parked.peers):
         if request.wait is not None and request.wait > 0:
             return ParkDecision(request, request.wait)
@@ -29,8 +65,8 @@ def handle_take_lock(context: ControllerContext, caller: Caller, request: locks.
     granted = lock_decisions.grant(state, caller.client, request, context.now)
 
     def reply() -> AnyReply:
-        context.lock_deadlines.begin(request.partition, state.locks.by_token[granted.token], context.now)
-        context.absent_holders.note_holder(caller.client)
+        service.deadlines.begin(request.partition, state.locks.by_token[granted.token], context.now)
+        context.services[AbsentHolders].note_holder(caller.client)
         return locks.LockReply(granted.token)
 
     return Decision([granted], reply)

@@ -1,0 +1,138 @@
+"""The clients that hold locks, batches or reserved rows and have no connection: detects that their processes are dead.
+
+The locks of a dead client end before their leases do, what it has not handed over becomes ready again, and rows that it
+has reserved make space for other producers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from transfer_queue.core.claims import lease_decisions
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.locks import lock_decisions
+from transfer_queue.core.service import Service, observes
+from transfer_queue.core.state import unneeded_rows
+from transfer_queue.core.state.state import State
+
+FIRST_CHECK = 0.01
+"""Seconds between the end of a client's last connection and the first check. The kernel closes the sockets of a killed
+process before it releases its other locks, or after that.
+"""
+LONGEST_CHECK = 1.0
+"""The maximum number of seconds between two checks. The time between checks doubles until then."""
+ABSENCE_SECONDS = 30.0
+"""Seconds without a connection after which a client whose process cannot be checked has handed over nothing more."""
+
+
+class AbsentHolders(Service):
+    """The clients without a connection that hold locks, batches that they have not handed over, or reserved rows.
+
+    A client that has lost its connections may still be alive, so the end of a connection alone ends nothing. Whether
+    its process is alive is known only for clients on the controller's node. The locks of other clients end with their
+    leases, and their batches after ABSENCE_SECONDS.
+    """
+
+    def __init__(self, context: ControllerContext) -> None:
+        """Check the holders of a restored state, which have no connection yet."""
+        super().__init__(context)
+        self._state = context.state
+        self._is_alive = context.config.lives
+        self._verifiable: dict[str, bool] = {}
+        """Client -> whether `_is_alive` knows its process. It is checked while the client is certainly alive."""
+        self._checks: dict[str, tuple[float, float]] = {}
+        """Client without a connection -> the time of its next check, and the seconds before it."""
+        for client in _holders(context.state):
+            self.note_holder(client)
+            if not context.connections.peers.get(client):
+                self._note_disconnected(client)
+
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return bool(_holders(context.state))
+
+    def note_holder(self, client: str) -> None:
+        """Note that a client gets a lock, a batch or reserved rows."""
+        if client not in self._verifiable:
+            self._verifiable[client] = self._is_alive(client)
+
+    def _note_disconnected(self, client: str) -> None:
+        if client not in _holders(self._state):
+            self._verifiable.pop(client, None)
+            return
+        seconds = FIRST_CHECK if self._verifiable.get(client) else ABSENCE_SECONDS
+        self._checks[client] = self.context.now + seconds, seconds
+
+    def on_client_left(self, client: str, announced: bool) -> list[Effect]:
+        """See `Service.on_client_left`. A client that closes hands over nothing more."""
+        if announced:
+            self._end_holds(client, "left")
+        self._note_disconnected(client)
+        return []
+
+    @observes(r.WriterFenced)
+    def note_dead(self, record: r.WriterFenced) -> None:
+        """Note that a client is proven dead, which has no connection any more or is about to lose it."""
+        if record.writer in self._checks:
+            self._checks[record.writer] = 0.0, ABSENCE_SECONDS
+
+    @property
+    def awaited(self) -> Collection[str]:
+        """The clients without a connection that are not known to be gone."""
+        return self._checks.keys()
+
+    def next_due(self) -> float | None:
+        """See `Service.next_due`."""
+        return min(when for when, _ in self._checks.values()) if self._checks else None
+
+    def on_due(self) -> list[Effect]:
+        """Check the clients of which a check is due, and end what those hold that are gone."""
+        for client, is_dead in self._gone():
+            self._end_holds(client, "gone", locks=is_dead)
+            for waiting in self._state.waiting.space.values():
+                self.drop_abandoned(waiting.request.partition)
+        return []
+
+    def _gone(self) -> list[tuple[str, bool]]:
+        """Return the clients that are gone by the checks that are due, each with whether its process is proven dead."""
+        gone, now = [], self.context.now
+        for client, (when, seconds) in list(self._checks.items()):
+            if when > now:
+                continue
+            del self._checks[client]
+            if self.context.connections.peers.get(client) or client not in _holders(self._state):
+                continue
+            if self._is_alive(client):
+                seconds = min(2 * seconds, LONGEST_CHECK)
+                self._checks[client] = now + seconds, seconds
+            else:
+                gone.append((client, self._verifiable.pop(client, False)))
+        return gone
+
+    def _end_holds(self, client: str, reason: str, *, locks: bool = True) -> None:
+        """End what a client still holds: batches that it has not handed over, and its locks. reason: of the records."""
+        released = lock_decisions.release_all(self._state, client) if locks else []
+        settled = lease_decisions.settle_unseen(self._state, self.context.config.handed_over, client, reason)
+        for record in [*settled, *released]:
+            self.context.log.apply(record)
+
+    def drop_abandoned(self, name: str) -> bool:
+        """Drop the rows of a partition whose clients reserved them and are gone. Return whether there were any."""
+        partition = self._state.partitions.get(name)
+        if partition is None:
+            return False
+        records = unneeded_rows.drop_abandoned(partition, {*self.context.connections.peers, *self.awaited})
+        for record in records:
+            self.context.log.apply(record)
+        return bool(records)
+
+
+def _holders(state: State) -> dict[str, None]:
+    """Return the clients that hold locks, batches that they have not handed over, or reserved rows."""
+    partitions = state.partitions.values()
+    batches = [batch.client for partition in partitions for batch in partition.unseen_batches.by_token.values()]
+    reserving = [client for partition in partitions for client in partition.reserving_clients()]
+    return dict.fromkeys([*state.locks.of_client, *batches, *reserving])
