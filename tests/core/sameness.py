@@ -18,16 +18,14 @@ from transfer_queue.core.blocks.digest_index import DigestIndex
 from transfer_queue.core.blocks.extent_records import ExtentRecord
 from transfer_queue.core.columns.intern_table import InternTable
 from transfer_queue.core.columns.intervals import IntervalSet
-from transfer_queue.core.columns.wide_schema import WideSchema
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.tables.admission_window import AdmissionWindow
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
-from transfer_queue.core.tables.field_groups import FieldGroups
 from transfer_queue.core.tables.field_ranks import FieldRanks
-from transfer_queue.core.tables.field_types import FieldGroup, FieldStats
+from transfer_queue.core.tables.field_types import FieldStats
 from transfer_queue.core.tables.group_table import Group, GroupQuotas, GroupTable
 from transfer_queue.core.tables.lease_table import Counts, LeaseTable, RowLease, UnseenBatches
 from transfer_queue.core.tables.lock_table import KeyLock, LockTable
@@ -40,7 +38,7 @@ from transfer_queue.core.tables.skipped_rows import SkippedRows
 PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
-    DigestIndex, FieldGroups, FieldGroup, FieldRanks, AdmissionWindow,
+    DigestIndex, FieldRanks, AdmissionWindow,
     IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock, UnseenBatches, r.UnseenBatch,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
@@ -50,7 +48,6 @@ LEFT_OUT: dict[type, set[str]] = {
     BlockTable: {
         "changes",
         "newest_schema",  # of the last put, for the timeline
-        "discarded",
         "untold",
         "leased_in",
         "stored",
@@ -68,14 +65,10 @@ LEFT_OUT: dict[type, set[str]] = {
         "learnt",  # caches
         "_named",
     },
-    FieldGroups: {"_rows", "changes", "_listed"},  # refers to the rows of the partition; caches
-    FieldStats: {"own_live", "own_ever"},  # a group counts what is saved with its fields
-    FieldGroup: {"ever"},
-    FieldRanks: {"rows", "_blocks"},  # of the partition
-    # `watched` is set by samplers, `fields` are those of the partition, and the others are caches
-    RowTable: {"watched", "fields", "_firsts", "_keys"},
+    FieldRanks: {"rows", "fields", "_blocks"},  # of the partition
+    RowTable: {"watched", "_firsts", "_keys"},  # `watched` is set by samplers, and the others are caches
     # `numbers` and `wrong` are derived; tags and keys are compared by `_shown`
-    Chunk: {"numbers", "wrong", "_tags", "_packed", "keys", "fields"},
+    Chunk: {"numbers", "wrong", "_tags", "_packed", "keys"},
 }
 
 
@@ -89,8 +82,6 @@ def differences(one: Any, other: Any) -> list[str]:
 def _shown(part: Any) -> dict[str, Any]:
     """Return the attributes of a part of the state that must be restored."""
     names = [*getattr(part, "__dict__", ()), *getattr(type(part), "__slots__", ())]
-    if isinstance(part, FieldStats):
-        part.forget_if_gone()
     shown = {name: getattr(part, name) for name in names if name not in LEFT_OUT.get(type(part), ())}
     if isinstance(part, Chunk):
         keys = part.keys or [None] * part.capacity
@@ -98,7 +89,7 @@ def _shown(part: Any) -> dict[str, Any]:
         shown |= {"tags": tags, "keys": keys}
     elif isinstance(part, FieldStats):
         ranks = {rank: (part.counts[rank], shapes) for rank, shapes in sorted(part.further.items())}
-        shown |= {"live": part.live, "ever": part.ever, "further": ranks, "counts": dict(sorted(part.counts.items()))}
+        shown |= {"further": ranks, "counts": dict(sorted(part.counts.items()))}
     elif isinstance(part, InternTable):  # the order of this dict has no meaning
         shown["number"] = dict(sorted(part.number.items(), key=lambda item: item[1]))
     elif isinstance(part, LeaseTable):  # the same is true here, but not of the entries
@@ -134,7 +125,7 @@ def _compare(one: Any, other: Any, where: str, found: list[str], pairs: dict[int
             return
         for at, (value, again) in enumerate(zip(one, other, strict=True)):
             _compare(value, again, f"{where}[{at}]", found, pairs)
-    elif isinstance(one, (str, int, float, bytes, set, type(None), WideSchema, msgspec.Struct, msgspec.msgpack.Ext)):
+    elif isinstance(one, (str, int, float, bytes, set, type(None), msgspec.Struct, msgspec.msgpack.Ext)):
         if one != other and not (one != one and other != other):
             found.append(f"{where}: {one!r} became {other!r}")
     else:

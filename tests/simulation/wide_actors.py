@@ -1,4 +1,4 @@
-"""A client that puts samples with very many fields, which the controller prepares in steps.
+"""A client that puts samples with very many fields, whose schemas are sent in parts.
 
 The ledger does not have its samples: the client checks them by itself.
 """
@@ -15,13 +15,13 @@ from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient, Script
 from tests.simulation.run_features import MOVED
 from transfer_queue.client.data.data_path import Operation
-from transfer_queue.core.columns.wide_schema import WIDE
 from transfer_queue.errors import (
     InvalidArgumentError,
     StorageKeyNotFoundError,
     TransferQueueError,
     UnknownPartitionError,
 )
+from transfer_queue.messages.descriptors import WIDE
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import Call
 

@@ -45,9 +45,7 @@ from transfer_queue.core.events.registry import READS, Caller, Decision, ParkDec
 from transfer_queue.core.locks import lock_decisions, lock_handlers
 from transfer_queue.core.puts import equal_values, put_handlers, puts_together, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
-from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
-from transfer_queue.core.queries.wide_lookups import WideLookups
 from transfer_queue.core.reports import explain, sample_report, status, stuck_samples, wait_reasons
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.remote_calls import SamplerAsks, hosted_runner
@@ -66,12 +64,8 @@ from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueErro
 from transfer_queue.messages.claims import Claim, ReportBatches
 from transfer_queue.messages.envelopes import NOTICE, AnyRequest, RequestEnvelope
 from transfer_queue.messages.puts import PublishReply
-from transfer_queue.messages.queries import Lookup
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
-
-FREED = 1024
-"""Objects that a step frees, which takes about half a millisecond."""
 
 HANDLERS = (
     batch_metadata,
@@ -147,9 +141,7 @@ class Controller:
         )
         migrations.mirror_is_due = self.context.mirror.is_due
         self.clears = IncrementalClears()
-        self.wide_puts = WidePuts()
-        self.wide_lookups = WideLookups()
-        self._wakeups = Wakeups(self.context, self.clears, self.wide_puts, config.part)
+        self._wakeups = Wakeups(self.context, self.clears, config.part)
         self._part = config.part
         self._due: float | None = None
         self._is_due_known = False
@@ -237,9 +229,6 @@ class Controller:
         try:
             if type(request) in READS:
                 check_epoch(state, request)
-                if type(request) is Lookup and self.wide_lookups.begin(state, caller, request):
-                    self._is_due_known = False
-                    return []
                 reply: Any = handler(type(request))(context, caller, request)
                 effects = [Send(peer, sequence, reply)]
                 return effects if report is None else self._settle_after(effects)
@@ -289,8 +278,6 @@ class Controller:
         context.parked.cancel(client, peer)
         context.unit_drains.cancel(client, peer)
         context.mirror.drop_connection(peer)
-        self.wide_puts.drop_connection(peer)
-        self.wide_lookups.drop_connection(peer)
         context.stores.note_closed(peer, now)
         for unit in context.connections.units_at(peer):
             unit_handlers.forget_unit(context, unit)
@@ -326,8 +313,7 @@ class Controller:
             times.append(context.mirror.next_deadline())
         if state.aging:
             times += [retention.next_expiry(partition) for partition in state.aging.values()]
-        jobs = self.unfinished or self.clears.jobs or self.wide_puts.jobs or self.wide_lookups.jobs
-        if jobs or context.index_builder or state.blocks.discarded:
+        if self.unfinished or self.clears.jobs or context.index_builder:
             times.append(context.now)
         return min([time for time in times if time is not None], default=None)
 
@@ -351,9 +337,6 @@ class Controller:
             retention.retain(context.log, partition)
         effects = self._wakeups.expire(now)
         effects += self.clears.step(context)
-        effects += self.wide_puts.step(context, self.change, self._wakeups.retry)
-        effects += self.wide_lookups.step(context)
-        context.state.blocks.free_some(FREED)
         built = context.index_builder.step(context.state)
         if built is not None:
             context.changes.changes_of(built[0]).tasks |= {built[1]}
@@ -445,7 +428,7 @@ class Controller:
         check_epoch(self.state, request)
         handle = handler(type(request))
         context.activity.note_request(caller.client, request)
-        if self.clears.begin(self.state, caller) or self.wide_puts.begin(self.state, caller, context.now):
+        if self.clears.begin(self.state, caller):
             return []
         result = handle(context, caller, request)
         if isinstance(result, Decision):

@@ -18,7 +18,6 @@ from transfer_queue.core.events.registry import Caller, Decision, handler
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import flow_control, put_decisions, retention
 from transfer_queue.core.puts.incremental_clear import IncrementalClears
-from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports import deadlock_detector
 from transfer_queue.core.reports.explain import timeout_words
@@ -40,12 +39,9 @@ from transfer_queue.messages.queries import Watch
 class Wakeups:
     """Meets and ends the requests that wait."""
 
-    def __init__(
-        self, context: ControllerContext, clears: IncrementalClears, wide_puts: WidePuts, part: int | None
-    ) -> None:
+    def __init__(self, context: ControllerContext, clears: IncrementalClears, part: int | None) -> None:
         self._context = context
         self._clears = clears
-        self._wide_puts = wide_puts
         self._part = part
         self.left: Iterator[list[Effect]] | None = None
         """What `settle` has left to `settle_further`, which must be done before the next event; None: nothing."""
@@ -122,7 +118,6 @@ class Wakeups:
             or context.checkpoints.saves
             or context.migrations.active
             or self._clears.jobs
-            or self._wide_puts.jobs
             or context.index_builder
         )
         return not working and context.activity.is_deadlocked(context.state, context.connections.peers)
@@ -227,8 +222,6 @@ class Wakeups:
         if peer is None:
             return []
         caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
-        if self._wide_puts.must_prepare(context.state, waiting, caller):
-            return []
         try:
             check_epoch(context.state, waiting.request)
             decision = handler(type(waiting.request))(context, caller, waiting.request)
@@ -240,7 +233,7 @@ class Wakeups:
         except TransferQueueError as error:
             return context.refuse(waiting, error)
         finally:
-            context.timeline.arrived = context.state.blocks.prepared = None
+            context.timeline.arrived = None
 
     def _expiry_reply(self, waiting: ParkedRequest, now: float) -> AnyReply:
         """Return the reply to a request whose deadline has come."""

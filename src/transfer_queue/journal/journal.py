@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from transfer_queue.core.earlier import current_record
 from transfer_queue.core.events.records import AnyRecord, Record, RequestParked, StateLoaded, Unparked
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.state import State
@@ -172,7 +173,7 @@ def _replay(state: State, path: Path, clock: ClockIdentity, last: bool) -> tuple
                 _read_loaded(states, state, record, path)
                 files.append(record.file)
             try:
-                apply_record(state, record)
+                apply_record(state, current_record(record))
             except Exception as error:  # any error here means that the record is invalid
                 raise JournalError(
                     f"record {count} of the journal's file {path} does not fit the records before it "

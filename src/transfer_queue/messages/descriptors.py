@@ -112,11 +112,6 @@ DIGEST = 16
 """The length of a digest in bytes."""
 
 
-def all_blocks(block: NewBlock | None, further: list[NewBlock]) -> list[NewBlock]:
-    """Return the blocks of a put from the first one and the others."""
-    return [] if block is None else [block, *further]
-
-
 class FieldType(Message, frozen=True):
     """The type of a field over all its live rows."""
 

@@ -14,7 +14,7 @@ from transfer_queue.messages.base import (
     Seconds,
     Unit,
 )
-from transfer_queue.messages.descriptors import EqualField, NewBlock, all_blocks
+from transfer_queue.messages.descriptors import EqualField, NewBlock
 from transfer_queue.messages.tag_table import SentTags, StoredTags
 
 
@@ -84,7 +84,7 @@ class Publish(Request, frozen=True):
     @property
     def blocks(self) -> list[NewBlock]:
         """All blocks of the put."""
-        return all_blocks(self.block, self.further)
+        return [] if self.block is None else [self.block, *self.further]
 
 
 class ClearRows(Request, frozen=True):

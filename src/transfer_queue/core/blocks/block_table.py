@@ -18,13 +18,10 @@ import numpy as np
 from transfer_queue.core.blocks.block_chunk import CHUNK, CHUNK_BITS, FIELDS, PLACE, BlockChunk
 from transfer_queue.core.blocks.digest_index import DigestIndex
 from transfer_queue.core.blocks.extent_records import PublishedExtents
-from transfer_queue.core.blocks.prepared_put import Discarded, PreparedPut
 from transfer_queue.core.columns.intern_table import InternTable, interned
 from transfer_queue.core.columns.joined_columns import JoinedBytes, join_columns, split_columns
 from transfer_queue.core.columns.schema import Count, counter, part, parts_of
-from transfer_queue.core.columns.wide_schema import Schema, WideSchema, to_schema
-from transfer_queue.core.tables.field_types import with_schema
-from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock, all_blocks
+from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock
 
 _TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
 MOST_PLACES = 2
@@ -32,8 +29,7 @@ _MOVES = ("unit", "offset", "generation")  # those of them that depend on the lo
 
 LiveBlock = tuple[int, int, list[BlockLocation], int]
 """(number, values needed, locations, nbytes) of a needed block."""
-Released = tuple[np.ndarray, int]
-"""The blocks of rows (0: no block), and the number of fields whose values the rows had there."""
+Schema = tuple[FieldSpec, ...]
 
 
 def _count_distinct(values: np.ndarray) -> list[tuple[int, int]]:
@@ -94,8 +90,8 @@ class BlockTable(PublishedExtents):
     schemas: InternTable[Schema] = interned(
         "schema_values",
         list[list[FieldSpec] | None],
-        save=lambda values: msgspec.to_builtins([value and list(value) for value in values]),
-        load=lambda values: [to_schema(value or ()) for value in values],
+        save=msgspec.to_builtins,
+        load=lambda values: [tuple(value or ()) for value in values],
     )
     dims: InternTable[bytes] = interned(
         "dims_values",
@@ -118,36 +114,8 @@ class BlockTable(PublishedExtents):
 
         A value of a block counts with the mean length of its values.
         """
-        self.prepared: PreparedPut | None = None
-        """What was prepared for the wide put that is decided now. Not part of the state."""
-        self.discarded: list[Discarded] = []
-        """What the controller frees in steps, because to free 100,000 objects at once takes 20 ms."""
         self.newest_schema: Schema = ()
         """The schema of the block that was added last, for what observes its record. Not part of the state."""
-
-    def complete_schemas(self, block: NewBlock | None, further: list[NewBlock]) -> list[NewBlock]:
-        """Return all blocks of a put with their complete schemas, which may have been sent in parts."""
-        prepared = self.prepared
-        if prepared is not None:
-            return [prepared.whole(each) or with_schema(each) for each in all_blocks(block, further)]
-        if not further:  # the usual put, which must cost nothing here
-            return [] if block is None else [with_schema(block) if block.parts else block]
-        return [with_schema(each) for each in all_blocks(block, further)]
-
-    def free_some(self, count: int) -> None:
-        """Free up to `count` entries of what is discarded."""
-        while self.discarded and count > 0:
-            some = self.discarded[-1]
-            while some and count > 0:
-                gone = some.popitem() if isinstance(some, dict) else some.pop()
-                count -= len(gone) if isinstance(gone, tuple) else 1
-            if not some:
-                self.discarded.pop()
-
-    def known_schema(self, schema: Schema) -> Schema:
-        """Return the equal schema of the table, or this one if there is none."""
-        at = self.schemas.number.get(schema)
-        return schema if at is None else self.schemas[at]
 
     def add(self, number: int, writer: str, block: NewBlock, values: int, owner: int) -> None:
         """Add block `number`, which is needed for `values` values. `owner` is the number of the partition."""
@@ -157,7 +125,7 @@ class BlockTable(PublishedExtents):
             chunk = self.chunks[key] = BlockChunk()
         if at >= chunk.capacity:
             chunk.grow(at)
-        schema = self.schemas.add(to_schema(block.schema))
+        schema = self.schemas.add(tuple(block.schema))
         self.newest_schema = self.schemas[schema]
         columns = chunk.columns  # a loop over them would take twice as many instructions
         columns["unit"][at] = block.unit
@@ -189,7 +157,7 @@ class BlockTable(PublishedExtents):
         They have one location each, and no slots.
         """
         width, stored = len(blocks[0].schema), self.stored[owner]
-        schema = self.schemas.take(to_schema(blocks[0].schema), len(blocks))
+        schema = self.schemas.take(tuple(blocks[0].schema), len(blocks))
         self.newest_schema = self.schemas[schema]
         values = {
             "unit": [block.unit for block in blocks],
@@ -243,28 +211,12 @@ class BlockTable(PublishedExtents):
         for owner, nbytes in zip(columns["owner"][at].tolist(), saved.tolist(), strict=True):
             self.saved[owner] += sign * nbytes
 
-    def release_values(self, released: Sequence[Released]) -> int:
-        """Count the values of these rows and fields fewer. Return the bytes of the blocks that are removed."""
-        numbers = released[0][0] if len(released) == 1 else np.concatenate([blocks for blocks, _ in released])
-        if all(fields == 1 for _, fields in released):
-            return self.release(numbers)
-        return self.release(numbers, np.repeat([fields for _, fields in released], [len(each) for each, _ in released]))
-
-    def release(self, numbers: np.ndarray, fields: np.ndarray | None = None) -> int:
-        """Count one needed value fewer for each entry other than 0. Return the bytes of the blocks that are removed.
-
-        fields: The number of values of each entry, if it is not 1.
-        """
-        there = numbers > 0
-        numbers = numbers[there]
+    def release(self, numbers: np.ndarray) -> int:
+        """Count one needed value fewer for each entry other than 0. Return the bytes of the blocks that are removed."""
+        numbers = numbers[numbers > 0]
         if len(numbers) == 1:
-            count = 1 if fields is None else int(fields[there][0])
-            return self._release(int(numbers[0]) >> CHUNK_BITS, numbers & (CHUNK - 1), count)
-        if fields is None:
-            unique, counts = np.unique(numbers, return_counts=True)
-        else:
-            unique, at = np.unique(numbers, return_inverse=True)
-            counts = np.bincount(at, fields[there], minlength=len(unique)).astype("i8")
+            return self._release(int(numbers[0]) >> CHUNK_BITS, numbers & (CHUNK - 1), 1)
+        unique, counts = np.unique(numbers, return_counts=True)
         keys, at = unique >> CHUNK_BITS, unique & (CHUNK - 1)
         return sum(self._release(int(keys[a]), at[a:b], counts[a:b]) for a, b in _runs(keys))
 
@@ -284,9 +236,7 @@ class BlockTable(PublishedExtents):
         tables: tuple[tuple[InternTable[Any], str], ...] = ((self.schemas, "schema"), (self.dims, "dims"))
         for table, name in tables:
             for value, uses in _count_distinct(column[name][at]):
-                gone = table.drop(value, uses)
-                if type(gone) is WideSchema:  # an abstract base class makes `isinstance` slow
-                    self.discarded.append(list(gone.pieces))
+                table.drop(value, uses)
         if self.equal.of_block:
             for number in at.tolist():
                 self.equal.forget_block((key << CHUNK_BITS) + number)

@@ -47,16 +47,13 @@ class InternTable(Persisted, Generic[T]):
         self.uses[at] += uses - 1
         return at
 
-    def drop(self, at: int, uses: int = 1) -> T | None:
-        """Count fewer uses of a value. It is removed with its last use, and returned."""
+    def drop(self, at: int, uses: int = 1) -> None:
+        """Count fewer uses of a value. It is removed with its last use."""
         self.uses[at] -= uses
-        if self.uses[at]:
-            return None
-        value = self[at]
-        del self.number[value]
-        self.values[at] = None
-        self.spare.append(at)
-        return value
+        if not self.uses[at]:
+            del self.number[self[at]]
+            self.values[at] = None
+            self.spare.append(at)
 
     def __getitem__(self, at: int) -> T:
         value = self.values[at]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -75,14 +75,11 @@ class PerRow(Column):
         least: int | None,
         most: int | None,
         cleared: bool,
-        by: Any = str,
-        missing: Any = msgspec.NODEFAULT,
-        compared: bool = True,
     ) -> None:
         forms = [_array_form(dtype) for dtype in dtypes]
         form = forms[0] if len(forms) == 1 else tuple_form(forms)
         if shape == self.BY_NAME:
-            super().__init__(dict_form(by, form), dict, missing=missing, compared=compared)
+            super().__init__(dict_form(str, form), dict)
         elif shape == self.OPTIONAL:
             super().__init__(form | None, lambda: None)
         else:
@@ -110,14 +107,10 @@ class PerRow(Column):
         value = getattr(table, self.name)
         if self._shape != self.BY_NAME:
             return None if value is None else value[: table.size].tolist()
-        return self.comparable_columns(value, table.size)
-
-    def comparable_columns(self, columns: Mapping[Any, Any], size: int) -> dict[Any, Any]:
-        """Return the entries of the first `size` rows that have a value, by name."""
-        shown: dict[Any, Any] = {}
-        for name, each in sorted(columns.items()):
+        shown: dict[str, Any] = {}
+        for name, each in sorted(value.items()):
             first, *others = each if isinstance(each, tuple) else (each,)
-            there = np.flatnonzero(first[:size] != self._fill)
+            there = np.flatnonzero(first[: table.size] != self._fill)
             if len(there):
                 shown[name] = [there.tolist(), *(array[there].tolist() for array in (first, *others))]
         return shown
@@ -160,9 +153,6 @@ def per_row(
     cleared: bool = False,
     optional: bool = False,
     by_name: bool = False,
-    by: Any = str,
-    missing: Any = msgspec.NODEFAULT,
-    compared: bool = True,
 ) -> Any:
     """Declare an array with an entry for each row of a chunk, as long as the chunk's `capacity`.
 
@@ -174,9 +164,6 @@ def per_row(
         cleared: Whether the entry of a cleared row must be `fill`.
         optional: Whether the attribute is None if no row has a value.
         by_name: Whether the attribute is a dict of such arrays, or of pairs of arrays.
-        by: The form of the keys of the dict.
-        missing: {} if trees of older releases did not have the dict.
-        compared: See `Column`.
     """
     shape = PerRow.BY_NAME if by_name else PerRow.OPTIONAL if optional else PerRow.ONE
-    return PerRow(dtypes, shape, fill, least, most, cleared, by, missing, compared)
+    return PerRow(dtypes, shape, fill, least, most, cleared)

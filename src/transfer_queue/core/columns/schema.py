@@ -411,11 +411,10 @@ class _Parts(Column):
         tree[self.key] = {key: each.to_tree() for key, each in getattr(table, self.name).items()}
 
     def load(self, table: Any, loaded: Any) -> None:
-        parts: dict[Any, Persisted] = {}
+        parts = getattr(table, self.name)  # which other tables may refer to
         for key, each in getattr(loaded, self.key).items():
             parts[key] = self._made(key)
             parts[key].load(each)
-        setattr(table, self.name, parts)
 
     def to_comparable(self, table: Any) -> Any:
         return {key: each.to_comparable() for key, each in getattr(table, self.name).items()}

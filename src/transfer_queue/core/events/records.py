@@ -15,7 +15,7 @@ import numpy as np
 
 from transfer_queue.core.columns.schema import Count
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.descriptors import MEMORY, NewBlock, PartitionOptions, all_blocks
+from transfer_queue.messages.descriptors import MEMORY, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
@@ -101,7 +101,7 @@ class Published(Record, frozen=True):
     @property
     def blocks(self) -> list[NewBlock]:
         """All blocks, numbered from `block_number` on."""
-        return all_blocks(self.block, self.further)
+        return [] if self.block is None else [self.block, *self.further]
 
 
 class RowsPut(Record, frozen=True):
@@ -132,7 +132,7 @@ class RowsPut(Record, frozen=True):
     @property
     def blocks(self) -> list[NewBlock]:
         """All blocks, numbered from `block_number` on."""
-        return all_blocks(self.block, self.further)
+        return [] if self.block is None else [self.block, *self.further]
 
 
 class PutOfClient(msgspec.Struct, array_like=True, frozen=True):

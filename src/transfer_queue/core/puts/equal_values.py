@@ -112,7 +112,7 @@ def find_shared(state: State, partition: Partition | None, request: Publish) -> 
 def note_digests(state: State, partition: Partition | None, request: Publish) -> list[r.AnyRecord]:
     """Return the record of the digests of the values that a put writes, unless they are all listed already."""
     of_block: dict[str, tuple[int, NewBlock]] = {}
-    for number, block in enumerate(state.blocks.complete_schemas(request.block, request.further), state.next_block):
+    for number, block in enumerate(request.blocks, state.next_block):
         of_block.update({spec.name: (number, block) for spec in block.schema})
     noted = []
     for field in request.equal:

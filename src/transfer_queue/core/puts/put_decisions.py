@@ -189,7 +189,7 @@ def publish(state: State, writer: str, request: Publish) -> tuple[list[r.AnyReco
     if not request.create:
         require_partition(state.partitions, request.partition, "Nothing was put. Create the partition first")
     _check_conditions(state, partition, request)
-    blocks = state.blocks.complete_schemas(request.block, request.further)
+    blocks = request.blocks
     if blocks:
         _check_blocks(state, partition, writer, request, blocks)
     if request.equal or request.further or (blocks and blocks[0].slots is not None):
@@ -235,36 +235,29 @@ def _check_blocks(
     state: State, partition: Partition | None, writer: str, request: Publish, blocks: list[NewBlock]
 ) -> None:
     """Raise an error if the blocks of a put are not valid, or their values do not match those of the partition."""
-    prepared, alone = state.blocks.prepared, len(blocks) == 1
-    if prepared is not None and not all(map(prepared.has, blocks)):
-        prepared = None  # it is another put's
+    alone = len(blocks) == 1
     known = alone and partition is not None and partition.learnt == shape_of(blocks[0])
     for block in blocks:
-        check_block(block, request.count, known or prepared is not None)
+        check_block(block, request.count, known)
         check_places(state, writer, block)
     if not alone:
         check_apart(state, writer, blocks)
-        # the names of a prepared put are checked in its steps
-        names = [] if prepared is not None else [spec.name for block in blocks for spec in block.schema]
+        names = [spec.name for block in blocks for spec in block.schema]
         if len(set(names)) != len(names):
             raise InvalidArgumentError(f"two blocks of a put have the same fields: {_repeated_names(names)}")
     if not known:
-        fields, typed = ({}, 0) if partition is None else (partition.fields, partition.typed)
-        matched = prepared is not None and prepared.matches(fields, typed)
-        check_types(fields, blocks, request.converted, matched)
+        fields = {} if partition is None else partition.fields
+        check_types(fields, blocks, request.converted)
         check_number(request.partition, fields, [spec.name for block in blocks for spec in block.schema])
 
 
-def check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted: list[str], matched: bool) -> None:
-    """Raise FieldTypeError if a value does not match the live values of its field.
-
-    matched: Whether the values surely match, except for those of `converted`.
-    """
+def check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted: list[str]) -> None:
+    """Raise FieldTypeError if a value does not match the live values of its field."""
     try:
         for name in converted:
             if name not in fields or fields[name].kind != "tensor":
                 raise FieldTypeError(f"field {name!r} does not hold tensors any more; nothing was put. Put it again.")
-        for block in () if matched else blocks:
+        for block in blocks:
             for spec in block.schema:
                 field = fields.get(spec.name)
                 if field is not None:

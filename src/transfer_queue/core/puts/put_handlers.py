@@ -13,6 +13,7 @@ from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.unknown_partitions import require_partition, unknown_partition_warning
+from transfer_queue.core.tables.field_types import with_schemas
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.core.units import location_checks
 from transfer_queue.errors import (
@@ -73,6 +74,8 @@ def handle_reserve(context: ControllerContext, caller: Caller, request: puts.Res
 @handles(puts.Publish)
 def handle_publish(context: ControllerContext, caller: Caller, request: puts.Publish) -> Decision | ParkDecision:
     """Publish a put. The reply has the rows, and their tags and common fields if some of the keys existed before."""
+    if request.further or (request.block is not None and request.block.parts):
+        request = with_schemas(request)
     try:
         records, indexes, new, warning = put_decisions.publish(context.state, caller.client, request)
     except CapacityError as error:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from transfer_queue.core.columns.wide_schema import WIDE
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events import records as r
@@ -59,7 +58,6 @@ def _is_usual(request: Publish, block: NewBlock) -> bool:
         and not isinstance(request.tags, TagTable)
         and block.slots is None
         and not (block.parts or block.copies)
-        and len(block.schema) < WIDE
     )
 
 
@@ -80,7 +78,7 @@ def decide(state: State, callers: Sequence[Caller]) -> r.RowsPutTogether | None:
     tags: list[dict[str, object] | None] = []
     tagged, all_next = False, True
     try:
-        put_decisions.check_types(partition.fields, [first.block], [], matched=False)
+        put_decisions.check_types(partition.fields, [first.block], [])
         check_number(partition.name, partition.fields, [spec.name for spec in first.block.schema])
         for caller in callers:
             request = _put_of(caller)

@@ -122,7 +122,7 @@ class _Count:
         index[fresh] = chunk.index[at][edges[fresh]]
         have = {}
         for name in {*self._fields, *(field for fields in self._takes.values() for field in fields)}:
-            blocks = chunk.columns_of(name)
+            blocks = chunk.field.get(name)
             have[name] = None if blocks is None else blocks[0][at] != 0
         for name in self._fields:
             _add(self.produced[name], columns, edges, have[name])

@@ -14,7 +14,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import Indexer, indexes_in
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages.descriptors import NESTED, SEPARATOR, Blocks, FieldType, Placement, parents
+from transfer_queue.messages.descriptors import NESTED, SEPARATOR, Blocks, Placement, parents
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 
@@ -29,12 +29,8 @@ LONG_RUN = 256
 
 @handles(Lookup, reads=True)
 def handle_lookup(context: ControllerContext, caller: Caller, request: Lookup) -> AnyReply:
-    """Reply with the locations of the values of rows or keys. `core.queries.wide_lookups` handles very many fields."""
-    return locate(context.state, request)
-
-
-def locate(state: State, request: Lookup) -> LookupReply:
-    """Return the locations of the values of rows or keys."""
+    """Reply with the locations of the values of rows or keys."""
+    state = context.state
     partition = state.partitions.get(request.partition)
     if request.rows is not None:
         return _locate_rows(state, partition, request, indexes_in(request.rows))
@@ -81,7 +77,7 @@ def _locate_rows(state: State, partition: Partition | None, request: Lookup, row
         places = _common_places(partition, positions, None)
     else:
         names = list(dict.fromkeys(request.fields))
-        places = places_of_fields(partition, positions, with_nested(partition, names))
+        places = _places_of_fields(partition, positions, with_nested(partition, names))
         for name in set(places).difference(names):  # nested fields that not all of these rows have
             if np.count_nonzero(places[name][0]) < len(positions):
                 del places[name]
@@ -118,7 +114,7 @@ def _common_places(
     names = asked if wanted is None else with_nested(partition, asked)
     told = set(asked)
     common, count = {}, len(positions)
-    for name, found in places_of_fields(partition, positions, names).items():
+    for name, found in _places_of_fields(partition, positions, names).items():
         having = int(np.count_nonzero(found[0]))
         if having == count:
             common[name] = found
@@ -142,11 +138,11 @@ def with_nested(partition: Partition, names: list[str]) -> list[str]:
     return list(dict.fromkeys([*names, *inside, *around])) if nested or around else names
 
 
-def places_of_fields(partition: Partition, positions: np.ndarray, names: Iterable[str]) -> dict[str, Places]:
+def _places_of_fields(partition: Partition, positions: np.ndarray, names: Iterable[str]) -> dict[str, Places]:
     """Return the locations of the values of these fields; block 0 for a row without a value."""
     parts = list(partition.rows.split(positions))
     if len(parts) == 1 and isinstance(parts[0][3], slice):  # all rows are in one chunk
-        columns_of, at = parts[0][1].columns_of, _run_or_places(parts[0][2])
+        columns_of, at = parts[0][1].field.get, _run_or_places(parts[0][2])
         return {
             name: (np.zeros(len(positions), "i8"), np.zeros(len(positions), "i4"))
             if (columns := columns_of(name)) is None
@@ -157,7 +153,7 @@ def places_of_fields(partition: Partition, positions: np.ndarray, names: Iterabl
     for name in names:
         numbers, slots = np.zeros(len(positions), "i8"), np.zeros(len(positions), "i4")
         for _, chunk, at, where in parts:
-            column = chunk.columns_of(name)
+            column = chunk.field.get(name)
             if column is not None:
                 numbers[where], slots[where] = column[0][at], column[1][at]
         places[name] = numbers, slots
@@ -186,11 +182,6 @@ def _reply_with_places(
         types = [partition.type_of_values(name, *found) for name, found in places.items()]
     else:
         types = [partition.fields[name].to_field_type() for name in places]
-    return reply_with(state, count, alike, types, request)
-
-
-def reply_with(state: State, count: int, alike: Alike, types: list[FieldType], request: Lookup) -> LookupReply:
-    """Return the reply with these locations."""
 
     def described(blocks: np.ndarray) -> Blocks:
         if request.near or request.avoid:

@@ -7,7 +7,6 @@ from collections.abc import Collection
 import numpy as np
 
 from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.tables.field_groups import MANY_FIELDS
 from transfer_queue.core.tables.group_table import GroupTable
 from transfer_queue.core.tables.row_table import Chunk, RowTable
 
@@ -60,8 +59,7 @@ class DeferredUpdates:
         if (
             entry is None
             or entry.number <= self._shown
-            or (entry.key, entry.last, entry.at) != (key, first, None)
-            or not (entry.fields is fields or (len(fields) < MANY_FIELDS and entry.fields == fields))
+            or (entry.key, entry.last, entry.at, entry.fields) != (key, first, None, fields)
         ):
             entry = self._add_entry(fields, key, chunk)
             entry.first = first

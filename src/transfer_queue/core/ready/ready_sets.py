@@ -88,7 +88,7 @@ class ReadySet:
     def _compute(self, chunk: Chunk, at: Indexer) -> np.ndarray:
         ready: np.ndarray = chunk.alive[at]
         for name in self.fields:
-            columns = chunk.columns_of(name)
+            columns = chunk.field.get(name)
             if columns is None:
                 return np.zeros(ready.shape, "u1")
             ready = ready & (columns[0][at] != 0)
@@ -162,7 +162,7 @@ class ReadySet:
         if not chunk.alive[at]:
             return False
         for name in self.fields:
-            columns = chunk.columns_of(name)
+            columns = chunk.field.get(name)
             if columns is None or not columns[0][at]:
                 return False
         consumed = chunk.consumed.get(self.task)

@@ -188,7 +188,7 @@ def _fields(context: ControllerContext, partition: Partition, position: int, sta
 
 def _place(chunk: Chunk, name: str, at: int) -> tuple[int, int]:
     """Return the block of a value (0 if there is none), and its row in the block."""
-    columns = chunk.columns_of(name)
+    columns = chunk.field.get(name)
     return (0, 0) if columns is None else (columns[0].item(at), columns[1].item(at))
 
 

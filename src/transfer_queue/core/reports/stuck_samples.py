@@ -114,7 +114,7 @@ class _Search:
                 return np.ones(size, bool)
             unfinished |= column[:size] != CONSUMED
         for name in self._fields:
-            columns = chunk.columns_of(name)
+            columns = chunk.field.get(name)
             if columns is None:
                 return np.ones(size, bool)
             unfinished |= columns[0][:size] == 0

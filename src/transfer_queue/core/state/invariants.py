@@ -81,17 +81,12 @@ def _check_rows(partition: Partition, needed: Counter[int]) -> list[int]:
         living = int(chunk.alive[: chunk.size].sum())
         require(chunk.living == living, f"7: chunk {key} of {name} counts {chunk.living} live rows, not {living}")
         dead = np.flatnonzero(chunk.alive[: chunk.size] == 0)
-        for column, _ in chunk.all_columns():
+        for column, _ in chunk.field.values():
             require(not column[dead].any(), f"1: a cleared row of {name} still has a value")
-        require(chunk.fields is partition.fields, f"chunk {key} of {name} uses other fields than the partition")
-        groups = partition.field_groups.by_number.keys()
-        require(chunk.shared.keys() <= groups, f"chunk {key} of {name} has columns of an unknown group of fields")
-    _check_field_groups(partition)
     for field_name, field in partition.fields.items():
         numbers, slots = partition.blocks_of(field_name, positions)
         live = int(np.count_nonzero(numbers))
         require(field.live == live, f"7: field {field_name} of {name} counts {field.live} values, not {live}")
-        field.forget_if_gone()
         require((not field.kind) == (live == 0), f"field {field_name} of {name} has no type, or a type without values")
         needed.update(numbers[numbers > 0].tolist())
         if field.kind == "tensor":
@@ -110,22 +105,6 @@ def _check_rows(partition: Partition, needed: Counter[int]) -> list[int]:
     return indexes.tolist()  # type: ignore[no-any-return]
 
 
-def _check_field_groups(partition: Partition) -> None:
-    name, groups = partition.name, partition.field_groups
-    widths = Counter(field.group for field in partition.fields.values() if field.group is not None)
-    require(set(widths) == set(groups.by_number.values()), f"the groups of fields of {name} are not those listed")
-    for number, group in groups.by_number.items():
-        require(group.number == number, f"a group of fields of {name} has another number than listed")
-        require(group.width == widths[group], f"7: group {number} of fields of {name} miscounts its fields")
-    for field_name, field in partition.fields.items():
-        alone = field.group is None or (not field.own_live and _has_no_columns(partition, field_name))
-        require(alone, f"field {field_name} of {name} is in a group, and has columns of its own")
-
-
-def _has_no_columns(partition: Partition, name: str) -> bool:
-    return not any(name in chunk.field for chunk in partition.rows.chunks.values())
-
-
 def _lost(partition: Partition) -> dict[str, int]:
     """Return the number of lost values of each field, recounted."""
     counts: dict[str, int] = {}
@@ -133,7 +112,7 @@ def _lost(partition: Partition) -> dict[str, int]:
         for name, column in chunk.lost.items():
             at = np.flatnonzero(column)
             require(bool((chunk.alive[at] == 1).all()), f"1: a cleared row of {partition.name} has a lost {name}")
-            columns = chunk.columns_of(name)
+            columns = chunk.field.get(name)
             require(columns is None or not columns[0][at].any(), f"1: a {name} of {partition.name} counts as lost")
             known = set(column[at].tolist()) <= set(partition.losses.events)
             require(known, f"values of {name} of {partition.name} were lost by an unknown event")

@@ -36,9 +36,8 @@ from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
 from transfer_queue.core.tables.admission_window import AdmissionWindow
 from transfer_queue.core.tables.change_feed import ChangeFeed
 from transfer_queue.core.tables.dealt_batches import DealtBatches
-from transfer_queue.core.tables.field_groups import MANY_FIELDS, FieldGroups
 from transfer_queue.core.tables.field_ranks import FieldRanks
-from transfer_queue.core.tables.field_types import BlockShape, FieldGroup, FieldStats, PreparedTypes
+from transfer_queue.core.tables.field_types import BlockShape, FieldStats
 from transfer_queue.core.tables.group_table import GroupQuotas, GroupTable
 from transfer_queue.core.tables.lease_table import BatchKey, LeaseTable, UnseenBatches
 from transfer_queue.core.tables.lost_values import LostValues
@@ -84,7 +83,6 @@ class _FurtherDtypes(Column):
         """See `Column`."""
         for name, others in loaded.dtypes.items():
             table.fields[name].others = tuple(others)
-        table.rows.use_fields(table.fields)  # they are loaded before the dtypes, and the groups after them
 
     def to_comparable(self, table: Partition) -> Any:
         """See `Column`."""
@@ -125,8 +123,6 @@ class Partition(Persisted):
     """The number of rows that `free_when` has cleared."""
     fields: dict[str, FieldStats] = parts_of(str, FieldStats, FieldStats)
     dtypes: Any = custom_column(_FurtherDtypes(dict[str, list[str]], None, missing={}))
-    field_groups: FieldGroups = part(FieldGroups, missing={})
-    """The groups of fields that are put together."""
     field_ranks: FieldRanks = part(FieldRanks, missing={})
     """The ranks of the fields whose rows differ in rank."""
     keys: dict[str, int] = numbers_of_texts("keys", "keyed", _give_keys)
@@ -176,9 +172,7 @@ class Partition(Persisted):
         self.keeps_all = options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None
         """Whether the options have no limit beyond which rows are dropped. Derived."""
         self.rows = RowTable()
-        self.rows.use_fields(self.fields)
-        self.field_groups = FieldGroups(self.rows)
-        self.field_ranks = FieldRanks(self.rows, blocks)
+        self.field_ranks = FieldRanks(self.rows, self.fields, blocks)
         self.changes = ChangeFeed(self.rows)
         self.losses = LostValues(self.rows)
         self.groups = GroupTable(self.rows, options.group_size)
@@ -201,18 +195,13 @@ class Partition(Persisted):
 
         None after a put of several blocks.
         """
-        self._named: tuple[Sequence[FieldSpec], Fields] | None = None  # the last result of `names_of`, if it is long
+        self._named: tuple[Sequence[FieldSpec], Fields] | None = None  # the last result of `names_of`
 
     def derive(self) -> None:
         """See `Persisted`."""
         self.window.recount(self.tasks)
 
     # ------------------------------------------------------------ reading
-
-    @property
-    def typed(self) -> int:
-        """How often the type or the group of a field has changed since this process has the state."""
-        return self.field_groups.changes
 
     @property
     def sealed(self) -> bool:
@@ -335,7 +324,7 @@ class Partition(Persisted):
         blocks = np.zeros(len(positions), "i8")
         slots = np.zeros(len(positions), "i4")
         for _, chunk, at, where in self.rows.split(positions):
-            columns = chunk.columns_of(name)
+            columns = chunk.field.get(name)
             if columns is not None:
                 blocks[where] = columns[0][at]
                 slots[where] = columns[1][at]
@@ -376,20 +365,11 @@ class Partition(Persisted):
         parts = [(chunk, at) for _, chunk, at, _ in self.rows.split(positions)]
         if sum(len(at) for _, at in parts) < max(1, len(positions)):
             return []
-        common = [field for field in self.fields.values() if field.live]
+        common = [name for name, field in self.fields.items() if field.live]
         for chunk, at in parts:
-            full = {number for number, pair in chunk.shared.items() if np.count_nonzero(pair[0][at]) == len(at)}
             columns = chunk.field
-            common = [
-                field
-                for field in common
-                if (
-                    field.group.number in full
-                    if field.group is not None
-                    else field.name in columns and np.count_nonzero(columns[field.name][0][at]) == len(at)
-                )
-            ]
-        return sorted(field.name for field in common)
+            common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == len(at)]
+        return sorted(common)
 
     def common_fields_of_parts(self, positions: np.ndarray, lengths: Sequence[int]) -> list[list[str]]:
         """Return the same for each part of these rows. lengths: the numbers of rows of the parts, at least 1 each."""
@@ -410,35 +390,19 @@ class Partition(Persisted):
         found: dict[str, list[str]] = {}
         if self.learnt is not None:
             return found
-        prepared = self.blocks.prepared
-        types = None if prepared is None else prepared.types
-        for block in self.blocks.complete_schemas(put.block, put.further):
-            if prepared is not None and prepared.has(block) and types is not None and types.installed:
-                found.update(types.several)
-                continue
+        for block in put.blocks:
             fields = (self.fields[spec.name] for spec in block.schema)
             found.update((field.name, [field.dtype, *field.others]) for field in fields if field.others)
         return found
 
-    def install_types(self, types: PreparedTypes, schemas: Sequence[Sequence[FieldSpec]]) -> None:
-        """Use the prepared fields of a put with these blocks."""
-        self.fields = types.install(self.fields)
-        self.rows.use_fields(self.fields)
-        self.field_groups.install(types, schemas)
-        self.field_ranks.names.update(types.ranked)
-
-    def names_of(self, specs: Sequence[FieldSpec]) -> Fields:
-        """Return the names of these fields; the same object if they are requested again."""
-        if self._named is not None and self._named[0] is specs:
-            return self._named[1]
-        names = frozenset([spec.name for spec in specs])
-        if len(specs) >= MANY_FIELDS:
-            self._named = specs, names
-        return names
-
-    def note_names(self, specs: Sequence[FieldSpec], names: Fields) -> None:
-        """Note the result of `names_of`."""
-        self._named = specs, names
+    def names_of(self, schemas: Sequence[Sequence[FieldSpec]]) -> Fields:
+        """Return the names of the fields of a put's blocks; the same object if its only block has the schema again."""
+        if len(schemas) > 1:
+            return frozenset([spec.name for schema in schemas for spec in schema])
+        (schema,) = schemas
+        if self._named is None or self._named[0] is not schema:
+            self._named = schema, frozenset([spec.name for spec in schema])
+        return self._named[1]
 
     def is_wholly_consumed(self, task: str) -> bool:
         """Return whether the task has consumed every live row, reserved ones included, and at least one row so far.
@@ -539,29 +503,15 @@ class Partition(Persisted):
         for name in self.field_ranks.forget_gone():
             self.blocks.equal.forget_field(self.number, name)
             self.learnt = None
-            self.field_groups.changes += 1
 
     def remove_values(self, name: str, count: int) -> None:
-        """Record that this number of values of a field that is in no group was removed."""
+        """Record that this number of values of a field was removed."""
         field = self.fields[name]
-        field.own_live -= count
-        if not field.own_live:
+        field.live -= count
+        if not field.live:
             field.forget()
             self.blocks.equal.forget_field(self.number, name)
             self.learnt = None
-            self.field_groups.changes += 1
-
-    def remove_group_values(self, group: FieldGroup, count: int) -> None:
-        """Record that this number of values of each field of a group was removed."""
-        group.live -= count
-        if group.live:
-            return
-        if self.blocks.equal.of_block:
-            for owner, name in list(self.blocks.equal.fields):
-                if owner == self.number and self.fields[name].group is group:
-                    self.blocks.equal.forget_field(owner, name)
-        self.learnt = None
-        self.field_groups.changes += 1
 
     def set_tags(self, positions: np.ndarray, tags: SentTags, replace: bool) -> None:
         """Merge tags into rows, or replace their tags."""

@@ -19,6 +19,7 @@ from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, PLACE
 from transfer_queue.core.blocks.block_table import BlockTable
 from transfer_queue.core.blocks.extent_records import ExtentRecord
 from transfer_queue.core.columns.schema import BrokenInvariant
+from transfer_queue.core.earlier import current_tree
 from transfer_queue.core.state.invariants import check_loaded
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import MAX_FIELDS, count_live
@@ -57,7 +58,7 @@ def load_state(tree: Any, capacity: int | None = None, watched: Iterable[str] = 
     state = State(capacity)
     state.watched = list(watched)
     try:
-        state.restore(tree)
+        state.restore(current_tree(tree))
         for partition in state.partitions.values():
             for tag in state.watched:
                 partition.rows.watch(tag)

@@ -24,7 +24,7 @@ def drop_abandoned(partition: Partition, connected: Collection[str]) -> list[r.A
     parts = []
     for key, chunk in partition.rows.chunks.items():
         empty = (chunk.alive[: chunk.size] == 1) & np.isin(chunk.owner[: chunk.size], gone)
-        for blocks, _ in chunk.all_columns():
+        for blocks, _ in chunk.field.values():
             empty &= blocks[: chunk.size] == 0
         found = np.flatnonzero(empty)
         if len(found) and chunk.tags is not None:  # tags that no request has read are in their saved form

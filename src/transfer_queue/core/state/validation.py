@@ -231,9 +231,6 @@ def _rows(partition: Partition, next_index: int) -> np.ndarray:
         full = chunk.size == CHUNK or (key << CHUNK_BITS) + chunk.size == rows.end
         require(full and (key << CHUNK_BITS) + chunk.size <= rows.end, f"{where} is neither full nor the last chunk")
         require(set(chunk.field) <= set(partition.fields), f"{where} has values of a field that {name} does not know")
-        alone = all(partition.fields[field].group is None for field in chunk.field)
-        groups = chunk.shared.keys() <= partition.field_groups.by_number.keys()
-        require(alone and groups, f"{where} has columns of a group of fields that {name} does not know, or twice")
         require(set(chunk.consumed) <= set(partition.tasks), f"{where} is consumed by a task that {name} does not know")
         require(set(chunk.dealt) <= set(partition.dealt), f"{where} was dealt to a task that {name} does not know")
     require(last < next_index, "2: a live index is not below the next one")
@@ -257,7 +254,7 @@ def _check_values(partition: Partition, blocks: _NeededBlocks) -> None:
     mine = np.zeros(len(blocks.number), bool)
     for name, field in partition.fields.items():
         where = f"field {name!r} of {partition.name}"
-        columns = [found for chunk in partition.rows.chunks.values() if (found := chunk.columns_of(name)) is not None]
+        columns = [found for chunk in partition.rows.chunks.values() if (found := chunk.field.get(name)) is not None]
         there = [np.flatnonzero(numbers) for numbers, _ in columns]
         numbers = _joined([column[at] for (column, _), at in zip(columns, there, strict=True)])
         slots = _joined([column[at] for (_, column), at in zip(columns, there, strict=True)])

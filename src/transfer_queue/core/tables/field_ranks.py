@@ -5,7 +5,7 @@ Nearly all fields have rows of one rank, and cost nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -43,27 +43,29 @@ class _FurtherRanks(Column):
     def load(self, table: FieldRanks, loaded: Any) -> None:
         """See `Column`."""
         for name, ranks in loaded.further.items():
-            field = table.rows.fields[name]
+            field = table.fields[name]
             for rank, count, shape, differs in ranks:
                 field.further[rank], field.counts[rank] = (shape, differs), count
 
     def to_comparable(self, table: FieldRanks) -> Any:
         """See `Column`."""
         found = {}
-        for name, field in table.rows.fields.items():
+        for name, field in table.fields.items():
             if field.further and field.live:
                 found[name] = [(rank, field.counts[rank], *field.further[rank]) for rank in sorted(field.further)]
         return found
 
 
 class FieldRanks(Persisted, bare=True):
-    """The ranks of the fields of one partition. The fields themselves are in `RowTable.fields`."""
+    """The ranks of the fields of one partition."""
 
     further: Any = custom_column(_FurtherRanks())
 
-    def __init__(self, rows: RowTable, blocks: BlockShapes) -> None:
+    def __init__(self, rows: RowTable, fields: Mapping[str, FieldStats], blocks: BlockShapes) -> None:
         super().__init__()
         self.rows = rows
+        self.fields = fields
+        """The fields of the partition."""
         self.names: set[str] = set()
         """The fields with rows of several ranks. Derived."""
         self._blocks = blocks
@@ -77,12 +79,12 @@ class FieldRanks(Persisted, bare=True):
 
     def derive(self) -> None:
         """Find the fields with several ranks."""
-        self.names = {name for name, field in self.rows.fields.items() if field.mixed_rank}
+        self.names = {name for name, field in self.fields.items() if field.mixed_rank}
 
     def count_old(self) -> None:
         """Count the ranks of fields in a state of a release that did not count them, which is now complete."""
         for name in self.names:
-            field = self.rows.fields[name]
+            field = self.fields[name]
             if not field.further:
                 self._find_ranks(field)
                 field.forget_gone_ranks()
@@ -102,7 +104,7 @@ class FieldRanks(Persisted, bare=True):
         """Forget the ranks of which no row has a value, after a change. Return the fields that had such a rank."""
         found = []
         for name in sorted(self.names):
-            field = self.rows.fields[name]
+            field = self.fields[name]
             if field.live and field.forget_gone_ranks():
                 found.append(name)
             if not field.live or not field.further:
@@ -110,10 +112,10 @@ class FieldRanks(Persisted, bare=True):
         return found
 
     def _count(self, name: str, chunk: Chunk, at: Any, sign: int) -> None:
-        columns = chunk.columns_of(name)
+        columns = chunk.field.get(name)
         if columns is None:
             return
-        field = self.rows.fields[name]
+        field = self.fields[name]
         ranks = value_ranks(self._blocks, name, np.atleast_1d(columns[0][at]), np.atleast_1d(columns[1][at]))
         for rank, count in zip(*(each.tolist() for each in np.unique(ranks, return_counts=True)), strict=True):
             if rank not in (NO_VALUE, field.ndim):
@@ -122,7 +124,7 @@ class FieldRanks(Persisted, bare=True):
     def _find_ranks(self, field: FieldStats) -> None:
         """Add the shapes of the live values of a field to its type, and count its ranks."""
         for chunk in self.rows.chunks.values():
-            columns = chunk.columns_of(field.name)
+            columns = chunk.field.get(field.name)
             if columns is None:
                 continue
             for where, spec, dims in value_layouts(self._blocks, field.name, columns[0]):

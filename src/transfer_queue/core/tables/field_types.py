@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.schema import Column, Count, Persisted, custom_column, scalar
+from transfer_queue.core.columns.schema import Count, Persisted, counter, scalar
+from transfer_queue.core.events.records import Published, RowsPut
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.messages.descriptors import NESTED, FieldSpec, FieldType, NewBlock, fields_of_part
+from transfer_queue.messages.puts import Publish
 
 MAX_FIELDS = 4096
 """The maximum number of fields of a partition that have values in live rows."""
+Put = TypeVar("Put", bound="Publish | Published | RowsPut")
 MIXED_RANK = -1  # ndim of a field, or of one block's column, whose rows differ in rank
 
 _WIDE_UNSIGNED = frozenset({"uint16", "uint32", "uint64"})
@@ -32,45 +35,13 @@ def can_promote(one: str, other: str) -> bool:
     return (one in _WIDE_UNSIGNED and other in _FLOATING) or (one in _FLOATING and other in _WIDE_UNSIGNED)
 
 
-class FieldGroup:
-    """Fields that got all their values together, so that they share their columns and the number of values.
-
-    A field is in a group from its first value, if it is put together with many others, until some of the fields are put
-    without the others, or until no row has a value.
-    """
-
-    __slots__ = ("ever", "live", "number", "width")
-
-    def __init__(self) -> None:
-        self.number = 0
-        """The number of the group in its partition, from 1."""
-        self.width = 0
-        """The number of its fields."""
-        self.live = 0
-        """The number of rows that have a value of each field."""
-        self.ever = 0
-        """The number of values that rows have got since the group was made."""
-
-
-class _Total(Column):
-    """A number of values, which is saved with those that the group of the field counts."""
-
-    def __init__(self, total: str) -> None:
-        super().__init__(Count, int)
-        self._total = total
-
-    def save(self, table: Any, tree: dict[str, Any]) -> None:
-        """See `Column`."""
-        tree[self.key] = getattr(table, self._total)
-
-
 class FieldStats(Persisted, array_like=True):
     """The type and the number of values of one field. The type is forgotten when no row has a value."""
 
-    own_live: int = custom_column(_Total("live"))
-    """The number of rows that have a value, for a field that is in no group."""
-    own_ever: int = custom_column(_Total("ever"))
-    """The number of values that rows have got so far, without those that the group counts."""
+    live: int = counter()
+    """The number of rows that have a value."""
+    ever: int = counter()
+    """The number of values that rows have got so far."""
     kind: str = scalar(str, "")
     dtype: str = scalar(str, "")
     """The dtype of the first value."""
@@ -84,7 +55,7 @@ class FieldStats(Persisted, array_like=True):
     """Whether there are `further` ranks."""
 
     def __init__(self, name: str) -> None:  # super().__init__() would take four times as long
-        self.own_live = self.own_ever = self.ndim = self.differs = 0
+        self.live = self.ever = self.ndim = self.differs = 0
         self.kind = self.dtype = ""
         self.shape: tuple[int, ...] = ()
         self.mixed_rank = False
@@ -95,18 +66,6 @@ class FieldStats(Persisted, array_like=True):
         """Each other rank of values -> `shape` and `differs` of the values of this rank. `FieldRanks` saves them."""
         self.counts: Counter[int] = Counter()
         """Each other rank -> the number of rows that have a value of it. `FieldRanks` counts them."""
-        self.group: FieldGroup | None = None
-        """The group that has the columns of the field. None: the field has columns of its own."""
-
-    @property
-    def live(self) -> int:
-        """The number of rows that have a value."""
-        return self.own_live if self.group is None else self.group.live
-
-    @property
-    def ever(self) -> int:
-        """The number of values that rows have got so far."""
-        return self.own_ever if self.group is None else self.own_ever + self.group.ever
 
     def forget(self) -> None:
         """Forget the type, because no live row has the field."""
@@ -129,32 +88,6 @@ class FieldStats(Persisted, array_like=True):
         self.mixed_rank = bool(self.further)
         return bool(gone) or first_is_gone
 
-    def forget_if_gone(self) -> None:
-        """Forget the type if the group of the field has no values any more.
-
-        That is not done when its last row is cleared, because it may have very many fields.
-        """
-        if self.group is not None and not self.group.live and self.kind:
-            self.forget()
-
-    def leave_group(self) -> None:
-        """Count the values that the group has counted, which no longer has the field."""
-        group = self.group
-        assert group is not None
-        self.forget_if_gone()
-        self.own_live, self.own_ever, self.group = group.live, self.own_ever + group.ever, None
-        group.width -= 1
-
-    def to_tree(self) -> Any:
-        """See `Persisted`."""
-        self.forget_if_gone()
-        return super().to_tree()
-
-    def to_comparable(self) -> Any:
-        """See `Persisted`."""
-        self.forget_if_gone()
-        return super().to_comparable()
-
     def check(self, spec: FieldSpec) -> None:
         """Raise FieldTypeError if a value of this spec does not match the live values."""
         if not self.live or (self.kind, self.dtype) == (spec.kind, spec.dtype):
@@ -176,48 +109,32 @@ class FieldStats(Persisted, array_like=True):
                     field=self.name,
                 )
 
-    def copy(self) -> FieldStats:
-        """Return an equal field."""
-        made = FieldStats(self.name)
-        made.own_live, made.own_ever, made.group = self.own_live, self.own_ever, self.group
-        made.kind, made.dtype, made.others, made.ndim = self.kind, self.dtype, self.others, self.ndim
-        made.shape, made.differs, made.mixed_rank = self.shape, self.differs, self.mixed_rank
-        made.further, made.counts = {**self.further}, self.counts  # the values that are counted are the same
-        return made
-
-    def add(self, spec: FieldSpec, dims: np.ndarray) -> bool:
-        """Add the row shapes of one column of a block to the type. Returns whether this changes it.
-
-        `dims` is the column's part of the block's dims.
-        """
-        news = False
+    def add(self, spec: FieldSpec, dims: np.ndarray) -> None:
+        """Add the row shapes of one column of a block to the type. `dims` is the column's part of the block's dims."""
         if not self.kind:
             self.kind, self.dtype = spec.kind, spec.dtype
             mixed = spec.ndim == MIXED_RANK
             self.ndim = int(dims[0]) if mixed else spec.ndim
             self.shape = tuple(dims[mixed : mixed + self.ndim].tolist())
-            news = True
         elif spec.dtype != self.dtype and spec.dtype not in self.others:
             self.others += (spec.dtype,)
-            news = True
         if spec.kind != "tensor":
-            return news
+            return
         if spec.ndim != MIXED_RANK:
-            return self._add_shapes(spec.ndim, dims) or news
+            self._add_shapes(spec.ndim, dims)
+            return
         by_rank: dict[int, list[int]] = {}
         for shape in mixed_shapes(dims):
             by_rank.setdefault(len(shape), []).extend(shape)
-        changes = [self._add_shapes(rank, np.array(sizes, "i8")) for rank, sizes in by_rank.items()]
-        return any(changes) or news
+        for rank, sizes in by_rank.items():
+            self._add_shapes(rank, np.array(sizes, "i8"))
 
-    def _add_shapes(self, rank: int, dims: np.ndarray) -> bool:
-        """Add the row shapes of values of one rank. Returns whether this changes the type."""
-        new = rank != self.ndim and rank not in self.further
-        if new:
-            shape, before = tuple(dims[:rank].tolist()), 0
+    def _add_shapes(self, rank: int, dims: np.ndarray) -> None:
+        """Add the row shapes of values of one rank."""
+        if rank == self.ndim:
+            shape, differs = self.shape, self.differs
         else:
-            shape, before = (self.shape, self.differs) if rank == self.ndim else self.further[rank]
-        differs = before
+            shape, differs = self.further.get(rank) or (tuple(dims[:rank].tolist()), 0)
         if len(dims) == rank:  # one shape for all rows
             for d, size in enumerate(dims.tolist()):
                 if size != shape[d]:
@@ -230,10 +147,9 @@ class FieldStats(Persisted, array_like=True):
         else:
             self.further[rank] = shape, differs
             self.mixed_rank = True
-        return new or differs != before
 
     def absorb(self, other: FieldStats) -> None:
-        """Add the values and the type of a field of another partition, which `check` allows. Both are in no group."""
+        """Add the values and the type of a field of another partition, which `check` allows."""
         live, ever = self.live + other.live, self.ever + other.ever
         if not self.live:
             self.kind, self.dtype, self.others, self.ndim = other.kind, other.dtype, other.others, other.ndim
@@ -254,11 +170,10 @@ class FieldStats(Persisted, array_like=True):
                 else:
                     self.further[rank] = self.further[rank][0], self.further[rank][1] | differs
                     self.counts[rank] += count
-        self.own_live, self.own_ever = live, ever
+        self.live, self.ever = live, ever
 
     def to_field_type(self, ranks: Collection[int] = ()) -> FieldType:
         """Return the type as replies contain it. ranks: the ranks of the values in the reply, if there are several."""
-        self.forget_if_gone()
         ndim, shape, differs, mixed = self.ndim, self.shape, self.differs, len(ranks) > 1
         if ranks and not mixed and ndim not in ranks:
             ndim = next(iter(ranks))
@@ -271,7 +186,6 @@ class FieldStats(Persisted, array_like=True):
 
     def describe(self) -> str:
         """Return the type as text."""
-        self.forget_if_gone()
         if not self.kind:
             return "no values"
         if self.kind == "object":
@@ -317,115 +231,6 @@ def _words(kind: str, dtype: str) -> str:
     return "Python objects" if kind == "object" else f"tensors of {dtype}"
 
 
-class FieldParts:
-    """The fields of one block of a put: those that are in no group, and the groups that have the others."""
-
-    __slots__ = ("counts", "singles")
-
-    def __init__(self) -> None:
-        self.singles: list[FieldStats] = []
-        self.counts: dict[FieldGroup, int] = {}
-        """The number of fields of the block that are in each group."""
-
-    def add(self, field: FieldStats) -> None:
-        """Add a field."""
-        if field.group is None:
-            self.singles.append(field)
-        else:
-            self.counts[field.group] = self.counts.get(field.group, 0) + 1
-
-
-class PreparedTypes:
-    """The fields of a partition as they are after a put, with the types of the put's blocks added."""
-
-    def __init__(self, fields: dict[str, FieldStats], typed: int) -> None:
-        self.changed: dict[str, FieldStats] = {}
-        """The new fields, and those whose types the blocks change, by name."""
-        self.parts = [FieldParts()]
-        """The fields of the blocks. The last block may be incomplete."""
-        self.replaced: list[FieldStats] = []
-        """The fields of the partition that others replace. They are not needed after the put."""
-        self.recounted: list[tuple[FieldStats, FieldStats]] = []
-        """Those of them that are in no group, each with the field that replaces it."""
-        self.left: Counter[FieldGroup] = Counter()
-        """Groups without values -> the number of their fields that are in a new group after the put."""
-        self.emptied: list[str] = []
-        """The fields of new groups that were in no group before, and had values once."""
-        self.several: dict[str, list[str]] = {}
-        """The dtypes of those fields of the blocks that have several."""
-        self.ranked: list[str] = []
-        """Those fields of the blocks whose values differ in rank."""
-        self.unused = self.changed
-        """The dict of fields that is not needed after the put: this one, or that of the partition."""
-        self.installed = False
-        """Whether the partition has these fields."""
-        self._base = (fields, len(fields), typed)
-        self._new = FieldGroup()
-        """The group of those fields of the incomplete block that no row has."""
-
-    def add(self, spec: FieldSpec, dims: np.ndarray) -> None:
-        """Add the next field of the blocks.
-
-        Raises:
-            FieldTypeError: The field does not match live values.
-        """
-        field = self._base[0].get(spec.name)
-        if field is None:
-            field = self._begin(spec, dims, 0)
-        elif not field.live:
-            self.replaced.append(field)
-            if field.group is not None:
-                self.left[field.group] += 1
-            elif field.own_ever:
-                self.emptied.append(spec.name)
-            field = self._begin(spec, dims, field.ever)
-        else:
-            field.check(spec)
-            changed = field.copy()
-            if changed.add(spec, dims):
-                self.replaced.append(field)
-                if field.group is None:
-                    self.recounted.append((field, changed))
-                field = self.changed[spec.name] = changed
-        self.parts[-1].add(field)
-        if field.others:
-            self.several[field.name] = [field.dtype, *field.others]
-        if field.further:
-            self.ranked.append(field.name)
-
-    def _begin(self, spec: FieldSpec, dims: np.ndarray, ever: int) -> FieldStats:
-        """Return a field that no row has, as a field of the new group."""
-        made = self.changed[spec.name] = FieldStats(spec.name)
-        made.own_ever, made.group = ever, self._new
-        self._new.width += 1
-        made.add(spec, dims)
-        return made
-
-    def end_block(self) -> None:
-        """The next field is in another block."""
-        self.parts.append(FieldParts())
-        self._new = FieldGroup()
-
-    def is_current(self, fields: dict[str, FieldStats], typed: int) -> bool:
-        """Return whether the partition has the fields and types that it had when this was prepared."""
-        base, count, before = self._base  # fields are added to the dict and never removed
-        return (fields is base or not count) and (len(fields), typed) == (count, before)
-
-    def install(self, fields: dict[str, FieldStats]) -> dict[str, FieldStats]:
-        """Return the fields of the partition with those that change: the same dict, unless all of them change.
-
-        New ones have the numbers of values that those before them have now.
-        """
-        for field, changed in self.recounted:
-            changed.own_live, changed.own_ever = field.own_live, field.own_ever
-        self.installed = True
-        if len(self.replaced) == len(fields):
-            self.unused = fields
-            return self.changed
-        fields.update(self.changed)
-        return fields
-
-
 def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[np.ndarray]:
     """Return the part of a block's dims that belongs to each field, in order.
 
@@ -441,12 +246,13 @@ def dims_starts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> lis
     at = 0
     for spec in schema:
         starts.append(at)
-        at = dims_end(spec, dims, at, rows)
-    check_dims(dims, at, rows, len(schema))
+        at = _dims_end(spec, dims, at, rows)
+    if at != len(dims) or (len(dims) and int(dims.min()) < 0):
+        raise InvalidArgumentError(f"a block of {rows} rows and {len(schema)} fields cannot have {len(dims)} dims")
     return starts
 
 
-def dims_end(spec: FieldSpec, dims: np.ndarray, at: int, rows: int) -> int:
+def _dims_end(spec: FieldSpec, dims: np.ndarray, at: int, rows: int) -> int:
     """Return where the part of the field that begins at `at` ends."""
     if spec.ndim == MIXED_RANK:
         for _ in range(rows):
@@ -469,36 +275,39 @@ def mixed_shapes(dims: np.ndarray) -> list[list[int]]:
     return shapes
 
 
-def check_dims(dims: np.ndarray, end: int, rows: int, fields: int) -> None:
-    """Raise InvalidArgumentError unless the parts of all fields end where the block's dims end."""
-    if end != len(dims) or (len(dims) and int(dims.min()) < 0):
-        raise InvalidArgumentError(f"a block of {rows} rows and {fields} fields cannot have {len(dims)} dims")
-
-
-BlockShape = tuple[int, bytes, list[bytes], list[FieldSpec]]  # rows, dims, parts of the schema, schema
+BlockShape = tuple[int, bytes, list[FieldSpec]]  # rows, dims, schema
 
 
 def shape_of(block: NewBlock) -> BlockShape:
     """Return the content of a block without its location. The items that compare fastest come first."""
-    return block.rows, block.dims, block.parts, block.schema
+    return block.rows, block.dims, block.schema
 
 
-def with_schema(block: NewBlock) -> NewBlock:
-    """Return a block with the complete schema of its parts. Raise InvalidArgumentError if a part is invalid."""
-    schema = [spec for part in block.parts for spec in fields_of(part)]
-    return msgspec.structs.replace(block, schema=schema) if block.parts else block
+def with_schemas(put: Put) -> Put:
+    """Return a put, or a record of it, with the schemas of its blocks as lists, which may have been sent in parts.
+
+    Raises InvalidArgumentError if a part cannot be decoded.
+    """
+    if not any(block.parts for block in put.blocks):
+        return put
+    first, *further = map(_with_schema, put.blocks)
+    return msgspec.structs.replace(put, block=first, further=further)
 
 
-def fields_of(part: bytes) -> list[FieldSpec]:
-    """Return the fields of a part of a schema. Raise InvalidArgumentError if it cannot be decoded."""
+def _with_schema(block: NewBlock) -> NewBlock:
+    if not block.parts:
+        return block
+    if block.schema:
+        raise InvalidArgumentError("a block has a schema and parts of a schema; send only one of them")
     try:
-        return fields_of_part(part)
+        schema = [spec for part in block.parts for spec in fields_of_part(part)]
     except UNREADABLE as error:
         raise InvalidArgumentError(f"a part of the schema of the block cannot be decoded: {error}") from error
+    return msgspec.structs.replace(block, schema=schema, parts=[])
 
 
-def check_place(block: NewBlock, count: int) -> None:
-    """Raise InvalidArgumentError if a block cannot have the values of `count` rows, or its location is not possible."""
+def check_block(block: NewBlock, count: int, known: bool = False) -> None:
+    """Raise InvalidArgumentError if the description of a block is wrong. `known`: its shape was checked before."""
     if block.slots is not None:
         _check_slots(block, block.slots, count)
     elif block.rows != count or count < 1:
@@ -506,6 +315,17 @@ def check_place(block: NewBlock, count: int) -> None:
     place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
     if min(place) < 0 or max(place) >= 1 << 62:
         raise InvalidArgumentError("the location of the block is not possible")
+    if known:
+        return
+    names = [spec.name for spec in block.schema]
+    if not names or len(set(names)) != len(names):
+        raise InvalidArgumentError(f"a block needs fields with distinct names, got {names}")
+    for spec in block.schema:
+        if spec.kind not in ("tensor", "object", NESTED):
+            raise InvalidArgumentError(f"field {spec.name!r} has the unknown kind {spec.kind!r}")
+    if len(block.dims) % 8:
+        raise InvalidArgumentError(f"the dims of the block must be 64-bit integers, got {len(block.dims)} bytes")
+    dims_starts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)
 
 
 def _check_slots(block: NewBlock, packed: bytes, count: int) -> None:
@@ -518,24 +338,3 @@ def _check_slots(block: NewBlock, packed: bytes, count: int) -> None:
         raise InvalidArgumentError(
             f"the block has {block.rows} rows, but values are in its rows {int(slots.min())} to {int(slots.max())}"
         )
-
-
-def check_kind(spec: FieldSpec) -> None:
-    """Raise InvalidArgumentError for an unknown kind."""
-    if spec.kind not in ("tensor", "object", NESTED):
-        raise InvalidArgumentError(f"field {spec.name!r} has the unknown kind {spec.kind!r}")
-
-
-def check_block(block: NewBlock, count: int, known: bool = False) -> None:
-    """Raise InvalidArgumentError if the description of a block is wrong. `known`: its shape was checked before."""
-    check_place(block, count)
-    if known:
-        return
-    names = [spec.name for spec in block.schema]
-    if not names or len(set(names)) != len(names):
-        raise InvalidArgumentError(f"a block needs fields with distinct names, got {names}")
-    for spec in block.schema:
-        check_kind(spec)
-    if len(block.dims) % 8:
-        raise InvalidArgumentError(f"the dims of the block must be 64-bit integers, got {len(block.dims)} bytes")
-    dims_starts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)

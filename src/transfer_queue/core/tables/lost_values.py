@@ -7,8 +7,7 @@ removed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +15,8 @@ import numpy as np
 from transfer_queue.core.columns.schema import Count, Persisted, map_of, map_of_values
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, RowTable, ValueColumns
 
-Found = tuple[int, Chunk, list[str], ValueColumns, np.ndarray]
-"""The number of a chunk, the chunk, the fields with these columns, their columns, and rows in the chunk."""
+Found = tuple[int, Chunk, str, ValueColumns, np.ndarray]
+"""The number of a chunk, the chunk, a field, its columns, and rows in the chunk."""
 
 
 class LossEvent(NamedTuple):
@@ -102,12 +101,10 @@ class LostValues(Persisted):
         return ""
 
 
-def values_in_blocks(rows: RowTable, groups: Mapping[int, list[str]], blocks: np.ndarray) -> Iterator[Found]:
-    """Iterate over the values of live rows that are in these blocks. groups: the fields of each group."""
+def values_in_blocks(rows: RowTable, blocks: np.ndarray) -> Iterator[Found]:
+    """Iterate over the values of live rows that are in these blocks."""
     for key, chunk in rows.chunks.items():
-        alone = (([name], columns) for name, columns in chunk.field.items())
-        together = ((groups[number], columns) for number, columns in chunk.shared.items())
-        for names, columns in chain(alone, together):
+        for name, columns in chunk.field.items():
             at = np.flatnonzero(np.isin(columns[0][: chunk.size], blocks))
             if len(at):
-                yield key, chunk, names, columns, at
+                yield key, chunk, name, columns, at

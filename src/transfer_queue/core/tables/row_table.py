@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -29,7 +29,6 @@ from transfer_queue.core.columns.schema import (
     scalar,
 )
 from transfer_queue.core.columns.tag_columns import ChunkTags
-from transfer_queue.core.tables.field_types import FieldStats
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.tag_table import SentTags, TagTable
 
@@ -155,19 +154,6 @@ class _PackedTags(Column):
         require(len(tags) <= table.capacity, f"{where} has more tags than rows")
 
 
-class _FieldColumns(PerRow):
-    """The columns of the fields that are in no group. Which fields are in a group is not compared."""
-
-    def __init__(self) -> None:
-        super().__init__(("i8", "i4"), PerRow.BY_NAME, 0, None, None, True)
-
-    def to_comparable(self, table: Chunk) -> Any:
-        """See `Column`. Includes the fields that are in groups."""
-        columns = {name: table.columns_of(name) for name in {**table.fields, **table.field}}
-        there = {name: pair for name, pair in columns.items() if pair is not None}
-        return self.comparable_columns(there, table.size)
-
-
 class Chunk(Persisted):
     """Up to CHUNK consecutive rows.
 
@@ -188,12 +174,8 @@ class Chunk(Persisted):
     """The version of the partition at the last change of tags or fields; 0 if there was none, and for cleared rows."""
     group: np.ndarray | None = per_row("i8", fill=-1, cleared=True, optional=True)
     """The number of the declared group; -1 if the row has none."""
-    field: dict[str, ValueColumns] = custom_column(_FieldColumns())
-    """The columns of the fields that are in no group."""
-    shared: dict[int, ValueColumns] = per_row(
-        "i8", "i4", cleared=True, by_name=True, by=Count, missing={}, compared=False
-    )
-    """The columns of groups of fields by the number of the group."""
+    field: dict[str, ValueColumns] = per_row("i8", "i4", cleared=True, by_name=True)
+    """Field -> its values. A field that no row of the chunk has may have no columns."""
     consumed: dict[str, np.ndarray] = per_row("u1", most=CLAIMED, cleared=True, by_name=True)
     """Task -> CONSUMED, CLAIMED or 0."""
     dealt: dict[str, np.ndarray] = per_row("i8", cleared=True, by_name=True)
@@ -210,8 +192,6 @@ class Chunk(Persisted):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fields: Mapping[str, FieldStats] = {}
-        """The fields of the partition, which know their groups."""
         self.keys: list[str | None] | None = None
         """The key of each row, None if it has none. The partition saves them, in the order of their creation."""
         self._tags: ChunkTags | None = None
@@ -296,33 +276,12 @@ class Chunk(Persisted):
             found = self._tags = ChunkTags(self.capacity)
         return found
 
-    def columns_of(self, name: str) -> ValueColumns | None:
-        """Return the columns of a field, which are only read; None if no row of the chunk has the field."""
-        found = self.field.get(name)
-        if found is None and self.shared:
-            field = self.fields.get(name)
-            if field is not None and field.group is not None:
-                return self.shared.get(field.group.number)
-        return found
-
     def field_columns(self, name: str) -> ValueColumns:
-        """Return the columns of a field that is in no group. Makes them if they are missing."""
+        """Return the columns of a field. Makes them if they are missing."""
         found = self.field.get(name)
         if found is None:
             found = self.field[name] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
         return found
-
-    def group_columns(self, number: int) -> ValueColumns:
-        """Return the columns of a group of fields. Makes them if they are missing."""
-        found = self.shared.get(number)
-        if found is None:
-            found = self.shared[number] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
-        return found
-
-    def all_columns(self) -> Iterator[ValueColumns]:
-        """Iterate over the columns of all fields. Fields of a group have one pair."""
-        yield from self.field.values()
-        yield from self.shared.values()
 
     def consumed_column(self, task: str) -> np.ndarray:
         """Return the consumption column of a task. Makes it if it is missing."""
@@ -389,8 +348,6 @@ class RowTable(Persisted):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fields: Mapping[str, FieldStats] = {}
-        """The fields of the partition."""
         self.watched: list[str] = []
         """The tags that are also kept as columns of numbers. Derived from the tags, and not part of the state."""
         self._firsts: list[int] | None = None  # first global index of each chunk, cached with
@@ -406,7 +363,6 @@ class RowTable(Persisted):
             chunk = self.chunks.get(key)
             if chunk is None:
                 chunk = self.chunks[key] = Chunk()
-                chunk.fields = self.fields
                 for tag in self.watched:
                     chunk.watch(tag)
                 self._firsts = None
@@ -434,19 +390,12 @@ class RowTable(Persisted):
     def add_chunk(self, key: int, chunk: Chunk) -> None:
         """Add a chunk after all others."""
         self.chunks[key] = chunk
-        chunk.fields = self.fields
         for tag in self.watched:
             if tag not in chunk.numbers:
                 chunk.watch(tag)
         self.end = (key << CHUNK_BITS) + chunk.size
         self.count += chunk.living
         self._firsts = None
-
-    def use_fields(self, fields: Mapping[str, FieldStats]) -> None:
-        """Use this dict of the partition's fields from now on."""
-        self.fields = fields
-        for chunk in self.chunks.values():
-            chunk.fields = fields
 
     def watch(self, tag: str) -> None:
         """Keep a tag as a column of numbers. This reads all existing tags once."""

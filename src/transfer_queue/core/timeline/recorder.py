@@ -13,7 +13,7 @@ from typing import Any, Protocol, Union
 
 import numpy as np
 
-from transfer_queue.core.columns.wide_schema import Schema
+from transfer_queue.core.blocks.block_table import Schema
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -232,7 +232,7 @@ class TimelineRecorder:
             return None
         fields, at, block = claim.fields, position & MASK, 0
         for name in fields if len(fields) <= LOOKED_AT else fields[:LOOKED_AT]:
-            found = chunk.columns_of(name)
+            found = chunk.field.get(name)
             if found is not None:
                 number = found[0].item(at)
                 if number > block:
@@ -503,5 +503,5 @@ def _oldest_version(partition: Partition, positions: np.ndarray) -> float | None
 
 def _oldest_block(chunk: Chunk, fields: Sequence[str], at: int) -> int:
     """Return the lowest block number of these fields of a row; 0 if it has no such field."""
-    found = map(chunk.columns_of, fields[:LOOKED_AT])
+    found = map(chunk.field.get, fields[:LOOKED_AT])
     return min(filter(None, [columns[0].item(at) for columns in found if columns is not None]), default=0)

@@ -240,7 +240,6 @@ def _apply_groups_taken(state: State, record: r.GroupsTaken) -> None:
 def _apply_partition_dropped(state: State, record: r.PartitionDropped) -> None:
     partition = state.partitions.pop(record.partition)
     apply_clears.clear_all(partition)
-    state.blocks.discarded.append(partition.fields)
     state.blocks.stored.pop(partition.number, None)
     state.blocks.saved.pop(partition.number, None)
     state.counted.mark_changed(record.partition)

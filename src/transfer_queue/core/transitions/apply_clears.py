@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.core.blocks.block_table import Released
 from transfer_queue.core.events.records import RowsDropped
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED, Chunk
@@ -84,27 +83,19 @@ def _forget_member(partition: Partition, number: int, position: int) -> None:
 
 
 def _clear_values(partition: Partition, chunk: Chunk, at: np.ndarray) -> None:
-    released: list[Released] = []
+    released: list[np.ndarray] = []
     for name in chunk.lost:
         partition.losses.forget(chunk, name, at)
     partition.field_ranks.remove(chunk, at)
-    for number, (column, _) in chunk.shared.items():
-        old = column[at]
-        count = int(np.count_nonzero(old))
-        if count:
-            column[at] = 0
-            group = partition.field_groups.by_number[number]
-            released.append((old, group.width))
-            partition.remove_group_values(group, count)
     for name, (column, _) in chunk.field.items():
         old = column[at]
         count = int(np.count_nonzero(old))
         if count:
             column[at] = 0
-            released.append((old, 1))
+            released.append(old)
             partition.remove_values(name, count)
     if released:
-        partition.nbytes -= partition.blocks.release_values(released)
+        partition.nbytes -= partition.blocks.release(np.concatenate(released))
     chunk.clear_tags(at)
     for key in chunk.take_keys(at):
         del partition.keys[key]

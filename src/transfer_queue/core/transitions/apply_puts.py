@@ -6,12 +6,11 @@ merge or to release. `partition.Partition.reserve` and `publish` are the general
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.blocks.block_table import Released
 from transfer_queue.core.events.records import (
     Published,
     RowsPut,
@@ -20,29 +19,28 @@ from transfer_queue.core.events.records import (
     SharedField,
     ValuesShared,
 )
-from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.field_groups import Parts
 from transfer_queue.core.tables.field_types import FieldStats, dims_parts, shape_of
 from transfer_queue.core.tables.lost_values import Found, LossEvent
-from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk
+from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk, ValueColumns
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 
 
 def apply_rows_put(partition: Partition, put: RowsPut) -> None:
     """Apply a `records.RowsPut`."""
-    count = put.count
-    blocks = partition.blocks.complete_schemas(put.block, put.further)
+    count, blocks = put.count, put.blocks
     start = partition.rows.end
     runs = partition.rows.append(put.first_index, count, owner=partition.owner_number(put.client))
     partition.count_new_rows(put.client, count)
     if put.keys is not None:
         partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
-    values: list[tuple[int, NewBlock, Parts]] = []
+    values: list[tuple[int, NewBlock, list[FieldStats]]] = []
+    schemas = []
     for number, block in enumerate(blocks, put.block_number):
         partition.blocks.add(number, put.client, block, count * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
-        values.append((number, block, _count_new(partition, add_types(partition, block, len(blocks) == 1), count)))
+        schemas.append(add_types(partition, block, len(blocks) == 1))
+        values.append((number, block, _count_new(partition, block.schema, count)))
     done = 0
     for key, chunk, at, first, last in runs:
         before, done = done, done + last - first
@@ -50,13 +48,13 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
             chunk.key_list()[first:last] = put.keys[before:done]
         if put.tags is not None:
             partition.put_tags(key, chunk, slice(first, last), put.tags, slice(before, done))
-        for number, block, parts in values:
+        for number, block, fields in values:
             slots: Any = before  # the usual put of one row
             if done - before > 1:
                 slots = slot_column(block, before, done)
             elif block.slots is not None:
                 slots = slot_column(block, before, done)[0]
-            _set_new_values(chunk, at, parts, number, slots)
+            _set_new_values(chunk, at, fields, number, slots)
         if partition.field_ranks.names:
             partition.field_ranks.add(chunk, at)
         if values or put.keys is not None or put.tags is not None:
@@ -66,23 +64,23 @@ def apply_rows_put(partition: Partition, put: RowsPut) -> None:
     if put.groups is not None:
         partition.join(put.groups, range(start, start + count))
     if blocks and partition.ready:
-        fields = _names_of(partition, blocks)
+        names = partition.names_of(schemas)
         for key, chunk, _, first, last in runs:
-            partition.unseen.add_run(fields, key, chunk, first, last)
-        partition.update_awaited_sets(fields)
+            partition.unseen.add_run(names, key, chunk, first, last)
+        partition.update_awaited_sets(names)
 
 
 def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
     """Apply a `records.RowsPutTogether`."""
     clients, blocks = [each.client for each in put.puts], put.blocks
     counts = [block.rows for block in blocks]
-    count, start, schema = sum(counts), partition.rows.end, put.block.schema
+    count, start = sum(counts), partition.rows.end
     partition.blocks.add_alike(put.block_number, clients, blocks, partition.number)
     for client, block in zip(clients, blocks, strict=True):
         partition.count_new_rows(client, block.rows)
         partition.nbytes += block.nbytes
-        known = add_types(partition, block, True)
-    parts = _count_new(partition, known, count)
+        schema = add_types(partition, block, True)
+    fields = _count_new(partition, schema, count)
     if put.keys is not None:
         partition.keys.update(zip(put.keys, range(start, start + count), strict=True))
     numbers = np.arange(put.block_number, put.block_number + len(counts))
@@ -102,7 +100,7 @@ def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
         if put.tags is not None:
             partition.put_tags(key, chunk, slice(first, last), put.tags, mine)
         _set_new_values(
-            chunk, slice(first, last), parts, numbers[mine], slots if isinstance(slots, int) else slots[mine]
+            chunk, slice(first, last), fields, numbers[mine], slots if isinstance(slots, int) else slots[mine]
         )
         if partition.field_ranks.names:
             partition.field_ranks.add(chunk, at)
@@ -110,33 +108,25 @@ def apply_rows_put_together(partition: Partition, put: RowsPutTogether) -> None:
         partition.changes.mark_chunk_changed(partition.version, key)
     partition.forget_gone_ranks()
     if partition.ready:
-        fields = partition.names_of(schema)
+        names = partition.names_of([schema])
         for key, chunk, _, first, last in runs:
-            partition.unseen.add_run(fields, key, chunk, first, last)
-        partition.update_awaited_sets(fields)
+            partition.unseen.add_run(names, key, chunk, first, last)
+        partition.update_awaited_sets(names)
 
 
-def _count_new(partition: Partition, schema: Sequence[FieldSpec], count: int) -> Parts:
+def _count_new(partition: Partition, schema: Sequence[FieldSpec], count: int) -> list[FieldStats]:
     """Count the values of new rows. Return the fields."""
-    parts = singles, groups = partition.field_groups.parts_of(schema)
-    for field in singles:
-        field.own_live += count
-        field.own_ever += count
-    for group in groups:
-        group.live += count
-        group.ever += count
-    return parts
+    fields = [partition.fields[spec.name] for spec in schema]
+    for field in fields:
+        field.live += count
+        field.ever += count
+    return fields
 
 
-def _set_new_values(chunk: Chunk, at: Any, parts: Parts, number: Any, slots: Any) -> None:
+def _set_new_values(chunk: Chunk, at: Any, fields: Sequence[FieldStats], number: Any, slots: Any) -> None:
     """Set the values of new rows of a chunk: the numbers of their blocks, and their rows in the blocks."""
-    singles, groups = parts
-    for field in singles:
+    for field in fields:
         column, slot = chunk.field.get(field.name) or chunk.field_columns(field.name)
-        column[at] = number
-        slot[at] = slots
-    for group in groups:
-        column, slot = chunk.group_columns(group.number)
         column[at] = number
         slot[at] = slots
 
@@ -148,38 +138,30 @@ def slot_column(block: NewBlock, first: int, last: int) -> np.ndarray:
     return np.frombuffer(block.slots, "<i4")[first:last]
 
 
-def _names_of(partition: Partition, blocks: Sequence[NewBlock]) -> Fields:
-    """Return the names of the fields of blocks with their whole schemas."""
-    prepared = partition.blocks.prepared
-    if prepared is not None and prepared.names is not None and prepared.has(blocks[0]):
-        return prepared.names
-    first = partition.names_of(blocks[0].schema)
-    return first if len(blocks) == 1 else first.union(spec.name for block in blocks[1:] for spec in block.schema)
-
-
 def publish(partition: Partition, positions: np.ndarray, put: Published) -> None:
     """Record that the values of these rows are in the blocks of a put, which has at least one."""
-    blocks = partition.blocks.complete_schemas(put.block, put.further)
+    blocks = put.blocks
     rows = list(partition.rows.split(positions))
-    released: list[Released] = []
+    released: list[np.ndarray] = []
+    schemas = []
     for _, chunk, at, _ in rows:
         partition.field_ranks.remove(chunk, at)
     for number, block in enumerate(blocks, put.block_number):
         values = len(positions) if block.slots is None else _count_slots(block.slots)
         partition.blocks.add(number, put.writer, block, values * len(block.schema), partition.number)
         partition.nbytes += block.nbytes
-        schema = add_types(partition, block, len(blocks) == 1)
-        released += _set_values(partition, rows, len(positions), number, block, schema)
+        schemas.append(add_types(partition, block, len(blocks) == 1))
+        released += _set_values(partition, rows, len(positions), number, block)
     for _, chunk, at, _ in rows:
         partition.field_ranks.add(chunk, at)
     partition.forget_gone_ranks()
     if released:
-        partition.nbytes -= partition.blocks.release_values(released)
+        partition.nbytes -= partition.blocks.release(np.concatenate(released))
     if partition.ready:
-        fields = _names_of(partition, blocks)
+        names = partition.names_of(schemas)
         for key, chunk, where, _ in rows:
-            partition.unseen.add_rows(fields, key, chunk, where)
-        partition.update_awaited_sets(fields)
+            partition.unseen.add_rows(names, key, chunk, where)
+        partition.update_awaited_sets(names)
 
 
 def _set_values(
@@ -188,42 +170,30 @@ def _set_values(
     count: int,
     number: int,
     block: NewBlock,
-    schema: Sequence[FieldSpec],
-) -> list[Released]:
+) -> list[np.ndarray]:
     """Set the values of the `count` rows of a put to a block. Return their former blocks.
 
     rows: The rows as `RowTable.split` returns them.
     """
     slots = slot_column(block, 0, count)
-    released: list[Released] = []
-    singles, groups = partition.field_groups.parts_of(schema)
+    released: list[np.ndarray] = []
     losses = partition.losses if partition.losses.counts else None
     for _, chunk, at, where in rows:
         within = slots[where]
         if block.slots is not None and (within < 0).any():  # `share_values` has set the others
             at, within = at[within >= 0], within[within >= 0]
         if losses is not None:
-            names = partition.names_of(schema)
-            for name in [name for name in losses.counts if name in names]:
-                losses.forget(chunk, name, at)
-        for field in singles:
-            column, slot = chunk.field_columns(field.name)
+            for spec in block.schema:
+                losses.forget(chunk, spec.name, at)
+        for spec in block.schema:
+            field = partition.fields[spec.name]
+            column, slot = chunk.field_columns(spec.name)
             old = column[at]
             held = int(np.count_nonzero(old))
             if held:
-                released.append((old, 1))
-            field.own_live += len(at) - held
-            field.own_ever += len(at) - held
-            column[at] = number
-            slot[at] = within
-        for group in groups:
-            column, slot = chunk.group_columns(group.number)
-            old = column[at]
-            held = int(np.count_nonzero(old))
-            if held:
-                released.append((old, group.width))
-            group.live += len(at) - held
-            group.ever += len(at) - held
+                released.append(old)
+            field.live += len(at) - held
+            field.ever += len(at) - held
             column[at] = number
             slot[at] = within
     return released
@@ -239,7 +209,6 @@ def share_values(partition: Partition, shared: ValuesShared) -> None:
     positions = partition.rows.positions_of(np.frombuffer(shared.rows, "<i8"))
     for field in shared.fields:
         partition.blocks.retain(np.frombuffer(field.blocks, "<i8"))
-    partition.field_groups.leave(field.name for field in shared.fields)
     rows = list(partition.rows.split(positions))
     for _, chunk, at, _ in rows:
         partition.field_ranks.remove(chunk, at)
@@ -265,8 +234,8 @@ def _set_shared(partition: Partition, positions: np.ndarray, field: SharedField)
         column, slot = chunk.field_columns(field.name)
         old = column[at]
         added = len(old) - int(np.count_nonzero(old))
-        stats.own_live += added
-        stats.own_ever += added
+        stats.live += added
+        stats.ever += added
         if losses.counts:
             losses.forget(chunk, field.name, at)
         column[at], slot[at] = blocks[where], slots[where]
@@ -277,23 +246,18 @@ def _set_shared(partition: Partition, positions: np.ndarray, field: SharedField)
 def lose_values(partition: Partition, found: list[Found], number: int, loss: LossEvent) -> None:
     """Record that these values are lost by event `number`, so that their rows do not have them any more."""
     partition.losses.events[number] = loss
-    released: list[Released] = []
+    released: list[np.ndarray] = []
     touched: dict[int, list[np.ndarray]] = {}
-    for key, chunk, names, columns, at in found:
-        released.append((columns[0][at], len(names)))
+    for key, chunk, name, columns, at in found:
+        released.append(columns[0][at])
         partition.field_ranks.remove(chunk, at)
         columns[0][at] = 0
         partition.field_ranks.add(chunk, at)
-        for name in names:
-            partition.losses.mark(chunk, name, at, number)
-        group = partition.fields[names[0]].group
-        if group is None:
-            partition.remove_values(names[0], len(at))
-        else:
-            partition.remove_group_values(group, len(at))
+        partition.losses.mark(chunk, name, at, number)
+        partition.remove_values(name, len(at))
         touched.setdefault(key, []).append(at)
     partition.forget_gone_ranks()
-    partition.nbytes -= partition.blocks.release_values(released)
+    partition.nbytes -= partition.blocks.release(np.concatenate(released))
     for key, parts in touched.items():
         at = np.unique(np.concatenate(parts))
         partition.changes.mark_changed(partition.version, at + (key << CHUNK_BITS))
@@ -313,54 +277,33 @@ def apply_repacked(partition: Partition, repacked: RowsRepacked, writer: str) ->
     numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
     positions = partition.rows.positions_of(rows)
     values = np.zeros(len(blocks), "i8")
-    found: list[tuple[list[str], tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]] = []
+    found: list[tuple[str, ValueColumns, np.ndarray, np.ndarray]] = []
     names = [{spec.name for spec in block.schema} for block in blocks]
-    for some in _alike(partition, names):
-        having = np.repeat([some[0] in each for each in names], counts)
+    for name in sorted(set().union(*names)):
+        having = np.repeat([name in each for each in names], counts)
         there = np.flatnonzero((positions >= 0) & having)
         for _, chunk, at, where in partition.rows.split(positions[there]):
-            columns = chunk.columns_of(some[0])
+            columns = chunk.field.get(name)
             if columns is None:
                 continue
             chosen = there[where]
             same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
-            found.append((some, columns, np.asarray(at)[same], chosen[same]))
-            values += len(some) * np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
+            found.append((name, columns, np.asarray(at)[same], chosen[same]))
+            values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
     for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
         if needed:
             partition.blocks.add(number, writer, block, needed, partition.number)
             partition.nbytes += block.nbytes
-    released: list[Released] = []
-    for some, columns, at, chosen in found:
+    released: list[np.ndarray] = []
+    for name, columns, at, chosen in found:
         columns[0][at], columns[1][at] = numbers[chosen], fresh[chosen]
         if partition.blocks.equal.of_block:
             old, new = (sources[chosen], slots[chosen]), (numbers[chosen], fresh[chosen])
             places = (zip(*(column.tolist() for column in pair), strict=True) for pair in (old, new))
-            moved = dict(zip(*places, strict=True))
-            for name in some:
-                partition.blocks.equal.move(partition.number, name, moved)
-        released.append((sources[chosen], len(some)))
+            partition.blocks.equal.move(partition.number, name, dict(zip(*places, strict=True)))
+        released.append(sources[chosen])
     if released:
-        partition.nbytes -= partition.blocks.release_values(released)
-
-
-def _alike(partition: Partition, names: Sequence[set[str]]) -> Iterator[list[str]]:
-    """Iterate over the fields that are in any of these sets, with those together that have the same columns and sets.
-
-    Fields of a group are always in the same blocks.
-    """
-    alike: dict[object, list[str]] = {}
-    for name in sorted(set().union(*names)):
-        field = partition.fields.get(name)
-        key = name if field is None or field.group is None else (field.group, *[name in some for some in names])
-        alike.setdefault(key, []).append(name)
-    for some in alike.values():
-        group = partition.fields[some[0]].group if len(some) > 1 else None
-        if group is not None:
-            partition.field_groups.divide(group, [partition.fields[name] for name in some])
-        elif len(some) == 1:
-            partition.field_groups.leave(some)
-        yield some
+        partition.nbytes -= partition.blocks.release(np.concatenate(released))
 
 
 def add_types(partition: Partition, block: NewBlock, alone: bool) -> Sequence[FieldSpec]:
@@ -371,27 +314,16 @@ def add_types(partition: Partition, block: NewBlock, alone: bool) -> Sequence[Fi
     known = shape_of(block)
     if known == partition.learnt:
         return partition.learnt[-1]  # equal shapes change nothing; usual for a writer that puts in a loop
-    prepared = partition.blocks.prepared
-    types = None if prepared is None or not prepared.has(block) else prepared.types
-    current = types is not None and types.is_current(partition.fields, partition.typed)
-    if prepared is not None and types is not None and current and not types.installed:
-        partition.install_types(types, [each.schema for each in prepared.blocks])
-    if types is not None and types.installed:
-        partition.learnt = known if alone and not types.several else None
-        return block.schema
     dims = np.frombuffer(block.dims, "<i8")
-    news = several = False
+    several = False
     for spec, part in zip(block.schema, dims_parts(block.schema, dims, block.rows)):
         field = partition.fields.get(spec.name)
         if field is None:
             field = partition.fields[spec.name] = FieldStats(spec.name)
-        elif field.group is not None and not field.group.live:
-            partition.field_groups.leave([spec.name])
-        news |= field.add(spec, part)
+        field.add(spec, part)
         several |= bool(field.others)
         if field.further:
             partition.field_ranks.names.add(spec.name)
-    partition.field_groups.changes += news
     # every put into a field of several dtypes is checked, so that each client can warn once
     partition.learnt = known if alone and not several else None
     return block.schema

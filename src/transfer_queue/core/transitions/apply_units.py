@@ -102,7 +102,7 @@ def _lose(state: State, gone: Callable[[np.ndarray, np.ndarray], np.ndarray], un
         return
     state.losses += 1
     for name, partition in state.partitions.items():
-        found = list(values_in_blocks(partition.rows, partition.field_groups.names_by_number(), blocks))
+        found = list(values_in_blocks(partition.rows, blocks))
         if found:
             apply_puts.lose_values(
                 state.new_version(name), found, state.losses, LossEvent(unit, when, partition.version)

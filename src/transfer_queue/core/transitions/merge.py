@@ -7,14 +7,12 @@ samples takes 50 ms. If the partition exists, the samples are added to it like t
 
 from __future__ import annotations
 
-from collections.abc import Set
-
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK_BITS as BLOCK_BITS
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.field_types import FieldGroup, FieldStats, check_number
+from transfer_queue.core.tables.field_types import check_number
 from transfer_queue.core.tables.lost_values import LossEvent
 from transfer_queue.core.tables.row_table import CONSUMED, Chunk
 from transfer_queue.core.transitions import apply_clears, apply_leases
@@ -222,15 +220,13 @@ class _Merge:
         source, target = self._source, self._target
         target.nbytes += source.nbytes
         live = {name: field for name, field in source.fields.items() if field.live}
-        known = target.fields.keys() & live.keys()
-        target.field_groups.leave(known)
-        together = source.field_groups.names_together()
-        target.fields.update({name: field for name, field in live.items() if name not in known})
-        for names in together:
-            if source.fields[names[0]].live:
-                (self._take_columns if self._made else self._copy_columns)(names, known)
+        for name, field in live.items():
+            if name in target.fields:
+                target.fields[name].absorb(field)
+            else:
+                target.fields[name] = field
+            (self._take_columns if self._made else self._copy_columns)(name)
         target.learnt = None
-        target.field_groups.changes += 1
         target.field_ranks.derive()
         if target.ready:
             fields = frozenset(source.fields)
@@ -238,47 +234,22 @@ class _Merge:
                 target.unseen.add_rows(fields, key, chunk, at)
             target.update_awaited_sets(fields)
 
-    def _take_columns(self, names: list[str], known: Set[str]) -> None:
-        """Take over the columns of a group of fields, or of a field that is in none. known: see `_add_fields`."""
-        before = self._source.fields[names[0]].group
-        group = self._add_fields([self._source.fields[name] for name in names], known)
+    def _take_columns(self, name: str) -> None:
+        """Take over the columns of a field."""
         for key, chunk in self._source.rows.chunks.items():
-            columns = chunk.field.get(names[0]) if before is None else chunk.shared.get(before.number)
-            if columns is None:
-                continue
-            np.add(columns[0], self._shift, out=columns[0], where=columns[0] != 0)
-            if group is None:
-                self._target.rows.chunks[key].field[names[0]] = columns
-            else:
-                self._target.rows.chunks[key].shared[group.number] = columns
+            columns = chunk.field.get(name)
+            if columns is not None:
+                np.add(columns[0], self._shift, out=columns[0], where=columns[0] != 0)
+                self._target.rows.chunks[key].field[name] = columns
 
-    def _copy_columns(self, names: list[str], known: Set[str]) -> None:
-        """Copy the columns of a group of fields, or of a field that is in none. known: see `_add_fields`."""
-        blocks, slots = self._source.blocks_of(names[0], self._from)
+    def _copy_columns(self, name: str) -> None:
+        """Copy the columns of a field."""
+        blocks, slots = self._source.blocks_of(name, self._from)
         has = blocks != 0
         blocks, slots = blocks[has] + self._shift, slots[has]
-        group = self._add_fields([self._source.fields[name] for name in names], known)
         for _, chunk, at, where in self._target.rows.split(self._to[has]):
-            for name in names if group is None else names[:1]:
-                columns = chunk.field_columns(name) if group is None else chunk.group_columns(group.number)
-                columns[0][at], columns[1][at] = blocks[where], slots[where]
-
-    def _add_fields(self, fields: list[FieldStats], known: Set[str]) -> FieldGroup | None:
-        """Add the counts and types of fields with the same columns. Return the group that they are in; None if none.
-
-        known: The fields that the target had before.
-        """
-        group = fields[0].group
-        if group is not None and known.isdisjoint(field.name for field in fields):
-            made = self._target.field_groups.add_group(fields)
-            made.live, made.ever = group.live, group.ever
-            return made
-        for field in fields:
-            if field.group is not None:
-                field.leave_group()
-            if field.name in known:
-                self._target.fields[field.name].absorb(field)
-        return None
+            columns = chunk.field_columns(name)
+            columns[0][at], columns[1][at] = blocks[where], slots[where]
 
     def _copy_losses(self) -> None:
         """Copy which values are lost."""
@@ -289,9 +260,7 @@ class _Merge:
             for name in source.counts:
                 lost = self._to[source.events_of(name, self._from) == number]
                 if name not in target.fields:  # all its values are lost
-                    field = target.fields[name] = self._source.fields[name]
-                    if field.group is not None:  # which is one of the saved partition
-                        field.leave_group()
+                    target.fields[name] = self._source.fields[name]
                 for _, chunk, at, _ in target.rows.split(lost):
                     target.losses.mark(chunk, name, at, state.losses)
 

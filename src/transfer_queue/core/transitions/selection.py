@@ -68,7 +68,7 @@ def _written_rows(partition: Partition) -> np.ndarray:
     for number, chunk in partition.rows.chunks.items():
         size = chunk.size
         written = np.zeros(size, bool)
-        for blocks, _ in chunk.all_columns():
+        for blocks, _ in chunk.field.values():
             written |= blocks[:size] != 0
         for lost in chunk.lost.values():
             written |= lost[:size] != 0

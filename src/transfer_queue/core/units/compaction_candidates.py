@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import chain, pairwise
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -47,8 +47,8 @@ class SparseRows:
 
     def __init__(self, numbers: np.ndarray) -> None:
         self.numbers = numbers
-        self._names: list[list[str]] = []
-        """Fields with the same values."""
+        self._fields: dict[str, int] = {}
+        """The fields that were found, with their numbers in `_Hits`."""
         self._found: dict[str, list[_Hits]] = {}
 
     @property
@@ -56,12 +56,10 @@ class SparseRows:
         """The names of the partitions that have such rows, in the order of the search."""
         return list(self._found)
 
-    def scan_chunk(self, partition: str, chunk: Chunk, groups: Mapping[int, list[str]]) -> None:
-        """Note which rows of a chunk are in these blocks. groups: the fields of each group of the partition."""
+    def scan_chunk(self, partition: str, chunk: Chunk) -> None:
+        """Note which rows of a chunk are in these blocks."""
         low, high = int(self.numbers[0]), int(self.numbers[-1])
-        alone = (([name], columns) for name, columns in chunk.field.items())
-        together = ((groups[number], columns) for number, columns in chunk.shared.items())
-        for names, (column, slots) in chain(alone, together):
+        for name, (column, slots) in chunk.field.items():
             at = np.flatnonzero((column >= low) & (column <= high))
             if not len(at):
                 continue
@@ -69,10 +67,8 @@ class SparseRows:
             hit = self.numbers[which] == column[at]
             if not hit.any():
                 continue
-            if names not in self._names:
-                self._names.append(names)
             at = at[hit]
-            hits = (which[hit], slots[at], chunk.index[at], self._names.index(names))
+            hits = (which[hit], slots[at], chunk.index[at], self._fields.setdefault(name, len(self._fields)))
             self._found.setdefault(partition, []).append(hits)
 
     def sparse_blocks(self, partition: str) -> list[SparseBlock]:
@@ -82,14 +78,16 @@ class SparseRows:
         fields = np.concatenate([np.full(len(hits[0]), hits[3]) for hits in found])
         order = np.lexsort((rows, slots, which))
         which, slots, rows, fields = which[order], slots[order], rows[order], fields[order]
+        names = list(self._fields)
         edges = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), len(which)]
         out = []
         for a, b in pairwise(edges):
             first = np.ones(b - a, bool)
             first[1:] = (slots[a + 1 : b] != slots[a : b - 1]) | (rows[a + 1 : b] != rows[a : b - 1])
-            names = list(dict.fromkeys(name for k in sorted(set(fields[a:b].tolist())) for name in self._names[k]))
+            found_fields = [names[k] for k in sorted(set(fields[a:b].tolist()))]
             number = int(self.numbers[which[a]])
-            out.append(SparseBlock(number, rows[a:b][first].astype("i8"), slots[a:b][first].astype("i4"), names))
+            found_rows, found_slots = rows[a:b][first].astype("i8"), slots[a:b][first].astype("i4")
+            out.append(SparseBlock(number, found_rows, found_slots, found_fields))
         return out
 
 

@@ -501,13 +501,10 @@ class MigrationPlanner:
         """Copy the live rows of these blocks into new blocks."""
         rows = SparseRows(numbers)
         for partition in list(self.state.partitions.values()):
-            groups, changes = partition.field_groups.names_by_number(), partition.field_groups.changes
             for key in sorted(partition.rows.chunks):
                 chunk = partition.rows.chunks.get(key)
-                if partition.field_groups.changes != changes:
-                    groups, changes = partition.field_groups.names_by_number(), partition.field_groups.changes
                 if chunk is not None:
-                    rows.scan_chunk(partition.name, chunk, groups)
+                    rows.scan_chunk(partition.name, chunk)
                 yield True
         for name in rows.partitions:
             found = rows.sparse_blocks(name)
