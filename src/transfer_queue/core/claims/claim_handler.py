@@ -226,7 +226,7 @@ def add_locations(
 
 def needs_indexes(context: ControllerContext, partition: Partition, claim: Claim) -> bool:
     """Return whether a claim has to wait for its indexes, and start to build them."""
-    return context.index_builder.needs_indexes(partition, context.samplers.sampler_for(claim, partition), claim)
+    return index_builder.needs_indexes(context, partition, context.samplers.sampler_for(claim, partition), claim)
 
 
 def _decide(
@@ -241,7 +241,7 @@ def _decide(
         if claim.again:
             require_partition(context.state.partitions, claim.partition)
         return batch_selection.NOTHING
-    if context.index_builder.needs_indexes(partition, sampler, claim):
+    if index_builder.needs_indexes(context, partition, sampler, claim):
         return batch_selection.wait_for_deal()
     if claim.again:  # nothing is dealt, so nothing is skipped
         return batch_selection.select_batch(context.state, partition, sampler, claim)

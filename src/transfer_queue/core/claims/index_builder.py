@@ -7,15 +7,15 @@ the index is complete. If other code needs the index meanwhile (`Partition.ready
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.jobs import Jobs, Steps
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
 from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.sampler_wrapper import ranked_keys
@@ -74,42 +74,31 @@ def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
     return None
 
 
-class IndexBuilder:
-    """The indexes that are being built. Each turn builds a part of the next one."""
-
-    def __init__(self) -> None:
-        self._jobs: deque[tuple[Partition, IndexNeeds]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    def needs_indexes(self, partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
-        """Return whether a claim has to wait for its indexes, and start to build them."""
-        if len(partition.rows.chunks) <= SMALL:
-            return False
-        wanted = index_needs(partition, sampler, claim)
-        part = next_part(partition, wanted)
-        if part is None:
-            return False
-        if any(job[0] is partition and job[1] == wanted for job in self._jobs):
-            return True
-        part()
-        if next_part(partition, wanted) is None:
-            return False
-        self._jobs.append((partition, wanted))
+def needs_indexes(context: ControllerContext, partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
+    """Return whether a claim has to wait for its indexes, and start to build them."""
+    if len(partition.rows.chunks) <= SMALL:
+        return False
+    wanted = index_needs(partition, sampler, claim)
+    part = next_part(partition, wanted)
+    if part is None:
+        return False
+    jobs, key = context.services[Jobs], (partition.number, wanted)
+    if key in jobs:
         return True
+    part()
+    if next_part(partition, wanted) is None:
+        return False
+    jobs.begin(_build(context, partition, wanted), key)
+    return True
 
-    def step(self, state: State) -> tuple[str, str] | None:
-        """Build a part of the next index. Returns its (partition, task) if it is complete now."""
-        if not self._jobs:
-            return None
-        partition, wanted = self._jobs.popleft()
-        if state.partitions.get(partition.name) is not partition:
-            return None
+
+def _build(context: ControllerContext, partition: Partition, wanted: IndexNeeds) -> Steps:
+    """Build a part in each step. At the end, all claims of the task are looked at."""
+    while context.state.partitions.get(partition.name) is partition:
         part = next_part(partition, wanted)
         if part is not None:
             part()
-        if next_part(partition, wanted) is not None:
-            self._jobs.append((partition, wanted))
-            return None
-        return partition.name, wanted.task
+        if next_part(partition, wanted) is None:
+            context.changes.changes_of(partition.name).tasks |= {wanted.task}
+            return
+        yield None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
+from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.service import Service
 from transfer_queue.core.state.state import State
+
+if TYPE_CHECKING:
+    from transfer_queue.core.control.context import ControllerContext
 
 GRACE_SECONDS = 10.0
 MAX_DEPARTED = 1024
@@ -20,54 +25,48 @@ def known_clients(state: State) -> list[str]:
     return list(clients)
 
 
-class ReconnectGrace:
+class ReconnectGrace(Service):
     """The clients that a restored controller knows and that have not reconnected yet.
 
     They count as connected during a grace period, in which they notice that their connection broke and make a new one.
     A client that has not reconnected at its end is treated as if its connection had just ended.
     """
 
-    def __init__(self, clients: list[str], now: float, is_alive: Callable[[str], bool]) -> None:
-        self.clients = clients
-        self.until = now + GRACE_SECONDS
+    def __init__(self, context: ControllerContext) -> None:
+        super().__init__(context)
+        self.clients = known_clients(context.state)
+        self.until = context.now + GRACE_SECONDS
         """The end of the grace period, on the controller's clock."""
-        self._is_alive = is_alive
+        for client in self.clients:
+            context.connections.peers.setdefault(client, set())
 
-    def next_deadline(self) -> float | None:
-        """Return when the grace period ends; None if no client is awaited."""
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`. A state that is loaded later has no clients."""
+        return False
+
+    def next_due(self) -> float | None:
+        """See `Service.next_due`."""
         return self.until if self.clients else None
 
-    def expired_clients(self, now: float, connections: Mapping[str, Collection[int]]) -> list[str]:
-        """Return the clients that count as gone from now on.
-
-        A client whose process is known to be alive is awaited for another period.
-
-        Args:
-            now: The time, on the controller's clock.
-            connections: The peers of each client.
-        """
-        if not self.clients or now < self.until:
-            return []
-        self.until = now + GRACE_SECONDS
-        awaited = [client for client in self.clients if not connections.get(client)]
-        self.clients = [client for client in awaited if self._is_alive(client)]
-        return [client for client in awaited if client not in self.clients]
+    def on_due(self) -> list[Effect]:
+        """Treat the clients as gone that have not come back, unless their processes are known to be alive."""
+        self.until = self.context.now + GRACE_SECONDS
+        connections = self.context.connections
+        awaited = [client for client in self.clients if not connections.peers.get(client)]
+        self.clients = [client for client in awaited if self.context.config.lives(client)]
+        for client in awaited:
+            if client not in self.clients:
+                self.context.forget_client(client)
+        return []
 
 
 class Connections:
     """Which connections each client and each storage unit has."""
 
-    def __init__(self, state: State, now: float, is_alive: Callable[[str], bool]) -> None:
-        """Await the clients of a restored state.
-
-        Args:
-            state: The state, which is empty at the first start.
-            now: The time, on the controller's clock.
-            is_alive: Returns whether the process of a client is known to be alive.
-        """
+    def __init__(self, state: State) -> None:
         self._state = state
-        self.grace = ReconnectGrace(known_clients(state), now, is_alive)
-        self.peers: dict[str, set[int]] = {client: set() for client in self.grace.clients}
+        self.peers: dict[str, set[int]] = {}
         """Client -> its connections. A client that is awaited has none, and is in here."""
         self.units: dict[int, int] = {}
         """Storage unit -> its connection."""

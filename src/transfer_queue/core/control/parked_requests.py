@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from transfer_queue.core.control.change_log import ChangeLog
 from transfer_queue.core.control.measures import ControllerMeasures
 from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.state.wait_queues import Parkable, ParkedRequest, RequestKey
-from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.base import name_of
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.locks import TakeLock
 
 
 class ParkedRequests:
     """The connections of the requests that wait. The requests themselves are part of the state (`State.waiting`)."""
 
-    def __init__(
-        self, log: RecordLog, measures: ControllerMeasures, timeline: TimelineRecorder, changes: ChangeLog
-    ) -> None:
+    def __init__(self, log: RecordLog, measures: ControllerMeasures) -> None:
         self._log = log
-        self._changes = changes
         self._measures = measures
-        self._timeline = timeline
+        self.on_ended: list[Any] = []
+        """The services with the hook `on_wait_ended`."""
         self.peers: dict[RequestKey, int] = {}
         """The connection of each parked request. After a restart a request has none until its client sends it again."""
 
@@ -54,19 +50,19 @@ class ParkedRequests:
         waiting = self._log.state.waiting.by_waiter[waiter]
         kind, task = name_of(type(waiting.request)), getattr(waiting.request, "task", "")
         self._measures.waits.record(kind, task, self._log.now - waiting.since)
-        self._timeline.note_wait(waiting, met)
+        for service in self.on_ended:
+            service.on_wait_ended(waiting, met)
         self._log.apply(r.Unparked(*waiter))
         self.peers.pop(waiter, None)
-        if isinstance(waiting.request, TakeLock):  # the requests after it do not wait for it any more
-            self._changes.changes_of(waiting.request.partition).locks = True
 
     def unpark_claims(self, waits: Sequence[ParkedRequest]) -> list[int]:
         """End the waits of claims of one task that are met together. Returns the connection of each."""
-        now, note, apply = self._log.now, self._timeline.note_wait, self._log.apply
+        now, apply = self._log.now, self._log.apply
         self._measures.waits.record_all(name_of(Claim), waits[0].claim.task, [now - each.since for each in waits])
         peers = []
         for waiting in waits:
-            note(waiting, True)
+            for service in self.on_ended:
+                service.on_wait_ended(waiting, True)
             apply(r.Unparked(waiting.client, waiting.sequence))
             peers.append(self.peers.pop(waiting.waiter))
         return peers

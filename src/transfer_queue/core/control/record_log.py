@@ -17,6 +17,10 @@ class RecordLog:
         self.state = state
         self.now = 0.0
         """The time of the current event, on the controller's clock."""
+        self.arrived: float | None = None
+        """When the request of the current event arrived, if that was before the event."""
+        self.actor = ""
+        """The client whose request the records of the current event carry out; "" for the controller itself."""
         self.records: list[AnyRecord] = []
         """The records since the last `take`."""
         self._observers: dict[type, list[Callable[[Any], None]]] = {}

@@ -5,16 +5,18 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from transfer_queue.core.absent_holders import AbsentHolders
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
-from transfer_queue.core.puts import clear_decisions, flow_control, put_decisions
+from transfer_queue.core.puts import flow_control, put_decisions
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.unknown_partitions import require_partition, unknown_partition_warning
 from transfer_queue.core.tables.field_types import with_schemas
 from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units import location_checks
 from transfer_queue.errors import (
     CapacityError,
@@ -41,7 +43,7 @@ def handle_create_partition(
     if partition is None:
         records = put_decisions.create_partition(context.state, request)
         if request.policy_version:
-            context.timeline.note_policy(caller.client, request.partition, 0, request.policy_version)
+            context.services[TimelineRecorder].note_policy(caller.client, request.partition, 0, request.policy_version)
         return Decision(records, lambda: Done(True))
     put_decisions.check_same_options(partition, request.options)
     return Decision([], lambda: Done(False))
@@ -53,12 +55,12 @@ def handle_reserve(context: ControllerContext, caller: Caller, request: puts.Res
     try:
         records, indexes, new = put_decisions.reserve(context.state, caller.client, request)
     except CapacityError as error:
-        if isinstance(error, LIMITS) and drop_abandoned(context, request.partition):
+        if isinstance(error, LIMITS) and context.services[AbsentHolders].drop_abandoned(request.partition):
             return handle_reserve(context, caller, request)
         if request.wait is None or request.wait <= 0:
             raise flow_control.refused_put(error, request.wait) from None
         return ParkDecision(request, request.wait)
-    context.absent_holders.note_holder(caller.client)
+    context.services[AbsentHolders].note_holder(caller.client)
 
     def reply() -> AnyReply:
         partition = context.state.partitions[request.partition]
@@ -79,7 +81,7 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
     try:
         records, indexes, new, warning = put_decisions.publish(context.state, caller.client, request)
     except CapacityError as error:
-        if isinstance(error, LIMITS) and drop_abandoned(context, request.partition):
+        if isinstance(error, LIMITS) and context.services[AbsentHolders].drop_abandoned(request.partition):
             return handle_publish(context, caller, request)
         if request.wait is None or request.wait <= 0:
             raise flow_control.refused_put(error, request.wait) from None
@@ -110,38 +112,6 @@ def handle_publish(context: ControllerContext, caller: Caller, request: puts.Pub
     return Decision(records, reply)
 
 
-def drop_abandoned(context: ControllerContext, name: str) -> bool:
-    """Drop the rows of a partition whose clients reserved them and are gone. Return whether there were any."""
-    partition = context.state.partitions.get(name)
-    if partition is None:
-        return False
-    connected = {*context.connections.peers, *context.absent_holders.awaited}
-    records = unneeded_rows.drop_abandoned(partition, connected)
-    for record in records:
-        context.log.apply(record)
-    return bool(records)
-
-
-@handles(puts.ClearRows)
-def handle_clear_rows(context: ControllerContext, caller: Caller, request: puts.ClearRows) -> Decision:
-    """Clear those of these rows that exist."""
-    return Decision(clear_decisions.clear_rows(context.state, request.partition, indexes_in(request.rows)), Done)
-
-
-@handles(puts.ClearKeys)
-def handle_clear_keys(context: ControllerContext, caller: Caller, request: puts.ClearKeys) -> Decision:
-    """Clear the rows of those of these keys that exist."""
-    return Decision(clear_decisions.clear_keys(context.state, request.partition, request.keys), Done)
-
-
-@handles(partitions.ClearPartition)
-def handle_clear_partition(context: ControllerContext, caller: Caller, request: partitions.ClearPartition) -> Decision:
-    """Drop a partition with all its rows. An unknown partition is ignored."""
-    claim_samplers.forget_partition(context.samplers, request.partition)
-    known = request.partition in context.state.partitions
-    return Decision([r.PartitionDropped(request.partition)] if known else [], Done)
-
-
 @handles(partitions.Seal)
 def handle_seal(context: ControllerContext, caller: Caller, request: partitions.Seal) -> Decision:
     """Count the seal of one producer."""
@@ -150,14 +120,6 @@ def handle_seal(context: ControllerContext, caller: Caller, request: partitions.
     return Decision(
         put_decisions.seal(context.state, request.partition, context.connections.peers), lambda: Done(None, warning)
     )
-
-
-@handles(puts.Drop)
-def handle_drop(context: ControllerContext, caller: Caller, request: puts.Drop) -> Decision:
-    """Drop rows and groups. The reply has the number of dropped rows."""
-    warning = unknown_partition_warning(context.state.partitions, request.partition, "drop has no effect")
-    records, count = clear_decisions.drop_rows(context.state, request)
-    return Decision(records, lambda: Done(count, warning))
 
 
 @handles(partitions.ReportDone)
@@ -192,7 +154,7 @@ def handle_set_policy_version(
     records = flow_control.set_version(context.state, request)
     if records:
         before = context.state.partitions[request.partition].policy_version
-        context.timeline.note_policy(caller.client, request.partition, before, request.version)
+        context.services[TimelineRecorder].note_policy(caller.client, request.partition, before, request.version)
     return Decision(records, Done)
 
 

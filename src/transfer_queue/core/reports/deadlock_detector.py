@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from transfer_queue.core.activity import Activity
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect, RefuseLeases
 from transfer_queue.core.reports.explain import nearest_rows
+from transfer_queue.core.service import Service
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.display import count_text
@@ -17,17 +19,28 @@ from transfer_queue.messages.reports.unit_reports import SpaceShortReport
 SHOWN = 3  # requests of each kind in the message
 
 
-def end_deadlock(context: ControllerContext) -> list[Effect]:
-    """Fail all requests that wait for space with a DeadlockError."""
-    told = describe_deadlock(context.state, context.activity.short.values())
-    effects: list[Effect] = []
-    for waiting in list(context.state.waiting.space.values()):
-        peer = context.parked.peers.get(waiting.waiter)
-        context.parked.unpark(waiting.waiter, met=False)
-        if peer is not None:
-            effects.append(context.failure(peer, waiting.sequence, DeadlockError(told)))
-    effects += [RefuseLeases(unit, told) for unit, short in context.activity.short.items() if short.writers]
-    return effects
+class DeadlockDetector(Service):
+    """Looks after each event whether the claims that wait and the puts that wait wait for each other."""
+
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return True
+
+    def after_event(self) -> list[Effect]:
+        """Fail all requests that wait for space with a DeadlockError, if nothing can ever meet them."""
+        context = self.context
+        if not context.state.waiting.claims or any(each.is_working() for each in context.services.with_hook["is_working"]):
+            return []
+        activity = context.services[Activity]
+        if not activity.is_deadlocked():
+            return []
+        told = describe_deadlock(context.state, activity.short.values())
+        effects: list[Effect] = []
+        for waiting in list(context.state.waiting.space.values()):
+            effects += context.refuse(waiting, DeadlockError(told))
+        effects += [RefuseLeases(unit, told) for unit, short in activity.short.items() if short.writers]
+        return effects
 
 
 def describe_deadlock(state: State, short: Collection[SpaceShortReport]) -> str:

@@ -24,8 +24,10 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, BlockChunk
-from transfer_queue.core.configuration import Watermarks
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Effect, SendToUnit
+from transfer_queue.core.service import Service, observes
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units import tiering_policy
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, blocks_message, split_into_runs
@@ -59,14 +61,15 @@ Extents = dict[tuple[int, int], float]
 _Stamp = tuple[int, int, int, tuple[tuple[int, int], ...]]
 
 
-class MigrationPlanner:
+class MigrationPlanner(Service):
     """Makes and runs one plan at a time."""
 
-    def __init__(self, state: State, replicas: int, marks: Watermarks) -> None:
-        self.state = state
-        self.replicas = replicas
+    def __init__(self, context: ControllerContext) -> None:
+        super().__init__(context)
+        self.state = context.state
+        self.replicas = context.config.replicas
         """The number of units in which each block should be."""
-        self.marks = marks
+        self.marks = context.config.marks
         """The fill levels at which blocks are moved to disk, if there are units on disk."""
         self.units: set[int] = set()
         """The connected units."""
@@ -96,6 +99,11 @@ class MigrationPlanner:
         self._made = 0  # blocks that were made by repacking
         self._offloads = 0  # blocks that were moved to disk
 
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return True
+
     # ------------------------------------------------------------ events
 
     def on_connect(self, unit: int) -> None:
@@ -105,15 +113,16 @@ class MigrationPlanner:
         if unit in self.state.draining:
             self._orders.append((unit, DrainFinished(True)))
 
-    def on_disconnect(self, unit: int) -> None:
-        """Note that a unit has disconnected, and drop its orders."""
+    def on_unit_gone(self, unit: int) -> None:
+        """See `Service.on_unit_gone`. Its orders are dropped."""
         self.units.discard(unit)
         self.short.discard(unit)
         self._orders = [order for order in self._orders if order[0] != unit]
         if self._job is not None and self._job[1] == unit:
             self._job = None
 
-    def forget(self) -> None:
+    @observes(r.StateLoaded)
+    def forget(self, record: r.StateLoaded) -> None:
         """Forget the plan, because another state with other blocks was loaded. The extents that it has filled close."""
         self._plan = self._job = self._reply = self._wanted = None
         self.restores = True
@@ -161,16 +170,15 @@ class MigrationPlanner:
         """Whether this unit carries out an order of the plan, or is to get the next one."""
         return unit == self._wanted or (self._job is not None and unit == self._job[1])
 
-    @property
-    def active(self) -> bool:
-        """Whether a plan may still free space."""
+    def is_working(self) -> bool:
+        """See `Service.is_working`. A plan may still free space."""
         return self._plan is not None or bool(self._orders) or (self._is_urgent() and self._seen != self._stamp())
 
     def _is_urgent(self) -> bool:
         return bool(self.short) and self.state.blocks.leased > 0
 
-    def next_deadline(self) -> float | None:
-        """Return the time at which `step` has work to do; None if it has none."""
+    def next_due(self) -> float | None:
+        """See `Service.next_due`."""
         if (
             self._orders
             or self._records
@@ -192,17 +200,18 @@ class MigrationPlanner:
         # This runs after every event, so it must cost nothing if there is no unit on disk.
         return tiering_policy.bytes_to_offload(self.state, self.marks, self.short) if self.state.disks else {}
 
-    def step(self, now: float) -> tuple[list[r.AnyRecord], list[tuple[int, Move | DrainFinished]]]:
-        """Run a few steps of a plan. Returns records to apply at once, and orders for units."""
-        self._now = now
-        due = self.next_deadline()
-        if due is not None and due <= now and not (self._plan is not None and self._job is not None):
+    def on_due(self) -> list[Effect]:
+        """Run a few steps of a plan: apply its records, and return its orders to units."""
+        self._now = now = self.context.now
+        if not (self._plan is not None and self._job is not None):
             if self._plan is None and self._seen != self._stamp():
                 self._seen = self._stamp()
                 self._plan = self._plan_steps()
             self._run(now)
         orders, self._orders = self._orders, []
-        return self._taken(), orders
+        for record in self._taken():
+            self.context.log.apply(record)
+        return [SendToUnit(unit, order) for unit, order in orders]
 
     def _taken(self) -> list[r.AnyRecord]:
         records, self._records = self._records, []

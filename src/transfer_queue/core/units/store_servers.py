@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send, SendToUnit
-from transfer_queue.core.events.records import Published, RowsPut, RowsPutTogether
-from transfer_queue.core.state.state import State
+from transfer_queue.core.service import Service, observes
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.reports.store_reports import (
@@ -63,13 +64,14 @@ def backend_of(store: str) -> str:
         ) from None
 
 
-class StoreServers:
+class StoreServers(Service):
     """See the module."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, context: ControllerContext) -> None:
+        super().__init__(context)
         self.ends = 0
         """How many servers have ended."""
-        self._state = state
+        self._state = context.state
         self._servers: dict[Key, _KnownServer] = {}
         """The last server of each store on each node that is there."""
         self._ended: deque[tuple[float, StoreServerProgress]] = deque(maxlen=MOST_ENDED)
@@ -77,7 +79,7 @@ class StoreServers:
         self._doubtful: dict[int, int] = {}
         """Unit -> the number from which on its extents are newer than the last check."""
         self.orders: list[Effect] = []
-        """The orders and replies to send after this event, see `take_orders`."""
+        """The orders and replies to send after this event."""
         self._waiting: dict[tuple[int, int], AwaitFirstStoreServer] = {}
         """Peer and sequence -> the request that waits for a server of the first node, or for its end."""
 
@@ -113,8 +115,9 @@ class StoreServers:
         for (peer, sequence), request in list(self._waiting.items()):
             self.await_first(peer, sequence, request)
 
-    def note_closed(self, peer: int, now: float) -> None:
-        """Note the end of a connection. If it was that of a server, the server has ended."""
+    def on_connection_ended(self, client: str, peer: int) -> None:
+        """See `Service.on_connection_ended`. If it was that of a server, the server has ended."""
+        now = self.context.now
         for waiting in [waiting for waiting in self._waiting if waiting[0] == peer]:
             del self._waiting[waiting]
         for known in self._servers.values():
@@ -166,7 +169,8 @@ class StoreServers:
         extents = [extent for (unit, extent), its in self._state.blocks.extents.items() if unit == report.unit]
         self._order_check(report.unit, extents)
 
-    def note_published(self, record: RowsPut | RowsPutTogether | Published) -> None:
+    @observes(r.RowsPut, r.RowsPutTogether, r.Published)
+    def note_published(self, record: r.RowsPut | r.RowsPutTogether | r.Published) -> None:
         """Check the new blocks in extents that are older than the last check of their unit."""
         if not self._doubtful or record.block is None:
             return
@@ -178,7 +182,7 @@ class StoreServers:
         if extents:
             self.orders.append(SendToUnit(unit, CheckExtents(np.array(extents, "<i8").tobytes())))
 
-    def take_orders(self) -> list[Effect]:
+    def after_event(self) -> list[Effect]:
         """Return the orders and replies of this event."""
         orders, self.orders = self.orders, []
         return orders

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
+from transfer_queue.core.service import Service
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.core.units.location_checks import no_unit_text
@@ -25,22 +27,20 @@ class DrainWait(NamedTuple):
     """On the controller's clock."""
 
 
-class UnitDrains:
-    """The requests that wait until a unit is empty. None of it is part of the state. True while there are any."""
+class UnitDrains(Service):
+    """The requests that wait until a unit is empty. None of it is part of the state."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, context: ControllerContext) -> None:
+        super().__init__(context)
+        self._state = context.state
         self._waits: dict[RequestKey, DrainWait] = {}
-
-    def __len__(self) -> int:
-        return len(self._waits)
 
     def wait(self, waiter: RequestKey, peer: int, unit: int, deadline: float) -> None:
         """Let a request wait until the unit is empty, at most until the deadline."""
         self._waits[waiter] = DrainWait(peer, unit, deadline)
 
-    def cancel(self, client: str, peer: int) -> None:
-        """Forget the requests that a connection would have answered."""
+    def on_connection_ended(self, client: str, peer: int) -> None:
+        """See `Service.on_connection_ended`."""
         self._waits = {w: wait for w, wait in self._waits.items() if wait.peer != peer or w[0] != client}
 
     def describe(self, waiter: RequestKey) -> str:
@@ -51,16 +51,20 @@ class UnitDrains:
         blocks = remaining_blocks(self._state, wait.unit)
         return f"A drain waits until storage unit {wait.unit} is empty; it still holds {blocks} blocks."
 
-    def next_deadline(self) -> float | None:
-        """Return the earliest deadline; None if no request waits."""
+    def next_due(self) -> float | None:
+        """See `Service.next_due`."""
         return min(wait.deadline for wait in self._waits.values()) if self._waits else None
 
-    def settle(self, now: float) -> list[Effect]:
-        """Reply to the requests whose unit is empty, or whose deadline has passed."""
+    def on_due(self) -> list[Effect]:
+        """Reply to the requests whose deadline has come; `after_event` does it."""
+        return []
+
+    def after_event(self) -> list[Effect]:
+        """Reply to the requests whose unit is empty, or whose deadline has come."""
         effects: list[Effect] = []
         for waiter, (peer, unit, deadline) in list(self._waits.items()):
             blocks = remaining_blocks(self._state, unit)
-            if not blocks or now >= deadline:
+            if not blocks or self.context.now >= deadline:
                 del self._waits[waiter]
                 effects.append(Send(peer, waiter[1], _reply(unit, blocks)))
         return effects

@@ -22,15 +22,18 @@ knows may act in every partition.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.events import records as r
+from transfer_queue.core.service import Service, observes
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.messages.claims import ResetConsumption
-from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import SetPolicyVersion
 from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop, Publish, Reserve
@@ -41,11 +44,14 @@ Consumer = tuple[str, str, int]  # partition, task, dp_rank
 _ACTS = (Publish, Reserve, ClearRows, ClearKeys, Drop, SetPolicyVersion, ResetConsumption, Watch)
 
 
-class ActivityTracker:
+class Activity(Service):
     """The clients that may still make space or rows."""
 
-    def __init__(self) -> None:
-        self.actors: dict[str, set[str]] = {}
+    def __init__(self, context: ControllerContext) -> None:
+        """Begin. What the clients of a controller before this one have done is not known, so each may act anywhere."""
+        super().__init__(context)
+        everywhere = context.state.partitions
+        self.actors: dict[str, set[str]] = {client: set(everywhere) for client in context.connections.peers}
         """Client -> the partitions in which it may act: it made or cleared rows, set the policy version, or watches."""
         self.watchers: dict[str, set[str]] = {}
         """Client -> the partitions that it watches."""
@@ -58,15 +64,14 @@ class ActivityTracker:
         self.freed: dict[int, int] = {}
         """Unit -> how many times it was told to free extents."""
 
-    def restore(self, clients: Iterable[str], partitions: Iterable[str]) -> None:
-        """Begin with these clients of a controller before this one. What they have done is not known."""
-        for client in clients:
-            self.actors[client] = set(partitions)
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`. It runs always, because it needs to have seen all requests."""
+        return True
 
-    def note_request(self, client: str, request: AnyRequest) -> None:
+    @observes(*_ACTS)
+    def note_request(self, client: str, request: Any) -> None:
         """Note a request that may change the state, or that watches for changes."""
-        if not isinstance(request, _ACTS):
-            return
         partitions = self.actors.get(client)
         if partitions is None:
             partitions = self.actors[client] = set()
@@ -84,22 +89,29 @@ class ActivityTracker:
         """Note that a client has finished the rows that it received."""
         self.busy.get(client, set()).discard(consumer)
 
-    def forget_client(self, client: str) -> None:
-        """Forget a client that is gone."""
+    def on_client_gone(self, client: str) -> None:
+        """See `Service.on_client_gone`."""
         self.actors.pop(client, None)
         self.watchers.pop(client, None)
         self.busy.pop(client, None)
 
-    def forget_partition(self, partition: str) -> None:
+    def on_unit_gone(self, unit: int) -> None:
+        """See `Service.on_unit_gone`."""
+        self.short.pop(unit, None)
+
+    @observes(r.PartitionDropped)
+    def forget_partition(self, record: r.PartitionDropped) -> None:
         """Forget what clients have done in a partition that was dropped."""
+        partition = record.partition
         self.policies.discard(partition)
         for partitions in (*self.actors.values(), *self.watchers.values()):
             partitions.discard(partition)
         for consumers in self.busy.values():
             consumers -= {consumer for consumer in consumers if consumer[0] == partition}
 
-    def is_deadlocked(self, state: State, connected: Collection[str]) -> bool:
+    def is_deadlocked(self) -> bool:
         """Return whether no client can make space or rows any more."""
+        state, connected = self.context.state, self.context.connections.peers
         waiting = state.waiting
         at_units = [writer for short in self.short.values() for writer in short.writers]
         if not (waiting.space or at_units) or not waiting.claims or any(self.busy.values()):

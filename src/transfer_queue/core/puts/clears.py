@@ -1,0 +1,148 @@
+"""Clears and drops rows and partitions.
+
+A clear of many rows or of a large partition is a job: each step clears some of the rows, and the last one replies. If
+the controller or the client dies in between, some rows are cleared, and the request, when it is sent again, clears the
+others.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+import numpy as np
+
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.registry import Caller, Decision, handler, handles
+from transfer_queue.core.jobs import Begin, Steps
+from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.put_withdrawal import are_undealt
+from transfer_queue.core.state.state import State
+from transfer_queue.core.state.unknown_partitions import unknown_partition_warning
+from transfer_queue.core.tables.row_table import CHUNK, indexes_in, sort_unique
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.partitions import ClearPartition
+from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop
+
+
+STEP = CHUNK // 2  # rows; they take half a millisecond, or a few milliseconds if they have keys and tags
+
+Clear = Union[ClearRows, ClearKeys, ClearPartition]
+
+
+@handles(ClearRows)
+def handle_clear_rows(context: ControllerContext, caller: Caller, request: ClearRows) -> Decision | Begin:
+    """Clear those of these rows that exist."""
+    if len(request.rows) > 8 * STEP and request.partition in context.state.partitions and len(request.rows) % 8 == 0:
+        return Begin(_clear_in_steps(context, request))
+    return Decision(clear_rows(context.state, request.partition, indexes_in(request.rows)), Done)
+
+
+@handles(ClearKeys)
+def handle_clear_keys(context: ControllerContext, caller: Caller, request: ClearKeys) -> Decision | Begin:
+    """Clear the rows of those of these keys that exist."""
+    if len(request.keys) > STEP and request.partition in context.state.partitions:
+        return Begin(_clear_in_steps(context, request))
+    return Decision(clear_keys(context.state, request.partition, request.keys), Done)
+
+
+@handles(ClearPartition)
+def handle_clear_partition(context: ControllerContext, caller: Caller, request: ClearPartition) -> Decision | Begin:
+    """Drop a partition with all its rows. An unknown partition is ignored."""
+    partition = context.state.partitions.get(request.partition)
+    if partition is not None and partition.rows.count > STEP:
+        return Begin(_clear_in_steps(context, request))
+    claim_samplers.forget_partition(context.samplers, request.partition)
+    return Decision([] if partition is None else [r.PartitionDropped(request.partition)], Done)
+
+
+@handles(Drop)
+def handle_drop(context: ControllerContext, caller: Caller, request: Drop) -> Decision:
+    """Drop rows and groups. The reply has the number of dropped rows."""
+    warning = unknown_partition_warning(context.state.partitions, request.partition, "drop has no effect")
+    records, count = drop_rows(context.state, request)
+    return Decision(records, lambda: Done(count, warning))
+
+
+def _clear_in_steps(context: ControllerContext, request: Clear) -> Steps:
+    """Clear some of the rows in each step. A newer partition of the same name is not cleared."""
+    partition, done, last = context.state.partitions[request.partition], 0, False
+    while not last:
+        check_epoch(context.state, request)
+        part, last = _next_part(partition, request, done)
+        done += STEP
+        decision = handler(type(part))(context, None, part)
+        if last:
+            return decision
+        for record in decision.records:
+            context.log.apply(record)
+        yield None
+        if context.state.partitions.get(request.partition) is not partition:
+            break
+    return Decision([], Done)
+
+
+def _next_part(partition: Partition, request: Clear, start: int) -> tuple[Clear, bool]:
+    """Return the request of the next step, and whether it is the last one. start: the rows or keys that are done."""
+    if isinstance(request, ClearPartition):
+        if partition.rows.count <= STEP:
+            return request, True
+        chunk = next(iter(partition.rows.chunks.values()))
+        rows = chunk.index[: chunk.size][chunk.alive[: chunk.size] == 1][:STEP]
+        return ClearRows(request.partition, rows.astype("<i8").tobytes()), False
+    end = start + STEP
+    if isinstance(request, ClearRows):
+        return msgspec.structs.replace(request, rows=request.rows[8 * start : 8 * end]), 8 * end >= len(request.rows)
+    return msgspec.structs.replace(request, keys=request.keys[start:end]), end >= len(request.keys)
+
+
+def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord]:
+    """Return the record that clears those of these rows that exist."""
+    partition = state.partitions.get(name)
+    if partition is None or not len(indexes):
+        return []
+    indexes = sort_unique(indexes)
+    live = indexes[partition.rows.positions_of(indexes) >= 0]
+    return [r.RowsCleared(name, live.tobytes())] if len(live) else []
+
+
+def clear_keys(state: State, name: str, keys: list[str]) -> list[r.AnyRecord]:
+    """Return the record that clears the rows of those of these keys that exist."""
+    partition = state.partitions.get(name)
+    if partition is None:
+        return []
+    positions = sort_unique(partition.positions_of_keys(keys))
+    if not len(positions):
+        return []
+    return [r.RowsCleared(name, partition.rows.indexes_of(positions).tobytes())]
+
+
+def drop_rows(state: State, request: Drop) -> tuple[list[r.AnyRecord], int]:
+    """Return the records of a drop, and the number of dropped rows.
+
+    Unknown rows and groups are ignored, because they may have been cleared meanwhile.
+    """
+    if not request.reason:
+        raise InvalidArgumentError("reason must not be empty; dropped samples are counted under it")
+    partition = state.partitions.get(request.partition)
+    if partition is None:
+        return [], 0
+    positions = partition.rows.positions_of(sort_unique(indexes_in(request.rows)))
+    positions = positions[positions >= 0]
+    members: list[int] = []
+    for name in dict.fromkeys(request.groups):
+        group = partition.groups.by_name.get(name)
+        if group is not None:
+            members += [p for p in group.members if not partition.rows.has_cleared(range(p, p + 1))]
+    positions = np.union1d(positions, np.array(members, "i8"))
+    if request.withdraws:
+        positions = positions[are_undealt(partition, positions)]
+    if not len(positions):
+        return [], 0
+    rows = partition.rows.indexes_of(positions)
+    missing = [] if request.withdraws else partition.groups.missing_after(positions)
+    return [r.RowsDropped(request.partition, rows.tobytes(), request.reason, missing, request.withdraws)], len(rows)
