@@ -11,6 +11,7 @@ from transfer_queue.core.configuration import TIMELINE_EVENTS, CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.records import Dealt
+from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply
@@ -73,7 +74,7 @@ class Core:
                 effects = effects + self.controller.on_deal_computed(effect.number, outcome, self.now)
                 took = max(took, time.thread_time() - began)
                 self.controller.take_records()
-        while self.controller.clears.jobs or self.controller.context.index_builder:
+        while self.controller.context.services[Jobs].is_working():
             began = time.thread_time()
             effects = effects + self.controller.tick(self.now)
             took = max(took, time.thread_time() - began)

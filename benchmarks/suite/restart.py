@@ -26,6 +26,7 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import Send
+from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.state import serialization
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
@@ -47,7 +48,7 @@ BLOCK = 1000
 def ask(controller: Controller, sequence: int, request: AnyRequest) -> Any:
     """Return the reply to a request, which may take several steps."""
     effects = controller.handle("client", 1, RequestEnvelope(sequence, sequence - 1, request), 0.0)
-    while controller.context.index_builder:
+    while controller.context.services[Jobs].is_working():
         effects += controller.tick(0.0)
     (effect,) = effects
     controller.take_records()

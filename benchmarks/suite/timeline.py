@@ -23,6 +23,7 @@ from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.environment import process_environment
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.configuration import TIMELINE_EVENTS
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.reports.timeline import ReadTimeline
 from transfer_queue.node.system.launcher import start_local
 
@@ -55,10 +56,10 @@ def _core(turns: int, count: int) -> list[Row]:
                     times[what][which].append(seconds / count * 1e6)
     finally:
         gc.enable()
-    events = cores[1].controller.context.timeline
+    events = cores[1].controller.context.services[TimelineRecorder]
     events.flush()
     assert events.ring.end == turns * count * 5
-    assert not cores[0].controller.context.timeline.ring.end
+    assert not cores[0].controller.context.services[TimelineRecorder].ring.end
     return [
         compared(f"{what}, in the core", "us", ours, without, "without the timeline")
         for what, (without, ours) in times.items()

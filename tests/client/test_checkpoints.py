@@ -20,6 +20,7 @@ from transfer_queue import interface
 from transfer_queue.client.checkpoint import checkpoint_data
 from transfer_queue.client.checkpoint.checkpoint_folder import MANIFEST, STATE, STORAGE
 from transfer_queue.client.conversion.arguments import consumed_by
+from transfer_queue.core.control.pending_checkpoints import Checkpoints
 from transfer_queue.core.transitions import restore
 from transfer_queue.errors import (
     CapacityError,
@@ -272,7 +273,7 @@ class TestTheCut:
         """A controller that knows nothing of the cut any more says so, and nothing is left of the save."""
         put("ab")
         cut = a.begin_checkpoint()
-        cluster.controller.context.checkpoints.saves.clear()
+        cluster.controller.context.services[Checkpoints].saves.clear()
         assert a.end_checkpoint(cut) is False
 
     def test_on_its_own(self, cluster, a, put, tmp_path):
@@ -289,24 +290,24 @@ class TestTheCut:
         assert a.kv_list("p") == {"p": {}}  # nothing is visible yet
         a.load_controller_checkpoint(tmp_path / "deep" / "state")
         assert values(a, ["a", "b"]) == [0, 1]
-        assert not cluster.controller.context.checkpoints.saves
+        assert not cluster.controller.context.services[Checkpoints].saves
 
     def test_the_same_request_twice(self, cluster, a, put, tmp_path):
         """Begin and load that come again on a new connection have the effect of once."""
         put("ab")
         task = a.start(a.operations.begin_checkpoint())
-        while not cluster.controller.context.checkpoints.saves:
+        while not cluster.controller.context.services[Checkpoints].saves:
             assert cluster.network.deliver()
         a.reconnect()
         cluster.wait(lambda: task.done)
         cut = task.result()
-        assert list(cluster.controller.context.checkpoints.saves) == [cut.name]
+        assert list(cluster.controller.context.services[Checkpoints].saves) == [cut.name]
         a.save_storage_checkpoint(tmp_path, cut=cut)
         a.save_controller_checkpoint(tmp_path / STATE, cut=cut)
         a.end_checkpoint(cut)
         a.load_storage_checkpoint(tmp_path)
         loading = a.start(a.operations.load_controller_checkpoint(tmp_path / STATE))
-        while not cluster.controller.context.checkpoints.loads:
+        while not cluster.controller.context.services[Checkpoints].loads:
             assert cluster.network.deliver()
         a.reconnect()
         cluster.wait(lambda: loading.done)

@@ -14,6 +14,7 @@ from simulated import Start, numbers, ragged, rows_of, same, table
 from transfer_queue.client.checkpoint.checkpoint_folder import METADATA, STATE, write_json
 from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport, warn_of_losses
 from transfer_queue.client.conversion.arguments import consumed_by
+from transfer_queue.core.control.pending_checkpoints import Checkpoints
 from transfer_queue.errors import (
     CapacityError,
     DuplicateError,
@@ -311,7 +312,7 @@ class TestNames:
         client = full.client("s")
         with pytest.raises(error, match=words):
             client.begin_checkpoint(partitions=partitions, keys=keys)
-        assert not full.controller.context.checkpoints.saves
+        assert not full.controller.context.services[Checkpoints].saves
         assert not list(full.states.folder.iterdir())
         if partitions:
             save(client, tmp_path / "ck")

@@ -30,6 +30,7 @@ from transfer_queue.core.events.effects import (
     SendToUnit,
 )
 from transfer_queue.core.events.records import AnyRecord, Unparked
+from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler, copy_containers
 from transfer_queue.core.state import invariants, serialization, validation
 from transfer_queue.core.state.state import State
@@ -288,10 +289,14 @@ class Harness:
     def ask(self, request: AnyRequest, name: str = "w") -> Any:
         """Sends a request, has long clears done, and gives its reply (None: parked); raises what it failed with."""
         sequence = self.send(request, name)
-        jobs = self.controller.clears.jobs
-        while any(job.caller.waiter == (name, sequence) for job in jobs):
+        while (name, sequence) in self.jobs:
             self.tick(self.now)
         return self.result(sequence, name)
+
+    @property
+    def jobs(self) -> Jobs:
+        """The jobs that are under way."""
+        return self.controller.context.services[Jobs]
 
     def look(self, request: AnyRequest) -> Any:
         """The reply to a request that changes nothing, without the check of the whole state that follows events."""

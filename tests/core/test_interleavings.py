@@ -19,8 +19,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from transfer_queue.core.absent_holders import ABSENCE_SECONDS
 from transfer_queue.core.claims import batch_selection
-from transfer_queue.core.control.absent_holders import ABSENCE_SECONDS
 from transfer_queue.core.events.records import Dealt, HandedOver, LeaseEnded, PassedOver
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, Nack, ResetConsumption

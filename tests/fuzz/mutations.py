@@ -353,7 +353,7 @@ class Life:
     def blocks(self, client: str, rows: int) -> tuple[list[NewBlock], list[tuple[int, int]]]:
         """The blocks of a put, which lie in one extent of each unit, and the extents that are full after it."""
         units = [unit for unit in self.state.units if unit < UNITS and unit not in self.state.draining] or [0]
-        chosen = self.rng.sample(units, min(len(units), self.controller.context.migrations.replicas))
+        chosen = self.rng.sample(units, min(len(units), self.controller.context.config.replicas))
         names = self.rng.sample(("x", "y"), self.rng.randrange(1, 3))
         split = [[name] for name in names] if self.rng.random() < 0.3 else [names]
         closes = []

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from transfer_queue.core.configuration import CoreConfig
+from transfer_queue.core.control.pending_checkpoints import Checkpoints
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Send
 from transfer_queue.core.events.records import StateLoaded
@@ -313,7 +314,7 @@ def test_no_copy_stays_of_a_state_that_is_not_loaded(tmp_path: Path, how: str) -
         assert isinstance(read, ReadState)
         found = server.read(read)
         server.controller.on_disconnect("c", 1, 1.0)
-        server.controller.context.checkpoints.forget_client("c")
+        server.controller.context.services[Checkpoints].on_client_left("c", False)
         (effect,) = server.controller.on_state_read("c", LOAD, found, 2.0)
         assert isinstance(effect, ForgetState)
         server.states.forget(effect.file)

@@ -22,7 +22,7 @@ import msgspec
 
 from transfer_queue.core.claims import lease_decisions
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.pending_checkpoints import PendingSave
+from transfer_queue.core.control.pending_checkpoints import Checkpoints, PendingSave
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Release, RemoveState, Send, WriteState
 from transfer_queue.core.events.registry import Caller, Decision, handles
@@ -110,7 +110,7 @@ def check_file_name(name: str) -> str:
 def handle_load_state(context: ControllerContext, caller: Caller, request: LoadState) -> list[Effect]:
     """Load a state. A request that the client has sent again waits on its new connection."""
     check_file_name(request.name)
-    sequence, ours = caller.envelope.sequence, context.checkpoints
+    sequence, ours = caller.envelope.sequence, context.services[Checkpoints]
     waits = (caller.client, sequence) in ours.loads
     ours.wait_for_load(caller.client, sequence, caller.peer, request.merge)
     return [] if waits else [ReadState(request.name, caller.client, sequence, list(context.state.watched))]
@@ -119,7 +119,7 @@ def handle_load_state(context: ControllerContext, caller: Caller, request: LoadS
 @handles(BeginCheckpoint)
 def handle_begin_checkpoint(context: ControllerContext, caller: Caller, request: BeginCheckpoint) -> list[Effect]:
     """Begin to save the state."""
-    name, ours, waiter = check_file_name(request.name), context.checkpoints, (caller.client, caller.envelope.sequence)
+    name, ours, waiter = check_file_name(request.name), context.services[Checkpoints], caller.waiter
     known = ours.saves.get(name)
     if known is not None and known.client != caller.client:
         raise InvalidArgumentError(f"another client uses the state file {name!r}; choose another name")
@@ -139,13 +139,13 @@ def _on_samplers_saved(
     context: ControllerContext, waiter: RequestKey, name: str, samplers: dict[str, UserSampler], found: SavedStates
 ) -> list[Effect]:
     """Continue a save: the users' samplers have returned their states, or one has failed."""
-    peer = context.checkpoints.peers.get(waiter)
-    if peer is None or name in context.checkpoints.saves:
+    peer = context.services[Checkpoints].peers.get(waiter)
+    if peer is None or name in context.services[Checkpoints].saves:
         return []  # the client is gone, or its request has come again and has begun the save
     if not isinstance(found, TransferQueueError):
         forms = {pattern: {"name": samplers[pattern].name, "state": state} for pattern, state in found.items()}
         return _begin_save(context, waiter, name, forms)
-    del context.checkpoints.peers[waiter]
+    del context.services[Checkpoints].peers[waiter]
     return [context.failure(peer, waiter[1], found)]
 
 
@@ -158,7 +158,7 @@ def _begin_save(
     of_tasks = {pattern: form for pattern, form in samplers.items() if pattern}
     extents = frozenset(place for place, extent in context.state.blocks.extents.items() if extent.blocks)
     origin = _origin(context)
-    context.checkpoints.saves[name] = PendingSave(
+    context.services[Checkpoints].saves[name] = PendingSave(
         waiter[0], extents, waiter, BeginCheckpointReply(origin, context.state.origins)
     )
     time = context.now
@@ -192,16 +192,16 @@ def _origin(context: ControllerContext) -> str:
 def handle_end_checkpoint(context: ControllerContext, caller: Caller, request: EndCheckpoint) -> list[Effect]:
     """End a save. The reply is True if all values of the saved state were kept until now."""
     name, sequence = check_file_name(request.name), caller.envelope.sequence
-    save = context.checkpoints.saves.get(name)
+    save = context.services[Checkpoints].saves.get(name)
     if save is None or save.client != caller.client:
         return [Send(caller.peer, sequence, Done(False))]
-    del context.checkpoints.saves[name]
+    del context.services[Checkpoints].saves[name]
     return [Send(caller.peer, sequence, Done(True)), RemoveState(name)]
 
 
 def finish_writing(context: ControllerContext, name: str, trouble: str | None) -> list[Effect]:
     """Reply to the client whose state file was written, or could not be written. trouble: why not, in words."""
-    ours = context.checkpoints
+    ours = context.services[Checkpoints]
     save = ours.saves.get(name)
     if save is None or save.waiter is None:
         return [RemoveState(name)]  # the client is gone
@@ -237,8 +237,8 @@ def finish_reading(
     context: ControllerContext, client: str, sequence: int, found: SavedState | Exception
 ) -> list[Effect]:
     """Load the state that was read for a request of a client, or reply why it cannot be loaded."""
-    merge = context.checkpoints.loads.get((client, sequence), False)
-    peer = context.checkpoints.end_load(client, sequence)
+    merge = context.services[Checkpoints].loads.get((client, sequence), False)
+    peer = context.services[Checkpoints].end_load(client, sequence)
     if peer is None:
         return _remove_unused(found)  # the client does not wait any more, so nothing is loaded
     try:
@@ -328,15 +328,15 @@ def _load_with_samplers(
     its repeated request waits for the same load.
     """
     samplers = {pattern: sampler for pattern, sampler in context.samplers.of_users.items() if pattern in states}
-    context.checkpoints.wait_for_load(client, sequence, peer)
+    context.services[Checkpoints].wait_for_load(client, sequence, peer)
 
     def known(before: SavedStates) -> list[Effect]:
         if isinstance(before, TransferQueueError):
-            return not_loaded(context.checkpoints.end_load(client, sequence), before)
+            return not_loaded(context.services[Checkpoints].end_load(client, sequence), before)
         return sampler_states.load_states(context.sampler_calls, samplers, states, lambda error: loaded(before, error))
 
     def loaded(before: dict[str, bytes], error: TransferQueueError | None) -> list[Effect]:
-        peer = context.checkpoints.end_load(client, sequence)
+        peer = context.services[Checkpoints].end_load(client, sequence)
         try:
             if error is None and peer is not None:
                 return _replace_state(

@@ -24,71 +24,28 @@ from typing import Any
 import msgspec
 
 from transfer_queue.core import checkpoint_handler
-from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_decisions, sampler_registration
-from transfer_queue.core.claims.background_deals import BackgroundDeals
-from transfer_queue.core.claims.index_builder import IndexBuilder
-from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
+from transfer_queue.core.claims import claim_handler
 from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.control.absent_holders import AbsentHolders
-from transfer_queue.core.control.activity import ActivityTracker
-from transfer_queue.core.control.change_log import ChangeLog
-from transfer_queue.core.control.connections import Connections
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
-from transfer_queue.core.control.measures import ControllerMeasures, LeaseCounts
-from transfer_queue.core.control.parked_requests import ParkedRequests
-from transfer_queue.core.control.pending_checkpoints import PendingCheckpoints
-from transfer_queue.core.control.record_log import RecordLog
+from transfer_queue.core.control.measures import LeaseCounts
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, Send, SendToUnit
-from transfer_queue.core.events.registry import READS, Caller, Decision, ParkDecision, handler
-from transfer_queue.core.locks import lock_decisions, lock_handlers
-from transfer_queue.core.puts import equal_values, put_handlers, puts_together, retention
-from transfer_queue.core.puts.incremental_clear import IncrementalClears
-from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
-from transfer_queue.core.reports import explain, sample_report, status, stuck_samples, wait_reasons
-from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
-from transfer_queue.core.samplers.remote_calls import SamplerAsks, hosted_runner
+from transfer_queue.core.events.effects import Effect, Send
+from transfer_queue.core.events.registry import READS, Begin, Caller, Decision, ParkDecision, handler
+from transfer_queue.core.jobs import Jobs
+from transfer_queue.core.puts import puts_together
+from transfer_queue.core.reports import status
+from transfer_queue.core.samplers.remote_calls import hosted_runner
 from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
+from transfer_queue.core.services import SERVICES
 from transfer_queue.core.state.state import State
-from transfer_queue.core.timeline import timeline_handlers
-from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
 from transfer_queue.core.timeline.recorder import TimelineRecorder
-from transfer_queue.core.units import unit_handlers
-from transfer_queue.core.units.migration_planner import MigrationPlanner
-from transfer_queue.core.units.mirror_writer import MirrorWriter
-from transfer_queue.core.units.store_servers import StoreServers
-from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.core.wakeups import Wakeups
 from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError
 from transfer_queue.messages.claims import Claim, ReportBatches
 from transfer_queue.messages.envelopes import NOTICE, AnyRequest, RequestEnvelope
-from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
-
-HANDLERS = (
-    batch_metadata,
-    change_answers,
-    checkpoint_handler,
-    claim_handler,
-    column_counts,
-    consumption_handlers,
-    explain,
-    lock_handlers,
-    partition_view,
-    put_handlers,
-    equal_values,
-    sample_report,
-    sampler_registration,
-    status,
-    stuck_samples,
-    timeline_handlers,
-    unit_handlers,
-    value_locations,
-    wait_reasons,
-)
-"""The modules that register handlers of requests."""
 
 
 class Controller:
@@ -105,74 +62,21 @@ class Controller:
         self.state = state = State(config.capacity) if restored is None else restored
         """The state of the system."""
         state.lease_key = config.lease_key
-        samplers = SamplerRegistry(
-            config.sampler, config.values, config.strict, config.task_samplers, lambda: state.samplers
+        self.context = context = ControllerContext(config, state, now, SERVICES)
+        state.watched = watched_tags(*context.samplers.all)
+        context.log.observe(LeaseCounts.RECORDS, context.measures.lease_counts.count_record)
+        context.log.observe(
+            [r.ConsumptionForgotten], lambda record: context.background_deals.mark_stale(record.partition, record.task)
         )
-        state.watched = watched_tags(*samplers.all)
-        log, measures = RecordLog(state), ControllerMeasures()
-        log.now = now
-        timeline = TimelineRecorder(log, state, config.timeline_events)
-        changes = ChangeLog(log)
-        migrations = MigrationPlanner(state, config.replicas, config.marks)
-        self.context = ControllerContext(
-            config=config,
-            client_config=config.client_config,
-            state=state,
-            log=log,
-            samplers=samplers,
-            sampler_calls=SamplerAsks(lambda *args: claim_handler.decide_parked(self.context, *args)),
-            measures=measures,
-            connections=Connections(state, now, config.lives),
-            parked=ParkedRequests(log, measures, timeline, changes),
-            timeline=timeline,
-            abandoned=AbandonedSamples(timeline, state),
-            changes=changes,
-            activity=ActivityTracker(),
-            lease_deadlines=LeaseDeadlines(state),
-            lock_deadlines=LockDeadlines(state),
-            absent_holders=AbsentHolders(state, config.lives, now),
-            background_deals=BackgroundDeals(),
-            index_builder=IndexBuilder(),
-            migrations=migrations,
-            mirror=MirrorWriter(state, migrations, config.max_lag, now),
-            unit_drains=UnitDrains(state),
-            stores=StoreServers(state),
-            checkpoints=PendingCheckpoints(),
-        )
-        migrations.mirror_is_due = self.context.mirror.is_due
-        migrations.has_mirror = max_lag is not None
-        self.clears = IncrementalClears()
-        self._wakeups = Wakeups(self.context, self.clears, config.part)
-        self._part = config.part
+        context.log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
+        context.log.observe([r.StateLoaded, r.StateMerged], lambda record: context.services.start_needed())
+        context.services.start_needed()
+        self._wakeups = context.services[Wakeups]
+        self._hooks = context.services.with_hook
+        self._observers = context.services.requests
         self._due: float | None = None
         self._is_due_known = False
         """Whether `_due` is the next deadline. What an event changes may change it; requests of READS do not."""
-        self.context.activity.restore(self.context.connections.grace.clients, state.partitions)
-        self._observe_records()
-
-    def _observe_records(self) -> None:
-        log, context = self.context.log, self.context
-        log.observe(LeaseCounts.RECORDS, context.measures.lease_counts.count_record)
-        log.observe([r.StateLoaded], lambda record: context.migrations.forget())
-        log.observe(
-            [r.ConsumptionForgotten], lambda record: context.background_deals.mark_stale(record.partition, record.task)
-        )
-        log.observe([r.WriterFenced], lambda record: context.absent_holders.note_dead(record.writer))
-        log.observe([r.PartitionDropped], lambda record: context.activity.forget_partition(record.partition))
-        log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
-        if context.mirror.lag is not None:
-            log.observe([r.StateLoaded], lambda record: context.mirror.forget(log.now))
-            log.observe([r.StateMerged, r.UnitLost, r.ExtentsLost], lambda record: self._on_lost_locations())
-            new = [r.RowsPut, r.RowsPutTogether, r.Published, r.BlocksMoved]
-            log.observe(new, lambda record: context.mirror.note_new_blocks(log.now))
-            log.observe([r.BlocksMoved], context.mirror.note_moved)
-        log.observe([r.RowsPut, r.RowsPutTogether, r.Published], context.stores.note_published)
-        context.timeline.observe(log.observe)
-
-    def _on_lost_locations(self) -> None:
-        """Blocks may have lost their location in memory, or that in the mirror."""
-        self.context.migrations.restores = True
-        self.context.mirror.rescan(self.context.now)
 
     def take_records(self) -> list[r.AnyRecord]:
         """Return the records that were applied since the last call, for the journal."""
@@ -183,7 +87,8 @@ class Controller:
     def on_connect(self, client: str, peer: int) -> None:
         """A client has opened a connection, its first one or a further one."""
         self.context.connections.note_opened(client, peer)
-        self.context.timeline.gone.pop(client, None)
+        for service in self._hooks["on_connected"]:
+            service.on_connected(client)
 
     @property
     def unfinished(self) -> bool:
@@ -192,11 +97,13 @@ class Controller:
 
     def settle_further(self) -> list[Effect]:
         """Return the next effects of the last event."""
-        return self._with_orders(self._wakeups.settle_further(self._part))
+        self._is_due_known = False
+        return self._wakeups.settle_further(self.context.config.part)
 
     def _finish_last(self) -> list[Effect]:
         """Return all further effects of the last event, before another one begins."""
-        return self._with_orders(self._wakeups.settle_further(None)) if self.unfinished else []
+        self._is_due_known = False
+        return self._wakeups.settle_further(None) if self.unfinished else []
 
     def handle(self, client: str, peer: int, envelope: RequestEnvelope, now: float) -> list[Effect]:
         """A request arrived."""
@@ -210,23 +117,22 @@ class Controller:
             if report.returned or report.withdrawn or report.left:
                 effects = self.handle(client, peer, RequestEnvelope(NOTICE, 0, report), now)
                 return effects + self.handle(client, peer, msgspec.structs.replace(envelope, report=None), now)
-            consumption_handlers.hand_over(context, report)
+            self._report(Caller(client, peer, RequestEnvelope(NOTICE, 0, report)), report)
         if sequence == NOTICE:
             return self._handle_notice(Caller(client, peer, envelope))
         context.measures.counters["requests"] += 1
         kept = state.clients.get(client)
         if kept is not None and sequence in kept.replies:
             send = Send(peer, sequence, kept.replies[sequence])
-            held = isinstance(send.reply, PublishReply) and context.mirror.hold_again(client, send, now)
             self._is_due_known = False
-            return [] if held else [send]
+            return [] if context.is_held(client, send, again=True) else [send]
         waiting = state.waiting.by_waiter.get((client, sequence))
         if waiting is not None:
             return self._settle_after(self._wakeups.retry(waiting)) if context.parked.attach(waiting, peer) else []
         if kept is not None and kept.is_finished(sequence):
             return [context.failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
         if envelope.reads:
-            context.timeline.note_reads(client, envelope.reads)
+            context.services[TimelineRecorder].note_reads(client, envelope.reads)
         caller = Caller(client, peer, envelope)
         try:
             if type(request) in READS:
@@ -277,21 +183,14 @@ class Controller:
         """A connection ended. What waits on it is cancelled before anything can meet it."""
         before, context = self._finish_last(), self.context
         context.log.now = now
-        context.parked.cancel(client, peer)
-        context.unit_drains.cancel(client, peer)
-        context.mirror.drop_connection(peer)
-        context.stores.note_closed(peer, now)
-        for unit in context.connections.units_at(peer):
-            unit_handlers.forget_unit(context, unit)
+        for service in self._hooks["on_connection_ended"]:
+            service.on_connection_ended(client, peer)
         effects: list[Effect] = []
         if context.connections.note_closed(client, peer):
             announced = context.connections.take_leaving(client)
-            context.timeline.note_gone(client, announced)
-            effects = context.checkpoints.forget_client(client)
-            self._wakeups.release(client)
-            if announced:
-                self._end_holds(client, "left")
-            context.absent_holders.note_disconnected(client, now)
+            context.forget_client(client)
+            for service in self._hooks["on_client_left"]:
+                effects += service.on_client_left(client, announced)
         return before + self._settle_after(effects)
 
     def next_deadline(self) -> float | None:
@@ -301,60 +200,25 @@ class Controller:
         return self._due
 
     def _earliest_deadline(self) -> float | None:
-        context, state = self.context, self.context.state
-        times = [
-            state.waiting.next_deadline(),
-            context.connections.grace.next_deadline(),
-            context.lease_deadlines.next_deadline(),
-            context.lock_deadlines.next_deadline(),
-            context.absent_holders.next_deadline(),
-            context.migrations.next_deadline(),
-            context.unit_drains.next_deadline(),
-        ]
-        if context.mirror.lag is not None:
-            times.append(context.mirror.next_deadline())
-        if state.aging:
-            times += [retention.next_expiry(partition) for partition in state.aging.values()]
-        if self.unfinished or self.clears.jobs or context.index_builder:
-            times.append(context.now)
+        if self.unfinished:
+            return self.context.now
+        times = [service.next_due() for service in self._hooks["next_due"]]
         return min([time for time in times if time is not None], default=None)
 
     def tick(self, now: float) -> list[Effect]:
-        """End what has reached its deadline (waits, leases, old rows, grace periods), and do a step of long jobs."""
-        before, context = self._finish_last(), self.context
+        """Do what is due: the ends of waits, leases and grace periods, and a step of a job."""
+        effects, context = self._finish_last(), self.context
         context.log.now = now
-        for client in context.connections.grace.expired_clients(now, context.connections.peers):
-            self._wakeups.release(client)
-        for name, lease in context.lease_deadlines.expired(now):
-            leased, most = context.state.partitions[name], context.config.max_deliveries
-            for record in lease_decisions.end_lease(leased, lease, lease.rows, "expired", most):
-                context.log.apply(record)
-        for _, lock in context.lock_deadlines.expired(now):
-            context.log.apply(lock_decisions.expire(lock))
-        for client, is_dead in context.absent_holders.check(now, context.connections.peers):
-            self._end_holds(client, "gone", locks=is_dead)
-            for waiting in context.state.waiting.space.values():
-                put_handlers.drop_abandoned(context, waiting.request.partition)
-        for partition in list(context.state.aging.values()):
-            retention.retain(context.log, partition)
-        effects = self._wakeups.expire(now)
-        effects += self.clears.step(context)
-        built = context.index_builder.step(context.state)
-        if built is not None:
-            context.changes.changes_of(built[0]).tasks |= {built[1]}
-        records, orders = context.migrations.step(now)
-        for record in records:
-            context.log.apply(record)
-        effects += [SendToUnit(unit, order) for unit, order in orders]
-        effects += [SendToUnit(unit, order) for unit, order in context.mirror.step(now)]
-        return before + self._settle_after(effects)
+        for service in context.services.due(now):
+            effects += service.on_due()
+        return self._settle_after(effects)
 
     def expire_waits(self, now: float) -> list[Effect]:
         """End the waits whose deadline has come, and nothing else: no record of this has to be written."""
         if self.unfinished:
             return []
         self.context.log.now, self._is_due_known = now, False
-        return self._wakeups.expire(now)
+        return self._wakeups.on_due()
 
     def on_deal_computed(self, number: int, outcome: Any, now: float) -> list[Effect]:
         """A long deal was computed.
@@ -429,8 +293,10 @@ class Controller:
         context = self.context
         check_epoch(self.state, request)
         handle = handler(type(request))
-        context.activity.note_request(caller.client, request)
-        if self.clears.begin(self.state, caller):
+        for observe in self._observers.get(type(request), ()):
+            observe(caller.client, request)
+        jobs = context.services.get(Jobs)
+        if jobs is not None and jobs.attach(caller):
             return []
         result = handle(context, caller, request)
         if isinstance(result, Decision):
@@ -438,31 +304,22 @@ class Controller:
         if isinstance(result, ParkDecision):
             context.parked.park(caller, result.request, result.seconds)
             return []
+        if isinstance(result, Begin):
+            context.services[Jobs].begin(result.steps, caller.waiter, result.ends, caller)
+            return []
         if isinstance(result, list):
             return result
         return [Send(caller.peer, caller.envelope.sequence, result)]
+
+    def _report(self, caller: Caller, report: ReportBatches) -> None:
+        """Carry out a report that came with another request, and says only what was handed over."""
+        handler(ReportBatches)(self.context, caller, report)
 
     def status(self, now: float) -> SystemStatus:
         """Return the progress of every partition, and the counters."""
         return status.collect_status(self.context, now)
 
-    def _end_holds(self, client: str, reason: str, *, locks: bool = True) -> None:
-        """End what a client still holds: batches that it has not handed over, and its locks. reason: of the records."""
-        released = lock_decisions.release_all(self.state, client) if locks else []
-        settled = lease_decisions.settle_unseen(self.state, self.context.config.handed_over, client, reason)
-        for record in [*settled, *released]:
-            self.context.log.apply(record)
-
     def _settle_after(self, effects: list[Effect]) -> list[Effect]:
         """Return these effects of an event, and those of the requests that can be met after it."""
-        return self._with_orders(effects + self._wakeups.settle())
-
-    def _with_orders(self, effects: list[Effect]) -> list[Effect]:
-        """Add what follows from the records so far: replies that were held for the mirror, and orders to stores."""
-        context = self.context
         self._is_due_known = False
-        if context.mirror.held:
-            effects += context.mirror.release(context.now)
-        if context.stores.orders:
-            effects += context.stores.take_orders()
-        return effects
+        return effects + self._wakeups.settle()

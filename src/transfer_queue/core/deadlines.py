@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -30,19 +29,23 @@ class Deadlines(Generic[LeasedT]):
     """The deadlines of all leases of a kind, on the controller's clock. Those of a restored state start again.
 
     Args:
-        find_all: Returns all leases of the state, each with the name of its partition.
+        leases: All leases of the state, each with the name of its partition.
         find: Returns a lease of the state by its partition and token; None if it has ended.
+        now: The time on the controller's clock.
     """
 
     def __init__(
-        self, find_all: Callable[[], Iterable[tuple[str, LeasedT]]], find: Callable[[str, int], LeasedT | None]
+        self,
+        leases: Iterable[tuple[str, LeasedT]],
+        find: Callable[[str, int], LeasedT | None],
+        now: float,
     ) -> None:
-        self._find_all = find_all
         self._find = find
         self._ends: dict[int, float] = {}  # token -> time; a renewal moves it
         self._heap: list[Entry] = []  # at least one entry for each lease, none later than its deadline
         self._most = LEAST  # entries at which those of ended leases are removed
-        self._restored = any(True for _ in find_all())
+        for name, lease in leases:
+            self.begin(name, lease, now)
 
     def begin(self, partition: str, lease: LeasedT, now: float) -> None:
         """Set the deadline of a new lease, or of a lease whose time starts again."""
@@ -73,8 +76,6 @@ class Deadlines(Generic[LeasedT]):
 
     def next_deadline(self) -> float | None:
         """Return the time at which the next lease may end; None if there is no lease."""
-        if self._restored:
-            return -math.inf  # restored leases have no deadline yet
         while self._heap:
             when, name, token = self._heap[0]
             end = self._ends[token] if self._find(name, token) is not None else None
@@ -89,10 +90,6 @@ class Deadlines(Generic[LeasedT]):
 
     def expired(self, now: float) -> Iterator[tuple[str, LeasedT]]:
         """Iterate over (partition, lease) whose deadline has passed. The caller ends each one before the next."""
-        if self._restored:
-            self._restored = False
-            for name, lease in self._find_all():
-                self.begin(name, lease, now)
         while (when := self.next_deadline()) is not None and when <= now:
             _, name, token = self._heap[0]
             found = self._find(name, token)

@@ -16,40 +16,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, NamedTuple, Union
+from typing import Any
 
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect, Send
-from transfer_queue.core.events.registry import Caller, Decision
+from transfer_queue.core.events.registry import Caller, Decision, Ends, Steps
 from transfer_queue.core.service import Service
 from transfer_queue.errors import TransferQueueError
-
-
-class Until(NamedTuple):
-    """A job goes on after each event, and at this time at the latest."""
-
-    time: float
-    """On the controller's clock."""
-
-
-class Ends(Enum):
-    """When a job is given up."""
-
-    NEVER = 0
-    WITH_CONNECTION = 1
-
-
-Steps = Generator[Union[Until, None], None, Any]
-
-
-class Begin(NamedTuple):
-    """What a handler returns to begin a job."""
-
-    steps: Steps
-    ends: Ends = Ends.NEVER
 
 
 @dataclass(eq=False)

@@ -13,19 +13,18 @@ from transfer_queue.core.control.change_log import ChangeSet
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, FreeExtents, Send
+from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, handler
 from transfer_queue.core.locks import lock_decisions
-from transfer_queue.core.puts import flow_control, put_decisions, retention
-from transfer_queue.core.puts.incremental_clear import IncrementalClears
+from transfer_queue.core.puts import flow_control, put_decisions
 from transfer_queue.core.queries import change_answers
-from transfer_queue.core.reports import deadlock_detector
 from transfer_queue.core.reports.explain import timeout_words
 from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.service import Service
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
-from transfer_queue.core.units import unit_handlers
+from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
 from transfer_queue.errors import CapacityError, TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Claim
@@ -36,36 +35,45 @@ from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
 
-class Wakeups:
+class Wakeups(Service):
     """Meets and ends the requests that wait."""
 
-    def __init__(self, context: ControllerContext, clears: IncrementalClears, part: int | None) -> None:
-        self._context = context
-        self._clears = clears
-        self._part = part
+    def __init__(self, context: ControllerContext) -> None:
+        super().__init__(context)
+        self._part = context.config.part
+        self._on_changed = context.services.with_hook["on_partition_changed"]
+        self._after_event = context.services.with_hook["after_event"]
         self.left: Iterator[list[Effect]] | None = None
         """What `settle` has left to `settle_further`, which must be done before the next event; None: nothing."""
+
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return True
 
     def settle(self) -> list[Effect]:
         """Meet what can be met after an event, until nothing more can be met. Then give free extents back.
 
         If these are many requests, returns the effects of the first ones. `settle_further` meets the others.
         """
-        if self._context.state.waiting.by_waiter:
+        if self.context.state.waiting.by_waiter:
             self.left = self._parts()
             return self.settle_further(self._part)
-        context, changes = self._context, self._context.changes.by_partition
+        context, changes = self.context, self.context.changes.by_partition
         effects: list[Effect] = []
         while True:
             while changes:
                 partition = context.state.partitions.get(changes.popitem()[0])
                 if partition is not None:
-                    retention.retain(context.log, partition)
+                    for service in self._on_changed:
+                        service.on_partition_changed(partition)
                     partition.gained.clear()
             effects += context.sampler_calls.start_next(context)
             if not changes:
-                self._add_last_effects(effects)
-                return effects
+                break
+        for service in self._after_event:
+            effects += service.after_event()
+        return effects
 
     def settle_further(self, part: int | None) -> list[Effect]:
         """Continue what `settle` has left, until there are at least `part` effects. None: until the end."""
@@ -79,7 +87,7 @@ class Wakeups:
 
     def _parts(self) -> Iterator[list[Effect]]:
         """Do what `settle` does, and iterate over the effects of each step."""
-        context = self._context
+        context = self.context
         state, changes = context.state, context.changes.by_partition
         while True:
             while changes:
@@ -90,68 +98,46 @@ class Wakeups:
                 yield effects
             if not changes:
                 break
-        effects = []
-        self._add_last_effects(effects)
-        if effects:
-            yield effects
-
-    def _add_last_effects(self, effects: list[Effect]) -> None:
-        """Add the effects of what is done after all requests that can be met."""
-        context, state = self._context, self._context.state
-        if state.blocks.untold:
-            for unit, extents in state.blocks.take_freed(context.connections.units, context.checkpoints).items():
-                context.activity.freed[unit] = context.activity.freed.get(unit, 0) + 1
-                effects.append(FreeExtents(unit, extents))
-        if context.unit_drains:
-            effects += context.unit_drains.settle(context.now)
-        if state.mirrors and state.draining:
-            effects += unit_handlers.end_retired_mirrors(context)
-        if state.waiting.claims and self._is_deadlocked():
-            effects += deadlock_detector.end_deadlock(context)
-
-    def _is_deadlocked(self) -> bool:
-        """Whether the claims that wait and puts wait for each other. The controller's own work may still meet them."""
-        context = self._context
-        working = (
-            context.background_deals
-            or context.sampler_calls
-            or context.checkpoints.saves
-            or context.migrations.active
-            or self._clears.jobs
-            or context.index_builder
-        )
-        return not working and context.activity.is_deadlocked(context.state, context.connections.peers)
+        for service in self._after_event:
+            yield service.after_event()
 
     def retry(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a request that waits."""
         if isinstance(waiting.request, Watch):
             return self._retry_watch(waiting)
         if isinstance(waiting.request, Claim):
-            return claim_handler.retry_claim(self._context, waiting)
+            return claim_handler.retry_claim(self.context, waiting)
         return self._retry_decision(waiting)
 
-    def expire(self, now: float) -> list[Effect]:
+    def next_due(self) -> float | None:
+        """See `Service.next_due`."""
+        return self.context.state.waiting.next_deadline()
+
+    def on_due(self) -> list[Effect]:
         """End the waits whose deadline has come."""
         effects: list[Effect] = []
-        for waiting in self._context.state.waiting.expired(now):
-            peer = self._context.parked.peers.get(waiting.waiter)
+        now = self.context.now
+        for waiting in self.context.state.waiting.expired(now):
+            peer = self.context.parked.peers.get(waiting.waiter)
             reply = self._expiry_reply(waiting, now)
-            self._context.measures.counters["failures"] += isinstance(reply, Failure)
-            if self._context.journal_error and isinstance(reply, Failure):
-                reply = Failure(reply.kind, f"{reply.message}\nMeanwhile {self._context.journal_error}.")
-            self._context.parked.unpark(waiting.waiter, met=False)
+            self.context.measures.counters["failures"] += isinstance(reply, Failure)
+            if self.context.journal_error and isinstance(reply, Failure):
+                reply = Failure(reply.kind, f"{reply.message}\nMeanwhile {self.context.journal_error}.")
+            self.context.parked.unpark(waiting.waiter, met=False)
             if peer is not None:
                 effects.append(Send(peer, waiting.sequence, reply))
         return effects
 
-    def release(self, client: str) -> None:
+    def on_connection_ended(self, client: str, peer: int) -> None:
+        """See `Service.on_connection_ended`. What waits on it is cancelled before anything can meet it."""
+        self.context.parked.cancel(client, peer)
+
+    def on_client_gone(self, client: str) -> None:
         """End what depends on a client that is gone: rows that it holds, groups it has promised, rows it has reserved.
 
         Its kept replies are forgotten later, when many more clients have left.
         """
-        context = self._context
-        context.connections.peers.pop(client, None)
-        context.activity.forget_client(client)
+        context = self.context
         for partition in list(context.state.partitions.values()):
             for task, rows in partition.holds.references_of(client):
                 for record in unneeded_rows.finish_rows(partition, task, client, rows):
@@ -169,7 +155,7 @@ class Wakeups:
 
         Iterates over the effects of requests that are met together.
         """
-        context, waiting_for = self._context, self._context.state.waiting
+        context, waiting_for = self.context, self.context.state.waiting
         peers = context.parked.peers
         for waiter, reply in change_answers.watch_replies(context.state, name, peers):
             yield [self._reply(waiter, reply)]
@@ -177,7 +163,8 @@ class Wakeups:
             yield self._retry_decision(waiting)
         gained: set[str] = set()
         if partition is not None:
-            retention.retain(context.log, partition)
+            for service in self._on_changed:
+                service.on_partition_changed(partition)
             gained, partition.gained = partition.gained, set()
         for waiting in list(waiting_for.work.get(name, {}).values()):
             yield self._retry_decision(waiting)
@@ -202,13 +189,13 @@ class Wakeups:
 
     def _reply(self, waiter: RequestKey, reply: AnyReply) -> Send:
         """End the wait of a request that has a connection, with this reply."""
-        peer = self._context.parked.peers[waiter]
-        self._context.parked.unpark(waiter)
+        peer = self.context.parked.peers[waiter]
+        self.context.parked.unpark(waiter)
         return Send(peer, waiter[1], reply)
 
     def _retry_watch(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a watch whose client came back after a restart."""
-        state = self._context.state
+        state = self.context.state
         reply = change_answers.watch_reply(state, waiting.watch)
         if reply is None:
             change_answers.mark_seen(state, waiting.watch.partition)
@@ -217,7 +204,7 @@ class Wakeups:
 
     def _retry_decision(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a request that waits for space, for groups that a task wants, or until all rows are done."""
-        context = self._context
+        context = self.context
         peer = context.parked.peers.get(waiting.waiter)
         if peer is None:
             return []
@@ -228,16 +215,16 @@ class Wakeups:
             if not isinstance(decision, Decision):
                 return []  # the request still cannot be met
             context.parked.unpark(waiting.waiter)
-            context.timeline.arrived = waiting.since
+            context.log.arrived = waiting.since
             return context.commit(caller, decision)
         except TransferQueueError as error:
             return context.refuse(waiting, error)
         finally:
-            context.timeline.arrived = None
+            context.log.arrived = None
 
     def _expiry_reply(self, waiting: ParkedRequest, now: float) -> AnyReply:
         """Return the reply to a request whose deadline has come."""
-        context, request = self._context, waiting.request
+        context, request = self.context, waiting.request
         if isinstance(request, Watch):
             return change_answers.empty_watch_reply(context.state, request)
         if isinstance(request, Claim):
@@ -245,7 +232,7 @@ class Wakeups:
                 return claim_handler.empty_reply(context, request, ended=False)
             sampler = context.samplers.sampler_for(request, context.state.partitions.get(request.partition))
             waited = request.waited + now - waiting.since
-            abandoned = context.abandoned.find(request.partition)
+            abandoned = context.services[AbandonedSamples].find(request.partition)
             words = timeout_words(context.state, request, waited, claim_samplers.group_size(sampler), abandoned)
             return Failure("WaitTimeoutError", words)
         if isinstance(request, TakeGroupDemand):

@@ -23,6 +23,7 @@ from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.core.state import invariants
 from transfer_queue.core.state.state import State
 from transfer_queue.core.transitions.apply import apply_record
+from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
@@ -426,8 +427,9 @@ class Cluster:
             ...     cluster.check()
         """
         invariants.check_invariants(self.controller.state)
-        if self.controller.context.mirror.lag is not None:
-            self.controller.context.mirror.check()
+        mirror = self.controller.context.services.get(MirrorWriter)
+        if mirror is not None:
+            mirror.check()
         for each in self.units:
             each.check()
         for unit, extent in self.controller.state.blocks.extents:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.core.claims import index_builder
 from transfer_queue.core.events import records as r
-from transfer_queue.core.puts import incremental_clear
+from transfer_queue.core.puts import clears
 from transfer_queue.core.tables.row_table import CHUNK
 from transfer_queue.messages.claims import Cancel, ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition
@@ -29,7 +29,7 @@ ROWS = 2 * CHUNK + 400
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incremental_clear, "STEP", ROWS)
+    monkeypatch.setattr(clears, "STEP", ROWS)
     monkeypatch.setattr(index_builder, "SMALL", 0)
     for name in ("BUILT", "COUNTED", "COUNTED_DECLARED", "MARKED", "RANKED"):
         monkeypatch.setattr(index_builder, name, 1)
@@ -46,7 +46,7 @@ def filled(sampler: BaseSampler | None = None, **more: Any) -> Harness:
 def finish(h: Harness) -> int:
     """Run until all indexes are built. Returns the number of turns."""
     turns = 0
-    while h.controller.context.index_builder:
+    while h.jobs.is_working():
         assert h.controller.next_deadline() == h.now, "there is always something to do"
         h.tick(h.now)
         turns += 1

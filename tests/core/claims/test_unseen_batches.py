@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from harness import Harness, column, rows_of, through_file
 
+from transfer_queue.core.absent_holders import ABSENCE_SECONDS, FIRST_CHECK
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.control.absent_holders import ABSENCE_SECONDS, FIRST_CHECK
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.invariants import check_invariants

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from harness import Harness, column
 
+from transfer_queue.core.absent_holders import FIRST_CHECK, LONGEST_CHECK, AbsentHolders
 from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.control.absent_holders import FIRST_CHECK, LONGEST_CHECK
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.locks.lock_handlers import PAGE
 from transfer_queue.errors import InvalidArgumentError, LockLostError, ProtocolError, WaitTimeoutError
@@ -195,7 +195,7 @@ class TestEnds:
         alive.discard("a")  # not asked any more
         h.tick(10.0)
         assert held in h.state.locks.by_token
-        assert h.controller.context.absent_holders.next_deadline() is None
+        assert h.controller.context.services[AbsentHolders].next_due() is None
 
     def test_the_process_of_a_client_on_another_node_is_not_known_so_its_lease_counts(self) -> None:
         h = with_known_processes(set())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import Harness, column
 
+from transfer_queue.core.activity import Activity
 from transfer_queue.errors import DeadlockError, ProtocolError
 from transfer_queue.messages.claims import Finish
 from transfer_queue.messages.partitions import ClearPartition, SetPolicyVersion
@@ -261,5 +262,5 @@ def test_activity_in_dropped_partitions_is_forgotten():
         h.put(2, partition=name)
         assert h.dealt(2, partition=name)
         h.ask(ClearPartition(name))
-    movers = h.controller.context.activity
+    movers = h.controller.context.services[Activity]
     assert not any([*movers.actors.values(), *movers.watchers.values(), *movers.busy.values(), movers.policies])

@@ -9,6 +9,7 @@ import pytest
 from harness import Harness, made
 
 from transfer_queue.core import checkpoint_handler
+from transfer_queue.core.control.pending_checkpoints import Checkpoints
 from transfer_queue.core.events.effects import Effect, ReadState, WriteState
 from transfer_queue.core.samplers.user_sampler import name_of
 from transfer_queue.core.state import serialization
@@ -192,8 +193,8 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
     if returns:
         h.result(1, "loader")
         assert h.controller.on_state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now) == []
-    assert not h.controller.context.checkpoints.loads
-    assert not h.controller.context.checkpoints.peers
+    assert not h.controller.context.services[Checkpoints].loads
+    assert not h.controller.context.services[Checkpoints].peers
     made.remove(h)  # a replay would need the file that was loaded
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from harness import Harness, column, rows_of, through_file
 
-from transfer_queue.core.claims.lease_deadlines import LEAST, LeaseDeadlines
+from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.columns import schema
+from transfer_queue.core.deadlines import LEAST
 from transfer_queue.core.state import invariants
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages.claims import Ack, Cancel, ClaimReply, RankGone, Renew, ResetConsumption
@@ -171,9 +170,8 @@ def test_an_impossible_lease_is_an_error(h: Harness, lease: float) -> None:
 def test_leases_of_a_restored_state_start_again(h: Harness) -> None:
     h.put(4)
     first, second = h.lease(2, lease=10.0), h.lease(2, lease=10.0)
-    deadlines = LeaseDeadlines(h.state)
-    assert deadlines.next_deadline() == -math.inf
-    assert deadlines.renew("p", second.token, 95.0)
+    h.controller.context.log.now = 100.0
+    deadlines = Leases(h.controller.context).deadlines
     assert list(deadlines.expired(100.0)) == []
     assert deadlines.next_deadline() == 110.0
     assert deadlines.renew("p", first.token, 105.0)
@@ -185,8 +183,8 @@ def test_deadlines_of_acknowledged_leases_do_not_accumulate(h: Harness) -> None:
     h.put(1)
     lease = h.state.partitions["p"].leases.by_token[h.lease(1).token]
     for _ in range(3 * LEAST):
-        h.controller.context.lease_deadlines.begin("p", lease, h.now)
-    assert len(h.controller.context.lease_deadlines._heap) <= LEAST + 1
+        h.controller.context.services[Leases].begin("p", lease)
+    assert len(h.controller.context.services[Leases].deadlines._heap) <= LEAST + 1
 
 
 # ---------------------------------------------------------------- what ends leases

@@ -12,6 +12,7 @@ from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.puts import wide_puts
 from transfer_queue.core.timeline import number_tables, recorder, timeline_handlers
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
@@ -495,7 +496,7 @@ class TestBounds:
             monkeypatch.setattr(number_tables, name, most)
         h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=64), restored=h.state)
         h.clients.clear()
-        timeline = h.controller.context.timeline
+        timeline = h.controller.context.services[TimelineRecorder]
         h.put(1)
         for number in range(300):
             h.claim(1, f"task {number}", (f"f{number}",), f"p{number}", f"r{number % 40}", wait=0.5)
@@ -528,7 +529,7 @@ class TestBounds:
         monkeypatch.setattr(recorder, "MAX_FIELDS", 4)
         for number in range(20):
             h.put(1, (f"f{number}",))
-        timeline = h.controller.context.timeline
+        timeline = h.controller.context.services[TimelineRecorder]
         timeline.flush()
         assert len(timeline._names) <= 4
 

@@ -18,6 +18,7 @@ from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
 from transfer_queue.core.puts import wide_puts
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply
 from transfer_queue.messages.partitions import Seal, SetPolicyVersion
 from transfer_queue.messages.puts import ClearRows, Publish, PublishReply
@@ -193,7 +194,7 @@ class Timelines(RuleBasedStateMachine):
         for name, partition in list(self.h.state.partitions.items()):
             positions = partition.rows.live_positions()[:rows]
             self.h.send(ClearRows(name, partition.rows.indexes_of(positions).astype("<i8").tobytes()), "cleaner")
-            while self.h.controller.clears.jobs:
+            while self.h.jobs.is_working():
                 self.h.tick(self.h.now)
         self.check(self.expected())
 
@@ -251,7 +252,7 @@ class Timelines(RuleBasedStateMachine):
         self.check(log)
 
     def gone_lanes(self, name: str) -> list[Any]:
-        timeline = self.h.controller.context.timeline
+        timeline = self.h.controller.context.services[TimelineRecorder]
         timeline.flush()
         return [timeline.lanes.values[number][1] for number in timeline.lanes.all_of(name)]
 

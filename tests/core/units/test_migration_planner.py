@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from unit_standin import BYTES, Content, Units
 
 from transfer_queue.core.units import migration_planner
+from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
 from transfer_queue.messages.puts import CloseExtents, Publish
@@ -56,7 +57,7 @@ class Life(RuleBasedStateMachine):
 
     @initialize(replicas=st.integers(1, 2))
     def start(self, replicas: int) -> None:
-        self.h.controller.context.migrations.replicas = replicas
+        self.h.controller.context.services[MigrationPlanner].replicas = replicas
         for unit in range(UNITS):
             assert self.h.ask(self.registration(unit), f"unit-{unit}") == Done(unit)
 
@@ -214,7 +215,7 @@ class Life(RuleBasedStateMachine):
                 self.h.orders.remove(order)
                 gone = {at for at in range(len(order[1].blocks.unit) // 4) if not self.is_there(order[1], at)}
                 self.h.ask(self.units.carry_out(order[0], order[1], gone), f"unit-{order[0]}")
-            elif self.h.controller.context.migrations.next_deadline() is None:
+            elif self.h.controller.context.services[MigrationPlanner].next_due() is None:
                 break
             else:
                 self.h.tick(self.h.now + 10.0)
@@ -315,7 +316,7 @@ def test_a_forgotten_plan_leaves_no_extent_of_blocks_that_were_to_be_copied_once
             if repacked is not None and life.h.orders:
                 break
     assert repacked is not None
-    planner = life.h.controller.context.migrations
+    planner = life.h.controller.context.services[MigrationPlanner]
     planner.forget()
     assert planner.next_deadline() == 0.0
     life.h.tick(life.h.now)

@@ -14,6 +14,8 @@ from unit_standin import BYTES, Units
 
 from transfer_queue.core.configuration import MaxLag
 from transfer_queue.core.units import migration_planner, mirror_writer
+from transfer_queue.core.units.migration_planner import MigrationPlanner
+from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.core.units.unit_handlers import lose_missing_mirrors
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import MIRROR, BlockLocation, NewBlock
@@ -61,7 +63,7 @@ class Mirrored:
 
     @property
     def writer(self) -> mirror_writer.MirrorWriter:
-        return self.h.controller.context.mirror
+        return self.h.controller.context.services[MirrorWriter]
 
     def register(self, name: str) -> None:
         """A unit registers; its arena is a new one if the one before was lost."""
@@ -244,7 +246,8 @@ class Mirrored:
             if not self.carry_out():
                 self.confirm()
                 context = self.h.controller.context
-                if context.migrations.next_deadline() is None and context.mirror.next_deadline() is None:
+                services = context.services[MigrationPlanner], context.services[MirrorWriter]
+                if all(service.next_due() is None for service in services):
                     return
                 self.h.tick(self.h.now + 10.0)
                 self.take_replies()

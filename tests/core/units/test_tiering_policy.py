@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from test_migration_planner import LENGTH, Life, settle
 
+from transfer_queue.core.activity import Activity
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
@@ -35,7 +36,7 @@ class Tiers(Life):
     @rule(unit=st.integers(0, 1), waits=st.booleans())
     def short(self, unit: int, waits: bool) -> None:
         """Set whether writers wait for space."""
-        freed = self.h.controller.context.activity.freed.get(unit, 0)
+        freed = self.h.controller.context.services[Activity].freed.get(unit, 0)
         assert self.h.ask(SpaceShortReport(unit, ["somebody"] if waits else [], freed), f"unit-{unit}") == Done()
 
     @precondition(lambda self: self.values)

@@ -269,7 +269,7 @@ def _leased_replies(
     counts = lease_decisions.deliveries(partition, leases[0].task, rows)
     found, end, replace = [], 0, msgspec.structs.replace
     for lease, reply in zip(leases, replies, strict=True):
-        context.lease_deadlines.begin(partition.name, partition.leases.by_token[lease.token], context.now)
+        context.lease_deadlines.begin(partition.name, partition.leases.by_token[lease.token])
         start, end = end, end + len(reply.rows) // 8
         mine = None if counts is None else counts[4 * start : 4 * end]
         if mine is not None and mine == ONCE * (end - start):

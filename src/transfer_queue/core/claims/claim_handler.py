@@ -11,7 +11,7 @@ import math
 import msgspec
 import numpy as np
 
-from transfer_queue.core.claims import batch_selection, consumer_state, lease_decisions
+from transfer_queue.core.claims import batch_selection, consumer_state, index_builder, lease_decisions
 from transfer_queue.core.claims.background_deals import ComputedDeal
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
@@ -200,7 +200,7 @@ def _answer_claim(
         meta = meta_reply(partition, positions, rows, claim.fields)
         context.timeline.note_claim(client, claim, since, partition, meta.rows, positions)
         if leased:
-            context.lease_deadlines.begin(partition.name, partition.leases.by_token[token], context.now)
+            context.lease_deadlines.begin(partition.name, partition.leases.by_token[token])
         elif token:
             context.absent_holders.note_holder(client)
         elif not handed and warning is None:

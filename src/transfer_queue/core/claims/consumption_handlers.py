@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from transfer_queue.core.claims import consumer_state, lease_decisions
+from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.locks import lock_decisions
+from transfer_queue.core.locks.lock_handlers import Locks
 from transfer_queue.core.state import put_withdrawal, unneeded_rows
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import unknown_partition_warning
@@ -65,7 +67,7 @@ def _decide_ack(context: ControllerContext, caller: Caller, request: claims.Ack)
 def handle_ack_many(context: ControllerContext, caller: Caller, request: claims.AckMany) -> Decision:
     """Acknowledge rows of several leases, each as the ones before have left the state."""
     outcomes: list[Any] = []
-    context.timeline.actor = caller.client
+    context.log.actor = caller.client
     for ack in request.acks:
         try:
             records = _decide_ack(context, caller, ack)
@@ -75,7 +77,7 @@ def handle_ack_many(context: ControllerContext, caller: Caller, request: claims.
         for record in records:
             context.log.apply(record)
         outcomes.append(bool(records))
-    context.timeline.actor = ""
+    context.log.actor = ""
     return Decision([], lambda: Done(outcomes))
 
 
@@ -158,10 +160,10 @@ def handle_take_group_demand(
 @handles(claims.Renew, reads=True)
 def handle_renew(context: ControllerContext, caller: Caller, request: claims.Renew) -> Done:
     """Restart the time of leases and locks. The reply says for each of them whether it is still in force."""
-    leases, locks, now = context.lease_deadlines, context.lock_deadlines, context.now
+    leases, locks, now = context.services[Leases], context.services[Locks].deadlines, context.now
     return Done(
         [
-            leases.renew(name, token, now) or locks.renew(name, token, now) or is_unseen(context.state, name, token)
+            leases.renew(name, token) or locks.renew(name, token, now) or is_unseen(context.state, name, token)
             for name, token in request.leases
         ]
     )

@@ -12,7 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.jobs import Jobs, Steps
+from transfer_queue.core.events.registry import Steps
+from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
 from transfer_queue.core.state.partition import Partition
@@ -82,7 +83,7 @@ def needs_indexes(context: ControllerContext, partition: Partition, sampler: Any
     part = next_part(partition, wanted)
     if part is None:
         return False
-    jobs, key = context.services[Jobs], (partition.number, wanted)
+    jobs, key = context.services[Jobs], (id(partition), wanted)
     if key in jobs:
         return True
     part()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from transfer_queue.core.claims import lease_decisions
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.deadlines import Deadlines
@@ -17,16 +15,17 @@ class Leases(Service):
 
     def __init__(self, context: ControllerContext) -> None:
         super().__init__(context)
-        self.deadlines = Deadlines(self._find_all, self._find)
+        leases = [
+            (partition.name, lease)
+            for partition in context.state.partitions.values()
+            for lease in partition.leases.by_token.values()
+        ]
+        self.deadlines = Deadlines(leases, self._find, context.now)
 
     @classmethod
     def must_start(cls, context: ControllerContext) -> bool:
         """See `Service.must_start`."""
         return any(partition.leases.by_token for partition in context.state.partitions.values())
-
-    def _find_all(self) -> Iterable[tuple[str, RowLease]]:
-        partitions = self.context.state.partitions.values()
-        return ((partition.name, lease) for partition in partitions for lease in partition.leases.by_token.values())
 
     def _find(self, name: str, token: int) -> RowLease | None:
         partition = self.context.state.partitions.get(name)

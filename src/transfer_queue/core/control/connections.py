@@ -34,16 +34,14 @@ class ReconnectGrace(Service):
 
     def __init__(self, context: ControllerContext) -> None:
         super().__init__(context)
-        self.clients = known_clients(context.state)
+        self.clients = context.connections.restored
         self.until = context.now + GRACE_SECONDS
         """The end of the grace period, on the controller's clock."""
-        for client in self.clients:
-            context.connections.peers.setdefault(client, set())
 
     @classmethod
     def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`. A state that is loaded later has no clients."""
-        return False
+        """See `Service.must_start`."""
+        return bool(context.connections.restored)
 
     def next_due(self) -> float | None:
         """See `Service.next_due`."""
@@ -66,7 +64,9 @@ class Connections:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self.peers: dict[str, set[int]] = {}
+        self.restored = known_clients(state)
+        """The clients of the controller before this one."""
+        self.peers: dict[str, set[int]] = {client: set() for client in self.restored}
         """Client -> its connections. A client that is awaited has none, and is in here."""
         self.units: dict[int, int] = {}
         """Storage unit -> its connection."""

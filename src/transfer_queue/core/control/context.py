@@ -1,80 +1,99 @@
-"""What every handler of a request is given: the state, and the services that keep what is not part of the state."""
+"""What every handler and service is given: the state, and what keeps what is not part of the state."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from typing import Any
 
 from transfer_queue.core.claims.background_deals import BackgroundDeals
-from transfer_queue.core.claims.index_builder import IndexBuilder
-from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
 from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.control.absent_holders import AbsentHolders
-from transfer_queue.core.control.activity import ActivityTracker
 from transfer_queue.core.control.change_log import ChangeLog
 from transfer_queue.core.control.connections import Connections
 from transfer_queue.core.control.measures import ControllerMeasures
 from transfer_queue.core.control.parked_requests import ParkedRequests
-from transfer_queue.core.control.pending_checkpoints import PendingCheckpoints
 from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
-from transfer_queue.core.samplers.remote_calls import SamplerAsks
+from transfer_queue.core.samplers.remote_calls import PendingCall, SamplerAsks
+from transfer_queue.core.service import Service, Services
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
-from transfer_queue.core.timeline.recorder import TimelineRecorder
-from transfer_queue.core.units.migration_planner import MigrationPlanner
-from transfer_queue.core.units.mirror_writer import MirrorWriter
-from transfer_queue.core.units.store_servers import StoreServers
-from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.errors import FieldTypeError, TransferQueueError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.puts import Publish
+from transfer_queue.messages.puts import PublishReply
 
 
-@dataclass(slots=True)
 class ControllerContext:
-    """What the handlers of requests work with. `Controller` builds it."""
+    """What handlers and services work with: the state, the log, the connections, and the services that run."""
 
-    config: CoreConfig
-    client_config: str
-    """JSON text that clients get when they attach."""
-    state: State
-    """The state. Only `log.apply` changes it."""
-    log: RecordLog
-    samplers: SamplerRegistry
-    sampler_calls: SamplerAsks
-    """The calls of a user's sampler that runs in a process of its own."""
-    measures: ControllerMeasures
-    connections: Connections
-    parked: ParkedRequests
-    timeline: TimelineRecorder
-    abandoned: AbandonedSamples
-    changes: ChangeLog
-    activity: ActivityTracker
-    """Which clients may still make space or rows, for the deadlock detector."""
-    lease_deadlines: LeaseDeadlines
-    lock_deadlines: LockDeadlines
-    absent_holders: AbsentHolders
-    background_deals: BackgroundDeals
-    index_builder: IndexBuilder
-    migrations: MigrationPlanner
-    mirror: MirrorWriter
-    unit_drains: UnitDrains
-    stores: StoreServers
-    checkpoints: PendingCheckpoints
+    def __init__(self, config: CoreConfig, state: State, now: float, features: Iterable[type[Service]]) -> None:
+        self.config = config
+        self.client_config = config.client_config
+        """JSON text that clients get when they attach."""
+        self.state = state
+        """The state. Only `log.apply` changes it."""
+        self.log = RecordLog(state)
+        self.log.now = now
+        self.measures = ControllerMeasures()
+        self.connections = Connections(state)
+        self.changes = ChangeLog(self.log)
+        self.parked = ParkedRequests(self.log, self.measures)
+        self.samplers = SamplerRegistry(
+            config.sampler, config.values, config.strict, config.task_samplers, lambda: state.samplers
+        )
+        self.sampler_calls = SamplerAsks(self._decide_again)
+        """The calls of a user's sampler that runs in a process of its own."""
+        self.background_deals = BackgroundDeals()
+        self.journal_error = ""
+        """Why mutations are blocked, for status; "" if they are not. The server sets it."""
+        self.services = Services(self, features)
+        """The services that run; `services[Kind]` starts one."""
+        self.parked.on_ended = self.services.with_hook["on_wait_ended"]
+        self._holding = self.services.with_hook["holds_reply"]
 
-    journal_error: str = field(default="")
-    """Why mutations are blocked, for status; "" if they are not. The server sets it."""
+    def _decide_again(self, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
+        from transfer_queue.core.claims import claim_handler
+
+        return claim_handler.decide_parked(self, waiting, pending)
 
     @property
     def now(self) -> float:
         """The time of the current event, on the controller's clock."""
         return self.log.now
+
+    @property
+    def timeline(self) -> Any:
+        from transfer_queue.core.timeline.recorder import TimelineRecorder
+
+        return self.services[TimelineRecorder]
+
+    @property
+    def activity(self) -> Any:
+        from transfer_queue.core.activity import Activity
+
+        return self.services[Activity]
+
+    @property
+    def absent_holders(self) -> Any:
+        from transfer_queue.core.absent_holders import AbsentHolders
+
+        return self.services[AbsentHolders]
+
+    @property
+    def lease_deadlines(self) -> Any:
+        from transfer_queue.core.claims.lease_deadlines import Leases
+
+        return self.services[Leases]
+
+    @property
+    def lock_deadlines(self) -> Any:
+        from transfer_queue.core.locks.lock_handlers import Locks
+
+        return self.services[Locks].deadlines
 
     def group_size_of(self, name: str, task: str | None) -> int | None:
         """Return the samples in a group that the sampler of a task deals of a partition; None if it deals no groups.
@@ -86,26 +105,33 @@ class ControllerContext:
 
     def commit(self, caller: Caller, decision: Decision) -> list[Effect]:
         """Apply what a request does, and reply to it; see `reply`."""
-        self.timeline.actor = caller.client
+        log = self.log
+        log.actor = caller.client
         for record in decision.records:
-            self.log.apply(record)
-        self.timeline.actor = ""
+            log.apply(record)
+        log.actor = ""
         return self.reply(caller, decision.reply())
 
     def reply(self, caller: Caller, reply: AnyReply) -> list[Effect]:
         """Reply to a request that was applied, and keep the reply until the client has it.
 
-        A put is answered later if the mirror is too far behind.
+        A service may hold the reply to a put.
         """
         envelope = caller.envelope
         self.log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished))
         send = Send(caller.peer, envelope.sequence, reply)
-        if self.mirror.lag is not None and isinstance(envelope.body, Publish):
-            newest = self.state.next_block - 1
-            if not self.mirror.is_covered(newest, self.now):
-                self.mirror.hold(caller.client, send, newest)
-                return []
-        return [send]
+        return [] if self._holding and self.is_held(caller.client, send) else [send]
+
+    def is_held(self, client: str, send: Send, again: bool = False) -> bool:
+        """Return whether a service holds this reply back, if it is one to a put. again: the client asked again."""
+        is_put = isinstance(send.reply, PublishReply)
+        return is_put and any(service.holds_reply(client, send, again) for service in self._holding)
+
+    def forget_client(self, client: str) -> None:
+        """End what depends on a client that is gone."""
+        self.connections.peers.pop(client, None)
+        for service in self.services.with_hook["on_client_gone"]:
+            service.on_client_gone(client)
 
     def failure(self, peer: int, sequence: int, error: TransferQueueError) -> Send:
         """Return the reply to a request that is refused."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect, RemoveState
+from transfer_queue.core.service import Service
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.messages.checkpoints import BeginCheckpointReply
 
@@ -26,10 +28,11 @@ class PendingSave:
         self.reply = reply
 
 
-class PendingCheckpoints(Container[ExtentKey]):
+class Checkpoints(Service, Container[ExtentKey]):
     """The saves and loads under way. It contains exactly the extents that a save needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: ControllerContext) -> None:
+        super().__init__(context)
         self.saves: dict[str, PendingSave] = {}
         """Name of the state file -> save."""
         self.loads: dict[RequestKey, bool] = {}
@@ -52,8 +55,12 @@ class PendingCheckpoints(Container[ExtentKey]):
         peer = self.peers.pop((client, sequence), None)
         return peer if waiting else None
 
-    def forget_client(self, client: str) -> list[Effect]:
-        """End the saves and loads of a client that is gone."""
+    def is_working(self) -> bool:
+        """See `Service.is_working`. The end of a save frees extents."""
+        return bool(self.saves)
+
+    def on_client_left(self, client: str, announced: bool) -> list[Effect]:
+        """See `Service.on_client_left`. Its saves and loads end."""
         for waiter in [waiter for waiter in self.peers if waiter[0] == client]:
             del self.peers[waiter]
         self.loads = {waiter: merge for waiter, merge in self.loads.items() if waiter[0] != client}

@@ -6,14 +6,16 @@ A handler gets the controller, the caller and the request. The type of its resul
     `Decision`            its records are applied, and its reply is sent and kept for retries.
     `ParkDecision`        the request waits.
     a list of effects     is carried out, in this order.
+    `Begin`               its job is begun, see `core.jobs`.
 
 An applier gets the state and the record.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, Union
+from collections.abc import Callable, Generator
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar, Union
 
 import msgspec
 
@@ -62,7 +64,33 @@ class ParkDecision(msgspec.Struct, frozen=True):
     """How long it waits at most."""
 
 
-Result = Union[AnyReply, Decision, ParkDecision, list[Effect]]
+class Until(NamedTuple):
+    """A job goes on after each event, and at this time at the latest."""
+
+    time: float
+    """On the controller's clock."""
+
+
+class Ends(Enum):
+    """When a job is given up."""
+
+    NEVER = 0
+    WITH_CONNECTION = 1
+
+
+Steps = Generator[Union[Until, None], None, Any]
+"""A job, see `core.jobs`."""
+
+
+class Begin(NamedTuple):
+    """The request takes several turns."""
+
+    steps: Steps
+    """What it returns is the reply, or the `Decision` of the last step."""
+    ends: Ends = Ends.NEVER
+
+
+Result = Union[AnyReply, Decision, ParkDecision, Begin, list[Effect]]
 Handler = Callable[[Any, Caller, Any], Result]
 Applier = Callable[[Any, Any], None]
 

@@ -27,8 +27,9 @@ class Locks(Service):
     def __init__(self, context: ControllerContext) -> None:
         super().__init__(context)
         self.deadlines = Deadlines(
-            lambda: ((lock.partition, lock) for lock in context.state.locks.by_token.values()),
+            [(lock.partition, lock) for lock in context.state.locks.by_token.values()],
             lambda name, token: context.state.locks.by_token.get(token),
+            context.now,
         )
 
     @classmethod

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from typing import Union
 
-import msgspec
 import numpy as np
 
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.registry import Caller, Decision, handler, handles
-from transfer_queue.core.jobs import Begin, Steps
+from transfer_queue.core.events.registry import Begin, Caller, Decision, Steps, handles
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.put_withdrawal import are_undealt
@@ -27,7 +25,6 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop
-
 
 STEP = CHUNK // 2  # rows; they take half a millisecond, or a few milliseconds if they have keys and tags
 
@@ -56,8 +53,7 @@ def handle_clear_partition(context: ControllerContext, caller: Caller, request: 
     partition = context.state.partitions.get(request.partition)
     if partition is not None and partition.rows.count > STEP:
         return Begin(_clear_in_steps(context, request))
-    claim_samplers.forget_partition(context.samplers, request.partition)
-    return Decision([] if partition is None else [r.PartitionDropped(request.partition)], Done)
+    return Decision(_drop_partition(context, request.partition), Done)
 
 
 @handles(Drop)
@@ -71,33 +67,38 @@ def handle_drop(context: ControllerContext, caller: Caller, request: Drop) -> De
 def _clear_in_steps(context: ControllerContext, request: Clear) -> Steps:
     """Clear some of the rows in each step. A newer partition of the same name is not cleared."""
     partition, done, last = context.state.partitions[request.partition], 0, False
-    while not last:
+    while not last and context.state.partitions.get(request.partition) is partition:
         check_epoch(context.state, request)
-        part, last = _next_part(partition, request, done)
-        done += STEP
-        decision = handler(type(part))(context, None, part)
+        records, last = _clear_some(context, partition, request, done)
         if last:
-            return decision
-        for record in decision.records:
+            return Decision(records, Done)
+        done += STEP
+        for record in records:
             context.log.apply(record)
         yield None
-        if context.state.partitions.get(request.partition) is not partition:
-            break
     return Decision([], Done)
 
 
-def _next_part(partition: Partition, request: Clear, start: int) -> tuple[Clear, bool]:
-    """Return the request of the next step, and whether it is the last one. start: the rows or keys that are done."""
-    if isinstance(request, ClearPartition):
-        if partition.rows.count <= STEP:
-            return request, True
-        chunk = next(iter(partition.rows.chunks.values()))
-        rows = chunk.index[: chunk.size][chunk.alive[: chunk.size] == 1][:STEP]
-        return ClearRows(request.partition, rows.astype("<i8").tobytes()), False
-    end = start + STEP
+def _clear_some(
+    context: ControllerContext, partition: Partition, request: Clear, start: int
+) -> tuple[list[r.AnyRecord], bool]:
+    """Return the records of a step, and whether it is the last one. start: the rows or keys that are done."""
+    name, end = partition.name, start + STEP
     if isinstance(request, ClearRows):
-        return msgspec.structs.replace(request, rows=request.rows[8 * start : 8 * end]), 8 * end >= len(request.rows)
-    return msgspec.structs.replace(request, keys=request.keys[start:end]), end >= len(request.keys)
+        some = indexes_in(request.rows[8 * start : 8 * end])
+        return clear_rows(context.state, name, some), 8 * end >= len(request.rows)
+    if isinstance(request, ClearKeys):
+        return clear_keys(context.state, name, request.keys[start:end]), end >= len(request.keys)
+    if partition.rows.count <= STEP:
+        return _drop_partition(context, name), True
+    chunk = next(iter(partition.rows.chunks.values()))
+    rows = chunk.index[: chunk.size][chunk.alive[: chunk.size] == 1][:STEP]
+    return clear_rows(context.state, name, rows), False
+
+
+def _drop_partition(context: ControllerContext, name: str) -> list[r.AnyRecord]:
+    claim_samplers.forget_partition(context.samplers, name)
+    return [r.PartitionDropped(name)] if name in context.state.partitions else []
 
 
 def clear_rows(state: State, name: str, indexes: np.ndarray) -> list[r.AnyRecord]:

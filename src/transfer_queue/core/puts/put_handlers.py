@@ -9,13 +9,10 @@ from transfer_queue.core.absent_holders import AbsentHolders
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
-from transfer_queue.core.puts import flow_control, put_decisions
+from transfer_queue.core.puts import flow_control, put_decisions, retention
 from transfer_queue.core.queries.batch_metadata import meta_reply
-from transfer_queue.core.samplers import claim_samplers
-from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.unknown_partitions import require_partition, unknown_partition_warning
 from transfer_queue.core.tables.field_types import with_schemas
-from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units import location_checks
 from transfer_queue.errors import (
@@ -42,6 +39,8 @@ def handle_create_partition(
     partition = context.state.partitions.get(request.partition)
     if partition is None:
         records = put_decisions.create_partition(context.state, request)
+        if retention.has_limit(request.options):
+            context.services[retention.Retention]
         if request.policy_version:
             context.services[TimelineRecorder].note_policy(caller.client, request.partition, 0, request.policy_version)
         return Decision(records, lambda: Done(True))

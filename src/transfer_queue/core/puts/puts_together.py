@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from transfer_queue.core.activity import Activity
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events import records as r
@@ -20,6 +21,7 @@ from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import check_block, check_number, shape_of
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.location_checks import check_places, fit_together
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.descriptors import NewBlock
@@ -129,8 +131,8 @@ def carry_out(context: ControllerContext, callers: Sequence[Caller], record: r.R
     """Apply the record of `decide`, and reply to each put."""
     for caller in callers:
         if caller.envelope.reads:
-            context.timeline.note_reads(caller.client, caller.envelope.reads)
-        context.activity.note_request(caller.client, caller.envelope.body)
+            context.services[TimelineRecorder].note_reads(caller.client, caller.envelope.reads)
+        context.services[Activity].note_request(caller.client, caller.envelope.body)
     context.log.apply(record)
     partition = context.state.partitions[record.partition]
     effects: list[Effect] = []

@@ -9,9 +9,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from transfer_queue.core.control.record_log import RecordLog
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.service import Service
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.messages.descriptors import PartitionOptions
+
+
+def has_limit(options: PartitionOptions) -> bool:
+    """Return whether a partition with these options drops rows by itself."""
+    return not (options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None)
 
 
 def record_age(partition: Partition, now: float) -> list[r.AnyRecord]:
@@ -21,14 +29,34 @@ def record_age(partition: Partition, now: float) -> list[r.AnyRecord]:
     return [r.AgesRecorded(partition.name, now)]
 
 
-def retain(log: RecordLog, partition: Partition) -> None:
-    """Drop the rows beyond the retention of a partition. Each drop is applied before the next one is decided."""
-    if partition.keeps_all:
-        return
-    for record in record_age(partition, log.now):
-        log.apply(record)
-    for drop in rows_to_drop(partition, log.now):
-        log.apply(drop)
+class Retention(Service):
+    """Drops rows after each event that changes a partition with a limit, and when they are too old."""
+
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return not all(partition.keeps_all for partition in context.state.partitions.values())
+
+    def on_partition_changed(self, partition: Partition) -> None:
+        """See `Service.on_partition_changed`. Each drop is applied before the next one is decided."""
+        log = self.context.log
+        if partition.keeps_all:
+            return
+        for record in record_age(partition, log.now):
+            log.apply(record)
+        for drop in rows_to_drop(partition, log.now):
+            log.apply(drop)
+
+    def next_due(self) -> float | None:
+        """See `Service.next_due`."""
+        times = (next_expiry(partition) for partition in self.context.state.aging.values())
+        return min((time for time in times if time is not None), default=None)
+
+    def on_due(self) -> list[Effect]:
+        """Drop the rows that are too old."""
+        for partition in list(self.context.state.aging.values()):
+            self.on_partition_changed(partition)
+        return []
 
 
 def next_expiry(partition: Partition) -> float | None:

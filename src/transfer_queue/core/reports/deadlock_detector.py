@@ -29,11 +29,8 @@ class DeadlockDetector(Service):
 
     def after_event(self) -> list[Effect]:
         """Fail all requests that wait for space with a DeadlockError, if nothing can ever meet them."""
-        context = self.context
-        if not context.state.waiting.claims or any(each.is_working() for each in context.services.with_hook["is_working"]):
-            return []
-        activity = context.services[Activity]
-        if not activity.is_deadlocked():
+        context, activity = self.context, self.context.services[Activity]
+        if not context.state.waiting.claims or self._is_working() or not activity.is_deadlocked():
             return []
         told = describe_deadlock(context.state, activity.short.values())
         effects: list[Effect] = []
@@ -41,6 +38,13 @@ class DeadlockDetector(Service):
             effects += context.refuse(waiting, DeadlockError(told))
         effects += [RefuseLeases(unit, told) for unit, short in activity.short.items() if short.writers]
         return effects
+
+    def _is_working(self) -> bool:
+        """Return whether the controller itself may still meet the requests that wait."""
+        context = self.context
+        if context.background_deals or context.sampler_calls:
+            return True
+        return any(service.is_working() for service in context.services.with_hook["is_working"])
 
 
 def describe_deadlock(state: State, short: Collection[SpaceShortReport]) -> str:

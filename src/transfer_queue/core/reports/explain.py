@@ -19,7 +19,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import suggestion
 from transfer_queue.core.tables.group_table import Group
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, MASK
-from transfer_queue.core.timeline.abandoned_samples import Abandoned
+from transfer_queue.core.timeline.abandoned_samples import Abandoned, AbandonedSamples
 from transfer_queue.display import count_text, list_workers
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
@@ -34,7 +34,7 @@ WAITS_FOR = ", which waits for "  # what follows the description of a group
 @handles(Explain, reads=True)
 def handle_explain(context: ControllerContext, caller: Caller, request: Explain) -> Done:
     """Reply why a sample is not dealt, or what a claim with these arguments would wait for."""
-    abandoned = context.abandoned.find(request.partition)
+    abandoned = context.services[AbandonedSamples].find(request.partition)
     if request.count is None or request.task is None or not request.fields:
         words = explain(context.state, request, context.group_size_of(request.partition, request.task), abandoned)
         return Done(words + _lock_words(context.state, request, context.now))

@@ -65,14 +65,14 @@ _NO_LANE = Lane(0, "", "")
 @handles(DescribeSample, reads=True)
 def handle_describe_sample(context: ControllerContext, caller: Caller, request: DescribeSample) -> SampleReport:
     """Reply with a page of the report about a sample."""
-    context.timeline.flush()
+    context.services[TimelineRecorder].flush()
     partition = context.state.partitions.get(request.partition)
     position, row, key = _find(partition, request)
-    now, wall = context.now, context.timeline.wall
+    now, wall = context.now, context.services[TimelineRecorder].wall
     report: dict[str, Any] = {"partition": request.partition, "now": now + wall, "index": row, "key": key}
     first = request.before is None and not request.field
     if row >= 0 and (first or request.before is not None):
-        report.update(_history(context.timeline, request.partition, row, request.before))
+        report.update(_history(context.services[TimelineRecorder], request.partition, row, request.before))
     if partition is not None and position >= 0:
         report["state"] = samples.LIVE
         if first or request.field:
@@ -197,7 +197,7 @@ class _BlocksOfSample:
 
     def __init__(self, context: ControllerContext, partition: Partition) -> None:
         self._state = context.state
-        self._timeline = context.timeline
+        self._timeline = context.services[TimelineRecorder]
         self._partition = partition
         self._common: dict[int, dict[str, Any]] = {}
         self._dims: dict[int, dict[str, tuple[FieldSpec, np.ndarray]]] = {}

@@ -14,9 +14,13 @@ import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import BlockChunk
 from transfer_queue.core.blocks.block_table import pair_sums
+from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.reports.status import progress, stored_bytes, tier_of
 from transfer_queue.core.tables.lease_table import RowLease
+from transfer_queue.core.timeline.recorder import TimelineRecorder
+from transfer_queue.core.units.mirror_writer import MirrorWriter
+from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.messages.reports.overview import LeaseSummary
 from transfer_queue.messages.reports.progress import PartitionProgress, TaskProgress, Timing
 from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
@@ -80,7 +84,7 @@ def measure_units(context: ControllerContext, now: float) -> Generator[None, Non
 def _add_lease(context: ControllerContext, leases: dict[str, LeaseSummary], lease: RowLease, now: float) -> None:
     task = lease.task if lease.task in leases or len(leases) < MOST_NAMES else OTHER
     known = leases.get(task, LeaseSummary(task, 0, 0))
-    age = context.lease_deadlines.age_of(lease, now)
+    age = context.services[Leases].deadlines.age_of(lease, now)
     ages = [each for each in (known.oldest, age) if each is not None]
     leases[task] = LeaseSummary(task, known.count + 1, known.rows + len(lease.rows), max(ages, default=None))
 
@@ -101,14 +105,16 @@ def measure(context: ControllerContext, now: float) -> Generator[None, None, Sta
     found.series["global_indexes"][()] = context.state.next_index
     existing = sum(partition.rows.count for partition in context.state.partitions.values())
     found.series["cleared_rows"][()] = context.state.next_index - existing
-    mirror = context.mirror.progress(now)
-    if mirror is not None:
+    writer = context.services.get(MirrorWriter)
+    if writer is not None:
+        mirror = writer.progress()
         found.series["mirror_lag_bytes"][()] = mirror.behind_bytes
         found.series["mirror_lag_milliseconds"][()] = int(mirror.behind_seconds * 1000)
         found.series["mirror_waiting"][()] = mirror.waiting
         found.series["mirror_full"][()] = int(mirror.full)
-        found.series["mirror_copied"][()] = context.mirror.copied_bytes
-    for server in context.stores.progress(now):
+        found.series["mirror_copied"][()] = writer.copied_bytes
+    stores = context.services.get(StoreServers)
+    for server in () if stores is None else stores.progress(now):
         labels = server.backend, server.host or server.node
         up = found.series["store_server_up"]  # several nodes may share an address
         up[labels] = min(up.get(labels, 1), int(server.up))
@@ -148,7 +154,7 @@ def _ready_rows(partition: Partition) -> dict[tuple[str, ...], int]:
 
 
 def _add_tasks(context: ControllerContext, found: StateMeasures, now: float) -> Generator[None, None, None]:
-    timeline = context.timeline
+    timeline = context.services[TimelineRecorder]
     if not timeline.ring.capacity:
         return
     timeline.flush()

@@ -13,6 +13,9 @@ from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import flow_control
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
+from transfer_queue.core.units.mirror_writer import MirrorWriter
+from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.messages.descriptors import MEMORY
 from transfer_queue.messages.reports.overview import MOST_PARTITIONS, ProgressReply, ReadProgress
 from transfer_queue.messages.reports.progress import (
@@ -22,6 +25,7 @@ from transfer_queue.messages.reports.progress import (
     TaskProgress,
     UnitProgress,
 )
+from transfer_queue.messages.reports.store_reports import StoreServerProgress
 from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
 
 
@@ -41,15 +45,22 @@ def _collect(context: ControllerContext, partitions: list[PartitionProgress], no
     around = {f"connections_{name}": value for name, value in context.measures.server_counters.items()}
     costs = list(context.samplers.costs.values())
     counters = {**context.measures.counters, **around}
+    mirror = context.services.get(MirrorWriter)
     found = SystemStatus(partitions, counters, costs, context.journal_error, unit_progress(context.state))
     return msgspec.structs.replace(
         found,
         requests=context.measures.load.timings(),
         longest=context.measures.load.longest.longest(now),
         locks=lock_decisions.summarize(context.state, now),
-        mirror=context.mirror.progress(now),
-        stores=context.stores.progress(now),
+        mirror=None if mirror is None else mirror.progress(),
+        stores=_stores(context),
     )
+
+
+def _stores(context: ControllerContext) -> list[StoreServerProgress]:
+    """Return the servers of external stores."""
+    stores = context.services.get(StoreServers)
+    return [] if stores is None else stores.progress(context.now)
 
 
 @handles(ReadProgress, reads=True)
@@ -80,9 +91,7 @@ def handle_read_progress(context: ControllerContext, caller: Caller, request: Re
 @handles(Topology, reads=True)
 def handle_topology(context: ControllerContext, caller: Caller, request: Topology) -> TopologyReply:
     """Reply with the storage units and the configuration for a client that attaches."""
-    return TopologyReply(
-        list(context.state.units.values()), context.client_config, context.stores.progress(context.now)
-    )
+    return TopologyReply(list(context.state.units.values()), context.client_config, _stores(context))
 
 
 def unit_progress(state: State) -> list[UnitProgress]:
@@ -98,7 +107,7 @@ def progress(context: ControllerContext, partition: Partition, now: float) -> Pa
     """Return the progress of one partition."""
     state = context.state
     queues = state.waiting.claim_queues(partition.name)
-    abandoned = {each.task: each.counts for each in context.abandoned.find(partition.name)}
+    abandoned = {each.task: each.counts for each in context.services[AbandonedSamples].find(partition.name)}
     tasks = []
     for task in sorted({*partition.tasks, *queues}):
         waiting = list(queues[task].claims.values()) if task in queues else []

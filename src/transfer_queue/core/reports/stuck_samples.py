@@ -16,6 +16,7 @@ from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.reports.sample_report import tasks_of
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.row_table import CONSUMED, Chunk
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.reports.samples import FindStuck, StuckPage
 
 MAX_ROWS = 1024
@@ -29,7 +30,7 @@ MAX_COLUMNS = 64
 @handles(FindStuck, reads=True)
 def handle_find_stuck(context: ControllerContext, caller: Caller, request: FindStuck) -> StuckPage:
     """Reply with the stuck samples of the next chunks of a partition."""
-    timeline = context.timeline
+    timeline = context.services[TimelineRecorder]
     now = context.now + timeline.wall
     names = list(context.state.partitions) if request.partitions is None else request.partitions
     if not names:
@@ -58,7 +59,7 @@ class _Search:
     """
 
     def __init__(self, context: ControllerContext, partition: Partition, cutoff: float) -> None:
-        timeline = context.timeline
+        timeline = context.services[TimelineRecorder]
         self._rows, self._chunks = partition.rows, partition.rows.chunks
         self._changes, self._reservations = timeline.change_times, timeline.reservation_times
         self._unknown = timeline.known_since <= cutoff

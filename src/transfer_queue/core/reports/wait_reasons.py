@@ -12,6 +12,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import suggestion
 from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.display import count_text
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
@@ -26,8 +27,10 @@ def handle_explain_wait(context: ControllerContext, caller: Caller, request: Exp
     """Reply what a request of the same client waits for; "" if it does not wait."""
     waiter = caller.client, request.sequence
     waiting = context.state.waiting.by_waiter.get(waiter)
-    text = context.unit_drains.describe(waiter) if waiting is None else _describe_wait(context, waiting)
-    return Done(text)
+    if waiting is not None:
+        return Done(_describe_wait(context, waiting))
+    drains = context.services.get(UnitDrains)
+    return Done("" if drains is None else drains.describe(waiter))
 
 
 def _describe_wait(context: ControllerContext, waiting: ParkedRequest) -> str:

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.service import Service
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import CONSUMED, Indexer, rows_without, runs_of, sort_with_values
 from transfer_queue.core.timeline.number_tables import LaneKey, cut_text
 from transfer_queue.core.timeline.recorder import TimelineRecorder
@@ -56,12 +57,13 @@ class Abandoned(NamedTuple):
         return "" if holder is None else f"may be lost to {describe_loss(self.partition, self.task, [holder], 1)}"
 
 
-class AbandonedSamples:
+class AbandonedSamples(Service):
     """Finds these samples. While no client is gone it does nothing; otherwise each search reads the new events."""
 
-    def __init__(self, timeline: TimelineRecorder, state: State) -> None:
-        self._timeline = timeline
-        self._state = state
+    def __init__(self, context: ControllerContext) -> None:
+        super().__init__(context)
+        self._timeline = context.services[TimelineRecorder]
+        self._state = context.state
         self._gone: tuple[str, ...] = ()
         self._position = 0
         """Events before this position were read."""

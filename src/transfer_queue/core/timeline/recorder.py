@@ -14,9 +14,11 @@ from typing import Any, Protocol, Union
 import numpy as np
 
 from transfer_queue.core.blocks.block_table import Schema
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.service import Service
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.row_table import CHUNK_BITS, MASK, Chunk
 from transfer_queue.core.timeline.event_ring import PACKING, SIZE, EventRing
@@ -74,23 +76,24 @@ Note = tuple[int, float, float, int, str, Any, Any, Which]
 
 
 class Clock(Protocol):
-    """Knows the time of the current event."""
+    """Knows the current event."""
 
     now: float
+    """Its time."""
+    arrived: float | None
+    """When its request arrived, if that was before the event."""
+    actor: str
+    """The client whose request the records of the event carry out; "" for the controller itself."""
 
 
-class TimelineRecorder:
-    """Writes events, and numbers the names in them.
+class TimelineRecorder(Service):
+    """Writes events, and numbers the names in them. It runs always, as it also knows when rows were put."""
 
-    Args:
-        clock: The time of the current event.
-        state: The state, which is only read.
-        capacity: The number of events that are kept; 0: no events are written.
-    """
-
-    def __init__(self, clock: Clock, state: State, capacity: int) -> None:
-        self._clock = clock
-        self._state = state
+    def __init__(self, context: ControllerContext) -> None:
+        super().__init__(context)
+        self._clock: Clock = context.log
+        self._state = state = context.state
+        capacity = context.config.timeline_events
         self.ring = EventRing(capacity)
         """The events. `flush` must have run."""
         self.rows = RowHistory(self.ring)
@@ -102,17 +105,13 @@ class TimelineRecorder:
         """What metrics say of each task. `flush` must have run."""
         self.wall = 0.0
         """Unix seconds minus the controller's time. The server sets it."""
-        self.arrived: float | None = None
-        """When the request of the current event arrived, if that was before the event."""
-        self.actor = ""
-        """The client whose request the records of the current event carry out; "" for the controller itself."""
         self.change_times = PublicationTimes()
         """When rows changed, by the version of their partition (`Chunk.changed`)."""
         self.reservation_times = PublicationTimes()
         """When rows were reserved, by their global index; only of rows that were reserved before they were put."""
         self.from_start = not state.next_index
         """Whether no rows existed when the events began."""
-        self.known_since = clock.now
+        self.known_since = context.now
         """The times of puts before this time are not known."""
         self.gone: dict[str, float] = {}
         """Client that claimed or put, and is gone -> when its last connection ended; the oldest first, at most
@@ -131,9 +130,15 @@ class TimelineRecorder:
         """Partition that was dropped -> the global index below which all its rows are."""
         self._names: dict[int, tuple[Schema, tuple[str, ...]]] = {}
         """The id of a schema -> the schema and the names of its fields."""
+        self._observe(context.log.observe)
 
-    def observe(self, observe: Callable[[Iterable[type], Callable[[Any], None]], None]) -> None:
-        """Observe the records of puts and clients. `observe` is `RecordLog.observe`."""
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return True
+
+    def _observe(self, observe: Callable[[Iterable[type], Callable[[Any], None]], None]) -> None:
+        """Observe records. Which ones depends on whether events are kept. `observe` is `RecordLog.observe`."""
         observe([r.ClientIntroduced], lambda record: self.lanes.introduce(record.client))
         observe([r.ClientForgotten], lambda record: self.lanes.forget(record.client))
         observe([r.RowsReserved, r.UnitLost, r.ExtentsLost], self._note_change)
@@ -155,7 +160,7 @@ class TimelineRecorder:
 
     def note_rows_put(self, record: r.RowsPut) -> None:
         """Note a put of new rows, which was applied."""
-        now, arrived = self._clock.now, self.arrived
+        now, arrived = self._clock.now, self._clock.arrived
         if now >= self.change_times.due:
             self.change_times.note(self._state.changes, now)
         self._notes.append((
@@ -172,7 +177,7 @@ class TimelineRecorder:
 
     def note_published(self, record: r.Published) -> None:
         """Note a put of existing rows, or of rows that were just reserved, which was applied."""
-        now, arrived = self._clock.now, self.arrived
+        now, arrived = self._clock.now, self._clock.arrived
         if now >= self.change_times.due:
             self.change_times.note(self._state.changes, now)
         flags, (first, count) = 0, self._reserved
@@ -248,8 +253,8 @@ class TimelineRecorder:
             self._note_claim(_END, client, claim, since, 0, 0)
             self._ended.add((client, cut_text(claim.task)))
 
-    def note_wait(self, waiting: ParkedRequest, met: bool) -> None:
-        """Note that a request does not wait any more. met: whether it got what it waited for."""
+    def on_wait_ended(self, waiting: ParkedRequest, met: bool) -> None:
+        """See `Service.on_wait_ended`."""
         if not self.ring.capacity:
             return
         request, flags = waiting.request, 0 if met else TIMED_OUT
@@ -293,36 +298,41 @@ class TimelineRecorder:
             self._write(_POLICY, self._clock.now, client, partition, min(version, _U4))
             self._policies.note(partition, before, version, self._state.next_block)
 
-    def note_gone(self, client: str, closed: bool) -> None:
-        """Note that the last connection of a client has ended, in each of its lanes. closed: the client closed it."""
+    def on_connected(self, client: str) -> None:
+        """See `Service.on_connected`."""
+        self.gone.pop(client, None)
+
+    def on_client_left(self, client: str, announced: bool) -> list[Effect]:
+        """See `Service.on_client_left`. It is noted in each lane of the client."""
         if not self.ring.capacity:
-            return
+            return []
         self.flush()
         for lane, key in self.lanes.all_of(client).items():
-            in_order = closed or key in self._ended
+            in_order = announced or key in self._ended
             self._ended.discard(key)
             self._append(_GONE, self._clock.now, CLOSED if in_order else 0, lane, "", 0)
             if not in_order:
                 self.gone[client] = self._clock.now
         while len(self.gone) > MAX_GONE:
             del self.gone[next(iter(self.gone))]
+        return []
 
     def _note_cleared(self, record: r.RowsCleared | r.RowsDropped, which: bytes) -> None:
         """Note that rows were cleared, by the client of the current request if there is one."""
         if which:
-            self._note_rows(_CLEAR, self.actor, record.partition, None, which)
+            self._note_rows(_CLEAR, self._clock.actor, record.partition, None, which)
 
     def _note_freed(self, record: r.RowsFinished | r.LeaseAcked | r.PassedOver) -> None:
         """Note the rows that `free_when` has cleared with a record, after the last task has finished them."""
         which = record.freed
         if which:
-            client = record.client if isinstance(record, r.RowsFinished) else self.actor
+            client = record.client if isinstance(record, r.RowsFinished) else self._clock.actor
             self._note_rows(_CLEAR, client, record.partition, record.task, which)
 
     def _note_returned(self, record: r.LeaseEnded | r.RankLeft) -> None:
         """Note the rows of leases that have ended without an acknowledgement."""
         if record.rows:
-            self._note_rows(_RETURN, self.actor, record.partition, record.task, record.rows)
+            self._note_rows(_RETURN, self._clock.actor, record.partition, record.task, record.rows)
 
     def _note_rows(self, kind: int, client: str, partition: str, task: str | None, which: bytes) -> None:
         """Note what happened to rows. task: that of the lane. Default: the client's current lane."""
@@ -337,7 +347,7 @@ class TimelineRecorder:
         if len(self._dropped) >= MAX_PARTITIONS:
             self._dropped.clear()
         first, self._dropped[name] = self._dropped.pop(name, 0), end
-        self._write(_CLEAR, self._clock.now, self.actor, name, 0, WHOLE, which=(first, end - 1))
+        self._write(_CLEAR, self._clock.now, self._clock.actor, name, 0, WHOLE, which=(first, end - 1))
         self._policies.forget(record.partition)
 
     def _note_change(self, record: r.AnyRecord) -> None:

@@ -33,7 +33,7 @@ MAX_CONNECTED = 16_384
 @handles(Introduce)
 def handle_introduce(context: ControllerContext, caller: Caller, request: Introduce) -> Decision:
     """Remember the task and rank of a client."""
-    context.timeline.flush()  # its earlier events are in its former lane
+    context.services[TimelineRecorder].flush()  # its earlier events are in its former lane
     known = context.state.introductions.get(caller.client) == request
     return Decision([] if known else [r.ClientIntroduced(caller.client, request)], Done)
 
@@ -48,7 +48,7 @@ def handle_leave(context: ControllerContext, caller: Caller, request: Leave) -> 
 @handles(ReadTimeline, reads=True)
 def handle_read_timeline(context: ControllerContext, caller: Caller, request: ReadTimeline) -> TimelineReply:
     """Return events from a position on. The reply has the names of all numbers in it that the reader does not know."""
-    timeline, now = context.timeline, context.now
+    timeline, now = context.services[TimelineRecorder], context.now
     ring = timeline.ring
     timeline.flush()
     if request.boot != context.config.boot:
@@ -101,7 +101,7 @@ def _named_events(timeline: TimelineRecorder, position: int, lane: int, partitio
 def _open_waits(context: ControllerContext) -> list[OpenWait]:
     """Return the claims and producers that wait, those that have waited longest first."""
     found: list[OpenWait] = []
-    lanes = context.timeline.lanes
+    lanes = context.services[TimelineRecorder].lanes
     for waiting in islice(context.state.waiting.by_waiter.values(), MAX_EXAMINED):
         request, client = waiting.request, waiting.client
         if len(found) == MAX_OPEN:

@@ -79,7 +79,7 @@ class MigrationPlanner(Service):
         """The units that carry out an order of `core.units.mirror_writer`, so that they can take no other one."""
         self.mirror_is_due: Callable[[float], bool] = lambda now: False
         """Whether `core.units.mirror_writer` has an order for the mirror at this time."""
-        self.has_mirror = False
+        self.has_mirror = context.config.max_lag is not None
         """Whether each block is to be in a mirror. Then only blocks in a mirror are repacked, into blocks in a mirror.
 
         Otherwise values of acknowledged puts could be in a new block that no mirror has.

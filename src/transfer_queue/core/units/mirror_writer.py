@@ -20,15 +20,16 @@ Nothing here is part of the state. What is behind follows from the locations of 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK, CHUNK_BITS
-from transfer_queue.core.configuration import MaxLag
+from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Send
-from transfer_queue.core.state.state import State
+from transfer_queue.core.events.effects import Effect, Send, SendToUnit
+from transfer_queue.core.service import Service, observes
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.core.units.location_checks import check_moved, close_reported_extents
 from transfer_queue.core.units.migration_planner import MigrationPlanner, move_order
@@ -54,12 +55,15 @@ class _HeldReply:
     """None if its connection has ended."""
 
 
-class MirrorWriter:
+class MirrorWriter(Service):
     """Knows what the mirror does not have yet, makes the orders for it, and holds replies."""
 
-    def __init__(self, state: State, planner: MigrationPlanner, lag: MaxLag | None = None, now: float = 0.0) -> None:
-        """Begin with what the state has in no mirror. lag: None if the system has no mirror; then nothing is done."""
-        self.state = state
+    def __init__(self, context: ControllerContext) -> None:
+        """Begin with what the state has in no mirror."""
+        super().__init__(context)
+        lag = context.config.max_lag
+        assert lag is not None
+        self.state = context.state
         self.lag = lag
         self.behind_bytes = 0
         """The bytes of the blocks that no mirror has."""
@@ -67,7 +71,7 @@ class MirrorWriter:
         """The bytes that were copied since the controller started."""
         self.full = False
         """Whether the mirror had no space for the last order."""
-        self._planner = planner
+        self._planner = context.services[MigrationPlanner]
         self._behind: OrderedDict[int, tuple[int, float]] = OrderedDict()
         """Number -> (bytes, time of publication) of the blocks that no mirror has, ascending.
 
@@ -83,17 +87,24 @@ class MirrorWriter:
         """The earliest time of the next order."""
         self._pruned = -1, 0.0
         """`BlockTable.changes` and the time at the last `_prune`."""
-        self._before_start = state.next_block - 1
+        self._before_start = self.state.next_block - 1
         """The newest block that an earlier controller has published."""
         self._next = 1
         """The first block that `note_new_blocks` has not seen."""
-        if lag is not None:
-            self.rescan(now)
+        self._planner.mirror_is_due = self.is_due
+        self.rescan()
+
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return context.config.max_lag is not None
 
     # ------------------------------------------------------------ what is behind
 
-    def note_new_blocks(self, now: float) -> None:
+    @observes(r.RowsPut, r.RowsPutTogether, r.Published, r.BlocksMoved)
+    def note_new_blocks(self, record: r.AnyRecord) -> None:
         """Note the blocks that were made since the last call."""
+        now = self.context.now
         for number in range(self._next, self.state.next_block):
             chunk, at = self.state.blocks.chunks.get(number >> CHUNK_BITS), number & (CHUNK - 1)
             if chunk is None or at >= chunk.capacity or not chunk.columns["live"][at]:
@@ -104,20 +115,33 @@ class MirrorWriter:
                 self.behind_bytes += nbytes
         self._next = self.state.next_block
 
-    def rescan(self, now: float) -> None:
+    @observes(r.StateMerged, r.UnitLost, r.ExtentsLost)
+    def note_lost_locations(self, record: r.AnyRecord) -> None:
+        """Note that blocks may have lost their location in memory, or that in the mirror."""
+        self._planner.restores = True
+        self.rescan()
+
+    def rescan(self) -> None:
         """Find again which blocks no mirror has, because locations were lost, or another state was loaded."""
-        before, self._behind, self.behind_bytes = self._behind, OrderedDict(), 0
-        self._next, blocks = self.state.next_block, self.state.blocks
+        before, now = self._behind, self.context.now
+        self._behind = OrderedDict(
+            (number, (nbytes, before.get(number, (0, now))[1])) for number, nbytes in self._find_behind()
+        )
+        self.behind_bytes = sum(nbytes for nbytes, _ in self._behind.values())
+        self._next = self.state.next_block
+
+    def _find_behind(self) -> Iterator[tuple[int, int]]:
+        """Iterate over the number and the bytes of each needed block that no mirror has, in ascending order."""
+        blocks = self.state.blocks
         for key in sorted(blocks.chunks):
             numbers = self._in_no_mirror(np.flatnonzero(blocks.chunks[key].columns["live"]) + (key << CHUNK_BITS))
-            for number, nbytes in zip(numbers.tolist(), blocks.column("nbytes", numbers).tolist(), strict=True):
-                self._behind[number] = nbytes, before.get(number, (0, now))[1]
-                self.behind_bytes += nbytes
+            yield from zip(numbers.tolist(), blocks.column("nbytes", numbers).tolist(), strict=True)
 
-    def lag_seconds(self, now: float) -> float:
+    def lag_seconds(self) -> float:
         """Return for how long the oldest block that no mirror has is published; 0.0 if there is none."""
-        return max(0.0, now - next(iter(self._behind.values()))[1]) if self._behind else 0.0
+        return max(0.0, self.context.now - next(iter(self._behind.values()))[1]) if self._behind else 0.0
 
+    @observes(r.BlocksMoved)
     def note_moved(self, record: r.BlocksMoved) -> None:
         """Note that blocks have been copied, if it was into a mirror."""
         if record.unit in self.state.mirrors:
@@ -141,9 +165,9 @@ class MirrorWriter:
             self.behind_bytes -= nbytes
         return behind
 
-    def _prune(self, now: float) -> None:
+    def _prune(self) -> None:
         """Forget blocks that no row needs any more, since replies are held that they should not delay."""
-        changes, before = self.state.blocks.changes, self._pruned
+        changes, before, now = self.state.blocks.changes, self._pruned, self.context.now
         if changes == before[0] or (before[0] >= 0 and now < before[1] + PAUSE / 2):
             return
         self._pruned = changes, now
@@ -151,29 +175,25 @@ class MirrorWriter:
 
     def check(self) -> None:
         """Find again what is behind. Raises AssertionError if this object differs."""
-        found = MirrorWriter(self.state, self._planner, self.lag)
-        missing = found._behind.keys() - self._behind.keys()
+        found = {number for number, _ in self._find_behind()}
+        missing = found - self._behind.keys()
         assert not missing, f"blocks {sorted(missing)} are in no mirror, and not known to be behind"
         assert self.behind_bytes == sum(nbytes for nbytes, _ in self._behind.values()), "bytes behind"
         assert list(self._behind) == sorted(self._behind), "order of the blocks that are behind"
         needed = self.state.blocks.needed_of(np.fromiter(self._behind, "i8", len(self._behind))).tolist()
-        assert set(needed) == set(found._behind), "blocks of mirrors that are said to be behind"
+        assert set(needed) == found, "blocks of mirrors that are said to be behind"
 
     # ------------------------------------------------------------ replies
 
-    def is_covered(self, block: int, now: float) -> bool:
+    def is_covered(self, block: int) -> bool:
         """Whether the reply to a put with blocks up to this number may be sent."""
         lag = self.lag
-        if lag is None or not self._behind or next(iter(self._behind)) > block:
+        if not self._behind or next(iter(self._behind)) > block:
             return True
-        return self.behind_bytes <= lag.nbytes and self.lag_seconds(now) <= lag.seconds
+        return self.behind_bytes <= lag.nbytes and self.lag_seconds() <= lag.seconds
 
-    def hold(self, client: str, send: Send, block: int) -> None:
-        """Hold the reply to a put whose newest block is this one."""
-        self.held[client, send.sequence] = _HeldReply(block, send)
-
-    def hold_again(self, client: str, send: Send, now: float) -> bool:
-        """Hold the reply to a put that is sent again, if it may not be sent yet. Returns whether it is held.
+    def holds_reply(self, client: str, send: Send, again: bool) -> bool:
+        """See `Service.holds_reply`.
 
         After a restart of the controller it is not known to which put a reply belongs, so it waits for all puts before
         the restart.
@@ -182,28 +202,29 @@ class MirrorWriter:
         if held is not None:
             held.send = send
             return True
-        if self.is_covered(self._before_start, now):
+        block = self._before_start if again else self.state.next_block - 1
+        if self.is_covered(block):
             return False
-        self.hold(client, send, self._before_start)
+        self.held[client, send.sequence] = _HeldReply(block, send)
         return True
 
-    def drop_connection(self, peer: int) -> None:
-        """Note that a connection has ended. Its replies stay held, for a client that asks again."""
+    def on_connection_ended(self, client: str, peer: int) -> None:
+        """See `Service.on_connection_ended`. Its replies stay held, for a client that asks again."""
         for held in self.held.values():
             if held.send is not None and held.send.peer == peer:
                 held.send = None
 
-    def release(self, now: float) -> list[Send]:
+    def after_event(self) -> list[Effect]:
         """Return the held replies that may be sent now."""
-        self._prune(now)
-        ready = [key for key, held in self.held.items() if self.is_covered(held.block, now)]
+        if not self.held:
+            return []
+        self._prune()
+        ready = [key for key, held in self.held.items() if self.is_covered(held.block)]
         sent = [self.held.pop(key).send for key in ready]
         return [send for send in sent if send is not None]
 
-    def progress(self, now: float) -> MirrorProgress | None:
-        """Return what status shows; None if the system has no mirror."""
-        if self.lag is None:
-            return None
+    def progress(self) -> MirrorProgress:
+        """Return what status shows."""
         mirrors, blocks = self.state.mirrors, self.state.blocks
         in_unit = Counter[int]()
         for stored in blocks.stored.values():
@@ -212,7 +233,7 @@ class MirrorWriter:
             stored=sum(in_unit[unit] for unit in mirrors),
             leased=sum(blocks.leased_in.get(unit, 0) for unit in mirrors),
             behind_bytes=self.behind_bytes,
-            behind_seconds=self.lag_seconds(now),
+            behind_seconds=self.lag_seconds(),
             most_bytes=self.lag.nbytes,
             most_seconds=self.lag.seconds,
             waiting=len(self.held),
@@ -223,16 +244,17 @@ class MirrorWriter:
 
     # ------------------------------------------------------------ orders
 
-    def on_disconnect(self, unit: int) -> None:
-        """Note that a unit has disconnected, and forget its order."""
+    def on_unit_gone(self, unit: int) -> None:
+        """See `Service.on_unit_gone`. Its order is forgotten."""
         if self._job is not None and self._job[1] == unit:
             self._end_job()
 
-    def forget(self, now: float) -> None:
+    @observes(r.StateLoaded)
+    def forget(self, record: r.StateLoaded) -> None:
         """Forget the order, because another state with other blocks was loaded."""
         self._end_job()
         self._before_start = self.state.next_block - 1
-        self.rescan(now)
+        self.rescan()
 
     def _end_job(self) -> None:
         if self._job is not None:
@@ -243,13 +265,14 @@ class MirrorWriter:
         """Whether this is the report of the current order."""
         return self._job is not None and (self._job[0].number, self._job[1]) == (reply.move, reply.unit)
 
-    def on_report(self, reply: BlocksMovedReport, now: float) -> list[r.AnyRecord]:
+    def on_report(self, reply: BlocksMovedReport) -> list[r.AnyRecord]:
         """Take the report of the current order; return the records.
 
         Raises ProtocolError if the report is not valid; the blocks are then ordered again.
         """
         assert self._job is not None
         order, mirror, numbers = self._job
+        now = self.context.now
         self._end_job()
         self._retry = now + PAUSE  # until the report has shown that blocks were copied
         if not reply.extent:
@@ -275,12 +298,12 @@ class MirrorWriter:
             r.BlocksMoved(mirror, reply.extent, reply.length, reply.generation, left, done.tobytes(), to.tobytes()),
         ]
 
-    def next_deadline(self) -> float | None:
-        """Return the time at which `step` has work to do; None if it has none."""
+    def next_due(self) -> float | None:
+        """See `Service.next_due`."""
         if not self._behind or self._job is not None or self._mirror() is None:
             return None
         oldest = next(iter(self._behind.values()))[1]
-        gather = 0.0 if self.lag is None else min(GATHER_SECONDS, self.lag.seconds / 4)
+        gather = min(GATHER_SECONDS, self.lag.seconds / 4)
         wait = 0.0 if self.held or self.behind_bytes >= self._limit else oldest + gather
         return max(self._retry, wait)
 
@@ -291,21 +314,20 @@ class MirrorWriter:
         return min(free, default=None)
 
     def is_due(self, now: float) -> bool:
-        """Whether `step` has an order at this time, if the plan does not need the mirror."""
-        due = self.next_deadline()
+        """Whether `on_due` has an order at this time, if the plan does not need the mirror."""
+        due = self.next_due()
         return due is not None and due <= now
 
-    def step(self, now: float) -> list[tuple[int, Move]]:
-        """Begin an order if one is due."""
-        if not self.is_due(now):
-            return []
+    def on_due(self) -> list[Effect]:
+        """Begin an order."""
         mirror, numbers = self._mirror(), self._oldest()
         if mirror is None or not len(numbers):
             return []
-        order = move_order(self.state, self._planner.take_number(now), mirror, self.state.blocks.describe(numbers))
+        number = self._planner.take_number(self.context.now)
+        order = move_order(self.state, number, mirror, self.state.blocks.describe(numbers))
         self._job = order, mirror, numbers
         self._planner.reserved.add(mirror)
-        return [(mirror, order)]
+        return [SendToUnit(mirror, order)]
 
     def _oldest(self) -> np.ndarray:
         """Return the oldest blocks that are behind, for one order."""

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from transfer_queue.core.activity import Activity
 from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.control.pending_checkpoints import Checkpoints
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, RemoveMirror, Send
+from transfer_queue.core.events.effects import Effect, FreeExtents, RemoveMirror, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
+from transfer_queue.core.service import Service
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.core.units import location_checks, unit_drains, unit_registration
+from transfer_queue.core.units.migration_planner import MigrationPlanner
+from transfer_queue.core.units.mirror_writer import MirrorWriter
+from transfer_queue.core.units.store_servers import StoreServers
+from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import MIRROR, UnitInfo
@@ -20,12 +27,39 @@ from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.system import Drain, NodeGone
 
 
+class Units(Service):
+    """The connections of the storage units."""
+
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return True
+
+    def on_connection_ended(self, client: str, peer: int) -> None:
+        """See `Service.on_connection_ended`."""
+        for unit in self.context.connections.units_at(peer):
+            forget_unit(self.context, unit)
+
+    def after_event(self) -> list[Effect]:
+        """Order the units to free what nobody needs, and retired mirrors to remove their arenas."""
+        context, state = self.context, self.context.state
+        effects: list[Effect] = []
+        if state.blocks.untold:
+            pinned = context.services.get(Checkpoints) or ()
+            freed = context.services[Activity].freed
+            for unit, extents in state.blocks.take_freed(context.connections.units, pinned).items():
+                freed[unit] = freed.get(unit, 0) + 1
+                effects.append(FreeExtents(unit, extents))
+        if state.mirrors and state.draining:
+            effects += end_retired_mirrors(context)
+        return effects
+
+
 def forget_unit(context: ControllerContext, unit: int) -> None:
     """Forget the connection of a unit, and what it has reported on it."""
     context.connections.units.pop(unit, None)
-    context.activity.short.pop(unit, None)
-    context.migrations.on_disconnect(unit)
-    context.mirror.on_disconnect(unit)
+    for service in context.services.with_hook["on_unit_gone"]:
+        service.on_unit_gone(unit)
 
 
 def lose_units_of_nodes(context: ControllerContext, when: str, named: bool = True) -> None:
@@ -93,8 +127,8 @@ def handle_register_unit(context: ControllerContext, caller: Caller, request: un
             forget_unit(context, record.unit)
     context.connections.units[number] = caller.peer
     if not request.store:  # blocks in an external store are not moved
-        context.migrations.on_connect(number)
-    context.activity.freed[number] = 0
+        context.services[MigrationPlanner].on_connect(number)
+    context.services[Activity].freed[number] = 0
 
     def reply() -> AnyReply:
         context.state.blocks.free_again(number)
@@ -109,7 +143,9 @@ def handle_node_gone(context: ControllerContext, caller: Caller, request: NodeGo
     lost = [unit for unit in _units_of_nodes(context.state) if unit.node and unit.node == request.node]
     for unit in lost:
         forget_unit(context, unit.unit)
-    context.stores.forget_node(request.node, context.now)
+    stores = context.services.get(StoreServers)
+    if stores is not None:
+        stores.forget_node(request.node, context.now)
     return Decision([r.UnitLost(unit.unit, request.when) for unit in lost], lambda: Done(len(lost)))
 
 
@@ -131,7 +167,7 @@ def handle_extents_gone(context: ControllerContext, caller: Caller, request: uni
     """Note that a unit reports values lost with its store."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what its store has lost")
-    cause = context.stores.cause(request.unit, context.now)
+    cause = context.services[StoreServers].cause(request.unit, context.now)
     when = f"{request.when}: {cause}" if cause else request.when
     return Decision([r.ExtentsLost(request.unit, indexes_in(request.extents).tobytes(), when)], Done)
 
@@ -141,7 +177,7 @@ def handle_report_store_server(
     context: ControllerContext, caller: Caller, request: store_reports.ReportStoreServer
 ) -> list[Effect]:
     """Note that a server of an external store runs."""
-    context.stores.note_up(caller.peer, request, context.now)
+    context.services[StoreServers].note_up(caller.peer, request, context.now)
     return [Send(caller.peer, caller.envelope.sequence, Done())]
 
 
@@ -150,7 +186,7 @@ def handle_await_first_store_server(
     context: ControllerContext, caller: Caller, request: store_reports.AwaitFirstStoreServer
 ) -> list[Effect]:
     """Reply when the first node has another server of a store."""
-    context.stores.await_first(caller.peer, caller.envelope.sequence, request)
+    context.services[StoreServers].await_first(caller.peer, caller.envelope.sequence, request)
     return []
 
 
@@ -161,7 +197,7 @@ def handle_store_changed(
     """Order a unit whose store may have lost blocks to check those that are published."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report that its store has changed")
-    context.stores.on_changed(request)
+    context.services[StoreServers].on_changed(request)
     return [Send(caller.peer, caller.envelope.sequence, Done())]
 
 
@@ -185,8 +221,10 @@ def handle_blocks_moved(
     """Note the new locations of blocks that a unit has moved on order."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has moved")
-    owner = context.mirror if context.mirror.carries_out(request) else context.migrations
-    return Decision(owner.on_report(request, context.now), Done)
+    mirror = context.services.get(MirrorWriter)
+    if mirror is not None and mirror.carries_out(request):
+        return Decision(mirror.on_report(request), Done)
+    return Decision(context.services[MigrationPlanner].on_report(request, context.now), Done)
 
 
 @handles(unit_reports.WriterGone)
@@ -206,20 +244,20 @@ def handle_space_short(
     """Note which writers wait for space of a unit."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report which writers wait for its space")
-    context.activity.short[request.unit] = request
-    context.migrations.set_waiting_writers(request.unit, bool(request.writers))
+    context.services[Activity].short[request.unit] = request
+    context.services[MigrationPlanner].set_waiting_writers(request.unit, bool(request.writers))
     return [Send(caller.peer, caller.envelope.sequence, Done())]
 
 
 @handles(Drain)
 def handle_drain(context: ControllerContext, caller: Caller, request: Drain) -> list[Effect]:
     """Drain a unit, or use it again. The reply has the number of blocks that are left in it."""
-    record = unit_drains.decide(context.state, context.migrations.replicas, request)
+    record = unit_drains.decide(context.state, context.config.replicas, request)
     if record is not None:
         context.log.apply(record)
-        context.migrations.drain(request.unit, record.draining)
+        context.services[MigrationPlanner].drain(request.unit, record.draining)
     if request.wait is not None and request.wait > 0 and not request.undo:
-        context.unit_drains.wait(caller.waiter, caller.peer, request.unit, context.now + request.wait)
+        context.services[UnitDrains].wait(caller.waiter, caller.peer, request.unit, context.now + request.wait)
         return []
     blocks = unit_drains.remaining_blocks(context.state, request.unit)
     return [Send(caller.peer, caller.envelope.sequence, Done(blocks))]

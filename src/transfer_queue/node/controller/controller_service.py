@@ -13,6 +13,7 @@ from typing import Any, Union
 import msgspec
 
 from transfer_queue.config.settings import SYSTEM
+from transfer_queue.core.absent_holders import AbsentHolders
 from transfer_queue.core.checkpoint_handler import check_file_name
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
@@ -32,6 +33,7 @@ from transfer_queue.core.events.effects import (
 )
 from transfer_queue.core.events.registry import READS as CONTROLLER_READS
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.transitions.restore import free_partitions
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.journal.terms import Term
@@ -160,7 +162,7 @@ class ControllerService(EnvelopeService):
         self._departed = departed
         self._controller = controller
         controller.context.measures.load = self.load
-        controller.context.timeline.wall = time.time() - time.monotonic()
+        controller.context.services[TimelineRecorder].wall = time.time() - time.monotonic()
         self._states = states
         self._journaling = journaling
         self._late = None if journaling is None else journaling.late
@@ -237,7 +239,7 @@ class ControllerService(EnvelopeService):
 
     def _sweep(self, departed: DepartedClients) -> None:
         context = self._controller.context
-        departed.sweep(context.connections.peers, context.absent_holders.awaited)
+        departed.sweep(context.connections.peers, context.services[AbsentHolders].awaited)
 
     def handle(
         self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float

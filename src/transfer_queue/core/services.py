@@ -1,0 +1,73 @@
+"""The features of the controller, one line for each.
+
+A line names the module of a feature, whose handlers are registered when it is imported, and whose services run when
+they are needed. Hooks are called in this order.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from transfer_queue.core import absent_holders, activity, checkpoint_handler, jobs, wakeups
+from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_deadlines, sampler_registration
+from transfer_queue.core.control import connections, pending_checkpoints
+from transfer_queue.core.locks import lock_handlers
+from transfer_queue.core.puts import clears, equal_values, put_handlers, retention
+from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
+from transfer_queue.core.reports import (
+    deadlock_detector,
+    explain,
+    sample_report,
+    status,
+    stuck_samples,
+    wait_reasons,
+)
+from transfer_queue.core.service import Service
+from transfer_queue.core.timeline import abandoned_samples, recorder, timeline_handlers
+from transfer_queue.core.units import migration_planner, mirror_writer, store_servers, unit_drains, unit_handlers
+
+FEATURES: tuple[ModuleType, ...] = (
+    recorder,
+    timeline_handlers,
+    abandoned_samples,
+    connections,
+    pending_checkpoints,
+    checkpoint_handler,
+    activity,
+    lease_deadlines,
+    lock_handlers,
+    absent_holders,
+    retention,
+    wakeups,
+    jobs,
+    put_handlers,
+    clears,
+    equal_values,
+    claim_handler,
+    consumption_handlers,
+    sampler_registration,
+    batch_metadata,
+    change_answers,
+    column_counts,
+    partition_view,
+    value_locations,
+    migration_planner,
+    unit_handlers,
+    unit_drains,
+    deadlock_detector,
+    mirror_writer,
+    store_servers,
+    explain,
+    sample_report,
+    status,
+    stuck_samples,
+    wait_reasons,
+)
+
+SERVICES: tuple[type[Service], ...] = tuple(
+    found
+    for module in FEATURES
+    for found in vars(module).values()
+    if isinstance(found, type) and issubclass(found, Service) and found.__module__ == module.__name__
+)
+"""The services of the features."""
