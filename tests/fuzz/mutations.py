@@ -18,7 +18,6 @@ import numpy as np
 from hostile import INTS, NAMES
 from replay import check_replay
 
-from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     ComputeDeal,
@@ -35,6 +34,7 @@ from transfer_queue.core.events.registry import HANDLERS, READS
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.core.state.state import State
+from transfer_queue.core.transitions.restore import unpack
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Failure

@@ -284,11 +284,12 @@ def _check_dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
     require(_distinct(rows), f"4: a row is in two dealt batches of {where}")
     positions = partition.rows.positions_of(rows)
     positions, of = positions[positions >= 0], of[positions >= 0]
-    for batch, living in zip(batches, np.bincount(of, minlength=len(batches)).tolist(), strict=True):
+    free = of[partition.consumption_states(task, positions) == 0]
+    living, ready = (np.bincount(places, minlength=len(batches)).tolist() for places in (of, free))
+    for at, batch in enumerate(batches):
         key = batch.dp_rank, batch.batch_index
-        require(0 < batch.live == living, f"7: batch {key} of {where} miscounts its live rows")
-    taken = bool(partition.consumption_states(task, positions).all())
-    require(taken, f"3: a batch of {where} has rows that are neither consumed nor claimed")
+        require(0 < batch.live == living[at], f"7: batch {key} of {task} miscounts its live rows")
+        require(not ready[at], f"3: batch {key} of {task} has rows that are neither consumed nor claimed")
     columns = [(key, chunk.dealt.get(task), 0) for key, chunk in partition.rows.chunks.items()]
     _check_same(partition, "dealt batch", positions, np.array(list(dealt.batches), "i8")[of], columns)
     size = sum(last - first + 1 for first, last in zip(dealt.rounds.starts, dealt.rounds.ends, strict=True))
@@ -342,10 +343,10 @@ def _check_unseen(partition: Partition) -> None:
         require(_distinct(batch.indexes), f"{where} has a row twice")
         positions = partition.rows.live_positions_of(batch.indexes)
         consumed = partition.consumption_states(batch.task, positions) == CONSUMED
-        require(bool(consumed.all()), f"3: rows of {where} are not consumed")
+        require(bool(consumed.all()), f"rows of {where} are not consumed")
         dealt[batch.task].append(positions)
     fine = all(_distinct(joined(parts)) for parts in dealt.values())
-    require(fine, f"3: a row of {name} is in two batches that were not handed over")
+    require(fine, f"3: a row of {name} is in two batches")
 
 
 def _check_holds(partition: Partition) -> None:
