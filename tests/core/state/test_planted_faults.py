@@ -56,6 +56,16 @@ def block_column(state: State, name: str, add: int) -> None:
     chunk.columns[name][np.flatnonzero(chunk.columns["live"])[0]] += add
 
 
+def empty_block_inside(state: State) -> None:
+    """The second block is empty, and begins inside of the first one; all sums are right."""
+    columns, partition = state.blocks.chunks[0].columns, p(state)
+    one, other = np.flatnonzero(columns["live"])
+    gone = int(columns["nbytes"][other])
+    columns["nbytes"][other], columns["offset"][other] = 0, columns["offset"][one] + 1
+    partition.nbytes -= gone
+    state.blocks.live_bytes -= gone
+
+
 def extent(state: State) -> Any:
     return next(iter(state.blocks.extents.values()))
 
@@ -119,6 +129,7 @@ SAVED: dict[str, tuple[Plant, str]] = {
     "the uses of a block": (lambda s: block_column(s, "live", 1), "7: the live values of a block differ"),
     "the owner of a block": (lambda s: block_column(s, "owner", 1), "recorded as another partition's"),
     "the place of a block": (lambda s: block_column(s, "offset", 64), "two blocks overlap"),
+    "an empty block in another one": (empty_block_inside, "two blocks overlap"),
     "the bytes of blocks": (lambda s: setattr(s.blocks, "live_bytes", 1), "7: the bytes of live blocks differ"),
     "a schema": (lambda s: block_column(s, "schema", 50), "a block has a schema that does not exist"),
     "the blocks of an extent": (lambda s: setattr(extent(s), "blocks", 9), "miscounts its blocks"),

@@ -179,15 +179,14 @@ def _check_extents(table: BlockTable, places: Columns) -> None:
 
 
 def _check_apart(state: State, places: Columns) -> None:
-    """Check that no two needed blocks overlap in a unit.
+    """Check that no two needed blocks overlap in a unit, and that no empty block is inside of another one.
 
     An extent of an external store is an object and not a range of the unit, so its blocks are compared with each other.
     """
-    some = np.flatnonzero(places["nbytes"])
-    unit, extent, offset, nbytes = (places[name][some] for name in ("unit", "extent", "offset", "nbytes"))
-    within = np.where(np.isin(unit, list(state.stores)), extent, 0)
-    order = np.lexsort((offset, within, unit))
-    unit, within, start, end = unit[order], within[order], offset[order], (offset + nbytes)[order]
+    unit, start, end = places["unit"], places["offset"], places["offset"] + places["nbytes"]
+    within = np.where(np.isin(unit, list(state.stores)), places["extent"], 0)
+    order = np.lexsort((end, start, within, unit))  # an empty block may begin where another one does
+    unit, within, start, end = (column[order] for column in (unit, within, start, end))
     over = (unit[1:] == unit[:-1]) & (within[1:] == within[:-1]) & (start[1:] < end[:-1])
     if over.any():
         first = int(np.flatnonzero(over)[0])
