@@ -359,11 +359,11 @@ def _check_holds(partition: Partition) -> None:
     tasks = held.keys() | {task for chunk in partition.rows.chunks.values() for task in chunk.held}
     require(tasks <= set(holds.tasks), f"{name} has references of tasks that are not in its free_when")
     for task in tasks:
-        positions, counts = np.unique(joined(held.get(task, [])), return_counts=True)
-        columns = {key: chunk.held[task] for key, chunk in partition.rows.chunks.items() if task in chunk.held}
-        there = {key: np.flatnonzero(column) for key, column in columns.items()}
-        same = np.array_equal(joined([at + (key << CHUNK_BITS) for key, at in there.items()]), positions)
-        same = same and np.array_equal(joined([columns[key][at] for key, at in there.items()]), counts)
+        positions = np.sort(joined(held.get(task, [])))
+        columns = [(key, chunk.held[task]) for key, chunk in partition.rows.chunks.items() if task in chunk.held]
+        there = joined([np.flatnonzero(column) + (key << CHUNK_BITS) for key, column in columns])
+        counts = joined([column[np.flatnonzero(column)] for _, column in columns])
+        same = int(counts.sum()) == len(positions) and np.array_equal(np.repeat(there, counts), positions)
         require(same, f"7: {name} miscounts the references to its rows")
     finished = holds.finished_rows(partition.rows.live_positions())
     require(not finished.any(), f"rows of {name} are finished and were not cleared")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from transfer_queue.messages.descriptors import DIGEST, NESTED
 
 Columns = dict[str, np.ndarray]
 
-_COLUMNS = (*PLACE, "nbytes", "rows", "schema", "dims", "live", "owner")
+_COLUMNS = ("rows", "schema", "dims", "live", "nbytes", "owner")
+_RANGE = ("unit", "extent", "offset", "nbytes")
 
 
 class NeededBlocks:
@@ -32,9 +34,7 @@ class NeededBlocks:
         parts = [_check_chunk(table, key, state.next_block) for key in sorted(table.chunks)]
         self.number = joined([numbers for numbers, _, _ in parts])
         columns = {name: joined([first[name] for _, first, _ in parts]) for name in _COLUMNS}
-        self.rows, self.schema, self.live, self.nbytes, self.owner = (
-            columns[name] for name in ("rows", "schema", "live", "nbytes", "owner")
-        )
+        self.rows, self.schema, _, self.live, self.nbytes, self.owner = (columns[name] for name in _COLUMNS)
         self.used = np.zeros(len(self.number), "i8")
         self.owned = np.zeros(len(self.number), bool)
         _check_interned(table.schemas, columns["schema"], "schema")
@@ -42,10 +42,7 @@ class NeededBlocks:
         _check_shapes(table, columns["schema"], columns["dims"], columns["rows"])
         self.dtypes = [{spec.name: spec.dtype for spec in schema or ()} for schema in table.schemas.values]
         require(int(self.nbytes.sum()) == table.live_bytes, "7: the bytes of live blocks differ from a recount")
-        places = {
-            name: joined([each[name] for _, first, second in parts for each in (first, second) if each])
-            for name in ("unit", "extent", "offset", "nbytes")
-        }
+        places = [each for _, first, second in parts for each in (first, second) if each]
         _check_extents(table, places)
         _check_apart(state, places)
 
@@ -164,27 +161,30 @@ def _check_shapes(table: BlockTable, schema: np.ndarray, dims: np.ndarray, rows:
             raise BrokenInvariant(str(error)) from None
 
 
-def _check_extents(table: BlockTable, places: Columns) -> None:
-    """Check the extents against the locations of all needed blocks."""
-    unit, extent = places["unit"], places["extent"]
-    counts = {(one, other): count for one, other, count in pair_sums(unit, extent, np.ones(len(unit), "i8"))}
-    for one, other in counts.keys() - table.extents.keys():
-        raise BrokenInvariant(f"a block is in extent {other} of unit {one}, which does not exist")
+def _check_extents(table: BlockTable, places: list[Columns]) -> None:
+    """Check the extents against the locations of all needed blocks, which are listed by chunk."""
+    counts: Counter[tuple[int, int]] = Counter()
+    for columns in places:
+        ones = np.ones(len(columns["unit"]), "i8")
+        for unit, extent, count in pair_sums(columns["unit"], columns["extent"], ones):
+            there = (unit, extent) in table.extents
+            require(there, f"a block is in extent {extent} of unit {unit}, which does not exist")
+            counts[unit, extent] += count
     for place, record in table.extents.items():
-        require(record.blocks == counts.get(place, 0), f"7: extent {place} miscounts its blocks")
+        require(record.blocks == counts[place], f"7: extent {place} miscounts its blocks")
         require(record.blocks > 0 or not record.closed, f"extent {place} is closed and empty, and was not freed")
         require(place not in table.freed, f"extent {place} is both free and in use")
     lengths = sum(record.length for record in table.extents.values())
     require(lengths == table.leased, "7: the lengths of extents differ from a recount")
 
 
-def _check_apart(state: State, places: Columns) -> None:
+def _check_apart(state: State, places: list[Columns]) -> None:
     """Check that no two needed blocks overlap in a unit, and that no empty block is inside of another one.
 
     An extent of an external store is an object and not a range of the unit, so its blocks are compared with each other.
     """
-    unit, start, end = places["unit"], places["offset"], places["offset"] + places["nbytes"]
-    within = np.where(np.isin(unit, list(state.stores)), places["extent"], 0)
+    unit, extent, start, nbytes = (joined([each[name] for each in places]) for name in _RANGE)
+    end, within = start + nbytes, np.where(np.isin(unit, list(state.stores)), extent, 0)
     order = np.lexsort((end, start, within, unit))  # an empty block may begin where another one does
     unit, within, start, end = (column[order] for column in (unit, within, start, end))
     over = (unit[1:] == unit[:-1]) & (within[1:] == within[:-1]) & (start[1:] < end[:-1])
