@@ -62,7 +62,7 @@ WAITING = [
     "test_first_request.py", "test_lease_delivery.py",
 ]  # fmt: skip
 COMPUTING = [
-    "test_many_controllers.py", "test_ends_by_schedule.py", "test_chaos.py", "test_locks_by_schedule.py",
+    "test_ends_by_schedule.py", "test_chaos.py", "test_locks_by_schedule.py",
     "test_final_rounds.py", "test_chaos_of_stores.py", "test_interleavings.py", "test_verdict.py",
     "test_top_screens.py", "test_docstring_examples.py", "test_chaos_of_wide_requests.py", "test_object_codec.py",
     "test_codec.py", "test_planted.py", "test_user_samplers.py", "test_followers.py", "test_chaos_of_takeovers.py",

@@ -7,17 +7,15 @@ from collections.abc import Iterator
 import harness
 import pytest
 
-SOUND = 8  # every so many-th state of a test is looked at by `core.state.validation`, too: of most tests the only one
-
 
 @pytest.fixture(autouse=True)
 def replayed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What each test's records say is what its states hold, under the limits that it had set; they can be saved."""
     harness.made.clear()
     yield
-    for number, each in enumerate(harness.made):
+    for each in harness.made:
         each.replay()
-        each.check_saving(sound=not number % SOUND)
+        each.check_saving()
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.puts import put_decisions
-from transfer_queue.core.state import invariants
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.live import snapshot as snapshots
 from transfer_queue.live.payload import LiveView
@@ -67,6 +66,7 @@ from transfer_queue.sampler.factory import sampler_objects
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.testing.state_recount import check_invariants
 from transfer_queue.wire.objects.object_values import decode_tag_value, encode_object
 
 sys.path.append(str(Path(__file__).parent.parent / "storage"))
@@ -218,7 +218,7 @@ def controller(data: bytes) -> None:
     try:
         with watched(service):
             list(service.on_message(1, encode(RequestEnvelope(1, 0, RegisterUnit("unit.sock", "/arena"))), None, 0.0))
-            _feed(service, lambda: invariants.check_invariants(core.state), data[1:])
+            _feed(service, lambda: check_invariants(core.state), data[1:])
             service.serve_puts()
             service.on_connect(9, Hello("client", "honest"))
             (reply,) = service.on_message(9, encode(RequestEnvelope(1, 0, Status())), None, 1e6)

@@ -18,7 +18,6 @@ import numpy as np
 from hostile import INTS, NAMES
 from replay import check_replay
 
-from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
@@ -34,9 +33,9 @@ from transfer_queue.core.events.effects import (
 )
 from transfer_queue.core.events.registry import HANDLERS, READS
 from transfer_queue.core.puts import put_decisions
-from transfer_queue.core.state import invariants, validation
 from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.core.state.state import State
+from transfer_queue.core.transitions.restore import unpack
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Failure
@@ -96,6 +95,7 @@ from transfer_queue.messages.reports.unit_reports import (
 from transfer_queue.messages.system import Drain, NodeGone, RegisterSampler, Status
 from transfer_queue.node.controller.controller_service import FROM_UNITS
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+from transfer_queue.testing.state_recount import check_invariants
 from transfer_queue.wire.objects.tag_rows import table_of_tags
 
 UNITS = 3
@@ -289,9 +289,7 @@ class Life:
                 assert isinstance(effect, (RefuseLeases, RemoveState))
         self.records += self.controller.take_records()
         if self.share:  # other tests check runs without changed requests
-            invariants.check_invariants(self.state)
-            validation.check_references(self.state)
-            validation.check_apart(self.state)
+            check_invariants(self.state)
 
     def tick(self, seconds: float) -> None:
         """Time passes."""
@@ -632,7 +630,7 @@ def run(seed: object, steps: int, share: float = 0.5, key: bytes | None = None) 
         for _ in range(steps):
             life.step()
         loaded = load_untrusted(_copied(save_state(life.state)))
-        invariants.check_invariants(loaded)
+        check_invariants(loaded)
     finally:
         put_decisions.MAX_RESERVED, migration_planner.SPARE = before, spare
     check_replay(life.records, life.state)

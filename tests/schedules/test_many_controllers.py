@@ -1,4 +1,7 @@
-"""Runs with several controllers and faults: the ledger holds, and it finds planted mistakes (decision 0033)."""
+"""Runs with several controllers and faults: the ledger holds, and it finds planted mistakes (decision 0033).
+
+Only `make chaos` runs this file, because several controllers are a prototype.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.simulation.many_controllers.gate import Gate, home_of, names_in
 from tests.simulation.run_features import MIB, Features
 from transfer_queue.messages.queries import ListKeys
 
-SEEDS = 10  # within which what must happen happens, for each number of controllers; `make chaos` runs more
+SEEDS = 10  # within which what must happen happens, for each number of controllers
 MOST = 60  # seeds within which a planted mistake is found
 PLAIN = Features(
     scenario="rows", group=2, leased=True, acks=1, units=1, replicas=1, arena_bytes=8 * MIB, loses=False,

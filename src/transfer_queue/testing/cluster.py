@@ -20,7 +20,6 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, StateLoaded
-from transfer_queue.core.state import invariants
 from transfer_queue.core.state.state import State
 from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.units.mirror_writer import MirrorWriter
@@ -47,6 +46,7 @@ from transfer_queue.storage.unit.unit_effects import Begin
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_client import Client
 from transfer_queue.testing.simulated_locks import HeldSlots, HoldsHere, SimulatedSlots
+from transfer_queue.testing.state_recount import check_invariants
 
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ...; they do not use the simulated network
 DISK_BYTES = 256 << 20  # of each unit on disk, if the conf does not set it
@@ -426,7 +426,7 @@ class Cluster:
             >>> with Cluster(Path.cwd()) as cluster:
             ...     cluster.check()
         """
-        invariants.check_invariants(self.controller.state)
+        check_invariants(self.controller.state)
         mirror = self.controller.context.services.get(MirrorWriter)
         if mirror is not None:
             mirror.check()

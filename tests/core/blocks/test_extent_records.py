@@ -158,6 +158,19 @@ def test_places_are_taken_and_refused_as_by_a_list_of_all_places(tries: list[tup
             taken.append((cell, cell + cells, number))
 
 
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 2), st.integers(1, 5)), max_size=20))
+def test_places_that_are_taken_do_not_overlap_even_if_there_are_empty_ones(tries: list[tuple[int, int, int]]) -> None:
+    table = PublishedExtents()
+    taken: list[tuple[int, int]] = []
+    for cell, cells, number in tries:
+        start, end = 64 * cell, 64 * (cell + cells)
+        if table.find_overlap(0, number, start, end - start) is None:
+            assert all(end <= first or last <= start for first, last in taken)
+            table.extent_for(0, number, 64 * 16, "w")
+            table.mark_used(0, number, start, end - start)
+            taken.append((start, end))
+
+
 def test_a_unit_has_many_extents() -> None:
     rng, spans = random.Random(3), Spans()
     listed: list[tuple[int, int]] = []

@@ -15,9 +15,8 @@ from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
-from transfer_queue.core.state.invariants import check_invariants
+from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.validation import check_references
 from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.transitions.merge import merge_state
 from transfer_queue.messages.base import Failure
@@ -42,6 +41,7 @@ from transfer_queue.sampler import (
     SeqlenBalancedSampler,
     SequentialSampler,
 )
+from transfer_queue.testing.state_recount import check_invariants
 
 
 def consumed(h: Harness, task: str = "t") -> list[int]:
@@ -593,4 +593,4 @@ class TestSavedStates:
             "length": lambda: msgspec.structs.replace(whole, rows=whole.rows[:-1]),
         }[change]()
         with pytest.raises(BrokenInvariant, match="not handed over"):
-            check_references(state)
+            check_state(state)

@@ -15,7 +15,6 @@ from transfer_queue.core.control.connections import GRACE_SECONDS
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, FreeExtents, Send
 from transfer_queue.core.events.records import RequestParked, Unparked
-from transfer_queue.core.state import invariants
 from transfer_queue.core.state.state import State
 from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.journal.segment import ClockIdentity, Frames, Reading, SegmentHeader
@@ -28,6 +27,7 @@ from transfer_queue.messages.puts import ClearKeys, Drop, Publish, Reserve
 from transfer_queue.messages.queries import ChangeReply, Watch
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+from transfer_queue.testing.state_recount import check_invariants
 
 Step = tuple[str, AnyRequest]
 HEAD = SegmentHeader.new(1, ClockIdentity(b"b" * 16, 0.0))
@@ -95,7 +95,7 @@ class World:
         for records in Reading(Path("journal"), self.journal, True).frames():
             for record in records:
                 apply_record(state, record)
-        invariants.check_invariants(state)
+        check_invariants(state)
         self.controller = Controller(CoreConfig(self.sampler(), capacity=self.capacity), restored=state, now=self.now)
         known = list(self.peers)
         self.peers.clear()
@@ -124,7 +124,7 @@ class World:
             self.take(effects)
             if crash == (at, "after its replies"):
                 self.crash()
-        invariants.check_invariants(self.controller.state)
+        check_invariants(self.controller.state)
 
 
 CRASHES = ("before its commit", "before its replies", "after its replies")

@@ -11,7 +11,7 @@ import pytest
 from harness import Harness, column, places, rows_of, tensor
 
 from transfer_queue.core.columns.schema import BrokenInvariant
-from transfer_queue.core.state.invariants import check_loaded
+from transfer_queue.core.state.check import check_state
 from transfer_queue.errors import EqualValueGoneError, InvalidArgumentError
 from transfer_queue.messages.descriptors import DIGEST, EqualField
 from transfer_queue.messages.puts import ClearKeys, Publish
@@ -174,10 +174,10 @@ def test_a_state_whose_digests_name_a_freed_block_is_refused(h: Harness) -> None
     known_values[key] = {each: (number + 7, slot) for each, (number, slot) in kept.items()}
     h.state.blocks.equal.derive()
     with pytest.raises(BrokenInvariant, match="was freed"):
-        check_loaded(h.state)
+        check_state(h.state)
     known_values[key] = kept
     h.state.blocks.equal.derive()
-    check_loaded(h.state)
+    check_state(h.state)
 
 
 def test_a_put_of_known_values_that_waits_for_capacity_is_decided_again(h: Harness) -> None:

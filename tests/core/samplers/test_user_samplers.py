@@ -12,7 +12,7 @@ from harness import Harness, rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.state import invariants
+from transfer_queue.core.state.check import check_state
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError
 from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.messages.system import Status
@@ -254,7 +254,7 @@ def test_the_state_stays_sound_whatever_a_sampler_returns(data: st.DataObject, k
         elif act == "seal":
             h.ask(Seal("p"))
     h.tick(h.now + 100)
-    invariants.check_loaded(h.state)
+    check_state(h.state)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), BaseException("odd")], ids=repr)

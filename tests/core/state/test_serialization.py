@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from transfer_queue.core.columns import joined_columns
 from transfer_queue.core.columns.joined_columns import PIECE, pack_texts, unpack_texts
 from transfer_queue.core.columns.schema import BrokenInvariant
-from transfer_queue.core.state import serialization, validation
+from transfer_queue.core.state import serialization
+from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import CHUNK, Chunk
@@ -167,7 +168,7 @@ def test_keys_of_many_chunks_are_those_of_their_rows(h: Harness, how: str) -> No
     state = through_file(h.state)
     partition = state.partitions["p"]
     assert list(partition.keys.items()) == list(before.items())
-    validation.check_references(state)
+    check_state(state)
     chunks = [chunk.keys for chunk in partition.rows.chunks.values()]
     if how == "twice in a chunk":
         chunks[1][1] = chunks[1][0]
@@ -180,7 +181,7 @@ def test_keys_of_many_chunks_are_those_of_their_rows(h: Harness, how: str) -> No
     else:
         partition.keys["other"] = 5
     with pytest.raises(BrokenInvariant, match=r"keys of p are not those of its rows|two rows of p have the same key"):
-        validation.check_references(state)
+        check_state(state)
 
 
 def test_keys_are_saved_in_pieces(h: Harness) -> None:

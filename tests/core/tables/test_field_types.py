@@ -9,7 +9,6 @@ import pytest
 from harness import OBJECT, Harness, column, rows_of, tensor
 
 from transfer_queue.core.state import serialization
-from transfer_queue.core.state.invariants import check_invariants
 from transfer_queue.core.tables.field_types import FieldStats, check_block
 from transfer_queue.errors import CheckpointError, FieldTypeError, InvalidArgumentError, ProtocolError
 from transfer_queue.messages.claims import Claim, ClaimReply
@@ -18,6 +17,7 @@ from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import Drop
 from transfer_queue.messages.queries import Lookup, LookupReply, RetrieveMeta, ShowRows
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
+from transfer_queue.testing.state_recount import check_invariants
 
 
 def type_of(h: Harness, name: str = "x") -> FieldType:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.state.invariants import check_invariants, check_loaded
+from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import CHUNK
@@ -19,6 +19,7 @@ from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.transitions.merge import check_merge, merge_state
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.sampler import PrioritySampler
+from transfer_queue.testing.state_recount import check_invariants
 
 WIDE = [f"f{number}" for number in range(64)]
 """Fields that a put makes a group, because they are at least 64."""
@@ -34,7 +35,7 @@ def merged(h: Harness, exists: bool, watched: list[str] | None = None) -> State:
         apply_record(state, r.PartitionMade("p", h.state.partitions["p"].options))
     state.next_index, state.next_block = 1000, 77
     loaded = through_file(h.state)
-    check_loaded(loaded)
+    check_state(loaded)
     for tag in state.watched:
         loaded.partitions["p"].rows.watch(tag)
     check_merge(state, loaded)

@@ -240,23 +240,25 @@ class PublishedExtents(Persisted):
 
         `apart` says that extents are separate ranges of bytes, as in an arena. In an external store they are objects.
         """
-        extent, end = self.extents.get((unit, number)), start + nbytes
-        low = top = -1
+        extent = self.extents.get((unit, number))
+        low, top = start, start + nbytes
         if extent is not None:
-            if not extent.fits(start, end):
+            if not extent.fits(start, top):
                 return number
-            low, top = extent.low, extent.top
-        spans = self.spans.get(unit) if apart else None
-        if spans is None or low <= start < end <= top:
+            if extent.low <= start < top <= extent.top:
+                return None
+            if extent.top >= 0:
+                low, top = min(extent.low, start), max(extent.top, top)
+        if not apart:
             return None
-        if low < 0 or start < low:
-            other = spans.last_before((end,) if low < 0 else (low, number))
-            if other is not None and self.extents[unit, other[1]].top > start:
+        spans = self.spans[unit]
+        other = spans.last_before((top,))
+        while other is not None:
+            used_end = self.extents[unit, other[1]].top
+            if other[1] != number and used_end > low:
                 return other[1]
-        if low >= 0 and end > top:
-            other = spans.first_after((low, number))
-            if other is not None and other[0] < end:
-                return other[1]
+            # the extent itself, and one with empty blocks only, may hide another extent
+            other = spans.last_before(other) if other[1] == number or used_end == other[0] else None
         return None
 
     def between(self, unit: int, start: int, end: int) -> list[int]:

@@ -648,7 +648,7 @@ class StateLoaded(Record, frozen=True):
     by_clock: ClassVar[str] = "time"
 
     state: bytes
-    """The saved state (`core.columns.tree_codec`) in records of older releases, and if there is no journal."""
+    """The saved state (`core.transitions.restore`) in records of older releases, and if there is no journal."""
     time: float
     """By the controller's clock."""
     file: str = ""

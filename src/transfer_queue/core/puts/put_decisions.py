@@ -14,10 +14,10 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.puts import equal_values, flow_control
 from transfer_queue.core.puts.group_decisions import NO_GROUPS, join_groups
 from transfer_queue.core.state import unneeded_rows
+from transfer_queue.core.state.check import check_options
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.core.state.validation import check_options
 from transfer_queue.core.tables.field_types import FieldStats, check_block, check_number, shape_of
 from transfer_queue.core.units.location_checks import check_apart, check_places, close_extents
 from transfer_queue.errors import (

@@ -20,7 +20,7 @@ from transfer_queue.core.blocks.block_table import BlockTable
 from transfer_queue.core.blocks.extent_records import ExtentRecord
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.earlier import current_tree
-from transfer_queue.core.state.invariants import check_loaded
+from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import MAX_FIELDS, count_live
 from transfer_queue.errors import CheckpointError
@@ -77,7 +77,7 @@ def load_untrusted(tree: Any, capacity: int | None = None, watched: Iterable[str
     """
     state = load_state(tree, capacity, watched)
     try:
-        check_loaded(state)
+        check_state(state)
     except Exception as error:  # as above; the text of a BrokenInvariant needs no type
         words = str(error) if isinstance(error, BrokenInvariant) else f"{type(error).__name__}: {error}"
         raise CheckpointError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from transfer_queue.core.blocks.block_table import BlockTable
-from transfer_queue.core.columns.tree_codec import unpack
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_state
@@ -14,6 +16,26 @@ from transfer_queue.core.transitions.apply_leases import end_all_leases
 from transfer_queue.errors import CheckpointError
 
 MOST_ORIGINS = 32  # checkpoints that are remembered; a checkpoint has no more files
+_ARRAY = 1  # msgpack Ext: dtype, a zero byte, the bytes of a one-dimensional array
+
+
+def _decode(code: int, content: memoryview) -> Any:
+    if code != _ARRAY:
+        return msgspec.msgpack.Ext(code, bytes(content))
+    packed = bytes(content)
+    dtype, _, values = packed.partition(b"\0")
+    return np.frombuffer(values, np.dtype(dtype.decode())).copy()
+
+
+_decoder = msgspec.msgpack.Decoder(ext_hook=_decode)
+
+
+def unpack(packed: bytes) -> Any:
+    """Return the tree of a loaded state that an older release wrote into a record. Its arrays are copies.
+
+    This release writes a loaded state into a file of its own, which the record names (`journal.loaded_states`).
+    """
+    return _decoder.decode(packed)
 
 
 def replace_state(state: State, record: r.StateLoaded) -> None:
