@@ -21,7 +21,7 @@ from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.sampler import PrioritySampler
 
 WIDE = [f"f{number}" for number in range(64)]
-"""Fields that a put makes a group, because they are at least 64."""
+"""Many fields."""
 
 
 def merged(h: Harness, exists: bool, watched: list[str] | None = None) -> State:
@@ -147,7 +147,7 @@ def test_watched_tags_are_taken_over() -> None:
     check_same(h, ["n", "m"])
 
 
-def test_fields_of_a_group_whose_values_are_all_lost(h: Harness) -> None:
+def test_fields_whose_values_are_all_lost(h: Harness) -> None:
     h.put(1)
     h.put(1, WIDE)
     h.controller.context.log.apply(r.ExtentsLost(h.unit, column([h.clients["w"].extent]), "now"))
