@@ -81,6 +81,7 @@ CORE_ORDER: list[set[str]] = [
     {"tables"},
     {"blocks"},
     {"ready"},
+    {"earlier"},
     {"state"},
     {"transitions"},
     {"samplers"},

@@ -536,7 +536,7 @@ def places(reply: AnyReply | None) -> list[dict[str, Any]]:
 
 
 def _slots(chunk: Chunk, name: str) -> list[int]:
-    columns = chunk.columns_of(name)
+    columns = chunk.field.get(name)
     assert columns is not None
     return columns[1].tolist()
 

@@ -260,8 +260,6 @@ class Life:
             sequence = 0  # a notice
         envelope = _envelope(_encode(RequestEnvelope(sequence, max(0, sequence - 40), request)))
         self.take(self.controller.handle(client, self.peers[client], envelope, self.now))
-        while self.controller.wide_puts.jobs:
-            self.take(self.controller.tick(self.now))
         return self.replies.get((client, sequence))
 
     def take(self, effects: list[Effect]) -> None:

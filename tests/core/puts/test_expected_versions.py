@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from harness import Harness, column
 
-from transfer_queue.core.puts.wide_puts import WIDE
 from transfer_queue.errors import InvalidArgumentError, StaleMetadataError, VersionConflictError
 from transfer_queue.messages.claims import Ack
 from transfer_queue.messages.partitions import ClearPartition
@@ -125,16 +124,3 @@ def test_a_put_that_waits_for_space_checks_the_versions_when_it_gets_space() -> 
 def test_versions_that_do_not_match_the_keys_are_an_error(h: Harness, keys: list[str] | None, expected: bytes) -> None:
     with pytest.raises(InvalidArgumentError, match="a key and a version per row"):
         h.put(1, keys=keys, expected=expected)
-
-
-def test_a_put_that_is_prepared_in_steps_compares_the_versions_at_its_end(h: Harness) -> None:
-    h.put(1, keys=["other"])
-    wide = {f"f{n}": ("float32", (1,)) for n in range(WIDE + 1)}
-    waiting = h.send(h.publish(1, wide, keys=KEY, expected=column([0])), "w")
-    assert h.reply(waiting, "w") is None
-    h.put(1, keys=KEY, name="v")
-    while h.controller.wide_puts.jobs:
-        h.tick(h.now)
-    with pytest.raises(VersionConflictError):
-        h.result(waiting, "w")
-    assert "f0" not in h.state.partitions["p"].fields

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from harness import OBJECT, Harness, column, encode, places, rows_of, tensor
 
-from transfer_queue.core.puts import wide_puts
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError, ProtocolError, TransferQueueError
 from transfer_queue.messages.descriptors import BlockLocation
 from transfer_queue.messages.partitions import ListPartitions
@@ -135,18 +134,12 @@ def test_wrong_blocks_are_refused_together(h: Harness, wrong: str) -> None:
     assert len(rows_of(h.ask(put))) == 3
 
 
-def test_the_blocks_of_a_wide_put_are_applied_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide_puts, "WIDE", 80)
-    monkeypatch.setattr(wide_puts, "STEP", 20)
+def test_blocks_of_many_fields_are_applied_together(h: Harness) -> None:
     many, few = [f"f{number}" for number in range(90)], [f"g{number}" for number in range(70)]
     for _ in range(2):  # the first put makes the fields, the second finds them
         put = h.publish_blocks(3, (few, [0, 0, 1]), (many, [2, 1, 0]))
         put = replace(put, block=_in_parts(put.blocks[0]), further=[_in_parts(put.further[0])])
-        sequence = h.send(put)
-        while h.controller.wide_puts.jobs:
-            assert h.reply(sequence) is None
-            h.tick(h.now)
-        rows = rows_of(h.result(sequence))
+        rows = rows_of(h.ask(put))
         found = values(h, rows, "f0", "f89", "g0", "g69")
         assert [row["f0"][1] for row in found] == [row["f89"][1] for row in found] == [2, 1, 0]
         assert [row["g0"][1] for row in found] == [row["g69"][1] for row in found] == [0, 0, 1]

@@ -10,7 +10,6 @@ from timeline_reader import Reader, kinds
 
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.puts import wide_puts
 from transfer_queue.core.timeline import number_tables, recorder, timeline_handlers
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import WaitTimeoutError
@@ -123,15 +122,9 @@ class TestPuts:
         h.tick(21.0)
         assert reader.read()[1][-2:] == (2, TIMED_OUT)
 
-    def test_a_wide_put_has_its_first_fields(self, h, reader, monkeypatch):
-        monkeypatch.setattr(wide_puts, "WIDE", 300)
-        h.now = 1.0
-        h.send(h.publish(1, [f"f{n}" for n in range(400)]))
-        assert reader.read() == []
-        while h.controller.wide_puts.jobs:
-            h.tick(h.now + 1.0)
+    def test_a_put_of_many_fields_has_the_first_ones(self, h, reader):
+        h.put(1, [f"f{n}" for n in range(400)])
         (event,) = reader.read()
-        assert event.since == 1.0 < event.time
         assert event.fields == (*(f"f{n}" for n in range(number_tables.MAX_NAMES)), "...")
 
 

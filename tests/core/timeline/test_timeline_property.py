@@ -17,7 +17,6 @@ from timeline_reader import Event, Reader
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
-from transfer_queue.core.puts import wide_puts
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply
 from transfer_queue.messages.partitions import Seal, SetPolicyVersion
@@ -30,7 +29,6 @@ READERS = st.sampled_from(["r0", "r1", "r2"])
 WRITERS = st.sampled_from(["w0", "w1"])
 PARTITIONS = st.sampled_from(["p", "p", "q"])
 FIELDS = st.sampled_from([("x",), ("y",), ("x", "y")])
-WIDE_FIELDS = ("x", "y", *(f"f{number}" for number in range(18)))
 CAPACITY = 12
 ENDS = (EventKind.CLEAR, EventKind.RETURN)
 
@@ -38,8 +36,6 @@ ENDS = (EventKind.CLEAR, EventKind.RETURN)
 class Timelines(RuleBasedStateMachine):
     @initialize(ranked=st.booleans(), capacity=st.sampled_from([7, 4096]))
     def start(self, ranked: bool, capacity: int) -> None:
-        self.before = wide_puts.WIDE
-        wide_puts.WIDE = len(WIDE_FIELDS)
         sampler: BaseSampler = RankAwareSampler() if ranked else SequentialSampler()
         self.ranked = ranked
         self.h = Harness(sampler)
@@ -57,9 +53,6 @@ class Timelines(RuleBasedStateMachine):
         self.leases: list[tuple[str, str, ClaimReply]] = []
         self.ended: set[tuple[str, str]] = set()  # clients and tasks whose last claim was answered with the end
         self.written = self.seen = 0
-
-    def teardown(self) -> None:
-        wide_puts.WIDE = self.before
 
     # ------------------------------------------------------------ the log
 
@@ -156,14 +149,6 @@ class Timelines(RuleBasedStateMachine):
     def put(self, name: str, partition: str, fields: Any, count: int, wait: float | None) -> None:
         self.send(self.h.publish(count, fields, partition, name, wait=wait), name)
         self.check(self.expected())
-
-    @rule(name=WRITERS, partition=PARTITIONS, steps=st.integers(0, 3))
-    def wide_put(self, name: str, partition: str, steps: int) -> None:
-        self.send(self.h.publish(2, WIDE_FIELDS, partition, name), name)
-        self.check(self.expected())
-        while self.h.controller.wide_puts.jobs:
-            self.h.tick(self.h.now + 0.25)
-            self.check(self.expected())
 
     @rule(
         name=READERS, task=st.sampled_from(["t", "t", "u"]), partition=PARTITIONS, fields=FIELDS,
