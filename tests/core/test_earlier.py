@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import sameness
 from harness import Harness, encode
-from transfer_queue.core.state.invariants import check_invariants
 
 from transfer_queue.core.columns.joined_columns import pack_texts
 from transfer_queue.core.earlier import current_record
@@ -17,6 +16,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.errors import CheckpointError, InvalidArgumentError
 from transfer_queue.messages.descriptors import NewBlock
+from transfer_queue.testing.state_recount import check_invariants
 
 NAMES = [f"f{number}" for number in range(70)]
 GROUPS = {1: NAMES[:64], 3: NAMES[64:]}

@@ -179,7 +179,6 @@ DERIVED: dict[str, tuple[Plant, str]] = {
     "the waits of a client": (lambda s: s.waiting.of_client.clear(), "7: the waiting requests of a client"),
     "a request that waits nowhere": (lambda s: s.waiting.claims.clear(), "a request waits in no queue, or in two"),
     "the index of rows": (lambda s: setattr(p(s).rows, "_firsts", [5]), "miscounts its live rows"),
-    "the fields of a chunk": (lambda s: setattr(p(s).rows.chunks[0], "fields", {}), "uses other fields"),
     "the ranks of fields": (lambda s: p(s).field_ranks.names.add("x"), "has several ranks, or not"),
 }  # fmt: skip
 """What is derived: name -> the fault, and what the message says."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from unit_standin import BYTES, Content, Units
 
+from transfer_queue.core.events.records import StateLoaded
 from transfer_queue.core.units import migration_planner
 from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.messages.base import Done
@@ -317,7 +318,7 @@ def test_a_forgotten_plan_leaves_no_extent_of_blocks_that_were_to_be_copied_once
                 break
     assert repacked is not None
     planner = life.h.controller.context.services[MigrationPlanner]
-    planner.forget()
-    assert planner.next_deadline() == 0.0
+    planner.forget(StateLoaded(b"", 0.0))
+    assert planner.next_due() == 0.0
     life.h.tick(life.h.now)
     assert repacked in life.h.freed

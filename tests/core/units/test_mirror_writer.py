@@ -503,7 +503,7 @@ def test_values_of_a_retired_mirror_are_on_disk_so_that_no_put_waits_for_their_c
     m = taken_over()
     m.read()
     assert m.writer.behind_bytes == 0
-    progress = m.writer.progress(m.h.now)
+    progress = m.writer.progress()
     assert progress is not None
     assert progress.retired == progress.stored == 3 * BYTES
     m.put(1, ["x"], "memory-1", True)
@@ -526,7 +526,7 @@ def test_a_put_does_not_wait_until_a_retired_mirror_is_empty() -> None:
             m.h.tick(m.h.now)
             assert m.carry_out()
         assert not m.waiting
-        assert m.writer.progress(m.h.now).retired > 0  # type: ignore[union-attr]
+        assert m.writer.progress().retired > 0  # type: ignore[union-attr]
         m.settle()
         assert not m.boots
         for _, _, places, _ in m.h.state.blocks.live_blocks():

@@ -34,16 +34,18 @@ Clear = Union[ClearRows, ClearKeys, ClearPartition]
 @handles(ClearRows)
 def handle_clear_rows(context: ControllerContext, caller: Caller, request: ClearRows) -> Decision | Begin:
     """Clear those of these rows that exist."""
-    if len(request.rows) > 8 * STEP and request.partition in context.state.partitions and len(request.rows) % 8 == 0:
-        return Begin(_clear_in_steps(context, request))
+    partition = context.state.partitions.get(request.partition)
+    if partition is not None and len(request.rows) > 8 * STEP and len(request.rows) % 8 == 0:
+        return Begin(_clear_in_steps(context, partition, request))
     return Decision(clear_rows(context.state, request.partition, indexes_in(request.rows)), Done)
 
 
 @handles(ClearKeys)
 def handle_clear_keys(context: ControllerContext, caller: Caller, request: ClearKeys) -> Decision | Begin:
     """Clear the rows of those of these keys that exist."""
-    if len(request.keys) > STEP and request.partition in context.state.partitions:
-        return Begin(_clear_in_steps(context, request))
+    partition = context.state.partitions.get(request.partition)
+    if partition is not None and len(request.keys) > STEP:
+        return Begin(_clear_in_steps(context, partition, request))
     return Decision(clear_keys(context.state, request.partition, request.keys), Done)
 
 
@@ -52,7 +54,7 @@ def handle_clear_partition(context: ControllerContext, caller: Caller, request: 
     """Drop a partition with all its rows. An unknown partition is ignored."""
     partition = context.state.partitions.get(request.partition)
     if partition is not None and partition.rows.count > STEP:
-        return Begin(_clear_in_steps(context, request))
+        return Begin(_clear_in_steps(context, partition, request))
     return Decision(_drop_partition(context, request.partition), Done)
 
 
@@ -64,9 +66,9 @@ def handle_drop(context: ControllerContext, caller: Caller, request: Drop) -> De
     return Decision(records, lambda: Done(count, warning))
 
 
-def _clear_in_steps(context: ControllerContext, request: Clear) -> Steps:
+def _clear_in_steps(context: ControllerContext, partition: Partition, request: Clear) -> Steps:
     """Clear some of the rows in each step. A newer partition of the same name is not cleared."""
-    partition, done, last = context.state.partitions[request.partition], 0, False
+    done, last = 0, False
     while not last and context.state.partitions.get(request.partition) is partition:
         check_epoch(context.state, request)
         records, last = _clear_some(context, partition, request, done)
