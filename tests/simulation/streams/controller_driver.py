@@ -204,10 +204,10 @@ class ControllerDriver:
                     state_file.write(self._states.path(effect.name), effect.tree(), sync=False)
                 except Exception as error:
                     trouble = f"{type(error).__name__}: {error}"
-                self._carry_out(controller.on_state_written(effect.name, trouble, now))
+                self._carry_out(controller.on_outcome(effect.number, trouble, now))
             elif isinstance(effect, e.ReadState):
                 found = self._states.read(effect.name, effect.watched)
-                self._carry_out(controller.on_state_read(effect.client, effect.sequence, found, now))
+                self._carry_out(controller.on_outcome(effect.number, found, now))
             elif isinstance(effect, e.RemoveState):
                 self._states.remove(effect.name)
             elif isinstance(effect, e.ForgetState):
