@@ -204,6 +204,7 @@ class Harness:
                         self.freed.append(place)
         self.records += self.controller.take_records()
         invariants.check_invariants(self.state)
+        self.controller.context.plans.check(self.state.partitions)
         if self.asks and not self.asks_wait:
             self.answer()
 

@@ -28,6 +28,7 @@ from transfer_queue.core.claims import claim_handler, consumption_handlers, leas
 from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.claims.index_builder import IndexBuilder
 from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
+from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.control.absent_holders import AbsentHolders
 from transfer_queue.core.control.activity import ActivityTracker
 from transfer_queue.core.control.change_log import ChangeLog
@@ -164,6 +165,7 @@ class Controller:
             state=state,
             log=log,
             samplers=samplers,
+            plans=Plans(samplers),
             sampler_calls=SamplerAsks(lambda *args: claim_handler.decide_parked(self.context, *args)),
             measures=measures,
             connections=Connections(state, now, lives),
@@ -210,6 +212,8 @@ class Controller:
         log.observe([r.WriterFenced], lambda record: context.absent_holders.note_dead(record.writer))
         log.observe([r.PartitionDropped], lambda record: context.activity.forget_partition(record.partition))
         log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
+        log.observe([r.PartitionDropped], lambda record: context.plans.end(record.partition))
+        log.observe([r.SamplerRegistered, r.StateLoaded, r.StateMerged], lambda record: context.plans.end())
         if context.mirror.lag is not None:
             log.observe([r.StateLoaded], lambda record: context.mirror.forget(log.now))
             log.observe([r.StateMerged, r.UnitLost, r.ExtentsLost], lambda record: self._on_lost_locations())
@@ -434,7 +438,7 @@ class Controller:
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a deal failed: {outcome!r}")
             effects = context.refuse(waiting, error)
         elif waiting is not None:
-            effects = claim_handler.retry_claim(context, waiting, job.validate_shares(outcome))
+            effects = claim_handler.retry_claims(context, [waiting], job.validate_shares(outcome))
         context.changes.changes_of(job.partition.name).tasks |= {job.task}
         return before + self._settle_after(effects)
 
@@ -467,6 +471,7 @@ class Controller:
         before, context = self._finish_last(), self.context
         former = hosted_runner(context.samplers.default)
         context.samplers.replace_default(sampler)
+        context.plans.end()
         effects = context.sampler_calls.replace(former)
         context.state.watched = watched_tags(*context.samplers.all)
         for waiting in list(context.state.waiting.by_waiter.values()):

@@ -1,14 +1,14 @@
 """Looks at the requests that wait, after every event: meets those that can be met now, and ends those that cannot.
 
-`claims.wakeup_filter` selects the claims that are worth another look. Equal claims are decided together.
+`claims.wake` selects the claims that are worth another look. Equal claims are decided together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transfer_queue.core.claims import claim_batching, claim_handler
-from transfer_queue.core.claims.wakeup_filter import all_claims, claims_to_retry
+from transfer_queue.core.claims import claim_handler
+from transfer_queue.core.claims.wake import all_claims, claims_to_retry
 from transfer_queue.core.control.change_log import ChangeSet
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
@@ -22,7 +22,6 @@ from transfer_queue.core.puts.wide_puts import WidePuts
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports import deadlock_detector
 from transfer_queue.core.reports.explain import timeout_words
-from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
@@ -132,7 +131,7 @@ class Wakeups:
         if isinstance(waiting.request, Watch):
             return self._retry_watch(waiting)
         if isinstance(waiting.request, Claim):
-            return claim_handler.retry_claim(self._context, waiting)
+            return claim_handler.retry_claims(self._context, [waiting])
         return self._retry_decision(waiting)
 
     def expire(self, now: float) -> list[Effect]:
@@ -191,14 +190,14 @@ class Wakeups:
             if partition and first and claim_handler.needs_indexes(context, partition, first.claim):
                 continue  # all claims of the task are looked at when the index is built
             if partition is None or change.everything or task in change.tasks:
-                worth = all_claims(context.samplers, partition, queue, peers)
+                worth = all_claims(context.plans, partition, queue, peers)
             else:
                 shares = change.shares.get(task, ())
                 consumed = task in change.consumed
                 grown = change.joined or task in gained
-                worth = claims_to_retry(context.samplers, partition, task, queue, grown, shares, consumed, peers)
+                worth = claims_to_retry(context.plans, partition, task, queue, grown, shares, consumed, peers)
             for some in worth:
-                yield self.retry(some[0]) if len(some) == 1 else claim_batching.meet_together(context, some)
+                yield claim_handler.retry_claims(context, some)
         if waiting_for.space and (change.everything or change.space or flow_control.admits_rows(partition)):
             for waiting in list(waiting_for.space.values()):
                 assert isinstance(waiting.request, (Publish, Reserve))
@@ -250,10 +249,10 @@ class Wakeups:
         if isinstance(request, Claim):
             if request.probe or request.quiet:
                 return claim_handler.empty_reply(context, request, ended=False)
-            sampler = context.samplers.sampler_for(request, context.state.partitions.get(request.partition))
+            plan = context.plans.of(context.state.partitions.get(request.partition), request)
             waited = request.waited + now - waiting.since
             abandoned = context.abandoned.find(request.partition)
-            words = timeout_words(context.state, request, waited, claim_samplers.group_size(sampler), abandoned)
+            words = timeout_words(context.state, request, waited, plan.group_size, abandoned)
             return Failure("WaitTimeoutError", words)
         if isinstance(request, TakeGroupDemand):
             return Done(0)

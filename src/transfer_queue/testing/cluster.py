@@ -438,6 +438,7 @@ class Cluster:
             ...     cluster.check()
         """
         invariants.check_invariants(self.controller.state)
+        self.controller.context.plans.check(self.controller.state.partitions)
         if self.controller.context.mirror.lag is not None:
             self.controller.context.mirror.check()
         for each in self.units:

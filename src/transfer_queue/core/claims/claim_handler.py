@@ -1,93 +1,111 @@
 """Handles claims: meets, parks or refuses them.
 
-`batch_selection` decides which rows a claim gets. This module makes the records and the reply from that, and notes what
-the client now references or leases.
+`deal` decides which rows claims get. This module makes the records and the replies from that, and notes what the
+clients now reference or lease. One claim is a list of one: claims that wait and differ only in their rank are met
+together.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
+from typing import cast
 
 import msgspec
 import numpy as np
 
-from transfer_queue.core.claims import batch_selection, consumer_state, lease_decisions
+from transfer_queue.core.claims import consumer_state, deal, index_builder, lease_decisions
 from transfer_queue.core.claims.background_deals import ComputedDeal
+from transfer_queue.core.claims.plan import ClaimPlan
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.queries import value_locations
 from transfer_queue.core.queries.batch_metadata import meta_reply
-from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.remote_calls import PendingCall
-from transfer_queue.core.samplers.unused_entries import unused_entries_warning
-from transfer_queue.core.samplers.user_sampler import Answers, AnySampler, Ask, RowsTakenError, name_of
+from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
+from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.row_table import rows_without
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.claims import Claim, ClaimReply
-from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
+from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.tag_table import slice_tags
+
+PLACED = 32  # claims met together whose replies contain the locations of values; further ones look them up
+
+
+class OpenClaim(msgspec.Struct, frozen=True):
+    """A claim that is not answered yet."""
+
+    caller: Caller
+    claim: Claim
+    since: float
+    """When it arrived, by the controller's clock."""
+    waiting: ParkedRequest | None
+    """The claim as a request that waits; None if it has just arrived."""
 
 
 @handles(Claim)
 def handle_claim(context: ControllerContext, caller: Caller, claim: Claim) -> list[Effect]:
     """Handle a claim that arrived."""
-    partition = context.state.partitions.get(claim.partition)
-    sampler = context.samplers.sampler_for(claim, partition)
+    plan = context.plans.of(context.state.partitions.get(claim.partition), claim)
     try:
-        batch_selection.check_claim(partition, sampler, claim, context.samplers.strict)
+        plan.check(claim, context.samplers.strict)
         if not claim.count and not claim.probe:
             return [Send(caller.peer, caller.envelope.sequence, ClaimReply(rows=b""))]
-        outcome = _decide(context, partition, sampler, claim)
+        outcome = deal.decide(context, plan, [claim])
     except Ask as ask:
-        context.parked.park(caller, claim, _wait_of(claim) or math.inf)
+        context.parked.park(caller, claim, _wait_of(claim))
         return context.sampler_calls.request_call(context, caller.waiter, ask, fresh=True)
+    assert outcome is not None
     if not claim.hold and not claim.probe:
-        _end_previous_batch(context, caller.client, claim, outcome.rows)
-    if outcome.busy or (outcome.rows is None and not outcome.ended and _wait_of(claim)):
-        context.parked.park(caller, claim, _wait_of(claim) or math.inf)
-        return _begin_long_deal(context, sampler, claim, caller.waiter, outcome)
-    return _answer_claim(context, sampler, caller, claim, outcome, context.now)
+        _end_previous_batch(context, caller.client, claim, outcome)
+    return _carry_out(context, plan, [OpenClaim(caller, claim, context.now, None)], outcome)
 
 
-def retry_claim(context: ControllerContext, waiting: ParkedRequest, made: ComputedDeal | None = None) -> list[Effect]:
-    """Decide a parked claim again. made: the long deal that it started, if another thread has computed it."""
-    claim = waiting.claim
-    waiter = waiting.waiter
-    peer = context.parked.peers.get(waiter)
-    if peer is None or context.sampler_calls.is_pending(waiter):
+def retry_claims(
+    context: ControllerContext, waits: Sequence[ParkedRequest], made: ComputedDeal | None = None
+) -> list[Effect]:
+    """Decide claims that wait again: one, or several that differ only in their rank.
+
+    made: the long deal that the claim has started, if another thread has computed it.
+    """
+    peers, claim = context.parked.peers, waits[0].claim
+    waits = [waiting for waiting in waits if waiting.waiter in peers]
+    if not waits or context.sampler_calls.is_pending(waits[0].waiter):
         return []
-    partition = context.state.partitions.get(claim.partition)
     try:
-        sampler = context.samplers.sampler_for(claim, partition)
-        outcome = _decide(context, partition, sampler, claim, made)
+        plan = context.plans.of(context.state.partitions.get(claim.partition), claim)
+        outcome = deal.decide(context, plan, [waiting.claim for waiting in waits], made)
     except Ask as ask:
-        return context.sampler_calls.request_call(context, waiter, ask)
+        return context.sampler_calls.request_call(context, waits[0].waiter, ask)
     except TransferQueueError as error:
-        return context.refuse(waiting, error)
-    return _effects_of_decision(context, sampler, waiting, peer, outcome)
+        return context.refuse(waits[0], error)
+    if outcome is None:
+        return [effect for waiting in waits for effect in retry_claims(context, [waiting])]
+    return _carry_out(context, plan, [_reopen(context, waiting) for waiting in waits], outcome)
 
 
 def decide_parked(context: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
     """Decide a parked claim with the answers of the user's sampler so far, or when it is its turn for a call."""
-    claim, peer, runner = waiting.claim, context.parked.peers.get(waiting.waiter), pending.runner
-    if peer is None:
+    claim, runner = waiting.claim, pending.runner
+    if waiting.waiter not in context.parked.peers:
         return []
     if runner is not None:
         runner.answers = pending.answers
-    partition = context.state.partitions.get(claim.partition)
     try:
-        sampler = context.samplers.sampler_for(claim, partition)
+        plan = context.plans.of(context.state.partitions.get(claim.partition), claim)
         if pending.fresh:
-            batch_selection.check_claim(partition, sampler, claim, context.samplers.strict)
+            plan.check(claim, context.samplers.strict)
             if not claim.count and not claim.probe:
+                peer = context.parked.peers[waiting.waiter]
                 context.parked.unpark(waiting.waiter)
                 return [Send(peer, waiting.sequence, ClaimReply(rows=b""))]
-        outcome = _decide(context, partition, sampler, claim)
+        outcome = deal.decide(context, plan, [claim])
     except Ask as ask:
         return context.sampler_calls.start_further(context, pending, ask)
     except RowsTakenError:
@@ -98,42 +116,24 @@ def decide_parked(context: ControllerContext, waiting: ParkedRequest, pending: P
     finally:
         if runner is not None:
             runner.answers = None
+    assert outcome is not None
     if pending.fresh and not claim.hold and not claim.probe:
-        _end_previous_batch(context, waiting.client, claim, outcome.rows)
+        _end_previous_batch(context, waiting.client, claim, outcome)
     pending.fresh = False
-    return _effects_of_decision(context, sampler, waiting, peer, outcome)
+    return _carry_out(context, plan, [_reopen(context, waiting)], outcome)
 
 
 def recheck_claim(context: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
     """Refuse a parked claim that the new sampler can never meet."""
     claim = waiting.claim
-    partition = context.state.partitions.get(claim.partition)
     try:
-        sampler = context.samplers.sampler_for(claim, partition)
-        batch_selection.check_claim(partition, sampler, claim, context.samplers.strict)
+        plan = context.plans.of(context.state.partitions.get(claim.partition), claim)
+        plan.check(claim, context.samplers.strict)
     except Ask:
         pass  # the sampler checks it when it is its turn for a call
     except TransferQueueError as error:
         return context.refuse(waiting, error)
     return []
-
-
-def _effects_of_decision(
-    context: ControllerContext,
-    sampler: AnySampler,
-    waiting: ParkedRequest,
-    peer: int,
-    outcome: batch_selection.ClaimOutcome,
-) -> list[Effect]:
-    """Return the effects of a decision about a parked claim."""
-    claim, waiter = waiting.claim, waiting.waiter
-    if outcome.busy:
-        return _begin_long_deal(context, sampler, claim, waiter, outcome)
-    if outcome.rows is None and not outcome.ended and _wait_of(claim):
-        return []
-    context.parked.unpark(waiter)
-    caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, claim))
-    return _answer_claim(context, sampler, caller, claim, outcome, waiting.since)
 
 
 def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
@@ -144,74 +144,152 @@ def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimR
         names = value_locations.with_nested(partition, claim.fields)
         fields = [partition.fields[name].to_field_type() for name in sorted(set(names)) if name in partition.fields]
     version = -1 if partition is None or not claim.probe else partition.version
-    sampler = context.samplers.sampler_for(claim, partition)
     dealt = partition.dealt.get(claim.task) if ended and partition is not None else None
-    words = (unused_entries_warning(sampler, claim.sampling), dealt.describe_held(claim.task) if dealt else None)
+    words = (context.plans.of(partition, claim).warning, dealt.describe_held(claim.task) if dealt else None)
     return ClaimReply(b"", fields, ended=ended, version=version, warning=". ".join(filter(None, words)) or None)
 
 
+def _reopen(context: ControllerContext, waiting: ParkedRequest) -> OpenClaim:
+    """Return a claim that waits and has a connection."""
+    peer = context.parked.peers[waiting.waiter]
+    caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.claim))
+    return OpenClaim(caller, waiting.claim, waiting.since, waiting)
+
+
+def _carry_out(
+    context: ControllerContext, plan: ClaimPlan, claims: Sequence[OpenClaim], outcome: deal.Outcome
+) -> list[Effect]:
+    """Let claims wait, begin the long deal of a claim, end it, or meet them."""
+    first, claim, client = claims[0], claims[0].claim, claims[0].caller.client
+    if outcome.is_busy or (outcome.batches is None and not outcome.is_end and (claim.wait or 0.0) > 0):
+        if first.waiting is None:
+            context.parked.park(first.caller, claim, _wait_of(claim))
+        return _begin_long_deal(context, plan, first, outcome)
+    if first.waiting is not None:
+        context.parked.unpark_claims([each.waiting for each in claims if each.waiting is not None])
+    if outcome.is_end:
+        context.timeline.note_end(client, claim, first.since)
+    if claim.probe or (outcome.batches is None and not outcome.records):
+        reply = empty_reply(context, claim, outcome.is_end)
+        return [Send(first.caller.peer, first.caller.envelope.sequence, reply)]
+    for record in outcome.records:
+        if isinstance(record, r.Dealt):
+            context.measures.counters["dealt_rows"] += sum([len(share.rows) for share in record.shares]) // 8
+    if outcome.batches is None:  # the end: the remainder was dealt to other ranks, or is skipped
+        return context.commit(
+            first.caller, Decision(outcome.records, lambda: empty_reply(context, claim, outcome.is_end))
+        )
+    return _meet(context, plan, claims, outcome.batches, outcome.records)
+
+
 def _begin_long_deal(
-    context: ControllerContext,
-    sampler: AnySampler,
-    claim: Claim,
-    waiter: RequestKey,
-    outcome: batch_selection.ClaimOutcome,
+    context: ControllerContext, plan: ClaimPlan, opened: OpenClaim, outcome: deal.Outcome
 ) -> list[Effect]:
     """Start the long deal of this claim, if it has one."""
     long = outcome.long
     if long is None:
         return []
-    partition = context.state.partitions[claim.partition]
-    job = context.background_deals.begin(partition, claim.task, waiter, long)
-    return [ComputeDeal(job.number, lambda: batch_selection.compute_deal(sampler, long.deal))]
+    job = context.background_deals.begin(cast(Partition, plan.partition), plan.task, opened.caller.waiter, long)
+    return [ComputeDeal(job.number, lambda: deal.compute_deal(plan.sampler, long.deal))]
 
 
-def _answer_claim(
+def _meet(
     context: ControllerContext,
-    sampler: AnySampler,
-    caller: Caller,
-    claim: Claim,
-    outcome: batch_selection.ClaimOutcome,
-    since: float,
+    plan: ClaimPlan,
+    claims: Sequence[OpenClaim],
+    batches: list[np.ndarray],
+    records: list[r.AnyRecord],
 ) -> list[Effect]:
-    """Answer a claim that arrived at `since`."""
-    client = caller.client
-    if outcome.ended:
-        context.timeline.note_end(client, claim, since)
-    if claim.probe or (outcome.rows is None and not outcome.records):
-        return [Send(caller.peer, caller.envelope.sequence, empty_reply(context, claim, outcome.ended))]
-    rows, records = outcome.rows, lease_decisions.mark_claimed(claim, outcome.records)
-    for record in records:
-        if isinstance(record, r.Dealt):
-            context.measures.counters["dealt_rows"] += sum([len(share.rows) for share in record.shares]) // 8
-    partition = context.state.partitions[claim.partition]
-    if rows is None:  # the end: the remainder was dealt to other ranks, or is skipped
-        return context.commit(caller, Decision(records, lambda: empty_reply(context, claim, outcome.ended)))
-    context.activity.begin_work(client, consumer_state.consumer_of(claim))
-    unit = claim_samplers.dealt_group_size(sampler, partition)
-    records, token = lease_decisions.grant(context.state, partition, client, claim, rows, records, unit)
-    leased = token and claim.lease is not None
-    handed = consumer_state.hold_records(partition, client, claim, rows) if not leased else []
-    warning = warning_of(context, sampler, partition, claim, rows)
-    count = lease_decisions.deliveries(partition, claim.task, rows) if leased else None
+    """Record what these claims get, and reply to them."""
+    partition, claim = cast(Partition, plan.partition), claims[0].claim
+    tokens = lease_decisions.grant(
+        context.state, plan, [(each.caller.client, each.claim) for each in claims], batches, records
+    )
+    held = []
+    if plan.task in partition.holds.tasks and not (tokens and claim.lease is not None):
+        for each, rows in zip(claims, batches, strict=True):
+            held.append(consumer_state.hold_records(partition, each.caller.client, each.claim, rows))
+    context.timeline.actor = claims[0].caller.client
+    for record in [*records, *chain.from_iterable(held)]:
+        context.log.apply(record)
+    context.timeline.actor = ""
+    replies = _make_replies(context, plan, claims, batches, tokens, held)
+    if len(claims) == 1:
+        effects = context.reply(claims[0].caller, replies[0])
+    else:
+        answered = [(each.caller.client, each.caller.envelope.sequence) for each in claims]
+        context.log.apply(r.RepliesSent([(*each, reply) for each, reply in zip(answered, replies, strict=True)]))
+        effects = [
+            Send(each.caller.peer, each.caller.envelope.sequence, reply)
+            for each, reply in zip(claims, replies, strict=True)
+        ]
+    for at, each in enumerate(claims) if len(claims) <= PLACED else ():
+        if each.claim.places:
+            effects[at] = _add_locations(context, partition, each.claim, batches[at], effects[at])
+    return effects
 
-    def reply() -> AnyReply:
-        positions = partition.rows.positions_of(rows)
-        meta = meta_reply(partition, positions, rows, claim.fields)
-        context.timeline.note_claim(client, claim, since, partition, meta.rows, positions)
-        if leased:
+
+def _make_replies(
+    context: ControllerContext,
+    plan: ClaimPlan,
+    claims: Sequence[OpenClaim],
+    batches: list[np.ndarray],
+    tokens: list[int],
+    held: list[list[r.AnyRecord]],
+) -> list[ClaimReply]:
+    """Return the replies to claims that are met, and note what the clients have now.
+
+    tokens: see `lease_decisions.grant`. held: for each claim, the record that its client references the rows.
+    """
+    partition, claim = cast(Partition, plan.partition), claims[0].claim
+    rows = batches[0] if len(batches) == 1 else np.concatenate(batches)
+    positions = partition.rows.positions_of(rows)
+    whole = meta_reply(partition, positions, rows, claim.fields)
+    replies = [whole] if len(batches) == 1 else _cut_reply(partition, plan, whole, batches)
+    counts = lease_decisions.deliveries(partition, plan.task, positions) if tokens and claim.lease is not None else None
+    warning = plan.warning
+    if plan.groups_by_order and partition.name not in context.samplers.warned:
+        warning = _add_spanning_warning(context, plan, rows)
+    start = 0
+    for at, each in enumerate(claims):
+        end = start + len(batches[at])
+        client, reply, token = each.caller.client, replies[at], tokens[at] if tokens else 0
+        context.timeline.note_claim(client, each.claim, each.since, partition, reply.rows, positions[start:end])
+        context.activity.begin_work(client, consumer_state.consumer_of(each.claim))
+        numbers = None
+        if counts is not None:
             context.lease_deadlines.begin(partition.name, partition.leases.by_token[token], context.now)
+            numbers = None if (counts[start:end] == 1).all() else counts[start:end].tobytes()
         elif token:
             context.absent_holders.note_holder(client)
-        elif not handed and warning is None:
-            return meta
-        return msgspec.structs.replace(meta, held=bool(handed), warning=warning, token=token, deliveries=count)
+        is_held = bool(held and held[at])
+        if token or is_held or warning is not None:
+            replies[at] = msgspec.structs.replace(reply, held=is_held, warning=warning, token=token, deliveries=numbers)
+            warning = None
+        start = end
+    return replies
 
-    effects = context.commit(caller, Decision([*records, *handed], reply))
-    return [add_locations(context, partition, claim, rows, effect) for effect in effects] if claim.places else effects
+
+def _cut_reply(partition: Partition, plan: ClaimPlan, whole: ClaimReply, batches: list[np.ndarray]) -> list[ClaimReply]:
+    """Cut the reply for all rows into one reply for each batch."""
+    if any(field.mixed_rank for field in whole.fields):  # not in all of the batches
+        names = list(plan.fields)
+        return [meta_reply(partition, partition.rows.positions_of(rows), rows, names) for rows in batches]
+    ends = [0, *accumulate(map(len, batches))]
+    column, fields, tags, epoch = whole.rows, whole.fields, whole.tags, whole.epoch
+    steps = {name: len(shapes) // ends[-1] for name, shapes in whole.shapes.items()}
+    return [
+        ClaimReply(
+            rows=column[8 * start : 8 * end], fields=fields, epoch=epoch,
+            tags=None if tags is None else slice_tags(tags, start, end),
+            shapes={name: whole.shapes[name][start * step : end * step] for name, step in steps.items()},
+            dtypes={name: codes[start:end] for name, codes in whole.dtypes.items()},
+        )
+        for start, end in pairwise(ends)
+    ]  # fmt: skip
 
 
-def add_locations(
+def _add_locations(
     context: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect
 ) -> Effect:
     """Add the present locations of the values to the reply.
@@ -226,79 +304,37 @@ def add_locations(
 
 def needs_indexes(context: ControllerContext, partition: Partition, claim: Claim) -> bool:
     """Return whether a claim has to wait for its indexes, and start to build them."""
-    return context.index_builder.needs_indexes(partition, context.samplers.sampler_for(claim, partition), claim)
+    if len(partition.rows.chunks) <= index_builder.SMALL:
+        return False
+    return context.index_builder.needs_indexes(partition, context.plans.of(partition, claim))
 
 
-def _decide(
-    context: ControllerContext,
-    partition: Partition | None,
-    sampler: AnySampler,
-    claim: Claim,
-    made: ComputedDeal | None = None,
-) -> batch_selection.ClaimOutcome:
-    """Skip the rows that the sampler skips, and return what the claim gets. It waits until the needed indexes exist."""
-    if partition is None:
-        if claim.again:
-            require_partition(context.state.partitions, claim.partition)
-        return batch_selection.NOTHING
-    if context.index_builder.needs_indexes(partition, sampler, claim):
-        return batch_selection.wait_for_deal()
-    if claim.again:  # nothing is dealt, so nothing is skipped
-        return batch_selection.select_batch(context.state, partition, sampler, claim)
-    timed = context.samplers.is_timed(sampler)
-    began = context.timer() if timed else 0.0
-    try:
-        for record in batch_selection.decide_asked(partition, claim):
-            context.log.apply(record)
-        for record in batch_selection.decide_stale(partition, sampler, claim):
-            context.log.apply(record)
-        for record in batch_selection.decide_passed_over(partition, sampler, claim):
-            context.log.apply(record)
-        busy = context.background_deals.is_computing(claim.partition, claim.task)
-        return batch_selection.select_batch(context.state, partition, sampler, claim, busy, made)
-    finally:
-        if timed:
-            context.samplers.note(name_of(sampler), context.timer() - began)
-
-
-def _end_previous_batch(context: ControllerContext, client: str, claim: Claim, rows: np.ndarray | None) -> None:
+def _end_previous_batch(context: ControllerContext, client: str, claim: Claim, outcome: deal.Outcome) -> None:
     """Finish the earlier rows of a client that fetches its next batch, except for rows that it fetches again."""
     context.activity.end_work(client, consumer_state.consumer_of(claim))
     partition = context.state.partitions.get(claim.partition)
-    if partition is not None and partition.holds.by_holder and claim.task in partition.holds.tasks:
-        rank = consumer_state.rank_of(claim)
-        if not len(partition.holds.rows_of(claim.task, client, rank)):
-            gone = partition.holds.find_disconnected(claim.task, rank, context.connections.peers)
-            if gone is not None:
-                context.log.apply(r.HoldInherited(partition.name, claim.task, gone, rank, client))
-        held = partition.holds.rows_of(claim.task, client, rank)
-        ended = held if rows is None else rows_without(held, rows)
-        for record in unneeded_rows.finish_rows(partition, claim.task, client, ended):
-            context.log.apply(record)
+    if partition is None or not partition.holds.by_holder or claim.task not in partition.holds.tasks:
+        return
+    rank = consumer_state.rank_of(claim)
+    if not len(partition.holds.rows_of(claim.task, client, rank)):
+        gone = partition.holds.find_disconnected(claim.task, rank, context.connections.peers)
+        if gone is not None:
+            context.log.apply(r.HoldInherited(partition.name, claim.task, gone, rank, client))
+    held = partition.holds.rows_of(claim.task, client, rank)
+    ended = held if outcome.batches is None else rows_without(held, outcome.batches[0])
+    for record in unneeded_rows.finish_rows(partition, claim.task, client, ended):
+        context.log.apply(record)
 
 
-def warning_of(
-    context: ControllerContext, sampler: AnySampler, partition: Partition, claim: Claim, rows: np.ndarray
-) -> str | None:
-    """Return a warning for the log of the client that sent the claim; None if there is none."""
-    spanning = _spanning_warning(context, sampler, partition, rows)
-    unused = unused_entries_warning(sampler, claim.sampling)
-    return f"{spanning}. {unused}" if spanning and unused else spanning or unused
-
-
-def _spanning_warning(
-    context: ControllerContext, sampler: AnySampler, partition: Partition, rows: np.ndarray
-) -> str | None:
-    """Return a warning, once for each partition, if a group by order of reservation has rows of several clients."""
-    size = claim_samplers.group_size(sampler)
-    if size is None or size < 2 or partition.groups.explicit or partition.name in context.samplers.warned:
-        return None
-    words = consumer_state.describe_spanning_group(partition, rows, size)
+def _add_spanning_warning(context: ControllerContext, plan: ClaimPlan, rows: np.ndarray) -> str | None:
+    """Return the plan's warning, with one, once for each partition, about groups with rows of several clients."""
+    partition = cast(Partition, plan.partition)
+    words = consumer_state.describe_spanning_group(partition, rows, plan.group_size or 1)
     if words is not None:
         context.samplers.warned.add(partition.name)
-    return words
+    return ". ".join(filter(None, (words, plan.warning))) or None
 
 
 def _wait_of(claim: Claim) -> float:
-    """Return the seconds for which a claim that cannot be met is parked; 0 if it is answered at once."""
-    return max(0.0, claim.wait or 0.0)
+    """Return the seconds for which a claim is parked; without an end if it waits only for a computation."""
+    return max(0.0, claim.wait or 0.0) or math.inf

@@ -243,7 +243,15 @@ def _final_outcome(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
     for (rank, number), rows in cut.items():
         shares.setdefault((number, end.rows_of(rank)), []).append(r.Share(rank, _column(rows)))
     records: list[r.AnyRecord] = [
-        r.Dealt(claim.partition, claim.task, number, size, kept, b"".join(share.rows for share in kept))
+        r.Dealt(
+            claim.partition,
+            claim.task,
+            number,
+            size,
+            kept,
+            b"".join(share.rows for share in kept),
+            claim.lease is not None,
+        )
         for (number, size), kept in shares.items()
     ]
     if rest:

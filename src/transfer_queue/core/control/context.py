@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.claims.index_builder import IndexBuilder
 from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
+from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.control.absent_holders import AbsentHolders
 from transfer_queue.core.control.activity import ActivityTracker
 from transfer_queue.core.control.change_log import ChangeLog
@@ -44,6 +45,8 @@ class ControllerContext:
     """The state. Only `log.apply` changes it."""
     log: RecordLog
     samplers: SamplerRegistry
+    plans: Plans
+    """What is resolved once for claims that differ only in their rank."""
     sampler_calls: SamplerAsks
     """The calls of a user's sampler that runs in a process of its own."""
     measures: ControllerMeasures
