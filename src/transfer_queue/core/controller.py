@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.core import checkpoint_handler
-from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_decisions, sampler_registration
+from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_decisions
 from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.claims.index_builder import IndexBuilder
 from transfer_queue.core.claims.lease_deadlines import LeaseDeadlines, LockDeadlines
@@ -91,7 +91,6 @@ HANDLERS = (
     put_handlers,
     equal_values,
     sample_report,
-    sampler_registration,
     status,
     stuck_samples,
     timeline_handlers,

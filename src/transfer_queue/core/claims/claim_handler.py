@@ -1,4 +1,4 @@
-"""Handles claims: meets, parks or refuses them.
+"""Handles claims: meets, parks or refuses them. Handles the registration of a sampler for the claims of a task.
 
 `deal` decides which rows claims get. This module makes the records and the replies from that, and notes what the
 clients now reference or lease. One claim is a list of one: claims that wait and differ only in their rank are met
@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.claims import consumer_state, deal, index_builder, lease_decisions
-from transfer_queue.core.claims.background_deals import ComputedDeal
-from transfer_queue.core.claims.plan import ClaimPlan
+from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong
+from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
@@ -25,102 +25,53 @@ from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.queries import value_locations
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.samplers.remote_calls import PendingCall
-from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError
+from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError, name_of, watched_tags
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.row_table import rows_without
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import InvalidArgumentError, TransferQueueError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.system import RegisterSampler
 from transfer_queue.messages.tag_table import slice_tags
+from transfer_queue.sampler.sampler_spec import describe_spec, sampler_of, spec_of
 
 PLACED = 32  # claims met together whose replies contain the locations of values; further ones look them up
-
-
-class OpenClaim(msgspec.Struct, frozen=True):
-    """A claim that is not answered yet."""
-
-    caller: Caller
-    claim: Claim
-    since: float
-    """When it arrived, by the controller's clock."""
-    waiting: ParkedRequest | None
-    """The claim as a request that waits; None if it has just arrived."""
 
 
 @handles(Claim)
 def handle_claim(context: ControllerContext, caller: Caller, claim: Claim) -> list[Effect]:
     """Handle a claim that arrived."""
-    plan = context.plans.of(context.state.partitions.get(claim.partition), claim)
-    try:
-        plan.check(claim, context.samplers.strict)
-        if not claim.count and not claim.probe:
-            return [Send(caller.peer, caller.envelope.sequence, ClaimReply(rows=b""))]
-        outcome = deal.decide(context, plan, [claim])
-    except Ask as ask:
-        context.parked.park(caller, claim, _wait_of(claim))
-        return context.sampler_calls.request_call(context, caller.waiter, ask, fresh=True)
-    assert outcome is not None
-    if not claim.hold and not claim.probe:
-        _end_previous_batch(context, caller.client, claim, outcome)
-    return _carry_out(context, plan, [OpenClaim(caller, claim, context.now, None)], outcome)
+    return deal_to(context, [OpenClaim(caller, claim, context.now, None)])
 
 
 def retry_claims(
     context: ControllerContext, waits: Sequence[ParkedRequest], made: ComputedDeal | None = None
 ) -> list[Effect]:
-    """Decide claims that wait again: one, or several that differ only in their rank.
-
-    made: the long deal that the claim has started, if another thread has computed it.
-    """
-    peers, claim = context.parked.peers, waits[0].claim
-    waits = [waiting for waiting in waits if waiting.waiter in peers]
-    if not waits or context.sampler_calls.is_pending(waits[0].waiter):
+    """Decide claims that wait again: one, or several with one plan. made: see `deal.decide`."""
+    claims = _reopen(context, waits)
+    if not claims or context.sampler_calls.is_pending(claims[0].caller.waiter):
         return []
-    try:
-        plan = context.plans.of(context.state.partitions.get(claim.partition), claim)
-        outcome = deal.decide(context, plan, [waiting.claim for waiting in waits], made)
-    except Ask as ask:
-        return context.sampler_calls.request_call(context, waits[0].waiter, ask)
-    except TransferQueueError as error:
-        return context.refuse(waits[0], error)
-    if outcome is None:
-        return [effect for waiting in waits for effect in retry_claims(context, [waiting])]
-    return _carry_out(context, plan, [_reopen(context, waiting) for waiting in waits], outcome)
+    return deal_to(context, claims, made)
 
 
 def decide_parked(context: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
     """Decide a parked claim with the answers of the user's sampler so far, or when it is its turn for a call."""
-    claim, runner = waiting.claim, pending.runner
-    if waiting.waiter not in context.parked.peers:
+    claims, runner = _reopen(context, [waiting]), pending.runner
+    if not claims:
         return []
     if runner is not None:
         runner.answers = pending.answers
     try:
-        plan = context.plans.of(context.state.partitions.get(claim.partition), claim)
-        if pending.fresh:
-            plan.check(claim, context.samplers.strict)
-            if not claim.count and not claim.probe:
-                peer = context.parked.peers[waiting.waiter]
-                context.parked.unpark(waiting.waiter)
-                return [Send(peer, waiting.sequence, ClaimReply(rows=b""))]
-        outcome = deal.decide(context, plan, [claim])
-    except Ask as ask:
-        return context.sampler_calls.start_further(context, pending, ask)
+        return deal_to(context, claims, pending=pending)
     except RowsTakenError:
         pending.answers = Answers()
         return decide_parked(context, waiting, pending)
-    except TransferQueueError as error:
-        return context.refuse(waiting, error)
     finally:
         if runner is not None:
             runner.answers = None
-    assert outcome is not None
-    if pending.fresh and not claim.hold and not claim.probe:
-        _end_previous_batch(context, waiting.client, claim, outcome)
-    pending.fresh = False
-    return _carry_out(context, plan, [_reopen(context, waiting)], outcome)
 
 
 def recheck_claim(context: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
@@ -136,6 +87,70 @@ def recheck_claim(context: ControllerContext, waiting: ParkedRequest) -> list[Ef
     return []
 
 
+def _reopen(context: ControllerContext, waits: Sequence[ParkedRequest]) -> list[OpenClaim]:
+    """Return those of these waiting claims that have a connection."""
+    claims = []
+    for waiting in waits:
+        peer = context.parked.peers.get(waiting.waiter)
+        if peer is not None:
+            caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.claim))
+            claims.append(OpenClaim(caller, waiting.claim, waiting.since, waiting))
+    return claims
+
+
+def deal_to(
+    context: ControllerContext,
+    claims: Sequence[OpenClaim],
+    made: ComputedDeal | None = None,
+    pending: PendingCall | None = None,
+) -> list[Effect]:
+    """Meet claims with one plan, let them wait, end or refuse them, or begin work that they need.
+
+    Args:
+        context: The context of the controller.
+        claims: One claim, or several that `wake` has found.
+        made: The long deal that the claim has started, if another thread has computed it.
+        pending: The call of the user's sampler that the claim has waited for.
+
+    Raises:
+        TransferQueueError: A claim that has just arrived is refused.
+    """
+    first, claim = claims[0], claims[0].claim
+    is_new = first.waiting is None if pending is None else pending.fresh
+    try:
+        plan = context.plans.of(context.state.partitions.get(claim.partition), claim)
+        if is_new:
+            plan.check(claim, context.samplers.strict)
+        if is_new and not claim.count and not claim.probe:
+            if first.waiting is not None:
+                context.parked.unpark(first.waiting.waiter)
+            return [Send(first.caller.peer, first.caller.envelope.sequence, ClaimReply(rows=b""))]
+        outcome = deal.decide(context, plan, claims, made)
+    except Ask as ask:
+        if pending is not None:
+            return context.sampler_calls.start_further(context, pending, ask)
+        if is_new:
+            context.parked.park(first.caller, claim, _wait_of(claim))
+        return context.sampler_calls.request_call(context, first.caller.waiter, ask, fresh=is_new)
+    except TransferQueueError as error:
+        if first.waiting is None:
+            raise
+        return context.refuse(first.waiting, error)
+    if outcome is None:
+        return [effect for each in claims for effect in deal_to(context, [each])]
+    if pending is not None:
+        pending.fresh = False
+    if is_new and not claim.hold and not claim.probe:
+        context.activity.end_work(first.caller.client, consumer_state.consumer_of(claim))
+        if plan.partition is not None and plan.task in plan.partition.holds.tasks:
+            _finish_previous_batch(context, plan.partition, first, outcome)
+    if outcome.is_busy or (outcome.batches is None and not outcome.is_end and (claim.wait or 0.0) > 0):
+        if first.waiting is None:
+            context.parked.park(first.caller, claim, _wait_of(claim))
+        return _begin_long_deal(context, plan, first, outcome.long)
+    return _carry_out(context, plan, claims, outcome)
+
+
 def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
     """Return the reply to a claim that gets no rows, with the known types of its fields, and of fields around them."""
     partition = context.state.partitions.get(claim.partition)
@@ -149,48 +164,34 @@ def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimR
     return ClaimReply(b"", fields, ended=ended, version=version, warning=". ".join(filter(None, words)) or None)
 
 
-def _reopen(context: ControllerContext, waiting: ParkedRequest) -> OpenClaim:
-    """Return a claim that waits and has a connection."""
-    peer = context.parked.peers[waiting.waiter]
-    caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.claim))
-    return OpenClaim(caller, waiting.claim, waiting.since, waiting)
+def _begin_long_deal(
+    context: ControllerContext, plan: ClaimPlan, opened: OpenClaim, long: DealTooLong | None
+) -> list[Effect]:
+    """Start the long deal of a claim that waits, if it has one."""
+    if long is None or plan.partition is None:
+        return []
+    job = context.background_deals.begin(plan.partition, plan.task, opened.caller.waiter, long)
+    return [ComputeDeal(job.number, lambda: deal.compute_deal(plan.sampler, long.deal))]
 
 
 def _carry_out(
     context: ControllerContext, plan: ClaimPlan, claims: Sequence[OpenClaim], outcome: deal.Outcome
 ) -> list[Effect]:
-    """Let claims wait, begin the long deal of a claim, end it, or meet them."""
-    first, claim, client = claims[0], claims[0].claim, claims[0].caller.client
-    if outcome.is_busy or (outcome.batches is None and not outcome.is_end and (claim.wait or 0.0) > 0):
-        if first.waiting is None:
-            context.parked.park(first.caller, claim, _wait_of(claim))
-        return _begin_long_deal(context, plan, first, outcome)
+    """Answer claims: record what they get, or that they have ended."""
+    first, claim, records = claims[0], claims[0].claim, outcome.records
     if first.waiting is not None:
         context.parked.unpark_claims([each.waiting for each in claims if each.waiting is not None])
     if outcome.is_end:
-        context.timeline.note_end(client, claim, first.since)
-    if claim.probe or (outcome.batches is None and not outcome.records):
+        context.timeline.note_end(first.caller.client, claim, first.since)
+    if claim.probe or (outcome.batches is None and not records):
         reply = empty_reply(context, claim, outcome.is_end)
         return [Send(first.caller.peer, first.caller.envelope.sequence, reply)]
-    for record in outcome.records:
-        if isinstance(record, r.Dealt):
-            context.measures.counters["dealt_rows"] += sum([len(share.rows) for share in record.shares]) // 8
+    for record in records:
+        for share in record.shares if isinstance(record, r.Dealt) else ():
+            context.measures.counters["dealt_rows"] += len(share.rows) // 8
     if outcome.batches is None:  # the end: the remainder was dealt to other ranks, or is skipped
-        return context.commit(
-            first.caller, Decision(outcome.records, lambda: empty_reply(context, claim, outcome.is_end))
-        )
-    return _meet(context, plan, claims, outcome.batches, outcome.records)
-
-
-def _begin_long_deal(
-    context: ControllerContext, plan: ClaimPlan, opened: OpenClaim, outcome: deal.Outcome
-) -> list[Effect]:
-    """Start the long deal of this claim, if it has one."""
-    long = outcome.long
-    if long is None:
-        return []
-    job = context.background_deals.begin(cast(Partition, plan.partition), plan.task, opened.caller.waiter, long)
-    return [ComputeDeal(job.number, lambda: deal.compute_deal(plan.sampler, long.deal))]
+        return context.commit(first.caller, Decision(records, lambda: empty_reply(context, claim, outcome.is_end)))
+    return _meet(context, plan, claims, outcome.batches, records)
 
 
 def _meet(
@@ -202,9 +203,7 @@ def _meet(
 ) -> list[Effect]:
     """Record what these claims get, and reply to them."""
     partition, claim = cast(Partition, plan.partition), claims[0].claim
-    tokens = lease_decisions.grant(
-        context.state, plan, [(each.caller.client, each.claim) for each in claims], batches, records
-    )
+    tokens = lease_decisions.grant(context.state, plan, claims, batches, records)
     held = []
     if plan.task in partition.holds.tasks and not (tokens and claim.lease is not None):
         for each, rows in zip(claims, batches, strict=True):
@@ -309,20 +308,20 @@ def needs_indexes(context: ControllerContext, partition: Partition, claim: Claim
     return context.index_builder.needs_indexes(partition, context.plans.of(partition, claim))
 
 
-def _end_previous_batch(context: ControllerContext, client: str, claim: Claim, outcome: deal.Outcome) -> None:
+def _finish_previous_batch(
+    context: ControllerContext, partition: Partition, opened: OpenClaim, outcome: deal.Outcome
+) -> None:
     """Finish the earlier rows of a client that fetches its next batch, except for rows that it fetches again."""
-    context.activity.end_work(client, consumer_state.consumer_of(claim))
-    partition = context.state.partitions.get(claim.partition)
-    if partition is None or not partition.holds.by_holder or claim.task not in partition.holds.tasks:
+    client, task, rank = opened.caller.client, opened.claim.task, consumer_state.rank_of(opened.claim)
+    if not partition.holds.by_holder:
         return
-    rank = consumer_state.rank_of(claim)
-    if not len(partition.holds.rows_of(claim.task, client, rank)):
-        gone = partition.holds.find_disconnected(claim.task, rank, context.connections.peers)
+    if not len(partition.holds.rows_of(task, client, rank)):
+        gone = partition.holds.find_disconnected(task, rank, context.connections.peers)
         if gone is not None:
-            context.log.apply(r.HoldInherited(partition.name, claim.task, gone, rank, client))
-    held = partition.holds.rows_of(claim.task, client, rank)
+            context.log.apply(r.HoldInherited(partition.name, task, gone, rank, client))
+    held = partition.holds.rows_of(task, client, rank)
     ended = held if outcome.batches is None else rows_without(held, outcome.batches[0])
-    for record in unneeded_rows.finish_rows(partition, claim.task, client, ended):
+    for record in unneeded_rows.finish_rows(partition, task, client, ended):
         context.log.apply(record)
 
 
@@ -338,3 +337,42 @@ def _add_spanning_warning(context: ControllerContext, plan: ClaimPlan, rows: np.
 def _wait_of(claim: Claim) -> float:
     """Return the seconds for which a claim is parked; without an end if it waits only for a computation."""
     return max(0.0, claim.wait or 0.0) or math.inf
+
+
+@handles(RegisterSampler)
+def handle_register_sampler(context: ControllerContext, caller: Caller, request: RegisterSampler) -> list[Effect]:
+    """Use a built-in sampler for a task. Batches that were dealt stay; claims that wait are decided again."""
+    task, sampler = request.task, sampler_of(request.sampler, request.arguments)
+    spec = spec_of(sampler)
+    assert spec is not None
+    known = _own_sampler(context, task)
+    if known is not None and known[1] != spec:
+        raise InvalidArgumentError(
+            f"task {task!r} has the sampler {known[0]}, but {describe_spec(*spec)} is requested for it now. All "
+            f"datasets of a task need the same sampler: pass the same one to all of them, or to one of them only, or "
+            f"give this dataset another task_name"
+        )
+    if known is not None:
+        return context.commit(caller, Decision([], Done))
+    effects = context.commit(caller, Decision([r.SamplerRegistered(task, *spec)], Done))
+    context.state.watched = list(dict.fromkeys([*context.state.watched, *watched_tags(sampler)]))
+    for waiting in list(context.state.waiting.by_waiter.values()):
+        if isinstance(waiting.request, Claim) and waiting.request.task == task:
+            effects += recheck_claim(context, waiting)
+            context.changes.changes_of(waiting.request.partition).tasks |= {task}
+    return effects
+
+
+def _own_sampler(context: ControllerContext, task: str) -> tuple[str, tuple[str, str] | None] | None:
+    """Return the sampler that the configuration or a dataset has set for exactly this task; None if there is none.
+
+    It is described, with its specification, which is None for a user's sampler. The specification of a registered one
+    is made again, because it may be from a release in which the sampler had other arguments.
+    """
+    configured, registered = context.samplers.of_tasks.get(task), context.state.samplers.get(task)
+    if configured is None and registered is None:
+        return None
+    sampler = configured if configured is not None else context.samplers.of_task(task)
+    where = "of another dataset" if configured is None else "controller.task_samplers"
+    spec = spec_of(sampler)
+    return f"{name_of(sampler) if spec is None else describe_spec(*spec)} ({where})", spec

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.claims.final_rounds import pass_over_record
-from transfer_queue.core.claims.plan import ClaimPlan
+from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -17,7 +17,7 @@ from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, RankGone
+from transfer_queue.messages.claims import Ack, ClaimReply, Nack, RankGone
 
 POISON = "poison"  # the reason under which rows are skipped that were delivered too often
 NONE = np.zeros(0, "i8")
@@ -26,7 +26,7 @@ NONE = np.zeros(0, "i8")
 def grant(
     state: State,
     plan: ClaimPlan,
-    claims: Sequence[tuple[str, Claim]],
+    claims: Sequence[OpenClaim],
     batches: Sequence[np.ndarray],
     records: list[r.AnyRecord],
 ) -> list[int]:
@@ -35,10 +35,9 @@ def grant(
     With a lease, a client holds the rows that are claimed after the deals are recorded. Without a lease, it holds what
     was dealt for no rank until it has handed it over, and the rows of a dealt batch that wait for an ack are consumed.
 
-    claims: (client, claim) of each, which differ only in their rank. Several of them do not get rows that wait for an
-    ack without a lease.
+    Several claims do not get rows that wait for an ack without a lease (`wake`).
     """
-    claim, partition = claims[0][1], cast(Partition, plan.partition)
+    claim, partition = claims[0].claim, cast(Partition, plan.partition)
     last = -1
     for at, record in enumerate(records):
         if isinstance(record, r.Dealt):
@@ -50,17 +49,17 @@ def grant(
         return []
     token, version = state.next_token, partition.policy_version
     unseen: list[r.UnseenBatch] = []
-    for client, _ in claims:
-        rows = deal.consumed if len(claims) == 1 else deal.shares[len(unseen)].rows
-        unseen.append(r.UnseenBatch(token + len(unseen), plan.task, client, rows, version))
+    for at, each in enumerate(claims):
+        rows = deal.consumed if len(claims) == 1 else deal.shares[at].rows
+        unseen.append(r.UnseenBatch(token + at, plan.task, each.caller.client, rows, version))
     records[last] = msgspec.structs.replace(deal, unseen=unseen)
-    return [batch.token for batch in unseen]
+    return list(range(token, token + len(claims)))
 
 
 def _lease_rows(
     state: State,
     plan: ClaimPlan,
-    claims: Sequence[tuple[str, Claim]],
+    claims: Sequence[OpenClaim],
     batches: Sequence[np.ndarray],
     records: list[r.AnyRecord],
 ) -> list[int]:
@@ -70,8 +69,8 @@ def _lease_rows(
     fresh = np.concatenate([NONE, *(np.frombuffer(deal.consumed, "<i8") for deal in deals)])
     keys = {share.rows: (share.dp_rank, deal.batch_index) for deal in deals for share in deal.shares}
     leases: list[r.RowsLeased] = []
-    for (client, claim), rows in zip(claims, batches, strict=True):
-        mine = np.unique(rows)
+    for each, rows in zip(claims, batches, strict=True):
+        claim, mine = each.claim, np.unique(rows)
         batch: tuple[int, int] | None = None
         if deals:
             rank, batch_index = keys.get(rows.tobytes(), (0, None))
@@ -92,7 +91,17 @@ def _lease_rows(
             replicas = (claim.replicas or partition.options.replicas) if batch is not None else 1
             token, column = state.next_token + len(leases), mine.tobytes()
             leases.append(
-                r.RowsLeased(claim.partition, plan.task, token, client, column, claim.lease, batch, replicas, plan.unit)
+                r.RowsLeased(
+                    claim.partition,
+                    plan.task,
+                    token,
+                    each.caller.client,
+                    column,
+                    claim.lease,
+                    batch,
+                    replicas,
+                    plan.unit,
+                )
             )
     _add_leases(records, leases)
     return [lease.token for lease in leases]

@@ -9,25 +9,42 @@ from collections.abc import Hashable, Mapping
 from functools import cached_property
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 
+from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.samplers.claim_samplers import SamplerRegistry, dealt_group_size, group_size
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry, group_size
 from transfer_queue.core.samplers.sampler_view import PartitionView, call_sampler
-from transfer_queue.core.samplers.unused_entries import unused_entries_warning
 from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
+from transfer_queue.names import did_you_mean
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.sampler_spec import spec_of
-from transfer_queue.sampler.sampler_wrapper import dealer
+from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, built_in, dealer
 
 LONGEST_LEASE = 1e9  # seconds
 MAX_PLANS = 1024  # of one partition; clients choose what their claims ask for
 OF_ONE_CLAIM = ("dp_rank", "batch_index")  # the entries of a sampling_config by which claims with one plan may differ
 
+TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "dp_rank", "dp_size", "batch_index"})
+"""The entries that a loader passes to any sampler, and those that choose a sampler."""
+
 Key = tuple[int, int]  # dp_rank, batch_index
+
+
+class OpenClaim(msgspec.Struct, frozen=True):
+    """A claim that is not answered yet."""
+
+    caller: Caller
+    claim: Claim
+    since: float
+    """When it arrived, by the controller's clock."""
+    waiting: ParkedRequest | None
+    """The claim as a request that waits; None if it has just arrived."""
 
 
 class ClaimPlan:
@@ -41,7 +58,8 @@ class ClaimPlan:
         self.count = claim.count
         self.sampler: AnySampler = samplers.choose(claim.task, claim.sampling, partition)
         sampler = self.sampler
-        self._declared = None if partition is None else (partition.groups.size, partition.groups.largest)
+        self.declared = None if partition is None else (partition.groups.size, partition.groups.largest)
+        """What the plan depends on that may change while the partition exists."""
         self.user = sampler if isinstance(sampler, UserSampler) else None
         """The sampler if it is a user's one, which may depend on anything and have side effects."""
         self.is_timed = self.user is not None and isinstance(self.user.runner, InlineRunner)
@@ -50,13 +68,13 @@ class ClaimPlan:
         """The innermost sampler if it is a built-in one whose batches belong to ranks."""
         self.group_size = group_size(sampler)
         """The number of samples in a group for the sampler; None if it deals single samples."""
-        self.unit = 0 if partition is None else dealt_group_size(sampler, partition)
+        self.unit = self.group_size or 0
         """The number of samples in the groups that are dealt; 0 if single samples are dealt."""
-        self.warning = unused_entries_warning(sampler, claim.sampling)
+        self.warning = _unused_entries(sampler, claim.sampling)
         """The sentence about entries of the sampling_config that have no effect; None if there are none."""
         self.uses_declared_size = False
         """Whether the group size is that of the declared `group_ids`."""
-        self.groups_by_order = (self.group_size or 0) > 1
+        self.groups_by_order = False
         """Whether the groups are formed by order of reservation, so that they may have rows of several clients."""
         if self.user is not None:
             self.passes_over = self.user.runner.facts.passes
@@ -71,17 +89,12 @@ class ClaimPlan:
             self.uses_declared_size = (
                 self.user is None and not getattr(sampler, "size_given", True) and partition.groups.largest > 1
             )
-            self.groups_by_order = self.groups_by_order and not partition.groups.explicit
+            self.groups_by_order = self.unit > 1 and not partition.groups.explicit
+            self.unit = self.unit if self.unit > 1 or partition.groups.explicit else 0
             self.config["partition"] = PartitionView(partition)
         self.claim = claim
         """The first claim with this plan."""
         self._is_valid = False  # whether the sampler has accepted claims with this plan, of any rank
-
-    def is_current(self, partition: Partition | None) -> bool:
-        """Return whether the partition is still the same, with groups of the same size."""
-        if self.partition is not partition or partition is None:
-            return self.partition is partition
-        return self._declared == (partition.groups.size, partition.groups.largest)
 
     def facts(self) -> tuple[object, ...]:
         """Return what is equal if the plan would be made equally now."""
@@ -226,7 +239,8 @@ class Plans:
         if plans is None:
             plans = self._by_partition[claim.partition] = {}
         plan = plans.get(key)
-        if plan is None or not plan.is_current(partition):
+        groups = None if partition is None else (partition.groups.size, partition.groups.largest)
+        if plan is None or plan.partition is not partition or plan.declared != groups:
             if len(plans) == MAX_PLANS:
                 plans.clear()
             plan = plans[key] = ClaimPlan(self.samplers, partition, claim)
@@ -246,9 +260,37 @@ class Plans:
             AssertionError: A plan differs from one that is made now.
         """
         for name, plans in self._by_partition.items():
-            for plan in plans.values():
+            for kept in list(plans.values()):
                 partition = partitions.get(name)
-                assert plan.partition in (None, partition), f"a plan of partition {name!r} was not ended with it"
-                if plan.is_current(partition):
-                    now = ClaimPlan(self.samplers, partition, plan.claim)
-                    assert plan.facts() == now.facts(), f"a plan of partition {name!r} is stale"
+                assert kept.partition in (None, partition), f"a plan of partition {name!r} was not ended with it"
+                now = ClaimPlan(self.samplers, partition, kept.claim)
+                assert self.of(partition, kept.claim).facts() == now.facts(), f"a plan of partition {name!r} is stale"
+
+
+def _unused_entries(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:
+    """Return a sentence about entries of a sampling_config that the sampler does not take; None if there are none.
+
+    A user's sampler takes any entry.
+    """
+    if isinstance(sampler, UserSampler) or sampling.keys() <= TAKEN_BY_ALL:
+        return None
+    known = _accepted_entries(sampler)
+    strange = [] if known is None else [name for name in sampling if name not in known]
+    if known is None or not strange:
+        return None
+    described = [f"{name!r}{did_you_mean(name, sorted(known)).rstrip('?')}" for name in strange]
+    return (
+        f"sampling_config has entries that {type(sampler).__name__} does not take and that have no effect: "
+        f"{', '.join(described)}. It takes: {', '.join(sorted(known - {'partition'}))}"
+    )
+
+
+def _accepted_entries(sampler: BaseSampler) -> frozenset[str] | None:
+    """The entries that a sampler takes; None: any."""
+    if not built_in(sampler):
+        return None
+    own = TAKEN_BY_ALL | frozenset(sampler.sampling_entries)
+    if not isinstance(sampler, SamplerWrapper):
+        return own
+    inner = _accepted_entries(sampler.inner)
+    return None if inner is None else own | inner

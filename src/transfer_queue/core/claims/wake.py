@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 
 from transfer_queue.core.claims import lease_decisions
 from transfer_queue.core.claims.plan import ClaimPlan, Plans
-from transfer_queue.core.samplers.claim_samplers import deals_itself
+from transfer_queue.core.samplers.user_sampler import UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import (
     ClaimQueue,
@@ -26,6 +27,9 @@ from transfer_queue.core.state.wait_queues import (
 from transfer_queue.messages.claims import Claim
 
 TOGETHER = 128  # claims
+_REQUESTED = attrgetter(
+    "count", "fields", "lease", "replicas", "hand_over", "since", "least", "probe", "ahead"
+)  # what claims that are met together have in common
 
 
 def claims_to_retry(
@@ -57,7 +61,7 @@ def claims_to_retry(
     yield from [[queue.claims[waiter]] for waiter in queue.watchers]
     if consumed:
         yield from [[queue.claims[waiter]] for waiter in queue.finite]
-    others = not deals_itself(plans.samplers.of_task(task))  # a user's sampler may depend on anything
+    others = isinstance(plans.samplers.of_task(task), UserSampler)  # which may depend on anything
     if not gained and not others:
         return
     if not others and not partition.sealed and not _has_enough_rows(partition, task, queue):
@@ -203,15 +207,7 @@ def _is_simple(plan: ClaimPlan, claim: Claim) -> bool:
 def _is_equal(claim: Claim, other: Claim) -> bool:
     """Return whether another claim equals this simple one, except for the rank and the time for which it waits."""
     return (
-        claim.count == other.count
-        and claim.fields == other.fields
-        and claim.lease == other.lease
-        and claim.replicas == other.replicas
-        and claim.hand_over == other.hand_over
-        and other.since is None
-        and other.least is None
-        and not other.probe
-        and not other.ahead
+        _REQUESTED(claim) == _REQUESTED(other)
         and len(claim.sampling) == len(other.sampling)
         and {**claim.sampling, "dp_rank": 0} == {**other.sampling, "dp_rank": 0}
     )

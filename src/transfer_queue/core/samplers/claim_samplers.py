@@ -8,11 +8,9 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
-from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, Values, copy_containers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import ORDERS
 from transfer_queue.messages.reports.progress import SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, PrioritySampler, RankAwareSampler, SequentialSampler
@@ -21,12 +19,11 @@ from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.sampler_spec import sampler_of
 from transfer_queue.sampler.sampler_wrapper import built_in, with_group_size, with_open_dp_size
 
-MOST_SIZES = 64  # samplers for other group sizes to keep; clients choose the sizes
 NONE_OF_TASKS: Mapping[str, AnySampler] = {}
 
 
 class SamplerRegistry:
-    """The samplers of tasks: which one decides a claim. `sampler_for` is the only place that chooses it.
+    """The samplers of tasks: which one decides a claim. `choose` is the only place that chooses it.
 
     The first one of these counts:
 
@@ -88,16 +85,11 @@ class SamplerRegistry:
         """The users' samplers: by pattern, "" for the system's sampler."""
         self.costs.clear()
         self.restarts.clear()
-        self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
 
     @property
     def all(self) -> list[AnySampler]:
         """The samplers of the system and of all tasks."""
         return [self.default, *self.of_tasks.values(), *(sampler_of(*spec) for spec in self._registered().values())]
-
-    def is_timed(self, sampler: AnySampler) -> bool:
-        """Return whether this is a user's sampler that runs in the controller's loop, so that its calls are timed."""
-        return isinstance(sampler, UserSampler) and isinstance(sampler.runner, InlineRunner)
 
     def note(self, name: str, seconds: float) -> None:
         """Count a call of the user's sampler of this name that took this time."""
@@ -118,10 +110,6 @@ class SamplerRegistry:
         fits = (sampler for pattern, sampler in self.of_tasks.items() if fnmatchcase(task, pattern))
         return next(fits, self.default)
 
-    def sampler_for(self, claim: Claim, partition: Partition | None) -> AnySampler:
-        """Return the sampler for a claim of this partition."""
-        return self.choose(claim.task, claim.sampling, partition)
-
     def choose(self, task: str, sampling: Mapping[str, Any], partition: Partition | None) -> AnySampler:
         """Return the sampler for claims of a task with this sampling_config in a partition."""
         if partition is not None and partition.options.order:
@@ -132,18 +120,9 @@ class SamplerRegistry:
             return sampler
         said = sampling.get(GROUP_SIZE)
         if isinstance(said, int) and said > 0 and not getattr(sampler, "size_given", True):
-            return self._copy_for_size(sampler, said, given=True)
+            return with_group_size(sampler, said, given=True)
         size = None if partition is None else declared_size(partition, sampler)
-        return sampler if size in (None, group_size(sampler)) else self._copy_for_size(sampler, size, given=False)
-
-    def _copy_for_size(self, sampler: BaseSampler, size: int, given: bool) -> BaseSampler:
-        """Return a built-in sampler like this one for groups of that size."""
-        found = self._of_groups.get((sampler, size, given))
-        if found is None:
-            if len(self._of_groups) == MOST_SIZES:
-                self._of_groups.clear()
-            found = self._of_groups[sampler, size, given] = with_group_size(sampler, size, given=given)
-        return found
+        return sampler if size in (None, group_size(sampler)) else with_group_size(sampler, size, given=False)
 
 
 class _NewestFirst(PrioritySampler):
@@ -173,11 +152,6 @@ def _built_in(name: str) -> BaseSampler:
     )
 
 
-def deals_itself(sampler: AnySampler) -> bool:
-    """Return whether the outcome depends only on the state: the sampler is built-in, and wraps no user's sampler."""
-    return not isinstance(sampler, UserSampler)
-
-
 def group_size(sampler: AnySampler) -> int | None:
     """Return the number of samples in a group for this sampler; None if it deals single samples."""
     size = getattr(sampler, "n_samples_per_prompt", None)
@@ -194,20 +168,6 @@ def declared_size(partition: Partition, sampler: AnySampler) -> int | None:
     if groups.size is None and not getattr(sampler, "size_given", True):
         return groups.largest or None
     return groups.size
-
-
-def dealt_group_size(sampler: AnySampler, partition: Partition) -> int:
-    """Return the number of samples in the groups that this sampler deals; 0 if it deals single samples."""
-    size = group_size(sampler) or 0
-    return size if size > 1 or partition.groups.explicit else 0
-
-
-def available_rows(partition: Partition, ready: ReadySet, sampler: AnySampler) -> int:
-    """Return how many ready rows this sampler could deal; for a sampler of groups, those in complete groups."""
-    size = dealt_group_size(sampler, partition)
-    if not size:
-        return ready.total
-    return len(ready.whole_groups(size, partition.groups)) * (partition.groups.size or size)
 
 
 def forget_partition(samplers: SamplerRegistry, partition: str) -> None:
