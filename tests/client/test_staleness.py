@@ -97,7 +97,7 @@ def test_no_claim_returns_a_sample_that_is_more_than_k_versions_old(start: Start
 
 def test_the_limit_at_the_put_alone_lets_older_samples_through(start: Start, monkeypatch):
     """It counts the version at the put, which is younger than the one that generated the sample."""
-    monkeypatch.setattr(deal, "decide_stale", lambda *_: [])
+    monkeypatch.setattr(deal, "stale_rows", lambda *_: {})
     runs = [train(start(seed=seed, conf=POLLING), 1, seed) for seed in range(6)]
     assert max(max(ages) for ages, _ in runs) > 1
 

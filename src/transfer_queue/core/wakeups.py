@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from transfer_queue.core.claims import claim_handler
-from transfer_queue.core.claims.wake import all_claims, claims_to_retry
+from transfer_queue.core.claims.wake import Wake
 from transfer_queue.core.control.change_log import ChangeSet
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
@@ -189,14 +189,8 @@ class Wakeups:
             first = next(iter(queue.claims.values()), None)
             if partition and first and claim_handler.needs_indexes(context, partition, first.claim):
                 continue  # all claims of the task are looked at when the index is built
-            if partition is None or change.everything or task in change.tasks:
-                worth = all_claims(context.plans, partition, queue, peers)
-            else:
-                shares = change.shares.get(task, ())
-                consumed = task in change.consumed
-                grown = change.joined or task in gained
-                worth = claims_to_retry(context.plans, partition, task, queue, grown, shares, consumed, peers)
-            for some in worth:
+            wake = Wake(context.plans, partition, task, queue, peers)
+            for some in wake.claims_to_retry(change, task in gained):
                 yield claim_handler.retry_claims(context, some)
         if waiting_for.space and (change.everything or change.space or flow_control.admits_rows(partition)):
             for waiting in list(waiting_for.space.values()):

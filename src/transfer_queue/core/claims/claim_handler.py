@@ -33,7 +33,7 @@ from transfer_queue.core.tables.row_table import rows_without
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply
-from transfer_queue.messages.envelopes import RequestEnvelope
+from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 from transfer_queue.messages.system import RegisterSampler
 from transfer_queue.messages.tag_table import slice_tags
 from transfer_queue.sampler.sampler_spec import describe_spec, sampler_of, spec_of
@@ -213,18 +213,21 @@ def _meet(
         context.log.apply(record)
     context.timeline.actor = ""
     replies = _make_replies(context, plan, claims, batches, tokens, held)
-    if len(claims) == 1:
-        effects = context.reply(claims[0].caller, replies[0])
+    answers: list[tuple[str, int, AnyReply]] = []
+    effects: list[Effect] = []
+    for each, rows, reply in zip(claims, batches, replies, strict=True):
+        client, sequence = each.caller.client, each.caller.envelope.sequence
+        answers.append((client, sequence, reply))
+        if each.claim.places and len(claims) <= PLACED:
+            # The reply that is kept for retries does not contain the locations, because a retry may come much later.
+            places = value_locations.locate_claimed(context.state, partition, rows, sorted(set(each.claim.fields)))
+            reply = msgspec.structs.replace(reply, places=places)
+        effects.append(Send(each.caller.peer, sequence, reply))
+    envelope = claims[0].caller.envelope
+    if len(claims) > 1:
+        context.log.apply(r.RepliesSent(answers))
     else:
-        answered = [(each.caller.client, each.caller.envelope.sequence) for each in claims]
-        context.log.apply(r.RepliesSent([(*each, reply) for each, reply in zip(answered, replies, strict=True)]))
-        effects = [
-            Send(each.caller.peer, each.caller.envelope.sequence, reply)
-            for each, reply in zip(claims, replies, strict=True)
-        ]
-    for at, each in enumerate(claims) if len(claims) <= PLACED else ():
-        if each.claim.places:
-            effects[at] = _add_locations(context, partition, each.claim, batches[at], effects[at])
+        context.log.apply(r.ReplySent(*answers[0][:2], envelope.acknowledged, replies[0], envelope.finished))
     return effects
 
 
@@ -286,19 +289,6 @@ def _cut_reply(partition: Partition, plan: ClaimPlan, whole: ClaimReply, batches
         )
         for start, end in pairwise(ends)
     ]  # fmt: skip
-
-
-def _add_locations(
-    context: ControllerContext, partition: Partition, claim: Claim, rows: np.ndarray, effect: Effect
-) -> Effect:
-    """Add the present locations of the values to the reply.
-
-    The reply that is kept for retries does not contain them, because a retry may come much later.
-    """
-    if not isinstance(effect, Send) or not isinstance(effect.reply, ClaimReply):
-        return effect
-    places = value_locations.locate_claimed(context.state, partition, rows, sorted(set(claim.fields)))
-    return msgspec.structs.replace(effect, reply=msgspec.structs.replace(effect.reply, places=places))
 
 
 def needs_indexes(context: ControllerContext, partition: Partition, claim: Claim) -> bool:

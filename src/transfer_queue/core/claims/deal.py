@@ -15,6 +15,7 @@ import numpy as np
 
 from transfer_queue.core.claims import consumer_state, final_rounds, index_builder, lease_decisions
 from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, Shares
+from transfer_queue.core.claims.final_rounds import column_of
 from transfer_queue.core.claims.plan import ClaimPlan, Key, OpenClaim
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
@@ -81,8 +82,9 @@ def decide(
     try:
         if not claim.again:  # otherwise nothing is dealt, so nothing is skipped
             dealt = partition.dealt.get(plan.task)
-            if dealt is not None and dealt.unasked:
-                _note_asked(context, dealt, claims)
+            for rank in [consumer_state.rank_of(each.claim) for each in claims] if dealt and dealt.unasked else ():
+                if dealt and rank in dealt.unasked:  # it asks for the first time, but rounds hold batches for it
+                    context.log.apply(r.RankAsked(claim.partition, claim.task, rank))
             if partition.options.max_staleness is not None:
                 _skip(context, partition, plan, stale_rows(partition, plan))
             if plan.passes_over:
@@ -104,14 +106,6 @@ def decide(
     return ENDED if is_open and claim.finite and partition.is_wholly_consumed(plan.task) else outcome
 
 
-def _note_asked(context: ControllerContext, dealt: DealtBatches, claims: Sequence[OpenClaim]) -> None:
-    """Record which ranks ask for the first time although rounds already hold batches for them."""
-    for each in claims:
-        rank = consumer_state.rank_of(each.claim)
-        if rank in dealt.unasked:
-            context.log.apply(r.RankAsked(each.claim.partition, each.claim.task, rank))
-
-
 def stale_rows(partition: Partition, plan: ClaimPlan) -> Passed:
     """Return the rows that are too old for the partition (`max_staleness`), whatever the sampler is."""
     most, offered = partition.options.max_staleness, partition.sampler_view(plan.ready_set())
@@ -130,14 +124,12 @@ def _passed_over_rows(partition: Partition, plan: ClaimPlan, claim: Claim) -> Pa
 
 def _skip(context: ControllerContext, partition: Partition, plan: ClaimPlan, passed: Passed) -> None:
     """Record that the task skips these rows, by reason. The first reason of a row counts."""
-    records, gone = [], NO_ROWS
+    gone = NO_ROWS
     for reason, rows in passed.items():
         left = np.setdiff1d(np.array(rows, "i8"), gone)
         gone = np.union1d(gone, left)
         if len(left):
-            records.append(final_rounds.pass_over_record(partition, plan.task, left, str(reason)))
-    for record in records:
-        context.log.apply(record)
+            context.log.apply(final_rounds.pass_over_record(partition, plan.task, left, str(reason)))
 
 
 class Dealing(msgspec.Struct):
@@ -279,7 +271,8 @@ class Dealing(msgspec.Struct):
             )
         raise BatchGoneError(
             f"batch {key[1]} of dp_rank {key[0]} was not dealt to task {claim.task!r} in partition "
-            f"{claim.partition!r}, so it cannot be returned again; the task's consumption was reset, or this is another system"
+            f"{claim.partition!r}, so it cannot be returned again; the task's consumption was reset, or this is "
+            f"another system"
         )
 
     def _deal_by_dealer(self) -> Outcome:
@@ -383,11 +376,11 @@ class Dealing(msgspec.Struct):
             )
         if key is not None:
             final_rounds.check_undealt(self.partition, claim.task, [(rank, key[1]) for rank in shares])
-        kept = [r.Share(rank, _column(sampled)) for rank, (sampled, _) in sorted(shares.items())]
+        kept = [r.Share(rank, column_of(sampled)) for rank, (sampled, _) in sorted(shares.items())]
         if plan.user is None:
             consumed = b"".join(share.rows for share in kept)
         else:
-            consumed = b"".join(_column(taken) for _, taken in shares.values())
+            consumed = b"".join(column_of(taken) for _, taken in shares.values())
         return Outcome([np.array(mine[0], "i8")], [_deal_record(claim, key, kept, consumed)])
 
     # ------------------------------------------------------------ users' samplers
@@ -450,7 +443,7 @@ class Dealing(msgspec.Struct):
         if not len(rows):
             return NOTHING
         open_ = sampler.check_known(self.partition, ready, (rows, taken), claim.count, self.state.next_index)
-        record = _deal_record(claim, None, [r.Share(0, _column(rows))], _column(open_))
+        record = _deal_record(claim, None, [r.Share(0, column_of(rows))], column_of(open_))
         return Outcome([rows], [record] if len(open_) else [])
 
 
@@ -466,7 +459,3 @@ def _deal_record(claim: Claim, key: Key | None, shares: list[r.Share], consumed:
     batch_index = None if key is None else key[1]
     leased = claim.lease is not None
     return r.Dealt(claim.partition, claim.task, batch_index, claim.count, shares, consumed, leased)
-
-
-def _column(rows: Any) -> bytes:
-    return np.array(rows, "i8").tobytes()

@@ -90,32 +90,20 @@ def _lease_rows(
         if len(mine):
             replicas = (claim.replicas or partition.options.replicas) if batch is not None else 1
             token, column = state.next_token + len(leases), mine.tobytes()
-            leases.append(
-                r.RowsLeased(
-                    claim.partition,
-                    plan.task,
-                    token,
-                    each.caller.client,
-                    column,
-                    claim.lease,
-                    batch,
-                    replicas,
-                    plan.unit,
-                )
+            lease = r.RowsLeased(
+                claim.partition, plan.task, token, each.caller.client, column, claim.lease, batch, replicas, plan.unit
             )
-    _add_leases(records, leases)
-    return [lease.token for lease in leases]
-
-
-def _add_leases(records: list[r.AnyRecord], leases: list[r.RowsLeased]) -> None:
-    """Add leases to the record that deals their rows, so that dealt rows are never without a lease."""
+            leases.append(lease)
+    tokens = [lease.token for lease in leases]
     first = np.frombuffer(leases[0].rows, "<i8") if leases else NONE
     for at, record in enumerate(records) if leases else ():
+        # The leases are part of the record that deals their rows, so that dealt rows are never without a lease.
         if isinstance(record, r.Dealt) and np.isin(first, np.frombuffer(record.consumed, "<i8")).all():
             added: dict[str, Any] = {"lease": leases[0]} if len(leases) == 1 else {"leases": leases}
             records[at] = msgspec.structs.replace(record, **added)
-            return
+            return tokens
     records += leases
+    return tokens
 
 
 def deliveries(partition: Partition, task: str, positions: np.ndarray) -> np.ndarray:

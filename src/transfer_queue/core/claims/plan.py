@@ -231,16 +231,17 @@ class Plans:
         Raises:
             InvalidArgumentError: The claim names a sampler that no claim may name.
         """
+        if partition is None:
+            return ClaimPlan(self.samplers, None, claim)  # not kept: clients choose the names
         entries = ""
         if claim.sampling:
             entries = repr([entry for entry in claim.sampling.items() if entry[0] not in OF_ONE_CLAIM])
         key = claim.task, claim.count, tuple(claim.fields), entries
-        plans = self._by_partition.get(claim.partition)
+        plans = self._by_partition.get(partition.name)
         if plans is None:
-            plans = self._by_partition[claim.partition] = {}
+            plans = self._by_partition[partition.name] = {}
         plan = plans.get(key)
-        groups = None if partition is None else (partition.groups.size, partition.groups.largest)
-        if plan is None or plan.partition is not partition or plan.declared != groups:
+        if plan is None or plan.declared != (partition.groups.size, partition.groups.largest):
             if len(plans) == MAX_PLANS:
                 plans.clear()
             plan = plans[key] = ClaimPlan(self.samplers, partition, claim)
@@ -261,10 +262,9 @@ class Plans:
         """
         for name, plans in self._by_partition.items():
             for kept in list(plans.values()):
-                partition = partitions.get(name)
-                assert kept.partition in (None, partition), f"a plan of partition {name!r} was not ended with it"
-                now = ClaimPlan(self.samplers, partition, kept.claim)
-                assert self.of(partition, kept.claim).facts() == now.facts(), f"a plan of partition {name!r} is stale"
+                assert kept.partition is partitions.get(name), f"a plan of partition {name!r} was not ended with it"
+                plan, now = self.of(kept.partition, kept.claim), ClaimPlan(self.samplers, kept.partition, kept.claim)
+                assert plan.facts() == now.facts(), f"a plan of partition {name!r} is stale"
 
 
 def _unused_entries(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | None:

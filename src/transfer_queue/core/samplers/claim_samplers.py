@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import Any
 
 from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, Values, copy_containers
@@ -115,7 +114,13 @@ class SamplerRegistry:
         if partition is not None and partition.options.order:
             return _OF_ORDERS[partition.options.order]
         name = sampling.get("sampler")
-        sampler = self.of_task(task) if name is None else _built_in(str(name))
+        sampler = self.of_task(task) if name is None else _NAMED.get(str(name))
+        if sampler is None:
+            raise InvalidArgumentError(
+                f"a claim may name SequentialSampler, RankAwareSampler or GRPOGroupNSampler, not {str(name)!r}; "
+                f"set any other sampler for the task in controller.task_samplers, or for the system in "
+                f"controller.sampler"
+            )
         if isinstance(sampler, UserSampler) or group_size(sampler) is None:
             return sampler
         said = sampling.get(GROUP_SIZE)
@@ -138,18 +143,10 @@ _OF_ORDERS: dict[str, BaseSampler] = dict(
 )
 
 
-@lru_cache
-def _built_in(name: str) -> BaseSampler:
-    if name == "SequentialSampler":
-        return SequentialSampler()
-    if name == "RankAwareSampler":
-        return RankAwareSampler()
-    if name == "GRPOGroupNSampler":
-        return GRPOGroupNSampler()
-    raise InvalidArgumentError(
-        f"a claim may name SequentialSampler, RankAwareSampler or GRPOGroupNSampler, not {name!r}; "
-        f"set any other sampler for the task in controller.task_samplers, or for the system in controller.sampler"
-    )
+_NAMED: dict[str, BaseSampler] = {
+    type(sampler).__name__: sampler for sampler in (SequentialSampler(), RankAwareSampler(), GRPOGroupNSampler())
+}
+"""The samplers that a claim may name."""
 
 
 def group_size(sampler: AnySampler) -> int | None:
