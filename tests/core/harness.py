@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import sameness
 
+from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
@@ -204,6 +205,7 @@ class Harness:
                         self.freed.append(place)
         self.records += self.controller.take_records()
         check_invariants(self.state)
+        self.controller.context.services[Plans].check(self.state.partitions)
         if self.asks and not self.asks_wait:
             self.answer()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simulated import Start, numbers
-from transfer_queue.core.claims import batch_selection
+from transfer_queue.core.claims import deal
 from transfer_queue.core.events.records import ConsumptionForgotten, Dealt, PartitionDropped
 from transfer_queue.errors import BatchGoneError
 from transfer_queue.metadata import BatchMeta
@@ -35,7 +35,7 @@ def upset(cluster: Cluster, client: Client, draw: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_meanwhile(start: Start, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(batch_selection, "LONG", 2)
+    monkeypatch.setattr(deal, "LONG", 2)
     draw = random.Random(seed)
     cluster = start(seed=seed, sampler=SeqlenBalancedSampler(GROUP, RANKS))
     readers = [cluster.client(f"r{rank}") for rank in range(RANKS)]

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.core.claims import claim_handler
+from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
@@ -240,7 +241,7 @@ class Controller:
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a deal failed: {outcome!r}")
             effects = context.refuse(waiting, error)
         elif waiting is not None:
-            effects = claim_handler.retry_claim(context, waiting, job.validate_shares(outcome))
+            effects = claim_handler.retry_claims(context, [waiting], job.validate_shares(outcome))
         context.changes.changes_of(job.partition.name).tasks |= {job.task}
         return before + self._settle_after(effects)
 
@@ -265,6 +266,7 @@ class Controller:
         before, context = self._finish_last(), self.context
         former = hosted_runner(context.samplers.default)
         context.samplers.replace_default(sampler)
+        context.services[Plans].forget_all()
         effects = context.sampler_calls.replace(former)
         context.state.watched = watched_tags(*context.samplers.all)
         for waiting in list(context.state.waiting.by_waiter.values()):

@@ -98,16 +98,17 @@ class Jobs(Service):
         return self._step(job, outcome)
 
     def is_working(self) -> bool:
-        """See `Service.is_working`. A job that rests waits for others, and one that waits for an outcome may be long."""
+        """See `Service.is_working`. A job that rests waits for others."""
         return bool(self._ready)
 
     def on_connection_ended(self, client: str, peer: int) -> None:
         """See `Service.on_connection_ended`."""
         for job in list(self._by_key.values()):
             caller = job.caller
-            if caller is not None and job.ends is Ends.WITH_CONNECTION and caller.client == client:
-                if caller.peer == peer:
-                    self._give_up(job)
+            if caller is None or job.ends is not Ends.WITH_CONNECTION:
+                continue
+            if (caller.client, caller.peer) == (client, peer):
+                self._give_up(job)
 
     def on_client_left(self, client: str, announced: bool) -> list[Effect]:
         """See `Service.on_client_left`."""

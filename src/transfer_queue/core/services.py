@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from transfer_queue.core import absent_holders, activity, checkpoints, jobs, wakeups
-from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_deadlines, sampler_registration
+from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_deadlines, plan
 from transfer_queue.core.control import connections
 from transfer_queue.core.locks import lock_handlers
 from transfer_queue.core.puts import clears, equal_values, put_handlers, retention
@@ -44,7 +44,7 @@ FEATURES: tuple[ModuleType, ...] = (
     equal_values,
     claim_handler,
     consumption_handlers,
-    sampler_registration,
+    plan,
     batch_metadata,
     change_answers,
     column_counts,

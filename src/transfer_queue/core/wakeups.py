@@ -1,14 +1,15 @@
 """Looks at the requests that wait, after every event: meets those that can be met now, and ends those that cannot.
 
-`claims.wakeup_filter` selects the claims that are worth another look. Equal claims are decided together.
+`claims.wake` selects the claims that are worth another look. Equal claims are decided together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transfer_queue.core.claims import claim_batching, claim_handler
-from transfer_queue.core.claims.wakeup_filter import all_claims, claims_to_retry
+from transfer_queue.core.claims import claim_handler
+from transfer_queue.core.claims.plan import Plans
+from transfer_queue.core.claims.wake import Wake
 from transfer_queue.core.control.change_log import ChangeSet
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
@@ -19,7 +20,6 @@ from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import flow_control, put_decisions
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports.explain import timeout_words
-from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.service import Service
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
@@ -109,7 +109,7 @@ class Wakeups(Service):
         if isinstance(waiting.request, Watch):
             return self._retry_watch(waiting)
         if isinstance(waiting.request, Claim):
-            return claim_handler.retry_claim(self.context, waiting)
+            return claim_handler.retry_claims(self.context, [waiting])
         return self._retry_decision(waiting)
 
     def next_due(self) -> float | None:
@@ -175,15 +175,9 @@ class Wakeups(Service):
             first = next(iter(queue.claims.values()), None)
             if partition and first and claim_handler.needs_indexes(context, partition, first.claim):
                 continue  # all claims of the task are looked at when the index is built
-            if partition is None or change.everything or task in change.tasks:
-                worth = all_claims(context.samplers, partition, queue, peers)
-            else:
-                shares = change.shares.get(task, ())
-                consumed = task in change.consumed
-                grown = change.joined or task in gained
-                worth = claims_to_retry(context.samplers, partition, task, queue, grown, shares, consumed, peers)
-            for some in worth:
-                yield self.retry(some[0]) if len(some) == 1 else claim_batching.meet_together(context, some)
+            wake = Wake(context.services[Plans], partition, task, queue, peers)
+            for some in wake.claims_to_retry(change, task in gained):
+                yield claim_handler.retry_claims(context, some)
         if waiting_for.space and (change.everything or change.space or flow_control.admits_rows(partition)):
             for waiting in list(waiting_for.space.values()):
                 assert isinstance(waiting.request, (Publish, Reserve))
@@ -233,10 +227,10 @@ class Wakeups(Service):
         if isinstance(request, Claim):
             if request.probe or request.quiet:
                 return claim_handler.empty_reply(context, request, ended=False)
-            sampler = context.samplers.sampler_for(request, context.state.partitions.get(request.partition))
+            plan = context.services[Plans].of(context.state.partitions.get(request.partition), request)
             waited = request.waited + now - waiting.since
             abandoned = context.services[AbandonedSamples].find(request.partition)
-            words = timeout_words(context.state, request, waited, claim_samplers.group_size(sampler), abandoned)
+            words = timeout_words(context.state, request, waited, plan.group_size, abandoned)
             return Failure("WaitTimeoutError", words)
         if isinstance(request, TakeGroupDemand):
             return Done(0)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.config.settings import Settings
+from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, StateLoaded
@@ -427,6 +428,7 @@ class Cluster:
             ...     cluster.check()
         """
         check_invariants(self.controller.state)
+        self.controller.context.services[Plans].check(self.controller.state.partitions)
         mirror = self.controller.context.services.get(MirrorWriter)
         if mirror is not None:
             mirror.check()

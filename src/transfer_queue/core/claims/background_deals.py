@@ -71,28 +71,25 @@ class BackgroundDeals:
 
     def __init__(self) -> None:
         self._jobs: dict[int, BackgroundDeal] = {}
-        self._of: dict[tuple[str, str], BackgroundDeal] = {}
+        self.by_task: dict[tuple[str, str], BackgroundDeal] = {}
+        """(partition, task) -> its deal."""
         self.begun = 0
         """The number of deals started so far."""
 
     def __len__(self) -> int:
         return len(self._jobs)
 
-    def is_computing(self, partition: str, task: str) -> bool:
-        """Return whether a deal for this task is being computed."""
-        return (partition, task) in self._of
-
     def begin(self, partition: Partition, task: str, waiter: RequestKey, long: DealTooLong) -> BackgroundDeal:
         """Register and return a new deal."""
         self.begun += 1
         job = BackgroundDeal(self.begun, partition, task, waiter, long)
-        self._jobs[job.number] = self._of[partition.name, task] = job
+        self._jobs[job.number] = self.by_task[partition.name, task] = job
         return job
 
     def end(self, number: int) -> BackgroundDeal:
         """Remove and return a deal that was computed."""
         job = self._jobs.pop(number)
-        del self._of[job.partition.name, job.task]
+        del self.by_task[job.partition.name, job.task]
         return job
 
     def mark_all_stale(self) -> None:
@@ -102,6 +99,6 @@ class BackgroundDeals:
 
     def mark_stale(self, partition: str, task: str | None) -> None:
         """Mark the deals of a task (None: of every task) as stale, because its consumption was reset."""
-        for (name, other), job in self._of.items():
+        for (name, other), job in self.by_task.items():
             if name == partition and task in (None, other):
                 job.stale = True

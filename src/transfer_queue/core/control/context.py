@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.configuration import CoreConfig
@@ -70,36 +69,6 @@ class ControllerContext:
     def now(self) -> float:
         """The time of the current event, on the controller's clock."""
         return self.log.now
-
-    @property
-    def timeline(self) -> Any:
-        from transfer_queue.core.timeline.recorder import TimelineRecorder
-
-        return self.services[TimelineRecorder]
-
-    @property
-    def activity(self) -> Any:
-        from transfer_queue.core.activity import Activity
-
-        return self.services[Activity]
-
-    @property
-    def absent_holders(self) -> Any:
-        from transfer_queue.core.absent_holders import AbsentHolders
-
-        return self.services[AbsentHolders]
-
-    @property
-    def lease_deadlines(self) -> Any:
-        from transfer_queue.core.claims.lease_deadlines import Leases
-
-        return self.services[Leases]
-
-    @property
-    def lock_deadlines(self) -> Any:
-        from transfer_queue.core.locks.lock_handlers import Locks
-
-        return self.services[Locks].deadlines
 
     def group_size_of(self, name: str, task: str | None) -> int | None:
         """Return the samples in a group that the sampler of a task deals of a partition; None if it deals no groups.
