@@ -10,7 +10,6 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.puts import clear_decisions, flow_control, put_decisions
 from transfer_queue.core.queries.batch_metadata import meta_reply
-from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.unknown_partitions import require_partition, unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
@@ -134,7 +133,8 @@ def handle_clear_keys(context: ControllerContext, caller: Caller, request: puts.
 @handles(partitions.ClearPartition)
 def handle_clear_partition(context: ControllerContext, caller: Caller, request: partitions.ClearPartition) -> Decision:
     """Drop a partition with all its rows. An unknown partition is ignored."""
-    claim_samplers.forget_partition(context.samplers, request.partition)
+    for sampler in context.samplers.of_users.values():
+        sampler.clear_cache(request.partition)
     known = request.partition in context.state.partitions
     return Decision([r.PartitionDropped(request.partition)] if known else [], Done)
 
