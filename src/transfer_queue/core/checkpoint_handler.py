@@ -112,7 +112,7 @@ def handle_load_state(context: ControllerContext, caller: Caller, request: LoadS
     check_file_name(request.name)
     sequence, ours = caller.envelope.sequence, context.checkpoints
     waits = (caller.client, sequence) in ours.loads
-    ours.wait_for_load(caller.client, sequence, caller.peer, request.merge)
+    ours.wait_for_load(caller.client, caller.envelope, caller.peer)
     return [] if waits else [ReadState(request.name, caller.client, sequence, list(context.state.watched))]
 
 
@@ -237,17 +237,17 @@ def finish_reading(
     context: ControllerContext, client: str, sequence: int, found: SavedState | Exception
 ) -> list[Effect]:
     """Load the state that was read for a request of a client, or reply why it cannot be loaded."""
-    merge = context.checkpoints.loads.get((client, sequence), False)
+    envelope = context.checkpoints.loads.get((client, sequence))
     peer = context.checkpoints.end_load(client, sequence)
-    if peer is None:
+    if peer is None or envelope is None:
         return _remove_unused(found)  # the client does not wait any more, so nothing is loaded
     try:
         record = record_of(context, found)
         assert not isinstance(found, Exception)
-        if merge:
-            return _merge_state(
-                context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
-            )
+        request = envelope.body
+        assert isinstance(request, LoadState)
+        if request.merge:
+            return _merge_state(context, Caller(client, peer, envelope), record, found)
         kept = {"": found.tree["sampler"], **found.tree.get("task_samplers", {})}
         states = {
             pattern: kept[pattern]["state"]
@@ -255,8 +255,8 @@ def finish_reading(
             if kept.get(pattern) is not None and kept[pattern]["name"] == sampler.name
         }
         if states:
-            return _load_with_samplers(context, client, peer, sequence, record, found, states)
-        return _replace_state(context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found)
+            return _load_with_samplers(context, client, peer, envelope, record, found, states)
+        return _replace_state(context, Caller(client, peer, envelope), record, found)
     except TransferQueueError as error:
         return [context.failure(peer, sequence, error), *_remove_unused(found)]
 
@@ -297,7 +297,7 @@ def _forget_replaced(context: ControllerContext, before: list[Partition]) -> Don
     context.background_deals.mark_all_stale()
     context.sampler_calls.void()
     context.samplers.warned.clear()
-    for name in {*(partition.name for partition in before), *context.state.partitions}:
+    for name in dict.fromkeys([*(partition.name for partition in before), *context.state.partitions]):
         context.changes.changes_of(name).everything = True
     for partition in list(context.state.partitions.values()):
         for record in unneeded_rows.clear_pre_allocated(partition):
@@ -317,7 +317,7 @@ def _load_with_samplers(
     context: ControllerContext,
     client: str,
     peer: int,
-    sequence: int,
+    envelope: RequestEnvelope,
     record: r.StateLoaded,
     found: SavedState,
     states: dict[str, bytes],
@@ -328,7 +328,8 @@ def _load_with_samplers(
     its repeated request waits for the same load.
     """
     samplers = {pattern: sampler for pattern, sampler in context.samplers.of_users.items() if pattern in states}
-    context.checkpoints.wait_for_load(client, sequence, peer)
+    context.checkpoints.wait_for_load(client, envelope, peer)
+    sequence = envelope.sequence
 
     def known(before: SavedStates) -> list[Effect]:
         if isinstance(before, TransferQueueError):
@@ -339,9 +340,7 @@ def _load_with_samplers(
         peer = context.checkpoints.end_load(client, sequence)
         try:
             if error is None and peer is not None:
-                return _replace_state(
-                    context, Caller(client, peer, RequestEnvelope(sequence, 0, LoadState(""))), record, found
-                )
+                return _replace_state(context, Caller(client, peer, envelope), record, found)
         except TransferQueueError as raised:
             error = raised
         restored = sampler_states.load_states(context.sampler_calls, samplers, before, lambda _: [])

@@ -190,6 +190,7 @@ class Controller:
             max_deliveries=max_deliveries,
         )
         migrations.mirror_is_due = self.context.mirror.is_due
+        migrations.has_mirror = max_lag is not None
         self.clears = IncrementalClears()
         self.wide_puts = WidePuts()
         self.wide_lookups = WideLookups()
@@ -218,6 +219,7 @@ class Controller:
             log.observe([r.StateMerged, r.UnitLost, r.ExtentsLost], lambda record: self._on_lost_locations())
             new = [r.RowsPut, r.RowsPutTogether, r.Published, r.BlocksMoved]
             log.observe(new, lambda record: context.mirror.note_new_blocks(log.now))
+            log.observe([r.BlocksMoved], context.mirror.note_moved)
         log.observe([r.RowsPut, r.RowsPutTogether, r.Published], context.stores.note_published)
         context.timeline.observe(log.observe)
 

@@ -16,7 +16,7 @@ from transfer_queue.core.units import migration_planner, mirror_writer
 from transfer_queue.core.units.mirror_writer import MaxLag
 from transfer_queue.core.units.unit_handlers import lose_missing_mirrors
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.descriptors import MIRROR, NewBlock
+from transfer_queue.messages.descriptors import MIRROR, BlockLocation, NewBlock
 from transfer_queue.messages.puts import ClearRows, Publish
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, ExtentsFreedReport, Move, RegisterUnit
@@ -184,10 +184,11 @@ class Mirrored:
         offset = int(np.frombuffer(order.blocks.offset, "<i8")[at])
         return any(u == unit and offset in blocks for (u, _), blocks in self.units.held.items())
 
-    def carry_out(self, how: str = "done", gone: set[int] | None = None) -> bool:
-        """Carry out the oldest order; returns whether there was one."""
+    def carry_out(self, how: str = "done", gone: set[int] | None = None, place: str | None = None) -> bool:
+        """Carry out the oldest order, of all units or of this one; returns whether there was one."""
         self.forget()
-        found = next(((unit, order) for unit, order in self.h.orders if isinstance(order, Move)), None)
+        orders = [(unit, order) for unit, order in self.h.orders if isinstance(order, Move)]
+        found = next((each for each in orders if place is None or each[0] == self.number[place]), None)
         if found is None:
             return False
         self.h.orders.remove(found)
@@ -292,10 +293,14 @@ class Life(RuleBasedStateMachine):
     def drain(self, place: str, undo: bool) -> None:
         self.m.h.send(Drain(self.m.number[place], undo))
 
-    @rule(data=st.data(), how=st.sampled_from(["done", "done", "done", "gone", "full"]))
-    def carry_out(self, data: st.DataObject, how: str) -> None:
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["done", "done", "done", "gone", "full"]),
+        place=st.sampled_from([None, *PLACES]),
+    )
+    def carry_out(self, data: st.DataObject, how: str, place: str | None) -> None:
         gone = data.draw(st.sets(st.integers(0, 3))) if how == "gone" else set()
-        self.m.carry_out(how, gone)
+        self.m.carry_out(how, gone, place)
 
     @rule(place=st.sampled_from(PLACES[:2]))
     def memory_is_lost(self, place: str) -> None:
@@ -372,6 +377,119 @@ class Life(RuleBasedStateMachine):
 
 TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+
+
+# ---------------------------------------------------------------- what is behind
+
+
+def sparse(lag: MaxLag, *, mirrored: bool) -> Mirrored:
+    """A sparse block is to be repacked. The mirror has it, or carries out the order to copy it.
+
+    The repacked rows stay in memory-0. Their values are in rows 0 and 1.
+    """
+    m = Mirrored(lag)
+    m.put(8, ["x"], "memory-0", False)
+    m.h.tick(m.h.now + 10.0)
+    if mirrored:
+        m.carry_out(place="mirror")
+    m.h.ask(ClearRows("p", column(range(2, 8))))
+    for row in range(2, 8):
+        del m.values[row]
+    m.put(1, ["x"], "memory-0", True)
+    return m
+
+
+def repacks_of(m: Mirrored) -> list[Move]:
+    return [order for _, order in m.h.orders if isinstance(order, Move) and order.repacks]
+
+
+def test_a_block_repacked_while_the_mirror_is_lost_is_copied_to_the_next_mirror() -> None:
+    m = sparse(ASYNC, mirrored=True)
+    for _ in range(2):
+        m.h.tick(m.h.now + 10.0)
+    assert repacks_of(m)
+    m.lose("mirror")
+    for _ in range(4):
+        m.h.tick(m.h.now)
+        m.carry_out()
+        m.writer.check()
+    m.settle()
+    m.writer.check()
+    for _, _, places, _ in m.h.state.blocks.live_blocks():
+        assert m.number["mirror"] in [place.unit for place in places]
+    m.lose("memory-0")
+    m.lose("memory-1")
+    assert not m.note_lost()
+
+
+@pytest.mark.parametrize("reports", [["memory-0"], ["memory-0", "mirror"], ["mirror", "memory-0"]])
+def test_values_of_acknowledged_puts_stay_in_the_mirror_when_their_block_becomes_sparse(reports: list[str]) -> None:
+    """The plan may free the space of the block before or after the mirror has copied it."""
+    m = sparse(SYNC, mirrored=False)
+    for place in reports:
+        for _ in range(2):
+            m.h.tick(m.h.now + 10.0)
+        assert m.carry_out(place=place)
+        m.writer.check()
+    waiting = {row for made in m.waiting.values() for row in made}
+    m.lose("memory-0")
+    assert {row for row, _ in m.note_lost()} <= waiting
+
+
+def test_a_block_that_is_cleared_while_it_is_copied_is_not_behind_any_more() -> None:
+    m = Mirrored(ASYNC)
+    m.put(1, ["x"], "memory-0", False)
+    m.put(1, ["x"], "memory-0", False)
+    m.h.tick(m.h.now + 10.0)
+    m.h.ask(ClearRows("p", column([0])))
+    del m.values[0]
+    m.carry_out(place="mirror")
+    assert m.writer.behind_bytes == 0
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_the_mirror_takes_the_place_of_a_second_copy_outside_it(others: bool) -> None:
+    """Such blocks may come from a system that had `replicas: 2` before, or from a journal of an earlier version."""
+    m = Mirrored(ASYNC)
+    if others:
+        m.put(1, ["x"], "memory-1", False)
+    schema, dims = schema_of(["x"], 1)
+    units = m.number["memory-0"], m.number["memory-1"]
+    extents = [m.units.open(unit) for unit in units]
+    offsets = [m.units.write(unit, extent, {"x": [7]}) for unit, extent in zip(units, extents, strict=True)]
+    copy = BlockLocation(units[1], extents[1], offsets[1], 1, LENGTH)
+    block = NewBlock(units[0], extents[0], offsets[0], 1, BYTES, 1, schema, dims, LENGTH, copies=[copy])
+    (row,) = rows_of(m.h.ask(Publish("p", 1, None, block=block, pre_allocate=0)))
+    m.values[row] = {"x": 7}
+    m.settle()
+    m.writer.check()
+    assert m.writer.behind_bytes == 0
+    for _, _, places, _ in m.h.state.blocks.live_blocks():
+        assert [place.unit in units for place in places] == [True, False]
+    m.read()
+
+
+def test_a_report_of_the_mirror_that_overwrites_its_own_extents_leaves_nothing_wrongly_behind() -> None:
+    """The record that an extent is lost makes the writer look again before the copies are recorded."""
+    m = Mirrored(ASYNC)
+    m.put(1, ["x"], "memory-0", False)
+    m.settle()
+    m.h.tick(m.h.now)
+    m.put(1, ["x"], "memory-0", False)
+    m.h.tick(m.h.now + 10.0)
+    ((unit, order),) = [(unit, order) for unit, order in m.h.orders if isinstance(order, Move)]
+    m.h.orders.clear()
+    (_, second), *_ = [
+        (place.extent, place.offset)
+        for _, _, places, _ in m.h.state.blocks.live_blocks()
+        for place in places
+        if place.unit == unit
+    ]
+    extent = m.units.open(unit)
+    reply = BlocksMovedReport(order.number, unit, extent, 16 * BYTES, 1, np.array([second], "<i8").tobytes(), [])
+    assert m.h.ask(reply, "mirror") == Done()
+    m.writer.check()
+    assert m.writer.behind_bytes == BYTES, "the first block is in no mirror any more, the second one is"
 
 
 # ---------------------------------------------------------------- retired mirrors

@@ -32,6 +32,8 @@ from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
 from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
+ROUNDING = 1e-9
+"""Seconds by which a time differs after it was converted between two clocks."""
 MAX_TICKS = 10_000  # at one moment
 MAX_TEXT = 60  # characters of a value in the state; of a longer text a hash is kept, too
 EVENTS = 100
@@ -188,13 +190,13 @@ class ControllerDriver:
         moment, ticks = self._now, 0
         while self._is_running:
             due = self._controller.next_deadline()
-            if due is None or due - self._skew > time:
+            if due is None or due - self._skew > time + ROUNDING:
                 break
             self._now = max(self._now, due - self._skew)
             moment, ticks = (moment, ticks + 1) if self._now == moment else (self._now, 0)
             if ticks > MAX_TICKS:
                 raise RuntimeError(f"the controller is still busy after {MAX_TICKS} ticks at {moment}")
-            self._carry_out(self._controller.tick(self._clock_time))
+            self._carry_out(self._controller.tick(max(self._clock_time, due)))
         self._now = time
 
     def _carry_out(self, effects: list[e.Effect]) -> None:

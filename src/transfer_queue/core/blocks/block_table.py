@@ -358,18 +358,16 @@ class BlockTable(PublishedExtents):
         """Return the one or two locations of a needed block. Readers get the first one."""
         return self.chunks[number >> CHUNK_BITS].places(number & (CHUNK - 1))
 
-    def other_units(self, numbers: np.ndarray, unit: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return those of these needed blocks that are in a unit, and for each its other unit (-1: none)."""
-        first, second = (np.full(len(numbers), -1, "i8") for _ in range(2))
+    def units_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first unit of each of these needed blocks, and its second one (-1: none)."""
+        first, second = self.column("unit", numbers), np.full(len(numbers), -1, "i8")
         keys = numbers >> CHUNK_BITS
         for key in np.unique(keys).tolist():
             chunk, mine = self.chunks[key], keys == key
-            at = numbers[mine] & (CHUNK - 1)
-            first[mine] = chunk.columns["unit"][at]
             if chunk.second:
+                at = numbers[mine] & (CHUNK - 1)
                 second[mine] = np.where(chunk.second["extent"][at] > 0, chunk.second["unit"][at], -1)
-        there = (first == unit) | (second == unit)
-        return numbers[there], np.where(first == unit, second, first)[there]
+        return first, second
 
     def needed_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return those of these blocks that some live row needs, in order."""

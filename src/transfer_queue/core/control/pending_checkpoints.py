@@ -7,6 +7,7 @@ from collections.abc import Container
 from transfer_queue.core.events.effects import Effect, RemoveState
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.messages.checkpoints import BeginCheckpointReply
+from transfer_queue.messages.envelopes import RequestEnvelope
 
 ExtentKey = tuple[int, int]
 """A storage unit, and an extent of it."""
@@ -32,18 +33,18 @@ class PendingCheckpoints(Container[ExtentKey]):
     def __init__(self) -> None:
         self.saves: dict[str, PendingSave] = {}
         """Name of the state file -> save."""
-        self.loads: dict[RequestKey, bool] = {}
-        """The requests that wait for a state to be loaded -> whether its partitions are added to the present ones."""
+        self.loads: dict[RequestKey, RequestEnvelope] = {}
+        """The requests that wait for a state to be loaded."""
         self.peers: dict[RequestKey, int] = {}
         """The connection on which each waiting request is answered."""
 
     def __contains__(self, extent: object) -> bool:
         return any(extent in save.extents for save in self.saves.values())
 
-    def wait_for_load(self, client: str, sequence: int, peer: int, merge: bool = False) -> None:
+    def wait_for_load(self, client: str, envelope: RequestEnvelope, peer: int) -> None:
         """Note that a client waits for a state to be loaded, on its newest connection."""
-        self.loads[client, sequence] = merge
-        self.peers[client, sequence] = peer
+        self.loads.setdefault((client, envelope.sequence), envelope)
+        self.peers[client, envelope.sequence] = peer
 
     def end_load(self, client: str, sequence: int) -> int | None:
         """Forget a load. Returns the connection on which its client is answered; None if no client waits any more."""
@@ -56,7 +57,7 @@ class PendingCheckpoints(Container[ExtentKey]):
         """End the saves and loads of a client that is gone."""
         for waiter in [waiter for waiter in self.peers if waiter[0] == client]:
             del self.peers[waiter]
-        self.loads = {waiter: merge for waiter, merge in self.loads.items() if waiter[0] != client}
+        self.loads = {waiter: envelope for waiter, envelope in self.loads.items() if waiter[0] != client}
         gone = [name for name, save in self.saves.items() if save.client == client]
         for name in gone:
             del self.saves[name]

@@ -54,7 +54,7 @@ def check_put(request: Publish, blocks: Sequence[NewBlock]) -> None:
                 raise InvalidArgumentError(
                     f"field {spec.name!r}: a put must write exactly the values that it does not say are known"
                 )
-    for name in equal.keys() - written:
+    for name in sorted(equal.keys() - written):
         if not _known_targets(equal[name]).all():
             raise InvalidArgumentError(f"field {name!r} has values that are neither written nor known")
 

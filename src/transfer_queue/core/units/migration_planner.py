@@ -76,6 +76,11 @@ class MigrationPlanner:
         """The units that carry out an order of `core.units.mirror_writer`, so that they can take no other one."""
         self.mirror_is_due: Callable[[float], bool] = lambda now: False
         """Whether `core.units.mirror_writer` has an order for the mirror at this time."""
+        self.has_mirror = False
+        """Whether each block is to be in a mirror. Then only blocks in a mirror are repacked, into blocks in a mirror.
+
+        Otherwise values of acknowledged puts could be in a new block that no mirror has.
+        """
         self.restores = True
         """Whether some blocks may be in a mirror only, so that they are copied back into memory."""
         self._in_mirror_only = False  # the plan has found such a block
@@ -383,6 +388,8 @@ class MigrationPlanner:
         second = codes[1] if len(codes) > 1 else np.full(len(at), -1)
         hits = [np.isin(code, victims) for code in (first, second)]
         few = (hits[0] | hits[1]) & (share < SPARSE) & (chunk.columns["rows"][at] > 1)
+        if self.has_mirror:
+            few &= np.isin(np.stack([first, second]) >> _UNIT, list(self.state.mirrors)).any(axis=0)
         count = int(few.sum())
         if count:
             sparse.append(at[few] + (key << CHUNK_BITS))
@@ -443,7 +450,10 @@ class MigrationPlanner:
         blocks, home = self.state.blocks, self.state.units.get(leaving)
         if home is None:
             return False
-        there, others = blocks.other_units(blocks.needed_of(numbers), leaving)
+        numbers = blocks.needed_of(numbers)
+        first, second = blocks.units_of(numbers)
+        here = (first == leaving) | (second == leaving)
+        there, others = numbers[here], np.where(first == leaving, second, first)[here]
         for other in np.unique(others).tolist():
             disks = [unit for unit in self._healthy_units(DISK) if self._tier(unit) == DISK and unit != other]
             disks.sort(key=lambda unit: self.state.units[unit].node != home.node)
@@ -549,8 +559,9 @@ class MigrationPlanner:
             made = [None] * len(made) if second is None else _with_copies(made, second)
             closed += [] if second is None else [(second.unit, second.extent)]
         pairs = [(block, new) for block, new in zip(some, made, strict=True) if new is not None]
-        # other blocks may have been put there since the first report
-        if not pairs or not are_apart(self.state, [new for _, new in pairs]):
+        # the mirror may have been lost, and other blocks may have been put there, since the first report
+        is_mirrored = not self.has_mirror or any(unit in self.state.mirrors for unit, _ in closed)
+        if not pairs or not is_mirrored or not are_apart(self.state, [new for _, new in pairs]):
             self._records.append(r.ExtentsClosed(closed))
             yield True
             return

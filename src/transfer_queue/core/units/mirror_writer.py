@@ -106,7 +106,7 @@ class MirrorWriter:
             chunk, at = self.state.blocks.chunks.get(number >> CHUNK_BITS), number & (CHUNK - 1)
             if chunk is None or at >= chunk.capacity or not chunk.columns["live"][at]:
                 continue  # all its values were replaced or cleared at once
-            if not chunk.second or not any(place.unit in self.state.mirrors for place in chunk.places(at)):
+            if not any(place.unit in self.state.mirrors for place in chunk.places(at)):
                 nbytes = int(chunk.columns["nbytes"][at])
                 self._behind[number] = nbytes, now
                 self.behind_bytes += nbytes
@@ -115,17 +115,10 @@ class MirrorWriter:
     def rescan(self, now: float) -> None:
         """Find again which blocks no mirror has, because locations were lost, or another state was loaded."""
         before, self._behind, self.behind_bytes = self._behind, OrderedDict(), 0
-        self._next = self.state.next_block
-        mirrors = list(self.state.mirrors)
-        for key in sorted(self.state.blocks.chunks):
-            chunk = self.state.blocks.chunks[key]
-            at = np.flatnonzero(chunk.columns["live"])
-            there = np.isin(chunk.columns["unit"][at], mirrors)
-            if chunk.second:
-                there |= np.isin(chunk.second["unit"][at], mirrors) & (chunk.second["extent"][at] > 0)
-            at = at[~there]
-            numbers, sizes = (at + (key << CHUNK_BITS)).tolist(), chunk.columns["nbytes"][at].tolist()
-            for number, nbytes in zip(numbers, sizes, strict=True):
+        self._next, blocks = self.state.next_block, self.state.blocks
+        for key in sorted(blocks.chunks):
+            numbers = self._in_no_mirror(np.flatnonzero(blocks.chunks[key].columns["live"]) + (key << CHUNK_BITS))
+            for number, nbytes in zip(numbers.tolist(), blocks.column("nbytes", numbers).tolist(), strict=True):
                 self._behind[number] = nbytes, before.get(number, (0, now))[1]
                 self.behind_bytes += nbytes
 
@@ -133,14 +126,28 @@ class MirrorWriter:
         """Return for how long the oldest block that no mirror has is published; 0.0 if there is none."""
         return max(0.0, now - next(iter(self._behind.values()))[1]) if self._behind else 0.0
 
-    def _bytes_of(self, numbers: list[int]) -> int:
-        """Return the bytes of those of these blocks that are behind. The others may not exist any more."""
-        return sum(self._behind.get(number, (0, 0.0))[0] for number in numbers)
+    def note_moved(self, record: r.BlocksMoved) -> None:
+        """Note that blocks have been copied, if it was into a mirror."""
+        if record.unit in self.state.mirrors:
+            before = self.behind_bytes
+            self._still_behind(np.frombuffer(record.blocks, "<i8"))
+            self.copied_bytes += before - self.behind_bytes
 
-    def _forget(self, numbers: list[int]) -> None:
-        for number in numbers:
+    def _in_no_mirror(self, numbers: np.ndarray) -> np.ndarray:
+        """Return those of these needed blocks that no mirror has."""
+        units = np.stack(self.state.blocks.units_of(numbers))
+        return numbers[~np.isin(units, list(self.state.mirrors)).any(axis=0)]
+
+    def _still_behind(self, numbers: np.ndarray) -> np.ndarray:
+        """Return those of these blocks that are behind, and forget the others.
+
+        Only the locations decide: that the mirror has carried out an order does not mean that they were entered.
+        """
+        behind = self._in_no_mirror(self.state.blocks.needed_of(numbers))
+        for number in np.setdiff1d(numbers, behind).tolist():
             nbytes, _ = self._behind.pop(number, (0, 0.0))
             self.behind_bytes -= nbytes
+        return behind
 
     def _prune(self, now: float) -> None:
         """Forget blocks that no row needs any more, since replies are held that they should not delay."""
@@ -148,8 +155,7 @@ class MirrorWriter:
         if changes == before[0] or (before[0] >= 0 and now < before[1] + PAUSE / 2):
             return
         self._pruned = changes, now
-        numbers = np.fromiter(self._behind, "i8", len(self._behind))
-        self._forget(np.setdiff1d(numbers, self.state.blocks.needed_of(numbers)).tolist())
+        self._still_behind(np.fromiter(self._behind, "i8", len(self._behind)))
 
     def check(self) -> None:
         """Find again what is behind. Raises AssertionError if this object differs."""
@@ -232,15 +238,14 @@ class MirrorWriter:
 
     def forget(self, now: float) -> None:
         """Forget the order, because another state with other blocks was loaded."""
-        if self._job is not None:
-            self._end_job()
+        self._end_job()
         self._before_start = self.state.next_block - 1
         self.rescan(now)
 
     def _end_job(self) -> None:
-        assert self._job is not None
-        self._planner.reserved.discard(self._job[1])
-        self._job = None
+        if self._job is not None:
+            self._planner.reserved.discard(self._job[1])
+            self._job = None
 
     def carries_out(self, reply: BlocksMovedReport) -> bool:
         """Whether this is the report of the current order."""
@@ -259,23 +264,23 @@ class MirrorWriter:
             self.full = not reply.failed
             self._planner.set_waiting_writers(mirror, self.full)  # its mostly dead extents are compacted meanwhile
             if self.full and len(numbers) > 1:
-                self._limit, self._retry = self._bytes_of(numbers.tolist()) // 2, now
+                self._limit, self._retry = int(np.frombuffer(order.blocks.nbytes, "<i8").sum()) // 2, now
             return []
         lost = check_moved(self.state, order, reply)
         offsets = np.frombuffer(reply.offsets, "<i8")
-        kept = offsets >= 0
-        done = numbers[kept]
-        if not len(done):
+        if (offsets < 0).all():
             return lost + close_reported_extents(self.state, reply.unit, [reply.extent])
         self._planner.set_waiting_writers(mirror, False)
         self.full, self._limit, self._retry = False, ORDER_BYTES, now
-        self.copied_bytes += self._bytes_of(done.tolist())
-        self._forget(done.tolist())
+        needed = self.state.blocks.needed_of(numbers[offsets >= 0])
+        _, second = self.state.blocks.units_of(needed)
+        # a block has two locations at most, so the mirror takes the place of a second one; the others are ordered again
+        left = int(second[0]) if len(second) else -1
+        done = np.setdiff1d(numbers[offsets >= 0], needed[second != left])
+        to = offsets[np.searchsorted(numbers, done)]
         return [
             *lost,
-            r.BlocksMoved(
-                mirror, reply.extent, reply.length, reply.generation, -1, done.tobytes(), offsets[kept].tobytes()
-            ),
+            r.BlocksMoved(mirror, reply.extent, reply.length, reply.generation, left, done.tobytes(), to.tobytes()),
         ]
 
     def next_deadline(self) -> float | None:
@@ -300,8 +305,7 @@ class MirrorWriter:
 
     def step(self, now: float) -> list[tuple[int, Move]]:
         """Begin an order if one is due."""
-        due = self.next_deadline()
-        if due is None or due > now:
+        if not self.is_due(now):
             return []
         mirror, numbers = self._mirror(), self._oldest()
         if mirror is None or not len(numbers):
@@ -312,15 +316,11 @@ class MirrorWriter:
         return [(mirror, order)]
 
     def _oldest(self) -> np.ndarray:
-        """Return the oldest blocks that are behind, for one order. Forgets blocks that no row needs any more."""
-        blocks, total = self.state.blocks, 0
-        found: list[int] = []
+        """Return the oldest blocks that are behind, for one order."""
+        found, total = list[int](), 0
         for number, (nbytes, _) in self._behind.items():
             if found and (total + nbytes > self._limit or len(found) == ORDER_BLOCKS):
                 break
             found.append(number)
             total += nbytes
-        numbers = np.array(found, "i8")
-        needed = blocks.needed_of(numbers)
-        self._forget(np.setdiff1d(numbers, needed).tolist())
-        return needed
+        return self._still_behind(np.array(found, "i8"))
