@@ -217,21 +217,23 @@ def _meet(
         context.log.apply(record)
     context.log.actor = ""
     replies = _make_replies(context, plan, claims, batches, tokens, held)
-    answers: list[tuple[str, int, AnyReply]] = []
+    client, envelope = claims[0].caller.client, claims[0].caller.envelope
+    if len(claims) > 1:
+        callers = [each.caller for each in claims]
+        answers: list[tuple[str, int, AnyReply]] = [
+            (each.client, each.envelope.sequence, reply) for each, reply in zip(callers, replies, strict=True)
+        ]
+        context.log.apply(r.RepliesSent(answers))
+    else:
+        acknowledged, finished = envelope.acknowledged, envelope.finished
+        context.log.apply(r.ReplySent(client, envelope.sequence, acknowledged, replies[0], finished))
     effects: list[Effect] = []
     for each, rows, reply in zip(claims, batches, replies, strict=True):
-        client, sequence = each.caller.client, each.caller.envelope.sequence
-        answers.append((client, sequence, reply))
         if each.claim.places and len(claims) <= PLACED:
             # The reply that is kept for retries does not contain the locations, because a retry may come much later.
             places = value_locations.locate_claimed(context.state, partition, rows, sorted(set(each.claim.fields)))
             reply = msgspec.structs.replace(reply, places=places)
-        effects.append(Send(each.caller.peer, sequence, reply))
-    envelope = claims[0].caller.envelope
-    if len(claims) > 1:
-        context.log.apply(r.RepliesSent(answers))
-    else:
-        context.log.apply(r.ReplySent(*answers[0][:2], envelope.acknowledged, replies[0], envelope.finished))
+        effects.append(Send(each.caller.peer, each.caller.envelope.sequence, reply))
     return effects
 
 

@@ -31,9 +31,8 @@ from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerE
 from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes
 from transfer_queue.sampler.freshness_sampler import too_old, version_key
-from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, shown_rows
+from transfer_queue.sampler.sampler_wrapper import shown_rows
 
-Dealer = Union[RankConsistentSampler, SamplerWrapper]
 Passed = Mapping[str, Union[Sequence[int], np.ndarray]]  # reason -> rows that the task skips
 
 LONG = 512  # items, which are balanced within a millisecond
@@ -287,7 +286,7 @@ class Dealing(msgspec.Struct):
             plan.validate(claim)  # the groups may have been declared after the claim arrived
         if self.is_busy:
             return BUSY
-        sampler, config, ready = cast(Dealer, plan.sampler), plan.config_of(claim), plan.ready_set()
+        sampler, config, ready = cast(RankConsistentSampler, plan.sampler), plan.config_of(claim), plan.ready_set()
         offered = partition.sampler_view(ready)
 
         def deal(count: int, **more: Any) -> Shares:
@@ -438,8 +437,7 @@ class Dealing(msgspec.Struct):
         claim = self.claim
         if claim.probe:
             return MET
-        shares = sampler.deal(claim, self.partition, ready, claim.count, None)
-        rows, taken = shares[0]
+        rows, taken = sampler.deal(claim, self.partition, ready, claim.count, None)[0]
         if not len(rows):
             return NOTHING
         open_ = sampler.check_known(self.partition, ready, (rows, taken), claim.count, self.state.next_index)

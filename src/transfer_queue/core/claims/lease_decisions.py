@@ -24,11 +24,7 @@ NONE = np.zeros(0, "i8")
 
 
 def grant(
-    state: State,
-    plan: ClaimPlan,
-    claims: Sequence[OpenClaim],
-    batches: Sequence[np.ndarray],
-    records: list[r.AnyRecord],
+    state: State, plan: ClaimPlan, claims: Sequence[OpenClaim], batches: list[np.ndarray], records: list[r.AnyRecord]
 ) -> list[int]:
     """Add what clients hold to the records of their claims, and return the token of each; [] if they hold nothing.
 
@@ -38,30 +34,22 @@ def grant(
     Several claims do not get rows that wait for an ack without a lease (`wake`).
     """
     claim, partition = claims[0].claim, cast(Partition, plan.partition)
-    last = -1
-    for at, record in enumerate(records):
-        if isinstance(record, r.Dealt):
-            last = at
-    if claim.lease is not None or (last < 0 and partition.claimed.get(plan.task)):
+    deal = records[0] if records else None  # the deals are first
+    if claim.lease is not None or (deal is None and partition.claimed.get(plan.task)):
         return _lease_rows(state, plan, claims, batches, records)
-    deal = records[last] if last >= 0 else None
     if not claim.hand_over or not isinstance(deal, r.Dealt) or deal.batch_index is not None or not deal.consumed:
-        return []
+        return []  # a batch under a key stays under it
     token, version = state.next_token, partition.policy_version
     unseen: list[r.UnseenBatch] = []
     for at, each in enumerate(claims):
         rows = deal.consumed if len(claims) == 1 else deal.shares[at].rows
         unseen.append(r.UnseenBatch(token + at, plan.task, each.caller.client, rows, version))
-    records[last] = msgspec.structs.replace(deal, unseen=unseen)
-    return list(range(token, token + len(claims)))
+    records[0] = msgspec.structs.replace(deal, unseen=unseen)
+    return [*range(token, token + len(claims))]
 
 
 def _lease_rows(
-    state: State,
-    plan: ClaimPlan,
-    claims: Sequence[OpenClaim],
-    batches: Sequence[np.ndarray],
-    records: list[r.AnyRecord],
+    state: State, plan: ClaimPlan, claims: Sequence[OpenClaim], batches: list[np.ndarray], records: list[r.AnyRecord]
 ) -> list[int]:
     """Add the leases of claims to their records, or that rows are consumed without a lease, and return the tokens."""
     partition = cast(Partition, plan.partition)

@@ -79,11 +79,9 @@ class ClaimPlan:
         """Whether the group size is that of the declared `group_ids`."""
         self.groups_by_order = False
         """Whether the groups are formed by order of reservation, so that they may have rows of several clients."""
-        if self.user is not None:
-            self.passes_over = self.user.runner.facts.passes
-            """Whether the sampler may skip rows before a deal."""
-        else:
-            self.passes_over = type(sampler).passes_over is not BaseSampler.passes_over
+        overridden = type(sampler).passes_over is not BaseSampler.passes_over
+        self.passes_over = overridden if self.user is None else self.user.runner.facts.passes
+        """Whether the sampler may skip rows before a deal."""
         self.config: dict[str, Any] = {"task_name": claim.task, "partition_id": claim.partition, **claim.sampling}
         """The keyword arguments of the sampler, but for those of one claim."""
         for name in OF_ONE_CLAIM:

@@ -172,15 +172,11 @@ class Wake(msgspec.Struct):
 def _is_simple(plan: ClaimPlan, claim: Claim) -> bool:
     """Return whether all rows of this claim have the same reply and records: no loss, ack or skipped row."""
     partition = plan.partition
-    if claim.probe or claim.ahead or claim.since is not None or claim.least is not None:
+    if plan.user is not None or partition is None or claim.probe or claim.ahead:
         return False
-    return (
-        plan.user is None
-        and partition is not None
-        and not (claim.lease is None and partition.claimed.get(plan.task))
-        and not partition.losses.counts
-        and (plan.task, lease_decisions.POISON) not in partition.passed.counts
-    )
+    acks = claim.lease is None and partition.claimed.get(plan.task)
+    skips = partition.losses.counts or (plan.task, lease_decisions.POISON) in partition.passed.counts
+    return claim.since is None and claim.least is None and not acks and not skips
 
 
 def _is_equal(claim: Claim, other: Claim) -> bool:

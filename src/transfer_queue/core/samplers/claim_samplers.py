@@ -165,9 +165,3 @@ def declared_size(partition: Partition, sampler: AnySampler) -> int | None:
     if groups.size is None and not getattr(sampler, "size_given", True):
         return groups.largest or None
     return groups.size
-
-
-def forget_partition(samplers: SamplerRegistry, partition: str) -> None:
-    """Make users' samplers forget what they keep of a dropped partition."""
-    for sampler in samplers.of_users.values():
-        sampler.clear_cache(partition)
