@@ -319,7 +319,7 @@ class Harness:
             outcome = work.run()
         except Exception as error:
             outcome = error
-        self.take(self.controller.on_deal_computed(work.number, outcome, self.now))
+        self.take(self.controller.on_outcome(work.number, outcome, self.now))
 
     def tick(self, now: float) -> None:
         """Time passes."""

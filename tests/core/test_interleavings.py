@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from transfer_queue.core.absent_holders import ABSENCE_SECONDS
 from transfer_queue.core.claims import deal as claim_deal
+from transfer_queue.core.claims.background_deals import LongDeals
 from transfer_queue.core.events.records import Dealt, HandedOver, LeaseEnded, PassedOver
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, Nack, ResetConsumption
@@ -635,7 +636,7 @@ class Interleavings(RuleBasedStateMachine):
         for (client, sequence), claim in self.waiting.items():
             assert self.h.parked(sequence, client)
             model = self.model.get(claim.partition)
-            if model is None or self.h.controller.context.background_deals.by_task.get((claim.partition, claim.task)):
+            if model is None or (claim.partition, claim.task) in self.h.controller.context.services[LongDeals].is_stale:
                 continue
             assert claim.wait is not None, "only a deal under way keeps it"
             ready = model.ready(claim.task, claim.fields)

@@ -9,6 +9,7 @@ import pytest
 
 from simulated import Start, numbers
 from transfer_queue.core.claims import deal
+from transfer_queue.core.claims.background_deals import LongDeals
 from transfer_queue.core.events.records import ConsumptionForgotten, Dealt, PartitionDropped
 from transfer_queue.errors import BatchGoneError
 from transfer_queue.metadata import BatchMeta
@@ -55,8 +56,8 @@ def test_whatever_happens_meanwhile(start: Start, monkeypatch: pytest.MonkeyPatc
         assert task.done, "a reader was never answered"
         assert task.error is None or isinstance(task.error, BatchGoneError)
     assert (
-        len(cluster.controller.context.background_deals),
-        cluster.controller.context.background_deals.begun > 0,
+        len(cluster.controller.context.services[LongDeals].is_stale),
+        cluster.controller.context.services[LongDeals].begun > 0,
     ) == (0, True)
     dealt: set[int] = set()
     for record in cluster.records:

@@ -1,7 +1,7 @@
 """Work that takes several turns of the controller, so that it serves other requests in between.
 
 A job is a generator. A handler that returns one begins it; the value that the generator returns is the reply, and an
-error of the tree is one, too. What it yields says when it goes on:
+error of the tree is one, too. A job of no request returns effects. What it yields says when it goes on:
 
     None              in another turn; each turn does one step of one job
     `Until(time)`     after each event, and at this time at the latest
@@ -131,7 +131,9 @@ class Jobs(Service):
             yielded = job.steps.send(outcome) if error is None else job.steps.throw(error)
         except StopIteration as end:
             del self._by_key[job.key]
-            return [] if caller is None or job.is_given_up else self._answer(caller, end.value)
+            if caller is None:
+                return end.value or []
+            return [] if job.is_given_up else self._answer(caller, end.value)
         except GivenUpError:
             del self._by_key[job.key]
             return []

@@ -78,6 +78,10 @@ class Service:
         """Do what is due."""
         raise NotImplementedError
 
+    def when_settled(self) -> list[Effect]:
+        """Begin what has waited until all requests that can be met were met. It may lead to further ones."""
+        raise NotImplementedError
+
     def after_event(self) -> list[Effect]:
         """Do what follows from an event, after all requests that it can meet were met."""
         raise NotImplementedError

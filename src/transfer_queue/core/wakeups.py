@@ -42,6 +42,7 @@ class Wakeups(Service):
         super().__init__(context)
         self._part = context.config.part
         self._on_changed = context.services.with_hook["on_partition_changed"]
+        self._when_settled = context.services.with_hook["when_settled"]
         self._after_event = context.services.with_hook["after_event"]
         self.left: Iterator[list[Effect]] | None = None
         """What `settle` has left to `settle_further`, which must be done before the next event; None: nothing."""
@@ -68,7 +69,8 @@ class Wakeups(Service):
                     for service in self._on_changed:
                         service.on_partition_changed(partition)
                     partition.gained.clear()
-            effects += context.sampler_calls.start_next(context)
+            for service in self._when_settled:
+                effects += service.when_settled()
             if not changes:
                 break
         for service in self._after_event:
@@ -94,9 +96,8 @@ class Wakeups(Service):
             while changes:
                 name, change = changes.popitem()
                 yield from self._meet(name, state.partitions.get(name), change)
-            effects = context.sampler_calls.start_next(context)
-            if effects:
-                yield effects
+            for service in self._when_settled:
+                yield service.when_settled()
             if not changes:
                 break
         for service in self._after_event:

@@ -578,7 +578,7 @@ class Cluster:
                 outcome = work.run()
             except Exception as error:
                 outcome = error
-            self._run_core_effects(self.controller.on_deal_computed(work.number, outcome, self._controller_now))
+            self._run_core_effects(self.controller.on_outcome(work.number, outcome, self._controller_now))
 
         self._run_later(done)
 

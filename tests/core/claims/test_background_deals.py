@@ -208,7 +208,7 @@ def test_an_error_of_a_deal_reaches_the_claim_that_started_it(b: Harness) -> Non
         b.result(second, "c1")
     third = ask(b, 0)
     work = b.works.pop()
-    b.take(b.controller.on_deal_computed(work.number, MemoryError("no space"), b.now))
+    b.take(b.controller.on_outcome(work.number, MemoryError("no space"), b.now))
     with pytest.raises(SamplerError, match="no space"):
         b.result(third, "c0")
 

@@ -18,17 +18,17 @@ import numpy as np
 from transfer_queue.core.absent_holders import AbsentHolders
 from transfer_queue.core.activity import Activity
 from transfer_queue.core.claims import consumer_state, deal, index_builder, lease_decisions
-from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong
+from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, LongDeals
 from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim, Plans
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
+from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.queries import value_locations
 from transfer_queue.core.queries.batch_metadata import meta_reply
-from transfer_queue.core.samplers.remote_calls import PendingCall
-from transfer_queue.core.samplers.user_sampler import Answers, Ask, RowsTakenError, name_of, watched_tags
+from transfer_queue.core.samplers.remote_calls import PendingCall, SamplerAsks, hosted_runner
+from transfer_queue.core.samplers.user_sampler import Answers, AnySampler, Ask, RowsTakenError, name_of, watched_tags
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
@@ -45,6 +45,14 @@ from transfer_queue.sampler.sampler_spec import describe_spec, sampler_of, spec_
 PLACED = 32  # claims met together whose replies contain the locations of values; further ones look them up
 
 
+class SamplerCalls(SamplerAsks):
+    """See `SamplerAsks`."""
+
+    def decide_again(self, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
+        """See `SamplerAsks.decide_again`."""
+        return decide_parked(self.context, waiting, pending)
+
+
 @handles(Claim)
 def handle_claim(context: ControllerContext, caller: Caller, claim: Claim) -> list[Effect]:
     """Handle a claim that arrived."""
@@ -56,7 +64,8 @@ def retry_claims(
 ) -> list[Effect]:
     """Decide claims that wait again: one, or several with one plan. made: see `deal.decide`."""
     claims = _reopen(context, waits)
-    if not claims or context.sampler_calls.is_pending(claims[0].caller.waiter):
+    calls = context.services.get(SamplerCalls)
+    if not claims or (calls is not None and calls.is_pending(claims[0].caller.waiter)):
         return []
     return deal_to(context, claims, made)
 
@@ -132,10 +141,10 @@ def deal_to(
         outcome = deal.decide(context, plan, claims, made)
     except Ask as ask:
         if pending is not None:
-            return context.sampler_calls.start_further(context, pending, ask)
+            return context.services[SamplerCalls].start_further(pending, ask)
         if is_new:
             context.parked.park(first.caller, claim, _wait_of(claim))
-        return context.sampler_calls.request_call(context, first.caller.waiter, ask, fresh=is_new)
+        return context.services[SamplerCalls].request_call(first.caller.waiter, ask, fresh=is_new)
     except TransferQueueError as error:
         if first.waiting is None:
             raise
@@ -174,8 +183,7 @@ def _begin_long_deal(
     """Start the long deal of a claim that waits, if it has one."""
     if long is None or plan.partition is None:
         return []
-    job = context.background_deals.begin(plan.partition, plan.task, opened.caller.waiter, long)
-    return [ComputeDeal(job.number, lambda: deal.compute_deal(plan.sampler, long.deal))]
+    return context.services[LongDeals].begin(plan, opened.caller.waiter, long, retry_claims)
 
 
 def _carry_out(
@@ -373,3 +381,19 @@ def _own_sampler(context: ControllerContext, task: str) -> tuple[str, tuple[str,
     where = "of another dataset" if configured is None else "controller.task_samplers"
     spec = spec_of(sampler)
     return f"{name_of(sampler) if spec is None else describe_spec(*spec)} ({where})", spec
+
+
+def use_sampler(context: ControllerContext, sampler: AnySampler) -> list[Effect]:
+    """Replace the system's sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
+    former = hosted_runner(context.samplers.default)
+    context.samplers.replace_default(sampler)
+    context.services[Plans].forget_all()
+    effects = [] if former is None else context.services[SamplerCalls].replace(former)
+    context.state.watched = watched_tags(*context.samplers.all)
+    context.services.start_needed()
+    for waiting in list(context.state.waiting.by_waiter.values()):
+        if isinstance(waiting.request, Claim):
+            effects += recheck_claim(context, waiting)
+    for name in {**context.state.partitions, **context.state.waiting.claims}:  # claims may wait for new partitions
+        context.changes.changes_of(name).everything = True
+    return effects

@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.claims import consumer_state, final_rounds, index_builder, lease_decisions
-from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, Shares
+from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, LongDeals, Shares
 from transfer_queue.core.claims.final_rounds import column_of
 from transfer_queue.core.claims.plan import ClaimPlan, Key, OpenClaim
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.samplers.sampler_view import call_sampler
-from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler, name_of
+from transfer_queue.core.samplers.user_sampler import UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
@@ -88,7 +88,7 @@ def decide(
                 _skip(context, partition, plan, stale_rows(partition, plan))
             if plan.passes_over:
                 _skip(context, partition, plan, _passed_over_rows(partition, plan, claim))
-        is_busy = (partition.name, plan.task) in context.background_deals.by_task and not claim.again
+        is_busy = (partition.name, plan.task) in context.services[LongDeals].is_stale and not claim.again
         one = Dealing(context.state, partition, plan, claim, is_busy, made)
         if len(claims) > 1:
             return one.deal_to_all(claims)
@@ -443,13 +443,6 @@ class Dealing(msgspec.Struct):
         open_ = sampler.check_known(self.partition, ready, (rows, taken), claim.count, self.state.next_index)
         record = _deal_record(claim, None, [r.Share(0, column_of(rows))], column_of(open_))
         return Outcome([rows], [record] if len(open_) else [])
-
-
-def compute_deal(sampler: AnySampler, deal: Deal) -> Shares:
-    """Return the shares of a long deal of a built-in sampler. Reads no state, because it runs in another thread."""
-    shares = call_sampler(cast(BaseSampler, sampler), deal.run)
-    columns = {rank: np.array(sampled, "i8") for rank, (sampled, _) in shares.items()}
-    return {rank: (column, column) for rank, column in columns.items()}  # all sampled rows are consumed
 
 
 def _deal_record(claim: Claim, key: Key | None, shares: list[r.Share], consumed: bytes) -> r.Dealt:

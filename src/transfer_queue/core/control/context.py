@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.control.change_log import ChangeLog
 from transfer_queue.core.control.connections import Connections
@@ -16,7 +15,6 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
-from transfer_queue.core.samplers.remote_calls import PendingCall, SamplerAsks
 from transfer_queue.core.service import Service, Services
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
@@ -44,9 +42,6 @@ class ControllerContext:
         self.samplers = SamplerRegistry(
             config.sampler, config.values, config.strict, config.task_samplers, lambda: state.samplers
         )
-        self.sampler_calls = SamplerAsks(self._decide_again)
-        """The calls of a user's sampler that runs in a process of its own."""
-        self.background_deals = BackgroundDeals()
         self.journal_error = ""
         """Why mutations are blocked, for status; "" if they are not. The server sets it."""
         self.emitted: list[Effect] = []
@@ -59,11 +54,6 @@ class ControllerContext:
     def emit(self, *effects: Effect) -> None:
         """Add effects to those of the current event."""
         self.emitted += effects
-
-    def _decide_again(self, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
-        from transfer_queue.core.claims import claim_handler
-
-        return claim_handler.decide_parked(self, waiting, pending)
 
     @property
     def now(self) -> float:
