@@ -31,7 +31,7 @@ from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.control.measures import LeaseCounts
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
-from transfer_queue.core.events.registry import READS, Begin, Caller, Decision, ParkDecision, handler
+from transfer_queue.core.events.registry import HANDLERS, OF_AN_EPOCH, READS, Begin, Caller, Decision, ParkDecision
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.puts import puts_together
 from transfer_queue.core.reports import status
@@ -67,16 +67,14 @@ class Controller:
         context.log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
         context.log.observe([r.StateLoaded, r.StateMerged], lambda record: context.services.start_needed())
         context.services.start_needed()
+        self.take_records = context.log.take
+        """Returns the records that were applied since the last call, for the journal."""
         self._wakeups = context.services[Wakeups]
         self._hooks = context.services.with_hook
         self._observers = context.services.requests
         self._due: float | None = None
         self._is_due_known = False
         """Whether `_due` is the next deadline. What an event changes may change it; requests of READS do not."""
-
-    def take_records(self) -> list[r.AnyRecord]:
-        """Return the records that were applied since the last call, for the journal."""
-        return self.context.log.take()
 
     # ------------------------------------------------------------ events
 
@@ -131,9 +129,11 @@ class Controller:
             context.services[TimelineRecorder].note_reads(client, envelope.reads)
         caller = Caller(client, peer, envelope)
         try:
-            if type(request) in READS:
-                check_epoch(state, request)
-                reply: Any = handler(type(request))(context, caller, request)
+            kind = type(request)
+            if kind in READS:
+                if kind in OF_AN_EPOCH:
+                    check_epoch(state, request)
+                reply: Any = HANDLERS[kind](context, caller, request)
                 effects = [Send(peer, sequence, reply)]
                 return effects if report is None else self._settle_after(effects)
             effects = self.change(caller, request)
@@ -245,9 +245,13 @@ class Controller:
             TransferQueueError: The request is refused.
         """
         context = self.context
-        check_epoch(self.state, request)
-        handle = handler(type(request))
-        for observe in self._observers.get(type(request), ()):
+        kind = type(request)
+        handle = HANDLERS.get(kind)
+        if handle is None:
+            raise ProtocolError(f"{kind.__name__} is not a request to a controller")
+        if kind in OF_AN_EPOCH:
+            check_epoch(self.state, request)
+        for observe in self._observers.get(kind, ()):
             observe(caller.client, request)
         jobs = context.services.get(Jobs)
         if jobs is not None and jobs.attach(caller):
@@ -266,7 +270,7 @@ class Controller:
 
     def _report(self, caller: Caller, report: ReportBatches) -> None:
         """Carry out a report that came with another request, and says only what was handed over."""
-        handler(ReportBatches)(self.context, caller, report)
+        HANDLERS[ReportBatches](self.context, caller, report)
 
     def status(self, now: float) -> SystemStatus:
         """Return the progress of every partition, and the counters."""

@@ -15,7 +15,7 @@ from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
-from transfer_queue.core.events.registry import Caller, Decision, handler
+from transfer_queue.core.events.registry import HANDLERS, Caller, Decision
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import flow_control, put_decisions
 from transfer_queue.core.queries import change_answers
@@ -43,6 +43,7 @@ class Wakeups(Service):
         self._part = context.config.part
         self._on_changed = context.services.with_hook["on_partition_changed"]
         self._when_settled = context.services.with_hook["when_settled"]
+        self._on_unneeded = context.services.with_hook["on_extents_unneeded"]
         self._after_event = context.services.with_hook["after_event"]
         self.left: Iterator[list[Effect]] | None = None
         """What `settle` has left to `settle_further`, which must be done before the next event; None: nothing."""
@@ -73,10 +74,7 @@ class Wakeups(Service):
                 effects += service.when_settled()
             if not changes:
                 break
-        for service in self._after_event:
-            effects += service.after_event()
-        emitted, context.emitted = context.emitted, []
-        return effects + emitted
+        return effects + self._end()
 
     def settle_further(self, part: int | None) -> list[Effect]:
         """Continue what `settle` has left, until there are at least `part` effects. None: until the end."""
@@ -100,10 +98,17 @@ class Wakeups(Service):
                 yield service.when_settled()
             if not changes:
                 break
+        yield self._end()
+
+    def _end(self) -> list[Effect]:
+        """Return the effects of what is done after all requests that can be met."""
+        effects, self.context.emitted = self.context.emitted, []
+        if self.context.state.blocks.untold:
+            for service in self._on_unneeded:
+                effects += service.on_extents_unneeded()
         for service in self._after_event:
-            yield service.after_event()
-        emitted, context.emitted = context.emitted, []
-        yield emitted
+            effects += service.after_event()
+        return effects
 
     def retry(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a request that waits."""
@@ -209,7 +214,7 @@ class Wakeups(Service):
         caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
         try:
             check_epoch(context.state, waiting.request)
-            decision = handler(type(waiting.request))(context, caller, waiting.request)
+            decision = HANDLERS[type(waiting.request)](context, caller, waiting.request)
             if not isinstance(decision, Decision):
                 return []  # the request still cannot be met
             context.parked.unpark(waiting.waiter)

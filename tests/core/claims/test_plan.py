@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import Harness
 
-from transfer_queue.core.claims.plan import ClaimPlan
+from transfer_queue.core.claims.plan import ClaimPlan, Plans
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import ClearPartition
@@ -22,7 +22,7 @@ def test_claims_that_differ_only_in_rank_and_batch_have_one_plan(monkeypatch: py
         patch.setattr(ClaimPlan, "__init__", lambda plan, *args: (made.append(args[-1]), make(plan, *args))[1])
         for number in range(8):
             request = Claim("p", "t", ["x"], 2, {"dp_rank": number % 4, "batch_index": number // 4})
-            h.controller.context.plans.of(h.state.partitions["p"], request)
+            h.controller.context.services[Plans].of(h.state.partitions["p"], request)
     assert len(made) == 1
 
 

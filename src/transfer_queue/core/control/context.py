@@ -48,6 +48,7 @@ class ControllerContext:
         """Effects that `Wakeups.settle` returns with those of the event."""
         self.services = Services(self, features)
         """The services that run; `services[Kind]` starts one."""
+        self.changes.on_changed = self.services.with_hook["on_partition_changed"]
         self.parked.on_ended = self.services.with_hook["on_wait_ended"]
         self._holding = self.services.with_hook["holds_reply"]
 

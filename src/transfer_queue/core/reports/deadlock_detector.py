@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from transfer_queue.core.activity import Activity
 from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, RefuseLeases
 from transfer_queue.core.reports.explain import nearest_rows
 from transfer_queue.core.service import Service
@@ -22,10 +23,12 @@ SHOWN = 3  # requests of each kind in the message
 class DeadlockDetector(Service):
     """Looks after each event whether the claims that wait and the puts that wait wait for each other."""
 
+    begins_with = (r.RequestParked,)
+
     @classmethod
     def must_start(cls, context: ControllerContext) -> bool:
         """See `Service.must_start`."""
-        return True
+        return bool(context.state.waiting.by_waiter)
 
     def after_event(self) -> list[Effect]:
         """Fail all requests that wait for space with a DeadlockError, if nothing can ever meet them."""
