@@ -26,9 +26,7 @@ import msgspec
 from transfer_queue.core.claims import claim_handler
 from transfer_queue.core.claims.claim_handler import SamplerCalls
 from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.epochs import check_epoch
-from transfer_queue.core.control.measures import LeaseCounts
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, OF_AN_EPOCH, READS, Begin, Caller, Decision, ParkDecision
@@ -61,10 +59,8 @@ class Controller:
         self.state = state = State(config.capacity) if restored is None else restored
         """The state of the system."""
         state.lease_key = config.lease_key
-        self.context = context = ControllerContext(config, state, now, SERVICES)
+        self.context = context = Context(config, state, now, SERVICES)
         state.watched = watched_tags(*context.samplers.all)
-        context.log.observe(LeaseCounts.RECORDS, context.measures.lease_counts.count_record)
-        context.log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
         context.log.observe([r.StateLoaded, r.StateMerged], lambda record: context.services.start_needed())
         context.services.start_needed()
         self.take_records = context.log.take
@@ -132,7 +128,7 @@ class Controller:
             kind = type(request)
             if kind in READS:
                 if kind in OF_AN_EPOCH:
-                    check_epoch(state, request)
+                    state.check_epoch(request)
                 reply: Any = HANDLERS[kind](context, caller, request)
                 effects = [Send(peer, sequence, reply)]
                 return effects if report is None else self._settle_after(effects)
@@ -250,7 +246,7 @@ class Controller:
         if handle is None:
             raise ProtocolError(f"{kind.__name__} is not a request to a controller")
         if kind in OF_AN_EPOCH:
-            check_epoch(self.state, request)
+            self.state.check_epoch(request)
         for observe in self._observers.get(kind, ()):
             observe(caller.client, request)
         jobs = context.services.get(Jobs)

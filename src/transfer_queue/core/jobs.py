@@ -24,10 +24,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, Ends, GivenUpError, Steps, Until
-from transfer_queue.core.service import Service
 from transfer_queue.errors import TransferQueueError
 
 
@@ -41,10 +40,10 @@ class _Job:
     is_given_up: bool = False
 
 
-class Jobs(Service):
+class Jobs(CoreService):
     """The jobs that are under way."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._by_key: dict[Hashable, _Job] = {}
         """What a job is for -> the job. A job of a request has its client and sequence as key."""
@@ -76,7 +75,7 @@ class Jobs(Service):
         return True
 
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
+        """See `CoreService.next_due`."""
         return self.context.now if self._ready else min((job.until for job in self._resting), default=None)
 
     def on_due(self) -> list[Effect]:
@@ -98,11 +97,11 @@ class Jobs(Service):
         return self._step(job, outcome)
 
     def is_working(self) -> bool:
-        """See `Service.is_working`. A job that rests waits for others."""
+        """See `CoreService.is_working`. A job that rests waits for others."""
         return bool(self._ready)
 
     def on_connection_ended(self, client: str, peer: int) -> None:
-        """See `Service.on_connection_ended`."""
+        """See `CoreService.on_connection_ended`."""
         for job in list(self._by_key.values()):
             caller = job.caller
             if caller is None or job.ends is not Ends.WITH_CONNECTION:
@@ -111,7 +110,7 @@ class Jobs(Service):
                 self._give_up(job)
 
     def on_client_left(self, client: str, announced: bool) -> list[Effect]:
-        """See `Service.on_client_left`."""
+        """See `CoreService.on_client_left`."""
         for job in list(self._by_key.values()):
             if job.caller is not None and job.ends is Ends.WITH_CLIENT and job.caller.client == client:
                 self._give_up(job)

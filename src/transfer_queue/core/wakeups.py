@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from transfer_queue.core.change_log import ChangeSet
 from transfer_queue.core.claims import claim_handler
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.claims.wake import Wake
-from transfer_queue.core.control.change_log import ChangeSet
-from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, Caller, Decision
@@ -20,7 +19,6 @@ from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import flow_control, put_decisions
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports.explain import timeout_words
-from transfer_queue.core.service import Service
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
@@ -35,10 +33,10 @@ from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
 
-class Wakeups(Service):
+class Wakeups(CoreService):
     """Meets and ends the requests that wait."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._part = context.config.part
         self._on_changed = context.services.with_hook["on_partition_changed"]
@@ -49,8 +47,8 @@ class Wakeups(Service):
         """What `settle` has left to `settle_further`, which must be done before the next event; None: nothing."""
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return True
 
     def settle(self) -> list[Effect]:
@@ -119,7 +117,7 @@ class Wakeups(Service):
         return self._retry_decision(waiting)
 
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
+        """See `CoreService.next_due`."""
         return self.context.state.waiting.next_deadline()
 
     def on_due(self) -> list[Effect]:
@@ -138,7 +136,7 @@ class Wakeups(Service):
         return effects
 
     def on_connection_ended(self, client: str, peer: int) -> None:
-        """See `Service.on_connection_ended`. What waits on it is cancelled before anything can meet it."""
+        """See `CoreService.on_connection_ended`. What waits on it is cancelled before anything can meet it."""
         self.context.parked.cancel(client, peer)
 
     def on_client_gone(self, client: str) -> None:
@@ -213,7 +211,7 @@ class Wakeups(Service):
             return []
         caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
         try:
-            check_epoch(context.state, waiting.request)
+            context.state.check_epoch(waiting.request)
             decision = HANDLERS[type(waiting.request)](context, caller, waiting.request)
             if not isinstance(decision, Decision):
                 return []  # the request still cannot be met

@@ -8,7 +8,7 @@ from typing import Any, Union, cast
 import numpy as np
 
 from transfer_queue.core.claims.plan import ClaimPlan
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import ComputeDeal, Effect
 from transfer_queue.core.events.registry import Steps, Work
@@ -16,7 +16,6 @@ from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.samplers.sampler_view import call_sampler
 from transfer_queue.core.samplers.user_sampler import AnySampler
-from transfer_queue.core.service import Service, observes
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.errors import SamplerError, TransferQueueError
@@ -65,13 +64,13 @@ def compute_deal(sampler: AnySampler, deal: Deal) -> Shares:
     return {rank: (column, column) for rank, column in columns.items()}  # all sampled rows are consumed
 
 
-Retry = Callable[["ControllerContext", Sequence[ParkedRequest], Union[ComputedDeal, None]], list[Effect]]
+Retry = Callable[["Context", Sequence[ParkedRequest], Union[ComputedDeal, None]], list[Effect]]
 
 
-class LongDeals(Service):
+class LongDeals(CoreService):
     """The long deals that are computed, at most one for each (partition, task). Each has a job."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.is_stale: dict[tuple[str, str], bool] = {}
         """(partition, task) -> whether its deal is not valid any more: the consumption was reset, or another state
@@ -80,7 +79,7 @@ class LongDeals(Service):
         """The number of deals started so far."""
 
     def is_working(self) -> bool:
-        """See `Service.is_working`."""
+        """See `CoreService.is_working`."""
         return bool(self.is_stale)
 
     @observes(r.StateLoaded)

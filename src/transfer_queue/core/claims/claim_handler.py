@@ -21,7 +21,7 @@ from transfer_queue.core.claims import consumer_state, deal, index_builder, leas
 from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, LongDeals
 from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim, Plans
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
@@ -54,14 +54,12 @@ class SamplerCalls(SamplerAsks):
 
 
 @handles(Claim)
-def handle_claim(context: ControllerContext, caller: Caller, claim: Claim) -> list[Effect]:
+def handle_claim(context: Context, caller: Caller, claim: Claim) -> list[Effect]:
     """Handle a claim that arrived."""
     return deal_to(context, [OpenClaim(caller, claim, context.now, None)])
 
 
-def retry_claims(
-    context: ControllerContext, waits: Sequence[ParkedRequest], made: ComputedDeal | None = None
-) -> list[Effect]:
+def retry_claims(context: Context, waits: Sequence[ParkedRequest], made: ComputedDeal | None = None) -> list[Effect]:
     """Decide claims that wait again: one, or several with one plan. made: see `deal.decide`."""
     claims = _reopen(context, waits)
     calls = context.services.get(SamplerCalls)
@@ -70,7 +68,7 @@ def retry_claims(
     return deal_to(context, claims, made)
 
 
-def decide_parked(context: ControllerContext, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
+def decide_parked(context: Context, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
     """Decide a parked claim with the answers of the user's sampler so far, or when it is its turn for a call."""
     claims, runner = _reopen(context, [waiting]), pending.runner
     if not claims:
@@ -87,7 +85,7 @@ def decide_parked(context: ControllerContext, waiting: ParkedRequest, pending: P
             runner.answers = None
 
 
-def recheck_claim(context: ControllerContext, waiting: ParkedRequest) -> list[Effect]:
+def recheck_claim(context: Context, waiting: ParkedRequest) -> list[Effect]:
     """Refuse a parked claim that the new sampler can never meet."""
     claim = waiting.claim
     try:
@@ -100,7 +98,7 @@ def recheck_claim(context: ControllerContext, waiting: ParkedRequest) -> list[Ef
     return []
 
 
-def _reopen(context: ControllerContext, waits: Sequence[ParkedRequest]) -> list[OpenClaim]:
+def _reopen(context: Context, waits: Sequence[ParkedRequest]) -> list[OpenClaim]:
     """Return those of these waiting claims that have a connection."""
     claims = []
     for waiting in waits:
@@ -112,7 +110,7 @@ def _reopen(context: ControllerContext, waits: Sequence[ParkedRequest]) -> list[
 
 
 def deal_to(
-    context: ControllerContext,
+    context: Context,
     claims: Sequence[OpenClaim],
     made: ComputedDeal | None = None,
     pending: PendingCall | None = None,
@@ -164,7 +162,7 @@ def deal_to(
     return _carry_out(context, plan, claims, outcome)
 
 
-def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimReply:
+def empty_reply(context: Context, claim: Claim, ended: bool) -> ClaimReply:
     """Return the reply to a claim that gets no rows, with the known types of its fields, and of fields around them."""
     partition = context.state.partitions.get(claim.partition)
     fields = []
@@ -177,18 +175,14 @@ def empty_reply(context: ControllerContext, claim: Claim, ended: bool) -> ClaimR
     return ClaimReply(b"", fields, ended=ended, version=version, warning=". ".join(filter(None, words)) or None)
 
 
-def _begin_long_deal(
-    context: ControllerContext, plan: ClaimPlan, opened: OpenClaim, long: DealTooLong | None
-) -> list[Effect]:
+def _begin_long_deal(context: Context, plan: ClaimPlan, opened: OpenClaim, long: DealTooLong | None) -> list[Effect]:
     """Start the long deal of a claim that waits, if it has one."""
     if long is None or plan.partition is None:
         return []
     return context.services[LongDeals].begin(plan, opened.caller.waiter, long, retry_claims)
 
 
-def _carry_out(
-    context: ControllerContext, plan: ClaimPlan, claims: Sequence[OpenClaim], outcome: deal.Outcome
-) -> list[Effect]:
+def _carry_out(context: Context, plan: ClaimPlan, claims: Sequence[OpenClaim], outcome: deal.Outcome) -> list[Effect]:
     """Answer claims: record what they get, or that they have ended."""
     first, claim, records = claims[0], claims[0].claim, outcome.records
     if first.waiting is not None:
@@ -207,7 +201,7 @@ def _carry_out(
 
 
 def _meet(
-    context: ControllerContext,
+    context: Context,
     plan: ClaimPlan,
     claims: Sequence[OpenClaim],
     batches: list[np.ndarray],
@@ -246,7 +240,7 @@ def _meet(
 
 
 def _make_replies(
-    context: ControllerContext,
+    context: Context,
     plan: ClaimPlan,
     claims: Sequence[OpenClaim],
     batches: list[np.ndarray],
@@ -306,16 +300,14 @@ def _cut_reply(partition: Partition, plan: ClaimPlan, whole: ClaimReply, batches
     ]  # fmt: skip
 
 
-def needs_indexes(context: ControllerContext, partition: Partition, claim: Claim) -> bool:
+def needs_indexes(context: Context, partition: Partition, claim: Claim) -> bool:
     """Return whether a claim has to wait for its indexes, and start to build them."""
     if len(partition.rows.chunks) <= index_builder.SMALL:
         return False
     return index_builder.needs_indexes(context, partition, context.services[Plans].of(partition, claim))
 
 
-def _finish_previous_batch(
-    context: ControllerContext, partition: Partition, opened: OpenClaim, outcome: deal.Outcome
-) -> None:
+def _finish_previous_batch(context: Context, partition: Partition, opened: OpenClaim, outcome: deal.Outcome) -> None:
     """Finish the earlier rows of a client that fetches its next batch, except for rows that it fetches again."""
     client, task, rank = opened.caller.client, opened.claim.task, consumer_state.rank_of(opened.claim)
     if not partition.holds.by_holder:
@@ -330,7 +322,7 @@ def _finish_previous_batch(
         context.log.apply(record)
 
 
-def _add_spanning_warning(context: ControllerContext, plan: ClaimPlan, rows: np.ndarray) -> str | None:
+def _add_spanning_warning(context: Context, plan: ClaimPlan, rows: np.ndarray) -> str | None:
     """Return the plan's warning, with one, once for each partition, about groups with rows of several clients."""
     partition = cast(Partition, plan.partition)
     words = consumer_state.describe_spanning_group(partition, rows, plan.group_size or 1)
@@ -345,7 +337,7 @@ def _wait_of(claim: Claim) -> float:
 
 
 @handles(RegisterSampler)
-def handle_register_sampler(context: ControllerContext, caller: Caller, request: RegisterSampler) -> list[Effect]:
+def handle_register_sampler(context: Context, caller: Caller, request: RegisterSampler) -> list[Effect]:
     """Use a built-in sampler for a task. Batches that were dealt stay; claims that wait are decided again."""
     task, sampler = request.task, sampler_of(request.sampler, request.arguments)
     spec = spec_of(sampler)
@@ -368,7 +360,7 @@ def handle_register_sampler(context: ControllerContext, caller: Caller, request:
     return effects
 
 
-def _own_sampler(context: ControllerContext, task: str) -> tuple[str, tuple[str, str] | None] | None:
+def _own_sampler(context: Context, task: str) -> tuple[str, tuple[str, str] | None] | None:
     """Return the sampler that the configuration or a dataset has set for exactly this task; None if there is none.
 
     It is described, with its specification, which is None for a user's sampler. The specification of a registered one
@@ -383,7 +375,7 @@ def _own_sampler(context: ControllerContext, task: str) -> tuple[str, tuple[str,
     return f"{name_of(sampler) if spec is None else describe_spec(*spec)} ({where})", spec
 
 
-def use_sampler(context: ControllerContext, sampler: AnySampler) -> list[Effect]:
+def use_sampler(context: Context, sampler: AnySampler) -> list[Effect]:
     """Replace the system's sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
     former = hosted_runner(context.samplers.default)
     context.samplers.replace_default(sampler)

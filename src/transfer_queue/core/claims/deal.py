@@ -17,7 +17,7 @@ from transfer_queue.core.claims import consumer_state, final_rounds, index_build
 from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, LongDeals, Shares
 from transfer_queue.core.claims.final_rounds import column_of
 from transfer_queue.core.claims.plan import ClaimPlan, Key, OpenClaim
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.samplers.sampler_view import call_sampler
@@ -61,7 +61,7 @@ MET = Outcome([NO_ROWS])
 
 
 def decide(
-    context: ControllerContext, plan: ClaimPlan, claims: Sequence[OpenClaim], made: ComputedDeal | None = None
+    context: Context, plan: ClaimPlan, claims: Sequence[OpenClaim], made: ComputedDeal | None = None
 ) -> Outcome | None:
     """Skip the rows that the task skips, and return what these claims get now; None if each must be decided by itself.
 
@@ -121,7 +121,7 @@ def _passed_over_rows(partition: Partition, plan: ClaimPlan, claim: Claim) -> Pa
     return passed
 
 
-def _skip(context: ControllerContext, partition: Partition, plan: ClaimPlan, passed: Passed) -> None:
+def _skip(context: Context, partition: Partition, plan: ClaimPlan, passed: Passed) -> None:
     """Record that the task skips these rows, by reason. The first reason of a row counts."""
     gone = NO_ROWS
     for reason, rows in passed.items():

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from transfer_queue.core.claims.plan import ClaimPlan
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Steps
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.samplers.user_sampler import UserSampler
@@ -72,7 +72,7 @@ def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
     return None
 
 
-def needs_indexes(context: ControllerContext, partition: Partition, plan: ClaimPlan) -> bool:
+def needs_indexes(context: Context, partition: Partition, plan: ClaimPlan) -> bool:
     """Return whether a claim of a large partition has to wait for its indexes, and start to build them."""
     wanted = index_needs(plan)
     part = next_part(partition, wanted)
@@ -88,7 +88,7 @@ def needs_indexes(context: ControllerContext, partition: Partition, plan: ClaimP
     return True
 
 
-def _build(context: ControllerContext, partition: Partition, wanted: IndexNeeds) -> Steps:
+def _build(context: Context, partition: Partition, wanted: IndexNeeds) -> Steps:
     """Build a part in each step. At the end, all claims of the task are looked at."""
     yield None
     while context.state.partitions.get(partition.name) is partition:

@@ -12,14 +12,13 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry, group_size
 from transfer_queue.core.samplers.sampler_view import PartitionView, call_sampler
 from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, name_of
-from transfer_queue.core.service import Service, observes
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.errors import InvalidArgumentError
@@ -217,10 +216,10 @@ class ClaimPlan:
             )
 
 
-class Plans(Service):
+class Plans(CoreService):
     """The plans of all partitions."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.samplers = context.samplers
         self._by_partition: dict[str, dict[Hashable, ClaimPlan]] = {}
@@ -253,6 +252,7 @@ class Plans(Service):
     def forget_partition(self, record: r.PartitionDropped) -> None:
         """End the plans of a partition that has ended."""
         self._by_partition.pop(record.partition, None)
+        self.samplers.warned.discard(record.partition)
 
     @observes(r.SamplerRegistered, r.StateLoaded, r.StateMerged)
     def forget_all(self, record: r.AnyRecord | None = None) -> None:

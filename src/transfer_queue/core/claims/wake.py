@@ -15,9 +15,9 @@ from typing import cast
 
 import msgspec
 
+from transfer_queue.core.change_log import ChangeSet
 from transfer_queue.core.claims import lease_decisions
 from transfer_queue.core.claims.plan import ClaimPlan, Plans
-from transfer_queue.core.control.change_log import ChangeSet
 from transfer_queue.core.samplers.user_sampler import UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, RequestKey, share_key

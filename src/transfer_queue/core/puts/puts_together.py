@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from transfer_queue.core.activity import Activity
-from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller
@@ -120,14 +119,14 @@ def _is_first(state: State, caller: Caller) -> bool:
 
 def _check_put(state: State, partition: Partition, writer: str, request: Publish, block: NewBlock) -> bool:
     """Raise an error if a put is refused when no other put comes before it. Returns the result of `check_places`."""
-    check_epoch(state, request)
+    state.check_epoch(request)
     put_decisions.check_writer(state, writer)
     put_decisions.check_shape(request)
     check_block(block, request.count, partition.learnt == shape_of(block))
     return check_places(state, writer, block)
 
 
-def carry_out(context: ControllerContext, callers: Sequence[Caller], record: r.RowsPutTogether) -> list[Effect]:
+def carry_out(context: Context, callers: Sequence[Caller], record: r.RowsPutTogether) -> list[Effect]:
     """Apply the record of `decide`, and reply to each put."""
     for caller in callers:
         if caller.envelope.reads:

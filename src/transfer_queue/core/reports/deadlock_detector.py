@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from transfer_queue.core.activity import Activity
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, RefuseLeases
 from transfer_queue.core.reports.explain import nearest_rows
-from transfer_queue.core.service import Service
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.display import count_text
@@ -20,14 +19,14 @@ from transfer_queue.messages.reports.unit_reports import SpaceShortReport
 SHOWN = 3  # requests of each kind in the message
 
 
-class DeadlockDetector(Service):
+class DeadlockDetector(CoreService):
     """Looks after each event whether the claims that wait and the puts that wait wait for each other."""
 
     begins_with = (r.RequestParked,)
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return bool(context.state.waiting.by_waiter)
 
     def after_event(self) -> list[Effect]:

@@ -10,7 +10,7 @@ import numpy as np
 from transfer_queue.core.claims.final_rounds import REMAINDER
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.core.claims.plan import Plans
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.locks.lock_decisions import describe_lock
 from transfer_queue.core.puts import flow_control
@@ -32,7 +32,7 @@ WAITS_FOR = ", which waits for "  # what follows the description of a group
 
 
 @handles(Explain, reads=True)
-def handle_explain(context: ControllerContext, caller: Caller, request: Explain) -> Done:
+def handle_explain(context: Context, caller: Caller, request: Explain) -> Done:
     """Reply why a sample is not dealt, or what a claim with these arguments would wait for."""
     abandoned = context.services[AbandonedSamples].find(request.partition)
     if request.count is None or request.task is None or not request.fields:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from transfer_queue.core.claims.plan import Plans
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import put_decisions
@@ -23,7 +23,7 @@ from transfer_queue.messages.queries import ExplainWait, Watch
 
 
 @handles(ExplainWait, reads=True)
-def handle_explain_wait(context: ControllerContext, caller: Caller, request: ExplainWait) -> Done:
+def handle_explain_wait(context: Context, caller: Caller, request: ExplainWait) -> Done:
     """Reply what a request of the same client waits for; "" if it does not wait."""
     waiter = caller.client, request.sequence
     waiting = context.state.waiting.by_waiter.get(waiter)
@@ -33,7 +33,7 @@ def handle_explain_wait(context: ControllerContext, caller: Caller, request: Exp
     return Done("" if drains is None else drains.describe(waiter))
 
 
-def _describe_wait(context: ControllerContext, waiting: ParkedRequest) -> str:
+def _describe_wait(context: Context, waiting: ParkedRequest) -> str:
     state, request = context.state, waiting.request
     partition = state.partitions.get(request.partition)
     if isinstance(request, Claim):

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events.effects import AskSampler, Effect
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.samplers.user_sampler import Answers, AnySampler, Ask, HostedRunner, UserSampler
-from transfer_queue.core.service import Service
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.errors import SamplerError, TransferQueueError
@@ -59,17 +58,17 @@ DecideAgain = Callable[[ParkedRequest, PendingCall], list[Effect]]
 """Decides a parked claim with the answers so far."""
 
 
-class SamplerAsks(Service, ABC):
+class SamplerAsks(CoreService, ABC):
     """The calls of all users' samplers that wait or were sent."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._queues: dict[HostedRunner, CallQueue] = {}
         self._numbers = itertools.count(1)
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return any(hosted_runner(sampler) is not None for sampler in context.samplers.of_users.values())
 
     @abstractmethod
@@ -77,7 +76,7 @@ class SamplerAsks(Service, ABC):
         """Decide a parked claim with the answers so far."""
 
     def is_working(self) -> bool:
-        """See `Service.is_working`."""
+        """See `CoreService.is_working`."""
         return any(self._queues.values())
 
     def _queue_of(self, runner: HostedRunner) -> CallQueue:
@@ -157,9 +156,7 @@ class CallQueue:
 
     # ------------------------------------------------------------ which calls are needed
 
-    def request_call(
-        self, context: ControllerContext, waiter: RequestKey, ask: Ask, fresh: bool = False
-    ) -> list[Effect]:
+    def request_call(self, context: Context, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
         """Start this call, which a parked claim needs for its decision, or queue the claim."""
         if self._active is not None or self._claims:
             self._claims.setdefault(waiter, fresh)
@@ -177,7 +174,7 @@ class CallQueue:
         """Queue a call that no claim needs. done: called with the answer, or the exception; see `start_next`."""
         self._orders.append((call, done))
 
-    def start_next(self, context: ControllerContext) -> list[Effect]:
+    def start_next(self, context: Context) -> list[Effect]:
         """Start the next call, unless the sampler is still in a call."""
         effects: list[Effect] = []
         if self._runner is not None and self._runner.orders:
@@ -219,7 +216,7 @@ class CallQueue:
 
     # ------------------------------------------------------------ calls
 
-    def _begin(self, context: ControllerContext, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def _begin(self, context: Context, pending: PendingCall, ask: Ask) -> list[Effect]:
         self._number = next(self._numbers)
         self._active, pending.ask, pending.began = pending, ask, context.config.timer()
         pending.runner = ask.runner
@@ -228,7 +225,7 @@ class CallQueue:
             shown = self._shown_rows(pending, ask.partition, ask.ready)
         return [AskSampler(self._number, ask.call, shown, ask.runner.pattern)]
 
-    def start_further(self, context: ControllerContext, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def start_further(self, context: Context, pending: PendingCall, ask: Ask) -> list[Effect]:
         """Start one more call, which the claim of a pending call needs."""
         if self._active is not None:
             assert pending.waiter is not None
@@ -236,7 +233,7 @@ class CallQueue:
             return []
         return self._begin(context, pending, ask)
 
-    def on_answer(self, context: ControllerContext, outcome: Any) -> list[Effect]:
+    def on_answer(self, context: Context, outcome: Any) -> list[Effect]:
         """Handle the end of the call. outcome: its result, or an exception."""
         pending, self._active = self._active, None
         assert pending is not None
@@ -250,7 +247,7 @@ class CallQueue:
             self._claims = {pending.waiter: pending.fresh, **self._claims}  # first, as it arrived before the others
         return effects
 
-    def _decide(self, context: ControllerContext, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
+    def _decide(self, context: Context, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
         assert pending.waiter is not None
         waiting = context.state.waiting.by_waiter.get(pending.waiter)
         if waiting is None:
@@ -280,7 +277,7 @@ class CallQueue:
         pending.answers.offered.append(rows)
         return ViewReply(rows.tobytes(), after)
 
-    def answer_read(self, context: ControllerContext, question: Question) -> ViewReply:
+    def answer_read(self, context: Context, question: Question) -> ViewReply:
         """Reply to what the sampler reads during the call; an empty reply if the claim or the partition is gone."""
         pending = self._active
         ask = None if pending is None else pending.ask

@@ -24,10 +24,9 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, BlockChunk
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, SendToUnit
-from transfer_queue.core.service import Service, observes
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units import tiering_policy
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, blocks_message, split_into_runs
@@ -61,10 +60,10 @@ Extents = dict[tuple[int, int], float]
 _Stamp = tuple[int, int, int, tuple[tuple[int, int], ...]]
 
 
-class MigrationPlanner(Service):
+class MigrationPlanner(CoreService):
     """Makes and runs one plan at a time."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.state = context.state
         self.replicas = context.config.replicas
@@ -105,8 +104,8 @@ class MigrationPlanner(Service):
         self._offloads = 0  # blocks that were moved to disk
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return True
 
     # ------------------------------------------------------------ events
@@ -119,7 +118,7 @@ class MigrationPlanner(Service):
             self._orders.append((unit, DrainFinished(True)))
 
     def on_unit_gone(self, unit: int) -> None:
-        """See `Service.on_unit_gone`. Its orders are dropped."""
+        """See `CoreService.on_unit_gone`. Its orders are dropped."""
         self.units.discard(unit)
         self.short.discard(unit)
         self._orders = [order for order in self._orders if order[0] != unit]
@@ -176,14 +175,14 @@ class MigrationPlanner(Service):
         return unit == self._wanted or (self._job is not None and unit == self._job[1])
 
     def is_working(self) -> bool:
-        """See `Service.is_working`. A plan may still free space."""
+        """See `CoreService.is_working`. A plan may still free space."""
         return self._plan is not None or bool(self._orders) or (self._is_urgent() and self._seen != self._stamp())
 
     def _is_urgent(self) -> bool:
         return bool(self.short) and self.state.blocks.leased > 0
 
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
+        """See `CoreService.next_due`."""
         if (
             self._orders
             or self._records

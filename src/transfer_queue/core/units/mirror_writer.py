@@ -26,10 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK, CHUNK_BITS
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send, SendToUnit
-from transfer_queue.core.service import Service, observes
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.core.units.location_checks import check_moved, close_reported_extents
 from transfer_queue.core.units.migration_planner import MigrationPlanner, move_order
@@ -55,10 +54,10 @@ class _HeldReply:
     """None if its connection has ended."""
 
 
-class MirrorWriter(Service):
+class MirrorWriter(CoreService):
     """Knows what the mirror does not have yet, makes the orders for it, and holds replies."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         """Begin with what the state has in no mirror."""
         super().__init__(context)
         lag = context.config.max_lag
@@ -95,8 +94,8 @@ class MirrorWriter(Service):
         self.rescan()
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return context.config.max_lag is not None
 
     # ------------------------------------------------------------ what is behind
@@ -193,7 +192,7 @@ class MirrorWriter(Service):
         return self.behind_bytes <= lag.nbytes and self.lag_seconds() <= lag.seconds
 
     def holds_reply(self, client: str, send: Send, again: bool) -> bool:
-        """See `Service.holds_reply`.
+        """See `CoreService.holds_reply`.
 
         After a restart of the controller it is not known to which put a reply belongs, so it waits for all puts before
         the restart.
@@ -209,7 +208,7 @@ class MirrorWriter(Service):
         return True
 
     def on_connection_ended(self, client: str, peer: int) -> None:
-        """See `Service.on_connection_ended`. Its replies stay held, for a client that asks again."""
+        """See `CoreService.on_connection_ended`. Its replies stay held, for a client that asks again."""
         for held in self.held.values():
             if held.send is not None and held.send.peer == peer:
                 held.send = None
@@ -245,7 +244,7 @@ class MirrorWriter(Service):
     # ------------------------------------------------------------ orders
 
     def on_unit_gone(self, unit: int) -> None:
-        """See `Service.on_unit_gone`. Its order is forgotten."""
+        """See `CoreService.on_unit_gone`. Its order is forgotten."""
         if self._job is not None and self._job[1] == unit:
             self._end_job()
 
@@ -299,7 +298,7 @@ class MirrorWriter(Service):
         ]
 
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
+        """See `CoreService.next_due`."""
         if not self._behind or self._job is not None or self._mirror() is None:
             return None
         oldest = next(iter(self._behind.values()))[1]

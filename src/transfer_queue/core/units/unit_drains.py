@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
-from transfer_queue.core.service import Service
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.core.units.location_checks import no_unit_text
@@ -27,10 +26,10 @@ class DrainWait(NamedTuple):
     """On the controller's clock."""
 
 
-class UnitDrains(Service):
+class UnitDrains(CoreService):
     """The requests that wait until a unit is empty. None of it is part of the state."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._state = context.state
         self._waits: dict[RequestKey, DrainWait] = {}
@@ -40,7 +39,7 @@ class UnitDrains(Service):
         self._waits[waiter] = DrainWait(peer, unit, deadline)
 
     def on_connection_ended(self, client: str, peer: int) -> None:
-        """See `Service.on_connection_ended`."""
+        """See `CoreService.on_connection_ended`."""
         self._waits = {w: wait for w, wait in self._waits.items() if wait.peer != peer or w[0] != client}
 
     def describe(self, waiter: RequestKey) -> str:
@@ -52,7 +51,7 @@ class UnitDrains(Service):
         return f"A drain waits until storage unit {wait.unit} is empty; it still holds {blocks} blocks."
 
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
+        """See `CoreService.next_due`."""
         return min(wait.deadline for wait in self._waits.values()) if self._waits else None
 
     def on_due(self) -> list[Effect]:

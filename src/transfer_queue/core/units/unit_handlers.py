@@ -6,11 +6,10 @@ from collections.abc import Collection
 
 from transfer_queue.core.activity import Activity
 from transfer_queue.core.checkpoints import Checkpoints
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, FreeExtents, RemoveMirror, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
-from transfer_queue.core.service import Service
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.core.units import location_checks, unit_drains, unit_registration
@@ -27,16 +26,16 @@ from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.system import Drain, NodeGone
 
 
-class Units(Service):
+class UnitConnections(CoreService):
     """The connections of the storage units."""
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return True
 
     def on_connection_ended(self, client: str, peer: int) -> None:
-        """See `Service.on_connection_ended`."""
+        """See `CoreService.on_connection_ended`."""
         for unit in self.context.connections.units_at(peer):
             forget_unit(self.context, unit)
 
@@ -51,12 +50,12 @@ class Units(Service):
         return effects
 
 
-class RetiredMirrors(Service):
+class RetiredMirrors(CoreService):
     """Removes the mirrors of earlier terms when they are empty."""
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return bool(context.state.mirrors)
 
     def after_event(self) -> list[Effect]:
@@ -65,14 +64,14 @@ class RetiredMirrors(Service):
         return end_retired_mirrors(self.context) if state.mirrors and state.draining else []
 
 
-def forget_unit(context: ControllerContext, unit: int) -> None:
+def forget_unit(context: Context, unit: int) -> None:
     """Forget the connection of a unit, and what it has reported on it."""
     context.connections.units.pop(unit, None)
     for service in context.services.with_hook["on_unit_gone"]:
         service.on_unit_gone(unit)
 
 
-def lose_units_of_nodes(context: ControllerContext, when: str, named: bool = True) -> None:
+def lose_units_of_nodes(context: Context, when: str, named: bool = True) -> None:
     """Note that the units of all nodes that have a name, or of the node that has none, are lost.
 
     The nodes of a system of several nodes have names, that of a system of one machine has none. If the state of one is
@@ -86,7 +85,7 @@ def lose_units_of_nodes(context: ControllerContext, when: str, named: bool = Tru
     _lose_units(context, [unit for unit in _units_of_nodes(context.state) if bool(unit.node) == named], when)
 
 
-def lose_missing_mirrors(context: ControllerContext, boot_ids: Collection[str], when: str) -> None:
+def lose_missing_mirrors(context: Context, boot_ids: Collection[str], when: str) -> None:
     """Note that the mirrors are lost whose arenas do not exist any more.
 
     Args:
@@ -98,7 +97,7 @@ def lose_missing_mirrors(context: ControllerContext, boot_ids: Collection[str], 
     _lose_units(context, [units[number] for number in mirrors if units[number].boot_id not in boot_ids], when)
 
 
-def end_retired_mirrors(context: ControllerContext) -> list[Effect]:
+def end_retired_mirrors(context: Context) -> list[Effect]:
     """Forget each retired mirror that has no extents any more, and order it to remove its arena."""
     state, effects = context.state, list[Effect]()
     for unit in sorted(state.mirrors & state.draining):
@@ -115,21 +114,21 @@ def _units_of_nodes(state: State) -> list[UnitInfo]:
     return [unit for unit in state.units.values() if unit.tier != MIRROR]
 
 
-def _lose_units(context: ControllerContext, units: list[UnitInfo], when: str) -> None:
+def _lose_units(context: Context, units: list[UnitInfo], when: str) -> None:
     for unit in units:
         forget_unit(context, unit.unit)
         context.log.apply(r.UnitLost(unit.unit, when))
 
 
 @handles(CloseExtents)
-def handle_close_extents(context: ControllerContext, caller: Caller, request: CloseExtents) -> Decision:
+def handle_close_extents(context: Context, caller: Caller, request: CloseExtents) -> Decision:
     """Close extents of the writer that sends the request. The reply has those in which no block is known."""
     records, unknown = location_checks.close_extents(context.state, caller.client, request.extents)
     return Decision(records, lambda: Done([list(place) for place in unknown]))
 
 
 @handles(unit_reports.RegisterUnit)
-def handle_register_unit(context: ControllerContext, caller: Caller, request: unit_reports.RegisterUnit) -> Decision:
+def handle_register_unit(context: Context, caller: Caller, request: unit_reports.RegisterUnit) -> Decision:
     """Register a storage unit. The reply has its number."""
     records, number = unit_registration.register(context.state, request)
     for record in records:
@@ -150,7 +149,7 @@ def handle_register_unit(context: ControllerContext, caller: Caller, request: un
 
 
 @handles(NodeGone)
-def handle_node_gone(context: ControllerContext, caller: Caller, request: NodeGone) -> Decision:
+def handle_node_gone(context: Context, caller: Caller, request: NodeGone) -> Decision:
     """Note that a node is gone. The reply has the number of storage units that were lost with it."""
     lost = [unit for unit in _units_of_nodes(context.state) if unit.node and unit.node == request.node]
     for unit in lost:
@@ -162,9 +161,7 @@ def handle_node_gone(context: ControllerContext, caller: Caller, request: NodeGo
 
 
 @handles(unit_reports.ExtentsFreedReport)
-def handle_extents_freed(
-    context: ControllerContext, caller: Caller, request: unit_reports.ExtentsFreedReport
-) -> Decision:
+def handle_extents_freed(context: Context, caller: Caller, request: unit_reports.ExtentsFreedReport) -> Decision:
     """Note which extents a unit has freed."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has freed")
@@ -175,7 +172,7 @@ def handle_extents_freed(
 
 
 @handles(unit_reports.ExtentsGone)
-def handle_extents_gone(context: ControllerContext, caller: Caller, request: unit_reports.ExtentsGone) -> Decision:
+def handle_extents_gone(context: Context, caller: Caller, request: unit_reports.ExtentsGone) -> Decision:
     """Note that a unit reports values lost with its store."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what its store has lost")
@@ -186,7 +183,7 @@ def handle_extents_gone(context: ControllerContext, caller: Caller, request: uni
 
 @handles(store_reports.ReportStoreServer)
 def handle_report_store_server(
-    context: ControllerContext, caller: Caller, request: store_reports.ReportStoreServer
+    context: Context, caller: Caller, request: store_reports.ReportStoreServer
 ) -> list[Effect]:
     """Note that a server of an external store runs."""
     context.services[StoreServers].note_up(caller.peer, request, context.now)
@@ -195,7 +192,7 @@ def handle_report_store_server(
 
 @handles(store_reports.AwaitFirstStoreServer)
 def handle_await_first_store_server(
-    context: ControllerContext, caller: Caller, request: store_reports.AwaitFirstStoreServer
+    context: Context, caller: Caller, request: store_reports.AwaitFirstStoreServer
 ) -> list[Effect]:
     """Reply when the first node has another server of a store."""
     context.services[StoreServers].await_first(caller.peer, caller.envelope.sequence, request)
@@ -203,9 +200,7 @@ def handle_await_first_store_server(
 
 
 @handles(store_reports.StoreChanged)
-def handle_store_changed(
-    context: ControllerContext, caller: Caller, request: store_reports.StoreChanged
-) -> list[Effect]:
+def handle_store_changed(context: Context, caller: Caller, request: store_reports.StoreChanged) -> list[Effect]:
     """Order a unit whose store may have lost blocks to check those that are published."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report that its store has changed")
@@ -214,9 +209,7 @@ def handle_store_changed(
 
 
 @handles(unit_reports.ExtentsRecalledReport)
-def handle_extents_recalled(
-    context: ControllerContext, caller: Caller, request: unit_reports.ExtentsRecalledReport
-) -> Decision:
+def handle_extents_recalled(context: Context, caller: Caller, request: unit_reports.ExtentsRecalledReport) -> Decision:
     """Close extents that a unit has recalled."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has recalled")
@@ -227,9 +220,7 @@ def handle_extents_recalled(
 
 
 @handles(unit_reports.BlocksMovedReport)
-def handle_blocks_moved(
-    context: ControllerContext, caller: Caller, request: unit_reports.BlocksMovedReport
-) -> Decision:
+def handle_blocks_moved(context: Context, caller: Caller, request: unit_reports.BlocksMovedReport) -> Decision:
     """Note the new locations of blocks that a unit has moved on order."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report what it has moved")
@@ -240,7 +231,7 @@ def handle_blocks_moved(
 
 
 @handles(unit_reports.WriterGone)
-def handle_writer_gone(context: ControllerContext, caller: Caller, request: unit_reports.WriterGone) -> Decision:
+def handle_writer_gone(context: Context, caller: Caller, request: unit_reports.WriterGone) -> Decision:
     """Note that a writer is dead, which its unit has proved."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report that its writer is gone")
@@ -250,9 +241,7 @@ def handle_writer_gone(context: ControllerContext, caller: Caller, request: unit
 
 
 @handles(unit_reports.SpaceShortReport)
-def handle_space_short(
-    context: ControllerContext, caller: Caller, request: unit_reports.SpaceShortReport
-) -> list[Effect]:
+def handle_space_short(context: Context, caller: Caller, request: unit_reports.SpaceShortReport) -> list[Effect]:
     """Note which writers wait for space of a unit."""
     if context.connections.units.get(request.unit) != caller.peer:
         raise ProtocolError("only the unit itself may report which writers wait for its space")
@@ -262,7 +251,7 @@ def handle_space_short(
 
 
 @handles(Drain)
-def handle_drain(context: ControllerContext, caller: Caller, request: Drain) -> list[Effect]:
+def handle_drain(context: Context, caller: Caller, request: Drain) -> list[Effect]:
     """Drain a unit, or use it again. The reply has the number of blocks that are left in it."""
     record = unit_drains.decide(context.state, context.config.replicas, request)
     if record is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Union, get_args
 
-from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.records import Wakes
+from transfer_queue.core.record_log import RecordLog
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ShareKey
 

@@ -1,9 +1,12 @@
 """What a feature of the controller keeps outside of the state, and when the controller calls it.
 
 A feature stands in modules of its own: handlers of its requests, records with their appliers, decisions, and a
-`Service` if something has to be kept. One line of `core.services` registers it. The controller and the kernel name no
-feature: they call the hooks of those services that run, and only the hooks that a service defines. So a feature that
-nobody has used costs nothing.
+`CoreService` if something has to be kept. One line of `core.services` registers it. The controller calls the hooks of
+those services that run, and only the hooks that a service defines, and names none of them. So a feature that nobody has
+used costs nothing.
+
+`Context` is what handlers and services work with: the state, the log of records, the connections, and the services that
+run.
 """
 
 from __future__ import annotations
@@ -12,15 +15,27 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from transfer_queue.core.change_log import ChangeLog
+from transfer_queue.core.configuration import CoreConfig
+from transfer_queue.core.connections import Connections
+from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.records import Record
+from transfer_queue.core.events.registry import Caller, Decision
+from transfer_queue.core.measures import ControllerMeasures
+from transfer_queue.core.parked_requests import ParkedRequests
+from transfer_queue.core.record_log import RecordLog
+from transfer_queue.core.samplers import claim_samplers
+from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.errors import FieldTypeError, TransferQueueError
+from transfer_queue.messages.base import Failure
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.puts import PublishReply
 
-if TYPE_CHECKING:
-    from transfer_queue.core.control.context import ControllerContext
-    from transfer_queue.core.state.partition import Partition
-
-ServiceT = TypeVar("ServiceT", bound="Service")
+ServiceT = TypeVar("ServiceT", bound="CoreService")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
@@ -38,7 +53,7 @@ def observes(*kinds: type) -> Callable[[MethodT], MethodT]:
     return mark
 
 
-class Service:
+class CoreService:
     """What one feature keeps outside of the state.
 
     A service starts when it is used for the first time (`context.services[Kind]`), or earlier by `must_start` and
@@ -59,11 +74,11 @@ class Service:
         methods = [(name, method.observed) for name, method in vars(cls).items() if hasattr(method, "observed")]
         cls.observed = [*cls.observed, *((kind, name) for name, kinds in methods for kind in kinds)]
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
+    def must_start(cls, context: Context) -> bool:
         """Return whether it must run now: it is always used, or the configuration or the state needs it.
 
         Asked at the start of the controller, and when another state was loaded.
@@ -130,15 +145,14 @@ class Service:
         raise NotImplementedError
 
 
-_HOOKS = [
-    name for name in vars(Service) if not name.startswith("_") and name not in ("observed", "begins_with", "must_start")
-]
+_NO_HOOKS = ("observed", "begins_with", "must_start")
+_HOOKS = [name for name in vars(CoreService) if not name.startswith("_") and name not in _NO_HOOKS]
 
 
 class Services(dict[type[Any], Any]):
     """The services that run. `services[Kind]` starts one that does not run yet."""
 
-    def __init__(self, context: ControllerContext, features: Iterable[type[Service]]) -> None:
+    def __init__(self, context: Context, features: Iterable[type[CoreService]]) -> None:
         super().__init__()
         self._context = context
         self._features = list(features)
@@ -161,7 +175,7 @@ class Services(dict[type[Any], Any]):
     def __missing__(self, kind: type[ServiceT]) -> ServiceT:
         service = self[kind] = kind(self._context)
         for name, running in self.with_hook.items():
-            if getattr(kind, name) is not getattr(Service, name):
+            if getattr(kind, name) is not getattr(CoreService, name):
                 running.append(service)
                 running.sort(key=lambda each: self._features.index(type(each)))
         for observed, name in kind.observed:
@@ -171,7 +185,7 @@ class Services(dict[type[Any], Any]):
                 self.requests.setdefault(observed, []).append(getattr(service, name))
         return service
 
-    def _start(self, kind: type[Service], record: Record) -> None:
+    def _start(self, kind: type[CoreService], record: Record) -> None:
         self[kind]
 
     def start_needed(self) -> None:
@@ -186,3 +200,93 @@ class Services(dict[type[Any], Any]):
             when = service.next_due()
             if when is not None and when <= now:
                 yield service
+
+
+class Context:
+    """What handlers and services work with: the state, the log, the connections, and the services that run."""
+
+    def __init__(self, config: CoreConfig, state: State, now: float, features: Iterable[type[CoreService]]) -> None:
+        self.config = config
+        self.client_config = config.client_config
+        """JSON text that clients get when they attach."""
+        self.state = state
+        """The state. Only `log.apply` changes it."""
+        self.log = RecordLog(state)
+        self.log.now = now
+        self.measures = ControllerMeasures()
+        self.connections = Connections(state)
+        self.changes = ChangeLog(self.log)
+        self.parked = ParkedRequests(self.log, self.measures)
+        self.samplers = SamplerRegistry(
+            config.sampler, config.values, config.strict, config.task_samplers, lambda: state.samplers
+        )
+        self.journal_error = ""
+        """Why mutations are blocked, for status; "" if they are not. The server sets it."""
+        self.emitted: list[Effect] = []
+        """Effects that `Wakeups.settle` returns with those of the event."""
+        self.services = Services(self, features)
+        """The services that run; `services[Kind]` starts one."""
+        self.changes.on_changed = self.services.with_hook["on_partition_changed"]
+        self.parked.on_ended = self.services.with_hook["on_wait_ended"]
+        self._holding = self.services.with_hook["holds_reply"]
+
+    def emit(self, *effects: Effect) -> None:
+        """Add effects to those of the current event."""
+        self.emitted += effects
+
+    @property
+    def now(self) -> float:
+        """The time of the current event, on the controller's clock."""
+        return self.log.now
+
+    def group_size_of(self, name: str, task: str | None) -> int | None:
+        """Return the samples in a group that the sampler of a task deals of a partition; None if it deals no groups.
+
+        task: None for the system's sampler.
+        """
+        partition = self.state.partitions.get(name)
+        return claim_samplers.group_size(self.samplers.choose(task or "", {}, partition))
+
+    def commit(self, caller: Caller, decision: Decision) -> list[Effect]:
+        """Apply what a request does, and reply to it; see `reply`."""
+        log = self.log
+        log.actor = caller.client
+        for record in decision.records:
+            log.apply(record)
+        log.actor = ""
+        return self.reply(caller, decision.reply())
+
+    def reply(self, caller: Caller, reply: AnyReply) -> list[Effect]:
+        """Reply to a request that was applied, and keep the reply until the client has it.
+
+        A service may hold the reply to a put.
+        """
+        envelope = caller.envelope
+        self.log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished))
+        send = Send(caller.peer, envelope.sequence, reply)
+        return [] if self._holding and self.is_held(caller.client, send) else [send]
+
+    def is_held(self, client: str, send: Send, again: bool = False) -> bool:
+        """Return whether a service holds this reply back, if it is one to a put. again: the client asked again."""
+        is_put = isinstance(send.reply, PublishReply)
+        return is_put and any(service.holds_reply(client, send, again) for service in self._holding)
+
+    def forget_client(self, client: str) -> None:
+        """End what depends on a client that is gone."""
+        self.connections.peers.pop(client, None)
+        for service in self.services.with_hook["on_client_gone"]:
+            service.on_client_gone(client)
+
+    def failure(self, peer: int, sequence: int, error: TransferQueueError) -> Send:
+        """Return the reply to a request that is refused."""
+        self.measures.counters["failures"] += 1
+        kind, text = type(error).__name__, str(error)
+        if isinstance(error, FieldTypeError):
+            return Send(peer, sequence, Failure(kind, text, error.tensors, error.field))
+        return Send(peer, sequence, Failure(kind, text))
+
+    def refuse(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
+        """End the wait of a request that cannot be met any more, and send the error to its client."""
+        peer = self.parked.peers.get(waiting.waiter)
+        self.parked.unpark(waiting.waiter, met=False)
+        return [] if peer is None else [self.failure(peer, waiting.sequence, error)]
