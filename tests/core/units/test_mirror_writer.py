@@ -439,6 +439,17 @@ def test_values_of_acknowledged_puts_stay_in_the_mirror_when_their_block_becomes
     assert {row for row, _ in m.note_lost()} <= waiting
 
 
+def test_a_block_that_is_cleared_while_it_is_copied_is_not_behind_any_more() -> None:
+    m = Mirrored(ASYNC)
+    m.put(1, ["x"], "memory-0", False)
+    m.put(1, ["x"], "memory-0", False)
+    m.h.tick(m.h.now + 10.0)
+    m.h.ask(ClearRows("p", column([0])))
+    del m.values[0]
+    m.carry_out(place="mirror")
+    assert m.writer.behind_bytes == 0
+
+
 @pytest.mark.parametrize("others", [False, True])
 def test_the_mirror_takes_the_place_of_a_second_copy_outside_it(others: bool) -> None:
     """Such blocks may come from a system that had `replicas: 2` before, or from a journal of an earlier version."""

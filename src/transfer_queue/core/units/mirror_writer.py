@@ -287,11 +287,11 @@ class MirrorWriter(Service):
             return lost + close_reported_extents(self.state, reply.unit, [reply.extent])
         self._planner.set_waiting_writers(mirror, False)
         self.full, self._limit, self._retry = False, ORDER_BYTES, now
-        done = self.state.blocks.needed_of(numbers[offsets >= 0])
-        _, second = self.state.blocks.units_of(done)
+        needed = self.state.blocks.needed_of(numbers[offsets >= 0])
+        _, second = self.state.blocks.units_of(needed)
         # a block has two locations at most, so the mirror takes the place of a second one; the others are ordered again
         left = int(second[0]) if len(second) else -1
-        done = done[second == left]
+        done = np.setdiff1d(numbers[offsets >= 0], needed[second != left])
         to = offsets[np.searchsorted(numbers, done)]
         return [
             *lost,
