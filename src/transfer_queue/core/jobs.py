@@ -22,9 +22,11 @@ from typing import Any
 
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.effects import Effect, Send
-from transfer_queue.core.events.registry import Caller, Decision, Ends, Steps
+from transfer_queue.core.events.registry import Caller, Decision, Ends, Steps, Until
 from transfer_queue.core.service import Service
 from transfer_queue.errors import TransferQueueError
+
+_AT_ONCE = Until(-math.inf)
 
 
 @dataclass(eq=False)
@@ -33,7 +35,7 @@ class _Job:
     steps: Steps
     ends: Ends
     caller: Caller | None
-    until: float = -math.inf
+    until: Until = _AT_ONCE
 
 
 class Jobs(Service):
@@ -64,9 +66,14 @@ class Jobs(Service):
         job.caller = job.caller.with_newest_peer(caller.peer)
         return True
 
+    def describe(self, key: Hashable) -> str:
+        """Return what a job waits for; "" if it does not wait, or there is none."""
+        job = self._by_key.get(key)
+        return "" if job is None else job.until.text
+
     def next_due(self) -> float | None:
         """See `Service.next_due`."""
-        return self.context.now if self._ready else min((job.until for job in self._resting), default=None)
+        return self.context.now if self._ready else min((job.until.time for job in self._resting), default=None)
 
     def on_due(self) -> list[Effect]:
         """Do one step of the next job."""
@@ -116,7 +123,7 @@ class Jobs(Service):
         if yielded is None:
             self._ready.append(job)
         else:
-            job.until = yielded.time
+            job.until = yielded
             self._resting.append(job)
         return []
 

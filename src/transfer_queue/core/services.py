@@ -24,7 +24,7 @@ from transfer_queue.core.reports import (
 )
 from transfer_queue.core.service import Service
 from transfer_queue.core.timeline import abandoned_samples, recorder, timeline_handlers
-from transfer_queue.core.units import migration_planner, mirror_writer, store_servers, unit_drains, unit_handlers
+from transfer_queue.core.units import migration_planner, mirror_writer, mover, store_servers, unit_handlers
 
 FEATURES: tuple[ModuleType, ...] = (
     recorder,
@@ -51,9 +51,9 @@ FEATURES: tuple[ModuleType, ...] = (
     column_counts,
     partition_view,
     value_locations,
+    mover,
     migration_planner,
     unit_handlers,
-    unit_drains,
     deadlock_detector,
     mirror_writer,
     store_servers,
