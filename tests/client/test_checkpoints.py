@@ -20,7 +20,8 @@ from transfer_queue import interface
 from transfer_queue.client.checkpoint import checkpoint_data
 from transfer_queue.client.checkpoint.checkpoint_folder import MANIFEST, STATE, STORAGE
 from transfer_queue.client.conversion.arguments import consumed_by
-from transfer_queue.core.control.pending_checkpoints import Checkpoints
+from transfer_queue.core.checkpoints import Checkpoints
+from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.transitions import restore
 from transfer_queue.errors import (
     CapacityError,
@@ -307,7 +308,7 @@ class TestTheCut:
         a.end_checkpoint(cut)
         a.load_storage_checkpoint(tmp_path)
         loading = a.start(a.operations.load_controller_checkpoint(tmp_path / STATE))
-        while not cluster.controller.context.services[Checkpoints].loads:
+        while not cluster.controller.context.services[Jobs]:
             assert cluster.network.deliver()
         a.reconnect()
         cluster.wait(lambda: loading.done)

@@ -273,10 +273,10 @@ class Life:
                 self.replies[names[effect.peer], effect.sequence] = effect.reply
             elif isinstance(effect, WriteState):
                 load_untrusted(_copied(effect.tree())["state"])
-                waits += self.controller.on_state_written(effect.name, None, self.now)
+                waits += self.controller.on_outcome(effect.number, None, self.now)
             elif isinstance(effect, ReadState):
                 tree = ProtocolError("there is no such file")
-                waits += self.controller.on_state_read(effect.client, effect.sequence, tree, self.now)
+                waits += self.controller.on_outcome(effect.number, tree, self.now)
             elif isinstance(effect, SendToUnit):
                 self.orders.append((effect.unit, effect.request))
             elif isinstance(effect, FreeExtents):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.control.pending_checkpoints import Checkpoints
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Send
 from transfer_queue.core.events.records import StateLoaded
@@ -67,7 +66,7 @@ class Server:
         """Return the reply to the request that loads."""
         effects = self.ask(sequence, LoadState(NAME))
         if isinstance(effects[0], ReadState):
-            effects = self.controller.on_state_read("c", sequence, self.read(effects[0]), 2.0)
+            effects = self.controller.on_outcome(effects[0].number, self.read(effects[0]), 2.0)
             assert self.journaling.commit()
         for effect in effects:
             if isinstance(effect, ForgetState):
@@ -187,7 +186,7 @@ def steps(server: Server) -> Iterator[tuple[str, int]]:
     found = server.read(read)
     assert len(server.kept()) == 1
     yield "old", 0
-    server.controller.on_state_read("c", LOAD, found, 2.0)
+    server.controller.on_outcome(read.number, found, 2.0)
     yield "old", 0
     assert server.journaling.commit()
     yield "loaded", 1
@@ -314,8 +313,7 @@ def test_no_copy_stays_of_a_state_that_is_not_loaded(tmp_path: Path, how: str) -
         assert isinstance(read, ReadState)
         found = server.read(read)
         server.controller.on_disconnect("c", 1, 1.0)
-        server.controller.context.services[Checkpoints].on_client_left("c", False)
-        (effect,) = server.controller.on_state_read("c", LOAD, found, 2.0)
+        (effect,) = server.controller.on_outcome(read.number, found, 2.0)
         assert isinstance(effect, ForgetState)
         server.states.forget(effect.file)
     else:

@@ -4,6 +4,7 @@
     on_disconnect(client, peer, now)            that connection ended
     tick(now)                                   a deadline may have come (see next_deadline)
     on_deal_computed(number, outcome, now)      an effect `ComputeDeal` was carried out
+    on_outcome(number, outcome, now)            an effect with a number of a job was carried out
     settle_further()                            the effects so far were carried out, and the event has more of them
 
 Each event is decided as records, which are applied (`core.transitions.apply`), and as effects for the server. Every
@@ -23,7 +24,6 @@ from typing import Any
 
 import msgspec
 
-from transfer_queue.core import checkpoint_handler
 from transfer_queue.core.claims import claim_handler
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.control.context import ControllerContext
@@ -254,19 +254,11 @@ class Controller:
         """Return the reply to what a user's sampler reads during a call."""
         return self.context.sampler_calls.answer_read(self.context, number, question)
 
-    def on_state_written(self, name: str, trouble: str | None, now: float) -> list[Effect]:
-        """The state was written to a file, or not. trouble: why not, in words; None if it was."""
-        before = self._finish_last()
-        self.context.log.now = now
-        return before + self._settle_after(checkpoint_handler.finish_writing(self.context, name, trouble))
-
-    def on_state_read(
-        self, client: str, sequence: int, read: checkpoint_handler.SavedState | Exception, now: float
-    ) -> list[Effect]:
-        """The file of a saved state was read for a client. read: its content, or why it cannot be read."""
-        before = self._finish_last()
-        self.context.log.now = now
-        return before + self._settle_after(checkpoint_handler.finish_reading(self.context, client, sequence, read))
+    def on_outcome(self, number: int, outcome: Any, now: float) -> list[Effect]:
+        """What a job waits for has happened. number: that of the effect; outcome: see the effect."""
+        before, context = self._finish_last(), self.context
+        context.log.now = now
+        return before + self._settle_after(context.services[Jobs].resume(number, outcome))
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
@@ -305,8 +297,7 @@ class Controller:
             context.parked.park(caller, result.request, result.seconds)
             return []
         if isinstance(result, Begin):
-            context.services[Jobs].begin(result.steps, caller.waiter, result.ends, caller)
-            return []
+            return context.services[Jobs].begin(result.steps, caller.waiter, result.ends, caller)
         if isinstance(result, list):
             return result
         return [Send(caller.peer, caller.envelope.sequence, result)]

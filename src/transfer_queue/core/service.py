@@ -45,14 +45,14 @@ class Service:
     like those here are hooks, which return the effects of what they do.
     """
 
-    observed: ClassVar[dict[type, str]] = {}
-    """Type of a record or request -> the method that observes it."""
+    observed: ClassVar[list[tuple[type, str]]] = []
+    """Types of records and requests, each with a method that observes it."""
 
     def __init_subclass__(cls) -> None:
         """Collect the methods that observe something."""
         super().__init_subclass__()
-        methods = {name: method.observed for name, method in vars(cls).items() if hasattr(method, "observed")}
-        cls.observed = {**cls.observed, **{kind: name for name, kinds in methods.items() for kind in kinds}}
+        methods = [(name, method.observed) for name, method in vars(cls).items() if hasattr(method, "observed")]
+        cls.observed = [*cls.observed, *((kind, name) for name, kinds in methods for kind in kinds)]
 
     def __init__(self, context: ControllerContext) -> None:
         self.context = context
@@ -146,7 +146,7 @@ class Services(dict[type[Any], Any]):
             if getattr(kind, name) is not getattr(Service, name):
                 running.append(service)
                 running.sort(key=lambda each: self._features.index(type(each)))
-        for observed, name in kind.observed.items():
+        for observed, name in kind.observed:
             if issubclass(observed, Record):
                 self._context.log.observe([observed], getattr(service, name))
             else:

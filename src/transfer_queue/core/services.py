@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from transfer_queue.core import absent_holders, activity, checkpoint_handler, jobs, wakeups
+from transfer_queue.core import absent_holders, activity, checkpoints, jobs, wakeups
 from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_deadlines, sampler_registration
-from transfer_queue.core.control import connections, pending_checkpoints
+from transfer_queue.core.control import connections
 from transfer_queue.core.locks import lock_handlers
 from transfer_queue.core.puts import clears, equal_values, put_handlers, retention
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
@@ -31,8 +31,7 @@ FEATURES: tuple[ModuleType, ...] = (
     timeline_handlers,
     abandoned_samples,
     connections,
-    pending_checkpoints,
-    checkpoint_handler,
+    checkpoints,
     activity,
     lease_deadlines,
     lock_handlers,

@@ -73,7 +73,8 @@ class Wakeups(Service):
                 break
         for service in self._after_event:
             effects += service.after_event()
-        return effects
+        emitted, context.emitted = context.emitted, []
+        return effects + emitted
 
     def settle_further(self, part: int | None) -> list[Effect]:
         """Continue what `settle` has left, until there are at least `part` effects. None: until the end."""
@@ -100,6 +101,8 @@ class Wakeups(Service):
                 break
         for service in self._after_event:
             yield service.after_event()
+        emitted, context.emitted = context.emitted, []
+        yield emitted
 
     def retry(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a request that waits."""

@@ -588,7 +588,7 @@ class Cluster:
         except Exception as error:  # as in `node.controller.state_writer`
             trouble = f"{type(error).__name__}: {error}"
         self._run_later(
-            lambda: self._run_core_effects(self.controller.on_state_written(write.name, trouble, self._controller_now))
+            lambda: self._run_core_effects(self.controller.on_outcome(write.number, trouble, self._controller_now))
         )
 
     def _read_state(self, read: core_effects.ReadState) -> None:
@@ -597,9 +597,7 @@ class Cluster:
         def done() -> None:
             found = self.states.read(read.name, read.watched)
             self._run_later(
-                lambda: self._run_core_effects(
-                    self.controller.on_state_read(read.client, read.sequence, found, self._controller_now)
-                )
+                lambda: self._run_core_effects(self.controller.on_outcome(read.number, found, self._controller_now))
             )
 
         self._run_later(done)

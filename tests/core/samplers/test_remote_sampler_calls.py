@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from harness import Harness, made
 
-from transfer_queue.core import checkpoint_handler
-from transfer_queue.core.control.pending_checkpoints import Checkpoints
+from transfer_queue.core import checkpoints
 from transfer_queue.core.events.effects import Effect, ReadState, WriteState
 from transfer_queue.core.samplers.user_sampler import name_of
 from transfer_queue.core.state import serialization
@@ -151,8 +150,10 @@ def test_an_answer_about_the_state_before_a_load_does_not_count(h: Harness) -> N
     h.clear([0])
     slow = h.claim(1, wait=10)
     h.client("loader")
-    h.controller.handle("loader", h.clients["loader"].peer, RequestEnvelope(1, 0, LoadState("0" * 32)), h.now)
-    h.take(h.controller.on_state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now))
+    request = RequestEnvelope(1, 0, LoadState("0" * 32))
+    (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
+    assert isinstance(read, ReadState)
+    h.take(h.controller.on_outcome(read.number, checkpoints.build_saved_state(saved), h.now))
     h.answer()
     assert h.parked(slow)
     h.answer()
@@ -180,21 +181,18 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
     h.client("loader")
     (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
     assert isinstance(read, ReadState)
-    h.take(h.controller.on_state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now))
+    h.take(h.controller.on_outcome(read.number, checkpoints.build_saved_state(saved), h.now))
     h.answer()
     h.disconnect("loader")
     if returns:
         h.connect("loader")
-        (again,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
-        assert isinstance(again, ReadState)
+        assert h.controller.handle("loader", h.clients["loader"].peer, request, h.now) == []
     while h.asks:
         h.answer()
     assert len(h.state.partitions["p"].rows.live_positions()) == (2 if returns else 1)
     if returns:
         h.result(1, "loader")
-        assert h.controller.on_state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now) == []
-    assert not h.controller.context.services[Checkpoints].loads
-    assert not h.controller.context.services[Checkpoints].peers
+    assert not h.jobs
     made.remove(h)  # a replay would need the file that was loaded
 
 
@@ -318,5 +316,5 @@ def test_a_save_that_is_requested_again_on_another_connection_is_written_once(
     while h.asks:
         h.answer()
     (file,) = written
-    h.take(h.controller.on_state_written(file.name, None, h.now))
+    h.take(h.controller.on_outcome(file.number, None, h.now))
     assert isinstance(h.result(asked, "s"), BeginCheckpointReply)

@@ -10,7 +10,7 @@ import pytest
 from harness import Harness, made
 
 from transfer_queue.cli.status_table import format_table
-from transfer_queue.core import checkpoint_handler
+from transfer_queue.core import checkpoints
 from transfer_queue.core.events.records import AnyRecord, Dealt, RankAsked, SamplerRegistered
 from transfer_queue.core.state import serialization
 from transfer_queue.errors import CheckpointError, InvalidArgumentError, WaitTimeoutError
@@ -251,8 +251,9 @@ def test_the_samplers_of_a_checkpoint_are_added_and_those_of_this_system_stay(me
     h = Harness()
     register(h, "reward", GRPOGroupNSampler())
     h.client("loader")
-    h.controller.handle("loader", h.clients["loader"].peer, RequestEnvelope(1, 0, LoadState("0" * 32, merge)), h.now)
-    h.take(h.controller.on_state_read("loader", 1, checkpoint_handler.build_saved_state(saved), h.now))
+    request = RequestEnvelope(1, 0, LoadState("0" * 32, merge))
+    (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
+    h.take(h.controller.on_outcome(read.number, checkpoints.build_saved_state(saved), h.now))
     h.result(1, "loader")
     assert (chosen(h, "reward"), chosen(h, "judge")) == ("GRPOGroupNSampler", "SequentialSampler")
     made.clear()  # a replay would need the file that was loaded
@@ -304,8 +305,9 @@ def test_the_states_of_all_users_samplers_are_saved_and_loaded(
     into.dealt(1, "b")
     into.client("loader")
     peer = into.clients["loader"].peer
-    into.controller.handle("loader", peer, RequestEnvelope(1, 0, LoadState("0" * 32)), into.now)
-    into.take(into.controller.on_state_read("loader", 1, checkpoint_handler.build_saved_state(tree), into.now))
+    request = RequestEnvelope(1, 0, LoadState("0" * 32))
+    (read,) = into.controller.handle("loader", peer, request, into.now)
+    into.take(into.controller.on_outcome(read.number, checkpoints.build_saved_state(tree), into.now))
     deals = {name: sampler.deals for name, sampler in into.users.items() if isinstance(sampler, Counting)}
     if refuses:
         with pytest.raises(InvalidArgumentError, match="this state is refused"):

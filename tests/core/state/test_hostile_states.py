@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from harness import Harness, column
 
-from transfer_queue.core import checkpoint_handler
+from transfer_queue.core import checkpoints
 from transfer_queue.core.columns.joined_columns import pack_texts
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
@@ -241,9 +241,7 @@ def test_wrong_content_around_the_state_is_refused(tree: Any, name: str, to: Any
     whole = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": tree, name: to}
 
     def load() -> None:
-        apply_record(
-            h.state, checkpoint_handler.record_of(h.controller.context, checkpoint_handler.build_saved_state(whole))
-        )
+        apply_record(h.state, checkpoints.record_of(h.controller.context, checkpoints.build_saved_state(whole)))
 
     with pytest.raises(CheckpointError, match=words):
         load()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tests.simulation.faulty_cluster import STOPPED_SECONDS
-from transfer_queue.core.control.pending_checkpoints import Checkpoints
+from transfer_queue.core.jobs import Jobs
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.checkpoints import LoadState
 from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
@@ -210,7 +210,7 @@ class Gate:
         """Expect a partition. sequence: The first number of the client's requests for this move."""
         if self.owns(name) or move <= max(self.ownership.incoming.get(name, 0), self._seen.get(name, 0)):
             return self.ownership.incoming.get(name) == move
-        if self._member.controller.context.services[Checkpoints].loads:
+        if self._member.controller.context.services[Jobs]:
             return False  # an earlier load may still add samples
         self._void_loads()
         self._floors[client] = sequence

@@ -12,7 +12,7 @@ from tests.simulation.many_controllers.gate import home_of
 from tests.simulation.many_controllers.member import Member
 from tests.simulation.many_controllers.routing_client import RoutingClient
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
-from transfer_queue.core.checkpoint_handler import FORMAT
+from transfer_queue.core.checkpoints import FORMAT
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import save_state
 from transfer_queue.core.state.state import State

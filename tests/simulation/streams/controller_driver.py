@@ -29,6 +29,8 @@ from transfer_queue.node.controller.core_settings import core_config
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
 
+ROUNDING = 1e-9
+"""Seconds by which a time differs after it was converted between two clocks."""
 MAX_TICKS = 10_000  # at one moment
 MAX_TEXT = 60  # characters of a value in the state; of a longer text a hash is kept, too
 EVENTS = 100
@@ -173,13 +175,13 @@ class ControllerDriver:
         moment, ticks = self._now, 0
         while self._is_running:
             due = self._controller.next_deadline()
-            if due is None or due - self._skew > time:
+            if due is None or due - self._skew > time + ROUNDING:
                 break
             self._now = max(self._now, due - self._skew)
             moment, ticks = (moment, ticks + 1) if self._now == moment else (self._now, 0)
             if ticks > MAX_TICKS:
                 raise RuntimeError(f"the controller is still busy after {MAX_TICKS} ticks at {moment}")
-            self._carry_out(self._controller.tick(self._clock_time))
+            self._carry_out(self._controller.tick(max(self._clock_time, due)))
         self._now = time
 
     def _carry_out(self, effects: list[e.Effect]) -> None:
@@ -204,10 +206,10 @@ class ControllerDriver:
                     state_file.write(self._states.path(effect.name), effect.tree(), sync=False)
                 except Exception as error:
                     trouble = f"{type(error).__name__}: {error}"
-                self._carry_out(controller.on_state_written(effect.name, trouble, now))
+                self._carry_out(controller.on_outcome(effect.number, trouble, now))
             elif isinstance(effect, e.ReadState):
                 found = self._states.read(effect.name, effect.watched)
-                self._carry_out(controller.on_state_read(effect.client, effect.sequence, found, now))
+                self._carry_out(controller.on_outcome(effect.number, found, now))
             elif isinstance(effect, e.RemoveState):
                 self._states.remove(effect.name)
             elif isinstance(effect, e.ForgetState):

@@ -95,6 +95,7 @@ def needs_indexes(context: ControllerContext, partition: Partition, sampler: Any
 
 def _build(context: ControllerContext, partition: Partition, wanted: IndexNeeds) -> Steps:
     """Build a part in each step. At the end, all claims of the task are looked at."""
+    yield None
     while context.state.partitions.get(partition.name) is partition:
         part = next_part(partition, wanted)
         if part is not None:

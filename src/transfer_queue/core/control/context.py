@@ -50,10 +50,16 @@ class ControllerContext:
         self.background_deals = BackgroundDeals()
         self.journal_error = ""
         """Why mutations are blocked, for status; "" if they are not. The server sets it."""
+        self.emitted: list[Effect] = []
+        """Effects that `Wakeups.settle` returns with those of the event."""
         self.services = Services(self, features)
         """The services that run; `services[Kind]` starts one."""
         self.parked.on_ended = self.services.with_hook["on_wait_ended"]
         self._holding = self.services.with_hook["holds_reply"]
+
+    def emit(self, *effects: Effect) -> None:
+        """Add effects to those of the current event."""
+        self.emitted += effects
 
     def _decide_again(self, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
         from transfer_queue.core.claims import claim_handler

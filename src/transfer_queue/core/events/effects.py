@@ -77,9 +77,11 @@ class AskSampler(msgspec.Struct, frozen=True):
 class WriteState(msgspec.Struct, frozen=True):
     """Write `tree()`, as it is at this moment, into a new file of this name in the system's folder of state files.
 
-    `Controller.on_state_written` is called when the file is complete, or with the error.
+    The outcome (`Controller.on_outcome`) is None when the file is complete, and else says why it is not, in words.
     """
 
+    number: int
+    """Of the job that waits for the outcome."""
     name: str
     tree: Callable[[], Any]
 
@@ -87,12 +89,12 @@ class WriteState(msgspec.Struct, frozen=True):
 class ReadState(msgspec.Struct, frozen=True):
     """Read the file of this name, which a client has written, and keep a copy of it in the journal's folder.
 
-    `Controller.on_state_read` gets the state in it, or the error.
+    The outcome (`Controller.on_outcome`) is the state in it, or the error.
     """
 
+    number: int
+    """Of the job that waits for the outcome."""
     name: str
-    client: str
-    sequence: int
     watched: list[str]
     """See `State`."""
 

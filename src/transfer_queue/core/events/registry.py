@@ -73,14 +73,31 @@ class Until(NamedTuple):
     """What it waits for, for users."""
 
 
+class Work(NamedTuple):
+    """A job goes on with the outcome of something that others do."""
+
+    begin: Callable[[int, Callable[[Any], list[Effect]]], list[Effect]]
+    """Begins it, and returns effects. Gets the number under which `Controller.on_outcome` reports the outcome, and a
+    function that takes the outcome directly."""
+
+
+class GivenUpError(Exception):
+    """Raised in a job whose client is gone, with the outcome that it has waited for."""
+
+    def __init__(self, outcome: Any) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
 class Ends(Enum):
     """When a job is given up."""
 
     NEVER = 0
     WITH_CONNECTION = 1
+    WITH_CLIENT = 2
 
 
-Steps = Generator[Union[Until, None], None, Any]
+Steps = Generator[Union[Until, Work, None], Any, Any]
 """A job, see `core.jobs`."""
 
 

@@ -69,6 +69,7 @@ def handle_drop(context: ControllerContext, caller: Caller, request: Drop) -> De
 def _clear_in_steps(context: ControllerContext, partition: Partition, request: Clear) -> Steps:
     """Clear some of the rows in each step. A newer partition of the same name is not cleared."""
     done, last = 0, False
+    yield None
     while not last and context.state.partitions.get(request.partition) is partition:
         check_epoch(context.state, request)
         records, last = _clear_some(context, partition, request, done)

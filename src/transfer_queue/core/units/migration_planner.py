@@ -129,10 +129,10 @@ class MigrationPlanner(Policy):
 
     # ------------------------------------------------------------ a plan
 
-    def plan(self) -> Steps[None]:
+    def plan(self) -> Steps[Sequence[r.AnyRecord]]:
         """See `Policy.plan`."""
         if self._seen == self._stamp():
-            return
+            return []
         self._seen = self._stamp()
         blocks, stores = self.state.blocks, self.state.stores  # blocks in an external store are not moved
         before, offloads = blocks.leased, self._offloads
@@ -174,6 +174,7 @@ class MigrationPlanner(Policy):
         if blocks.leased >= before and self._offloads == offloads and left > 0:
             self._seen = (blocks.changes, *self._seen[1:])  # a further plan achieves nothing before the next change
         self._next = self.context.now + PAUSE + PAUSE_A_CHUNK * len(blocks.chunks)
+        return []
 
     def _shares(self, chunk: BlockChunk) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions of the needed blocks of a chunk, and the fraction of each that is alive, 0 to 1."""

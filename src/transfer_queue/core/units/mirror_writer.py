@@ -20,7 +20,7 @@ Nothing here is part of the state. What is behind follows from the locations of 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -254,19 +254,19 @@ class MirrorWriter(Policy):
         wait = 0.0 if self.held or self.behind_bytes >= self._limit else oldest + gather
         return max(self._retry, wait)
 
-    def plan(self) -> Steps[None]:
+    def plan(self) -> Steps[Sequence[r.AnyRecord]]:
         """See `Policy.plan`. A plan has one order. If the report is not valid, the blocks are ordered again."""
         mirror = min(self.mover.present_mirrors(), default=-1)
         if not (yield from self.await_turn(mirror)):
-            return
+            return []
         numbers = self._oldest()
         if not len(numbers):
             self.leave()
-            return
+            return []
         blocks = self.state.blocks.describe(numbers)
         report = yield from self.carry_out(blocks)
         if report is None:
-            return
+            return []
         now = self.context.now
         self._retry = now + PAUSE  # until the report has shown that blocks were copied
         if not report.extent:
@@ -274,11 +274,10 @@ class MirrorWriter(Policy):
             self.mover.set_waiting_writers(mirror, self.full)  # its mostly dead extents are compacted meanwhile
             if self.full and len(numbers) > 1:
                 self._limit, self._retry = int(np.frombuffer(blocks.nbytes, "<i8").sum()) // 2, now
-            return
+            return []
         offsets = np.frombuffer(report.offsets, "<i8")
         if (offsets < 0).all():
-            yield close_reported_extents(self.state, mirror, [report.extent])
-            return
+            return close_reported_extents(self.state, mirror, [report.extent])
         self.mover.set_waiting_writers(mirror, False)
         self.full, self._limit, self._retry = False, ORDER_BYTES, now
         needed = self.state.blocks.needed_of(numbers[offsets >= 0])
@@ -287,7 +286,7 @@ class MirrorWriter(Policy):
         left = int(second[0]) if len(second) else -1
         done = np.setdiff1d(numbers[offsets >= 0], needed[second != left])
         to = offsets[np.searchsorted(numbers, done)].tobytes()
-        yield [r.BlocksMoved(mirror, report.extent, report.length, report.generation, left, done.tobytes(), to)]
+        return [r.BlocksMoved(mirror, report.extent, report.length, report.generation, left, done.tobytes(), to)]
 
     def _oldest(self) -> np.ndarray:
         """Return the oldest blocks that are behind, for one order."""

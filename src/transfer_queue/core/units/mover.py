@@ -119,11 +119,11 @@ class Policy(Service):
         """The order that a unit carries out."""
         self._unit = -1  # in whose line this policy stands
         self._report: BlocksMovedReport | None = None  # of the last order
-        self._steps: Steps[None] | None = None  # the plan that is carried out
+        self._steps: Steps[Sequence[r.AnyRecord]] | None = None  # the plan that is carried out
         self._unrecorded: list[tuple[int, int]] = []  # the extents of reports that are in no record yet
 
-    def plan(self) -> Steps[None]:
-        """Make and carry out a plan, if there is something to do."""
+    def plan(self) -> Steps[Sequence[r.AnyRecord]]:
+        """Make and carry out a plan, if there is something to do. Returns the last records to be applied."""
         raise NotImplementedError
 
     def is_waiting(self) -> bool:
@@ -186,15 +186,13 @@ class Policy(Service):
 
     def _advance(self) -> list[r.AnyRecord]:
         """Do a few steps of the plan, until it has records or waits. Returns the records."""
+        steps = self._steps
+        assert steps is not None
         for _ in range(SLICES):
-            steps = self._steps
-            if steps is None:
-                break
             try:
                 records = next(steps)
-            except StopIteration:
-                self._steps = None
-                break
+            except StopIteration as end:
+                self._steps, records = None, end.value or None
             if records is None:
                 break
             if records:
@@ -202,7 +200,8 @@ class Policy(Service):
                 return list(records)
         return []
 
-    def _close(self, extents: list[tuple[int, int]]) -> Steps[None]:
+    def _close(self, extents: list[tuple[int, int]]) -> Steps[Sequence[r.AnyRecord]]:
         for unit, extent in extents:
             if unit in self.state.units:
                 yield close_reported_extents(self.state, unit, [extent])
+        return []

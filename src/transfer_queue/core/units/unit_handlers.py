@@ -12,8 +12,8 @@ from collections.abc import Collection
 import numpy as np
 
 from transfer_queue.core.activity import Activity
+from transfer_queue.core.checkpoints import Checkpoints
 from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.pending_checkpoints import Checkpoints
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, FreeExtents, RemoveMirror, Send
 from transfer_queue.core.events.records import LARGEST
@@ -52,9 +52,11 @@ class Units(Service):
         context, state = self.context, self.context.state
         effects: list[Effect] = []
         if state.blocks.untold:
-            pinned = context.services.get(Checkpoints) or ()
+            pinned = context.services.get(Checkpoints)
             freed = context.services[Activity].freed
-            for unit, extents in state.blocks.take_freed(context.connections.units, pinned).items():
+            for unit, extents in state.blocks.take_freed(
+                context.connections.units, () if pinned is None else pinned
+            ).items():
                 freed[unit] = freed.get(unit, 0) + 1
                 effects.append(FreeExtents(unit, extents))
         if state.mirrors and state.draining:

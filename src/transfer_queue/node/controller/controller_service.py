@@ -14,7 +14,7 @@ import msgspec
 
 from transfer_queue.config.settings import SYSTEM
 from transfer_queue.core.absent_holders import AbsentHolders
-from transfer_queue.core.checkpoint_handler import check_file_name
+from transfer_queue.core.checkpoints import check_file_name
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     AskSampler,
@@ -438,7 +438,7 @@ class ControllerService(EnvelopeService):
         assert call_soon is not None
 
         def done(trouble: str | None) -> Iterable[Outgoing]:
-            return self._carry_out(self._controller.on_state_written(write.name, trouble, time.monotonic()))
+            return self._carry_out(self._controller.on_outcome(write.number, trouble, time.monotonic()))
 
         def soon(function: Callable[[], Any]) -> None:
             call_soon(function)
@@ -455,7 +455,7 @@ class ControllerService(EnvelopeService):
 
         def done(tree: Any) -> None:
             now = time.monotonic
-            call_soon(lambda: self._carry_out(self._controller.on_state_read(read.client, read.sequence, tree, now())))
+            call_soon(lambda: self._carry_out(self._controller.on_outcome(read.number, tree, now())))
 
         self._worker.begin(lambda: self._states.read(read.name, read.watched), done)
 

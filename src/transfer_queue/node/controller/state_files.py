@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from transfer_queue.core.checkpoint_handler import SavedState, build_saved_state, check_file_name
+from transfer_queue.core.checkpoints import SavedState, build_saved_state, check_file_name
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates
 
