@@ -63,11 +63,10 @@ MAY_IMPORT = {
 SERVICES = {
     *("claims.background_deals", "claims.index_builder", "claims.lease_deadlines"),
     *("locks.lock_decisions", "control.absent_holders"),
-    *("units.compaction_candidates", "units.location_checks", "units.migration_planner", "units.tiering_policy"),
+    *("units.compaction_candidates", "units.location_checks", "units.migration_planner", "units.mover"),
     *(
         "units.mirror_writer",
         "units.store_servers",
-        "units.unit_drains",
         "timeline.event_ring",
         "timeline.number_tables",
         "timeline.publication_times",

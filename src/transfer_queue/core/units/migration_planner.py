@@ -18,18 +18,15 @@ extents are moved, because open extents may receive more blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, BlockChunk
-from transfer_queue.core.blocks.block_table import BlockTable
-from transfer_queue.core.configuration import Watermarks
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.service import observes
-from transfer_queue.core.state.state import State
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, blocks_message, split_into_runs
 from transfer_queue.core.units.location_checks import are_apart
 from transfer_queue.core.units.mover import Policy, Steps
@@ -58,6 +55,9 @@ _UNIT = 40  # bits of the extent in a number that combines unit and extent
 
 Place = tuple[int, int]  # unit, extent
 Extents = dict[Place, float]
+_OFFLOAD, _REPACK, _MOVE = range(3)  # what a plan does with blocks, in this order
+_Found = dict[tuple[int, int, int], list[np.ndarray]]
+"""What is done, the unit to leave or -1, the unit of the other copy or -1 -> the numbers of blocks."""
 _Stamp = tuple[int, int, int, tuple[tuple[int, int], ...]]
 
 
@@ -117,8 +117,18 @@ class MigrationPlanner(Policy):
         return self._next if wanted or self._excess() else None
 
     def _excess(self) -> dict[int, float]:
-        # This runs after every event, so it must cost nothing if there is no unit on disk.
-        return bytes_to_offload(self.state, self.marks, self.mover.short) if self.state.disks else {}
+        """Return unit in memory -> bytes to be moved off it to disk."""
+        state, marks, found = self.state, self.marks, dict[int, float]()
+        if not state.disks - state.draining:  # this runs after every event
+            return found
+        for number in sorted(state.units_of(MEMORY) - state.draining):
+            leased, capacity = state.blocks.leased_in.get(number, 0), state.units[number].capacity
+            over = leased - marks.low * capacity
+            if number in self.mover.short and leased:
+                found[number] = max(over, (marks.high - marks.low) * capacity, 1.0)
+            elif capacity and leased > marks.high * capacity:
+                found[number] = over
+        return found
 
     def _stamp(self) -> _Stamp:
         """Return a value that changes if a new plan may achieve something."""
@@ -137,40 +147,38 @@ class MigrationPlanner(Policy):
         blocks, stores = self.state.blocks, self.state.stores  # blocks in an external store are not moved
         before, offloads = blocks.leased, self._offloads
         live: Extents = {}
-        ages: dict[tuple[int, int], int] = {}
+        ages: dict[Place, int] = {}
         for key in sorted(blocks.chunks):
             chunk = blocks.chunks.get(key)
             if chunk is not None:
                 self._tally(key, chunk, live, ages)
             yield ()
         live = {place: size for place, size in live.items() if place[0] not in stores} if stores else live
-        cold = oldest_extents(blocks, self._excess(), ages)
-        victims = _as_numbers(self._victims(live) - cold)
-        leaving_memory = _as_numbers(cold)
+        oldest = self._oldest_extents(ages)
+        cold, victims = _as_numbers(oldest), _as_numbers(self._victims(live) - oldest)
         yield ()
-        whole: dict[tuple[int, int], list[np.ndarray]] = {}  # (unit to leave or -1, unit of the other copy or -1)
-        sparse: list[np.ndarray] = []
-        to_disk: dict[int, list[np.ndarray]] = {}  # unit to leave
+        found: _Found = {}
         left = PLAN_BLOCKS
         restores = self._restores and self._roomiest() is not None
         self._in_mirror_only = False
         copies = self._may_copy() or restores
-        for key in sorted(blocks.chunks) if len(victims) or cold or copies else ():
+        for key in sorted(blocks.chunks) if len(victims) or len(cold) or copies else ():
             chunk = blocks.chunks.get(key)
             if chunk is not None and left > 0:
-                left -= self._collect_cold(key, chunk, leaving_memory, to_disk)
-                left -= self._collect(key, chunk, victims, whole, sparse)
+                left -= self._collect(key, chunk, victims, cold, found)
             yield ()
         if restores and left > 0:
             self._restores = self._in_mirror_only
         if left <= 0:
             self.mover.nudges += 1  # the next plan handles the rest
-        for leaving, found in to_disk.items():
-            yield from self._offload(leaving, np.unique(np.concatenate(found)))
-        if sparse:
-            yield from self._repack(np.unique(np.concatenate(sparse)))
-        for (leaving, other), found in whole.items():
-            yield from self._move(leaving, other, np.unique(np.concatenate(found)))
+        for (what, leaving, other), some in sorted(found.items(), key=lambda each: each[0][0]):
+            numbers = np.unique(np.concatenate(some))
+            if what == _OFFLOAD:
+                yield from self._offload(leaving, numbers)
+            elif what == _REPACK:
+                yield from self._repack(numbers)
+            else:
+                yield from self._move(leaving, other, numbers)
         if blocks.leased >= before and self._offloads == offloads and left > 0:
             self._seen = (blocks.changes, *self._seen[1:])  # a further plan achieves nothing before the next change
         self._next = self.context.now + PAUSE + PAUSE_A_CHUNK * len(blocks.chunks)
@@ -186,7 +194,7 @@ class MigrationPlanner(Policy):
             values = np.maximum(values, chunk.shared["values"][at])
         return at, columns["live"][at] / np.maximum(values, 1)
 
-    def _tally(self, key: int, chunk: BlockChunk, live: Extents, ages: dict[tuple[int, int], int]) -> None:
+    def _tally(self, key: int, chunk: BlockChunk, live: Extents, ages: dict[Place, int]) -> None:
         """Add up the live bytes of each extent, and note its oldest block. The chunks come in ascending order."""
         at, share = self._shares(chunk)
         nbytes = np.maximum(chunk.columns["nbytes"][at], 64) * share
@@ -201,16 +209,16 @@ class MigrationPlanner(Policy):
                 ages.setdefault(place, number)
 
     @staticmethod
-    def _codes(chunk: BlockChunk, at: np.ndarray) -> list[np.ndarray]:
+    def _codes(chunk: BlockChunk, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the extents of the first and of the second copies, each as one number; -1 if there is no copy."""
         columns, second = chunk.columns, chunk.second
-        codes = [(columns["unit"][at].astype("i8") << _UNIT) + columns["extent"][at]]
-        if second:
-            other = (second["unit"][at].astype("i8") << _UNIT) + second["extent"][at]
-            codes.append(np.where(second["extent"][at] > 0, other, -1))
-        return codes
+        first = (columns["unit"][at].astype("i8") << _UNIT) + columns["extent"][at]
+        if not second:
+            return first, np.full(len(at), -1)
+        other = (second["unit"][at].astype("i8") << _UNIT) + second["extent"][at]
+        return first, np.where(second["extent"][at] > 0, other, -1)
 
-    def _victims(self, live: Extents) -> set[tuple[int, int]]:
+    def _victims(self, live: Extents) -> set[Place]:
         """Return the extents to be emptied."""
         blocks, draining = self.state.blocks, self.state.draining
         leavable = draining & self.state.mirrors if self.mover.present_mirrors() else set[int]()
@@ -228,20 +236,27 @@ class MigrationPlanner(Policy):
             extent = blocks.extents.get(place)
             if extent is not None and extent.closed and place[0] in units and size < least * extent.length:
                 candidates.append((size / extent.length, size, extent.length, place))
-        won: dict[int, list[float]] = {}
-        picked: dict[int, list[tuple[int, int]]] = {}
+        picked: dict[int, list[tuple[float, int, Place]]] = {}
         for _, size, length, place in sorted(candidates):
             if over <= 0 and not self.mover.short:
                 break
             over -= length - size
-            sums = won.setdefault(place[0], [0.0, 0.0])
-            sums[0] += length
-            sums[1] += size
-            picked.setdefault(place[0], []).append(place)
-        for unit, (total, rest) in won.items():
+            picked.setdefault(place[0], []).append((size, length, place))
+        for some in picked.values():
+            rest, total = sum(size for size, _, _ in some), sum(length for _, length, _ in some)
             # only if this frees enough space, since the live rest occupies whole granules
             if total - math.ceil(1.1 * rest / _GRANULE) * _GRANULE >= max(_GRANULE, total / 8):
-                chosen.update(picked[unit])
+                chosen.update(place for _, _, place in some)
+        return chosen
+
+    def _oldest_extents(self, ages: dict[Place, int]) -> set[Place]:
+        """Return the extents to be moved to disk. ages: the oldest block of each extent."""
+        left, chosen = self._excess(), set[Place]()
+        for place in sorted(ages, key=lambda place: ages[place]):
+            extent = self.state.blocks.extents.get(place)
+            if extent is not None and extent.closed and left.get(place[0], 0.0) > 0:
+                left[place[0]] -= extent.length
+                chosen.add(place)
         return chosen
 
     def _healthy_units(self, tier: str = MEMORY) -> list[int]:
@@ -267,62 +282,46 @@ class MigrationPlanner(Policy):
     def _may_copy(self) -> bool:
         return self.replicas > 1 and len(self.mover.units - self.state.draining) > 1
 
-    def _collect(
-        self,
-        key: int,
-        chunk: BlockChunk,
-        victims: np.ndarray,
-        whole: dict[tuple[int, int], list[np.ndarray]],
-        sparse: list[np.ndarray],
-    ) -> int:
-        """Collect the blocks of a chunk to be moved or repacked. Returns their number."""
+    def _collect(self, key: int, chunk: BlockChunk, victims: np.ndarray, cold: np.ndarray, found: _Found) -> int:
+        """Collect the blocks of a chunk that leave extents or are copied. Returns their number.
+
+        Args:
+            key: The number of the chunk.
+            chunk: The chunk.
+            victims: The extents to be emptied.
+            cold: The extents to be moved to disk.
+            found: Gets the numbers of the blocks.
+        """
         at, share = self._shares(chunk)
-        codes = self._codes(chunk, at)
-        first = codes[0]
-        second = codes[1] if len(codes) > 1 else np.full(len(at), -1)
+        first, second = self._codes(chunk, at)
+        nowhere = np.full(len(at), -1)
         hits = [np.isin(code, victims) for code in (first, second)]
         few = (hits[0] | hits[1]) & (share < SPARSE) & (chunk.columns["rows"][at] > 1)
         if self.has_mirror:
             few &= np.isin(np.stack([first, second]) >> _UNIT, list(self.state.mirrors)).any(axis=0)
-        count = int(few.sum())
-        if count:
-            sparse.append(at[few] + (key << CHUNK_BITS))
-        moves = [(hits[0] & ~few, first, second), (hits[1] & ~few, second, first)]
-        single = (second < 0) & ~hits[0] & ~few
+        alone = (second < 0) & ~hits[0] & ~few
         if self._may_copy():
-            alone = single
-            if self.state.stores:
-                alone = single & ~np.isin(first >> _UNIT, list(self.state.stores))
-            moves.append((alone, np.full(len(at), -1), first))
-        elif self.state.mirrors:
+            alone &= ~np.isin(first >> _UNIT, list(self.state.stores))
+        else:
             in_mirror = (second < 0) & np.isin(first >> _UNIT, list(self.state.mirrors))
             self._in_mirror_only |= bool(in_mirror.any())
             # a mirror of an earlier term may still be registered where no unit serves it
-            alone = single & np.isin(first >> _UNIT, list(self.state.mirrors & self.mover.units))
-            moves.append((alone, np.full(len(at), -1), first))
-        for chosen, leaving, other in moves:
-            if not chosen.any():
-                continue
+            alone &= np.isin(first >> _UNIT, list(self.state.mirrors & self.mover.units))
+        count = 0
+        for what, chosen, (leaving, other) in (
+            (_OFFLOAD, np.isin(first, cold), (first, second)),
+            (_OFFLOAD, np.isin(second, cold), (second, first)),
+            (_REPACK, few, (nowhere, nowhere)),
+            (_MOVE, hits[0] & ~few, (first, second)),
+            (_MOVE, hits[1] & ~few, (second, first)),
+            (_MOVE, alone, (nowhere, first)),
+        ):
             pairs = np.stack([leaving[chosen] >> _UNIT, other[chosen] >> _UNIT], axis=1)
             for pair in np.unique(pairs, axis=0).tolist():
                 mine = at[chosen][(pairs == pair).all(axis=1)]
                 # blocks that stay in their unit are moved together, wherever their other copies are
                 other_unit = -1 if pair[0] >= 0 and pair[0] not in self.state.draining else pair[1]
-                whole.setdefault((pair[0], other_unit), []).append(mine + (key << CHUNK_BITS))
-                count += len(mine)
-        return count
-
-    @staticmethod
-    def _collect_cold(key: int, chunk: BlockChunk, cold: np.ndarray, to_disk: dict[int, list[np.ndarray]]) -> int:
-        """Collect the blocks of a chunk to be moved to disk. Returns their number."""
-        if not len(cold):
-            return 0
-        at, count = np.flatnonzero(chunk.columns["live"]), 0
-        for code in MigrationPlanner._codes(chunk, at):
-            hits = np.isin(code, cold)
-            for unit in np.unique(code[hits] >> _UNIT).tolist():
-                mine = at[hits & (code >> _UNIT == unit)]
-                to_disk.setdefault(unit, []).append(mine + (key << CHUNK_BITS))
+                found.setdefault((what, pair[0], other_unit), []).append(mine + (key << CHUNK_BITS))
                 count += len(mine)
         return count
 
@@ -331,40 +330,35 @@ class MigrationPlanner(Policy):
     def _offload(self, leaving: int, numbers: np.ndarray) -> Steps[None]:
         """Move complete blocks (ascending) from a unit in memory to one on disk that has no copy of them.
 
-        A unit of the same node is preferred.
+        A unit of the same node is preferred. If it has no space for the blocks of an order, halves are tried.
         """
-        blocks = self.state.blocks
-        numbers = blocks.needed_of(numbers)
-        for a, b in split_into_runs(blocks.column("nbytes", numbers), ORDER_BYTES, ORDER_BLOCKS):
-            if not (yield from self._offload_some(leaving, numbers[a:b])):
-                return
-
-    def _offload_some(self, leaving: int, numbers: np.ndarray) -> Steps[bool]:
-        """Move the blocks of one order to disk, in smaller orders if space is short. Returns False if there is none."""
-        blocks, home = self.state.blocks, self.state.units.get(leaving)
+        blocks, units = self.state.blocks, self.state.units
+        home = units.get(leaving)
         if home is None:
-            return False
+            return
         numbers = blocks.needed_of(numbers)
-        first, second = blocks.units_of(numbers)
-        here = (first == leaving) | (second == leaving)
-        there, others = numbers[here], np.where(first == leaving, second, first)[here]
-        for other in np.unique(others).tolist():
-            disks = [unit for unit in self._healthy_units(DISK) if self._tier(unit) == DISK and unit != other]
-            disks.sort(key=lambda unit: self.state.units[unit].node != home.node)
-            some = blocks.needed_of(there[others == other])  # some may have been cleared during the orders before
-            if not disks or not len(some):
+        runs = split_into_runs(blocks.column("nbytes", numbers), ORDER_BYTES, ORDER_BLOCKS)
+        parts = [numbers[a:b] for a, b in runs][::-1]  # the last one is the next order
+        while parts:
+            some = blocks.needed_of(parts.pop())  # some may have been cleared during the orders before
+            first, second = blocks.units_of(some)
+            others = np.where(first == leaving, second, np.where(second == leaving, first, leaving))
+            distinct = np.unique(others[others != leaving]).tolist()
+            if len(distinct) > 1:
+                parts += [some[others == other] for other in reversed(distinct)]
                 continue
-            to = disks[0]
+            some = some[others != leaving]
+            disks = [unit for unit in self._healthy_units(DISK) if unit in self.state.disks and unit not in distinct]
+            to = min(disks, key=lambda unit: units[unit].node != home.node, default=None)
+            if to is None or not len(some):
+                continue
             brought = yield from self._bring(leaving, to, some)
             if brought is not None:
                 self._offloads += brought
-                continue
-            if len(some) == 1 or to not in self.mover.units:
-                return False
-            for part in np.array_split(some, 2):
-                if not (yield from self._offload_some(leaving, part)):
-                    return False
-        return True
+            elif len(some) == 1 or to not in self.mover.units:
+                return
+            else:
+                parts += np.array_split(some, 2)[::-1]
 
     def _move(self, leaving: int, other: int, numbers: np.ndarray) -> Steps[None]:
         """Move complete blocks off unit `leaving` (-1: copy them) to a unit that has no copy of them."""
@@ -372,20 +366,15 @@ class MigrationPlanner(Policy):
         numbers = blocks.needed_of(numbers)
         for a, b in split_into_runs(blocks.column("nbytes", numbers), self._size(), ORDER_BLOCKS):
             there = blocks.needed_of(numbers[a:b])
-            to = (
-                self._roomiest()
-                if leaving < 0 and other in self.state.mirrors
-                else self._target(leaving, {other, leaving})
-            )
+            is_restored = leaving < 0 and other in self.state.mirrors
+            to = self._roomiest() if is_restored else self._target(leaving, {other, leaving})
             if to is None or not len(there):
                 continue
             brought = yield from self._bring(leaving, to, there)
             if brought is None:
                 return
             if brought and leaving in self.state.mirrors & self.state.draining:
-                self.mover.nudges += (
-                    1  # they may be in the present mirror only now, so that the next plan restores them
-                )
+                self.mover.nudges += 1  # they may be in the present mirror only, so that the next plan restores them
 
     def _bring(self, leaving: int, to: int, numbers: np.ndarray) -> Steps[int | None]:
         """Send one order and add its record. Returns the number of moved blocks; None if the unit could not do it."""
@@ -478,14 +467,10 @@ class MigrationPlanner(Policy):
             return unit
         if unit in self.state.mirrors:  # copies on disk stay there
             return min(self.mover.present_mirrors() - taken, default=None)
-        tier = DISK if any(self._tier(other) == DISK for other in {unit, *taken}) else MEMORY
+        tier = DISK if self.state.disks & {unit, *taken} else MEMORY
         free = [other for other in self._healthy_units(tier) if other not in taken]
         over = self._excess()
         return next((other for other in free if other not in over), free[0] if free else None)
-
-    def _tier(self, unit: int) -> str:
-        known = self.state.units.get(unit)
-        return MEMORY if known is None else known.tier
 
     def _size(self) -> int:
         return SHORT_ORDER_BYTES if self.mover.short else ORDER_BYTES
@@ -498,7 +483,7 @@ class MigrationPlanner(Policy):
         return report if report is not None and report.extent else None
 
 
-def _as_numbers(extents: set[tuple[int, int]]) -> np.ndarray:
+def _as_numbers(extents: set[Place]) -> np.ndarray:
     return np.array(sorted((unit << _UNIT) + extent for unit, extent in extents), "i8")
 
 
@@ -514,30 +499,3 @@ def _with_copies(made: list[NewBlock | None], reply: BlocksMovedReport) -> list[
         place = BlockLocation(reply.unit, reply.extent, offset, reply.generation, reply.length)
         out.append(msgspec.structs.replace(block, copies=[place]))
     return out
-
-
-def bytes_to_offload(state: State, marks: Watermarks, short: Collection[int]) -> dict[int, float]:
-    """Return unit in memory -> bytes to be moved off it. short: units whose writers wait for space."""
-    if not state.units_of(DISK) - state.draining:
-        return {}
-    found = {}
-    for number in sorted(state.units_of(MEMORY) - state.draining):
-        leased, capacity = state.blocks.leased_in.get(number, 0), state.units[number].capacity
-        over = leased - marks.low * capacity
-        if number in short and leased:
-            found[number] = max(over, (marks.high - marks.low) * capacity, 1.0)
-        elif capacity and leased > marks.high * capacity:
-            found[number] = over
-    return found
-
-
-def oldest_extents(blocks: BlockTable, wanted: dict[int, float], ages: dict[Place, int]) -> set[Place]:
-    """Return the extents to be moved to disk. wanted: see `bytes_to_offload`. ages: the oldest block of each extent."""
-    left = dict(wanted)
-    chosen = set()
-    for place in sorted(ages, key=lambda place: ages[place]):
-        extent = blocks.extents.get(place)
-        if extent is not None and extent.closed and left.get(place[0], 0.0) > 0:
-            left[place[0]] -= extent.length
-            chosen.add(place)
-    return chosen
