@@ -29,7 +29,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.service import observes
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, blocks_message, split_into_runs
 from transfer_queue.core.units.location_checks import are_apart
-from transfer_queue.core.units.mover import Policy, Steps
+from transfer_queue.core.units.mover import Policy, PlanSteps
 from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, Blocks, NewBlock
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Repack
 
@@ -139,7 +139,7 @@ class MigrationPlanner(Policy):
 
     # ------------------------------------------------------------ a plan
 
-    def plan(self) -> Steps[Sequence[r.AnyRecord]]:
+    def plan(self) -> PlanSteps[Sequence[r.AnyRecord]]:
         """See `Policy.plan`."""
         if self._seen == self._stamp():
             return []
@@ -327,7 +327,7 @@ class MigrationPlanner(Policy):
 
     # ------------------------------------------------------------ orders
 
-    def _offload(self, leaving: int, numbers: np.ndarray) -> Steps[None]:
+    def _offload(self, leaving: int, numbers: np.ndarray) -> PlanSteps[None]:
         """Move complete blocks (ascending) from a unit in memory to one on disk that has no copy of them.
 
         A unit of the same node is preferred. If it has no space for the blocks of an order, halves are tried.
@@ -360,7 +360,7 @@ class MigrationPlanner(Policy):
             else:
                 parts += np.array_split(some, 2)[::-1]
 
-    def _move(self, leaving: int, other: int, numbers: np.ndarray) -> Steps[None]:
+    def _move(self, leaving: int, other: int, numbers: np.ndarray) -> PlanSteps[None]:
         """Move complete blocks off unit `leaving` (-1: copy them) to a unit that has no copy of them."""
         blocks = self.state.blocks
         numbers = blocks.needed_of(numbers)
@@ -376,7 +376,7 @@ class MigrationPlanner(Policy):
             if brought and leaving in self.state.mirrors & self.state.draining:
                 self.mover.nudges += 1  # they may be in the present mirror only, so that the next plan restores them
 
-    def _bring(self, leaving: int, to: int, numbers: np.ndarray) -> Steps[int | None]:
+    def _bring(self, leaving: int, to: int, numbers: np.ndarray) -> PlanSteps[int | None]:
         """Send one order and add its record. Returns the number of moved blocks; None if the unit could not do it."""
         reply = yield from self._ask(to, self.state.blocks.describe(numbers))
         if reply is None:
@@ -387,7 +387,7 @@ class MigrationPlanner(Policy):
         yield [r.BlocksMoved(to, reply.extent, reply.length, reply.generation, leaving, done, to_offsets)]
         return int(kept.sum())
 
-    def _repack(self, numbers: np.ndarray) -> Steps[None]:
+    def _repack(self, numbers: np.ndarray) -> PlanSteps[None]:
         """Copy the live rows of these blocks into new blocks."""
         rows = SparseRows(numbers)
         for partition in list(self.state.partitions.values()):
@@ -402,7 +402,7 @@ class MigrationPlanner(Policy):
             for first in range(0, len(found), ORDER_REPACKS):
                 yield from self._repack_some(name, found[first : first + ORDER_REPACKS])
 
-    def _repack_some(self, name: str, found: list[SparseBlock]) -> Steps[None]:
+    def _repack_some(self, name: str, found: list[SparseBlock]) -> PlanSteps[None]:
         """Repack a few blocks of one partition, grouped by the units in which they are."""
         blocks = self.state.blocks
         by_units: dict[tuple[int, ...], list[SparseBlock]] = {}
@@ -416,7 +416,7 @@ class MigrationPlanner(Policy):
             for a, b in split_into_runs(blocks.column("nbytes", numbers) * alive, self._size(), ORDER_REPACKS):
                 yield from self._repack_in(name, units, some[a:b])
 
-    def _repack_in(self, name: str, units: tuple[int, ...], some: list[SparseBlock]) -> Steps[None]:
+    def _repack_in(self, name: str, units: tuple[int, ...], some: list[SparseBlock]) -> PlanSteps[None]:
         """Repack blocks that are in the same units: one order for each unit, one after the other, then one record."""
         blocks = self.state.blocks
         some = self._still_needed(some)
@@ -475,7 +475,7 @@ class MigrationPlanner(Policy):
     def _size(self) -> int:
         return SHORT_ORDER_BYTES if self.mover.short else ORDER_BYTES
 
-    def _ask(self, unit: int, blocks: Blocks, repacks: Sequence[Repack] = ()) -> Steps[BlocksMovedReport | None]:
+    def _ask(self, unit: int, blocks: Blocks, repacks: Sequence[Repack] = ()) -> PlanSteps[BlocksMovedReport | None]:
         """Let a unit copy blocks, and return its report; None if it has no space or is gone."""
         if not (yield from self.await_turn(unit)):
             return None

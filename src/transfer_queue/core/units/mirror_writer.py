@@ -32,7 +32,7 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.service import observes
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.core.units.location_checks import close_reported_extents
-from transfer_queue.core.units.mover import Policy, Steps
+from transfer_queue.core.units.mover import Policy, PlanSteps
 from transfer_queue.messages.reports.progress import MirrorProgress
 
 ORDER_BYTES = 32 << 20
@@ -82,7 +82,7 @@ class MirrorWriter(Policy):
         """The earliest time of the next order."""
         self._pruned = -1, 0.0
         """`BlockTable.changes` and the time at the last `_prune`."""
-        self._before_start = self.state.next_block - 1
+        self._before_start = 0
         """The newest block that an earlier controller has published."""
         self._next = 1
         """The first block that `note_new_blocks` has not seen."""
@@ -109,13 +109,11 @@ class MirrorWriter(Policy):
                 self.behind_bytes += nbytes
         self._next = self.state.next_block
 
-    @observes(r.StateMerged, r.UnitLost, r.ExtentsLost)
-    def note_lost_locations(self, record: r.AnyRecord) -> None:
-        """Note that blocks may have lost their location in memory, or that in the mirror."""
-        self.rescan()
-
-    def rescan(self) -> None:
+    @observes(r.StateLoaded, r.StateMerged, r.UnitLost, r.ExtentsLost)
+    def rescan(self, record: r.AnyRecord | None = None) -> None:
         """Find again which blocks no mirror has, because locations were lost, or another state was loaded."""
+        if record is None or isinstance(record, r.StateLoaded):
+            self._before_start = self.state.next_block - 1
         before, now = self._behind, self.context.now
         self._behind = OrderedDict(
             (number, (nbytes, before.get(number, (0, now))[1])) for number, nbytes in self._find_behind()
@@ -237,12 +235,6 @@ class MirrorWriter(Policy):
 
     # ------------------------------------------------------------ orders
 
-    def forget(self, record: r.StateLoaded) -> None:
-        """See `Policy.forget`."""
-        super().forget(record)
-        self._before_start = self.state.next_block - 1
-        self.rescan()
-
     def next_due(self) -> float | None:
         """See `Service.next_due`."""
         if self._steps is not None:
@@ -254,7 +246,7 @@ class MirrorWriter(Policy):
         wait = 0.0 if self.held or self.behind_bytes >= self._limit else oldest + gather
         return max(self._retry, wait)
 
-    def plan(self) -> Steps[Sequence[r.AnyRecord]]:
+    def plan(self) -> PlanSteps[Sequence[r.AnyRecord]]:
         """See `Policy.plan`. A plan has one order. If the report is not valid, the blocks are ordered again."""
         mirror = min(self.mover.present_mirrors(), default=-1)
         if not (yield from self.await_turn(mirror)):

@@ -32,7 +32,7 @@ SLICES = 4
 """Steps of a plan in one turn of the controller."""
 
 ResultT = TypeVar("ResultT")
-Steps = Generator[Sequence[r.AnyRecord] | None, None, ResultT]
+PlanSteps = Generator[Sequence[r.AnyRecord] | None, None, ResultT]
 """A plan, or a part of it. Yields the records to be applied before it goes on, if any; None if it waits for a unit."""
 
 
@@ -119,10 +119,10 @@ class Policy(Service):
         """The order that a unit carries out."""
         self._unit = -1  # in whose line this policy stands
         self._report: BlocksMovedReport | None = None  # of the last order
-        self._steps: Steps[Sequence[r.AnyRecord]] | None = None  # the plan that is carried out
+        self._steps: PlanSteps[Sequence[r.AnyRecord]] | None = None  # the plan that is carried out
         self._unrecorded: list[tuple[int, int]] = []  # the extents of reports that are in no record yet
 
-    def plan(self) -> Steps[Sequence[r.AnyRecord]]:
+    def plan(self) -> PlanSteps[Sequence[r.AnyRecord]]:
         """Make and carry out a plan, if there is something to do. Returns the last records to be applied."""
         raise NotImplementedError
 
@@ -160,7 +160,7 @@ class Policy(Service):
         self.mover.unsent = [each for each in self.mover.unsent if isinstance(each[1], DrainFinished)]
         self._steps, self._unrecorded = self._close(self._unrecorded), []
 
-    def await_turn(self, unit: int) -> Steps[bool]:
+    def await_turn(self, unit: int) -> PlanSteps[bool]:
         """Wait until a unit can take an order of this policy. Returns False if the unit is gone."""
         if unit in self.mover.units:
             self._unit = unit
@@ -169,7 +169,7 @@ class Policy(Service):
             yield None
         return self in self.mover.lines.get(unit, [])
 
-    def carry_out(self, blocks: Blocks, repacks: Sequence[Repack] = ()) -> Steps[BlocksMovedReport | None]:
+    def carry_out(self, blocks: Blocks, repacks: Sequence[Repack] = ()) -> PlanSteps[BlocksMovedReport | None]:
         """Let the unit whose turn was awaited copy blocks. Returns its report; None if the unit is gone."""
         self._report, self.order = None, self.mover.send(self._unit, blocks, repacks)
         while self.is_waiting():
@@ -200,7 +200,7 @@ class Policy(Service):
                 return list(records)
         return []
 
-    def _close(self, extents: list[tuple[int, int]]) -> Steps[Sequence[r.AnyRecord]]:
+    def _close(self, extents: list[tuple[int, int]]) -> PlanSteps[Sequence[r.AnyRecord]]:
         for unit, extent in extents:
             if unit in self.state.units:
                 yield close_reported_extents(self.state, unit, [extent])

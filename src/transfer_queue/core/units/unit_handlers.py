@@ -34,7 +34,7 @@ from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.messages.system import Drain, NodeGone
 
 
-class Units(Service):
+class UnitConnections(Service):
     """The connections of the storage units."""
 
     @classmethod
