@@ -61,7 +61,7 @@ MAY_IMPORT = {
 
 # Modules of claims, units and the timeline that know the state only. The context holds them, so they come before it.
 SERVICES = {
-    *("claims.background_deals", "claims.index_builder", "claims.lease_deadlines"),
+    *("claims.background_deals", "claims.index_builder", "claims.lease_deadlines", "claims.plan"),
     *("locks.lock_decisions", "control.absent_holders"),
     *("units.compaction_candidates", "units.location_checks", "units.migration_planner", "units.mover"),
     *(

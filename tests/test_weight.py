@@ -13,7 +13,7 @@ import code_weight
 
 FUNCTIONS_AND_FILES = {
     "put": (182, 59),
-    "get_meta": (183, 56),
+    "get_meta": (156, 51),
     "get_data": (134, 36),
     "kv_batch_put": (192, 57),
     "kv_batch_get": (107, 29),

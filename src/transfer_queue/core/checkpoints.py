@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from transfer_queue.core.claims import lease_decisions
+from transfer_queue.core.claims.claim_handler import SamplerCalls
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Release, RemoveState, WriteState
@@ -158,7 +159,7 @@ def handle_begin_checkpoint(
 def _save(context: ControllerContext, client: str, name: str) -> Steps:
     """Write the state, with the states of users' samplers by pattern, "" for the system's sampler."""
     samplers, saves = context.samplers.of_users, context.services[Checkpoints].saves
-    states = yield from save_states(context.sampler_calls, samplers)
+    states = yield from save_states(context.services[SamplerCalls], samplers)
     forms = {pattern: {"name": samplers[pattern].name, "state": state} for pattern, state in states.items()}
     for record in lease_decisions.settle_unseen(context.state, context.config.handed_over):
         context.log.apply(record)
@@ -270,12 +271,12 @@ def _replace_with_samplers(
 ) -> Steps:
     """Replace the state and those of users' samplers, by pattern. If one refuses its part, all get theirs back."""
     samplers = {pattern: sampler for pattern, sampler in context.samplers.of_users.items() if pattern in states}
-    before = yield from save_states(context.sampler_calls, samplers)
+    before = yield from save_states(context.services[SamplerCalls], samplers)
     try:
-        yield from load_states(context.sampler_calls, samplers, states)
+        yield from load_states(context.services[SamplerCalls], samplers, states)
         return _replace_state(context, record, found)
     except (TransferQueueError, GivenUpError):
-        restore = load_states(context.sampler_calls, samplers, before)
+        restore = load_states(context.services[SamplerCalls], samplers, before)
         context.emit(*context.services[Jobs].begin(restore, object()))
         raise
 
@@ -312,8 +313,9 @@ def _merge_state(context: ControllerContext, loaded: r.StateLoaded, found: Saved
 
 def _forget_replaced(context: ControllerContext, before: list[Partition]) -> None:
     """Forget what the controller knew of these partitions, whose place a loaded state has taken."""
-    context.background_deals.mark_all_stale()
-    context.sampler_calls.void()
+    calls = context.services.get(SamplerCalls)
+    if calls is not None:
+        calls.void()
     context.samplers.warned.clear()
     for name in dict.fromkeys([*(partition.name for partition in before), *context.state.partitions]):
         context.changes.changes_of(name).everything = True

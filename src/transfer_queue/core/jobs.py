@@ -1,7 +1,7 @@
 """Work that takes several turns of the controller, so that it serves other requests in between.
 
 A job is a generator. A handler that returns one begins it; the value that the generator returns is the reply, and an
-error of the tree is one, too. What it yields says when it goes on:
+error of the tree is one, too. A job of no request returns effects. What it yields says when it goes on:
 
     None              in another turn; each turn does one step of one job
     `Until(time)`     after each event, and at this time at the latest
@@ -105,16 +105,17 @@ class Jobs(Service):
         return self._step(job, outcome)
 
     def is_working(self) -> bool:
-        """See `Service.is_working`. A job that rests waits for others, and one that waits for an outcome may be long."""
+        """See `Service.is_working`. A job that rests waits for others."""
         return bool(self._ready)
 
     def on_connection_ended(self, client: str, peer: int) -> None:
         """See `Service.on_connection_ended`."""
         for job in list(self._by_key.values()):
             caller = job.caller
-            if caller is not None and job.ends is Ends.WITH_CONNECTION and caller.client == client:
-                if caller.peer == peer:
-                    self._give_up(job)
+            if caller is None or job.ends is not Ends.WITH_CONNECTION:
+                continue
+            if (caller.client, caller.peer) == (client, peer):
+                self._give_up(job)
 
     def on_client_left(self, client: str, announced: bool) -> list[Effect]:
         """See `Service.on_client_left`."""
@@ -137,7 +138,9 @@ class Jobs(Service):
             yielded = job.steps.send(outcome) if error is None else job.steps.throw(error)
         except StopIteration as end:
             del self._by_key[job.key]
-            return [] if caller is None or job.is_given_up else self._answer(caller, end.value)
+            if caller is None:
+                return end.value or []
+            return [] if job.is_given_up else self._answer(caller, end.value)
         except GivenUpError:
             del self._by_key[job.key]
             return []

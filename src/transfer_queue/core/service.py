@@ -8,6 +8,7 @@ nobody has used costs nothing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -40,13 +41,17 @@ def observes(*kinds: type) -> Callable[[MethodT], MethodT]:
 class Service:
     """What one feature keeps outside of the state.
 
-    A service starts when it is used for the first time (`context.services[Kind]`), or earlier if `must_start`. It must
+    A service starts when it is used for the first time (`context.services[Kind]`), or earlier by `must_start` and
+    `begins_with`. It must
     derive everything from the state, because it has not seen the records before its start. Its methods that are named
     like those here are hooks, which return the effects of what they do.
     """
 
     observed: ClassVar[list[tuple[type, str]]] = []
     """Types of records and requests, each with a method that observes it."""
+
+    begins_with: ClassVar[tuple[type, ...]] = ()
+    """The service starts when a record of one of these types was applied."""
 
     def __init_subclass__(cls) -> None:
         """Collect the methods that observe something."""
@@ -76,6 +81,10 @@ class Service:
 
     def on_due(self) -> list[Effect]:
         """Do what is due."""
+        raise NotImplementedError
+
+    def when_settled(self) -> list[Effect]:
+        """Begin what has waited until all requests that can be met were met. It may lead to further ones."""
         raise NotImplementedError
 
     def after_event(self) -> list[Effect]:
@@ -112,12 +121,18 @@ class Service:
         """Return whether this service keeps a reply to a put back. again: the client has asked again."""
         raise NotImplementedError
 
+    def on_extents_unneeded(self) -> list[Effect]:
+        """Act after an event because extents of units are not needed any more."""
+        raise NotImplementedError
+
     def is_working(self) -> bool:
         """Return whether it may still make space or rows by itself, so that no put or claim waits for ever."""
         raise NotImplementedError
 
 
-_HOOKS = [name for name in vars(Service) if not name.startswith("_") and name not in ("observed", "must_start")]
+_HOOKS = [
+    name for name in vars(Service) if not name.startswith("_") and name not in ("observed", "begins_with", "must_start")
+]
 
 
 class Services(dict[type[Any], Any]):
@@ -131,6 +146,9 @@ class Services(dict[type[Any], Any]):
         """Name of a hook -> the running services that define it, in the order of `core.services`."""
         self.requests: dict[type, list[Callable[[str, Any], None]]] = {}
         """Type of a request -> the methods that observe it."""
+        for kind in self._features:
+            if kind.begins_with:
+                context.log.observe(kind.begins_with, functools.partial(self._start, kind))
 
     if TYPE_CHECKING:
 
@@ -152,6 +170,9 @@ class Services(dict[type[Any], Any]):
             else:
                 self.requests.setdefault(observed, []).append(getattr(service, name))
         return service
+
+    def _start(self, kind: type[Service], record: Record) -> None:
+        self[kind]
 
     def start_needed(self) -> None:
         """Start the services that must run now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from transfer_queue.core import absent_holders, activity, checkpoints, jobs, wakeups
-from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_deadlines, sampler_registration
+from transfer_queue.core.claims import background_deals, claim_handler, consumption_handlers, lease_deadlines, plan
 from transfer_queue.core.control import connections
 from transfer_queue.core.locks import lock_handlers
 from transfer_queue.core.puts import clears, equal_values, put_handlers, retention
@@ -42,9 +42,10 @@ FEATURES: tuple[ModuleType, ...] = (
     put_handlers,
     clears,
     equal_values,
+    background_deals,
     claim_handler,
     consumption_handlers,
-    sampler_registration,
+    plan,
     batch_metadata,
     change_answers,
     column_counts,

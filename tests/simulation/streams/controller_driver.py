@@ -199,7 +199,7 @@ class ControllerDriver:
                     outcome = effect.run()
                 except Exception as error:
                     outcome = error
-                self._carry_out(controller.on_deal_computed(effect.number, outcome, now))
+                self._carry_out(controller.on_outcome(effect.number, outcome, now))
             elif isinstance(effect, e.WriteState):
                 trouble = None
                 try:

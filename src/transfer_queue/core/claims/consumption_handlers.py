@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from transfer_queue.core.activity import Activity
 from transfer_queue.core.claims import consumer_state, lease_decisions
 from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.control.context import ControllerContext
@@ -16,6 +17,7 @@ from transfer_queue.core.state import put_withdrawal, unneeded_rows
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import claims
 from transfer_queue.messages.base import Done, Failure
@@ -41,8 +43,9 @@ def handle_finish(context: ControllerContext, caller: Caller, request: claims.Fi
         return Decision([], Done)
 
     def reply() -> AnyReply:
-        for consumer in consumer_state.idle_consumers(partition, request.task, request.holder, context.activity.busy):
-            context.activity.end_work(request.holder, consumer)
+        activity = context.services[Activity]
+        for consumer in consumer_state.idle_consumers(partition, request.task, request.holder, activity.busy):
+            activity.end_work(request.holder, consumer)
         return Done()
 
     return Decision(unneeded_rows.finish_rows(partition, request.task, request.holder, indexes_in(request.rows)), reply)
@@ -59,7 +62,7 @@ def _decide_ack(context: ControllerContext, caller: Caller, request: claims.Ack)
     records = lease_decisions.decide_ack(context.state, request)
     for record in records:
         assert isinstance(record, r.LeaseAcked)
-        context.timeline.note_ack(caller.client, record.partition, record.task, record.rows)
+        context.services[TimelineRecorder].note_ack(caller.client, record.partition, record.task, record.rows)
     return records
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from transfer_queue.core.claims.background_deals import BackgroundDeals
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.control.change_log import ChangeLog
 from transfer_queue.core.control.connections import Connections
@@ -17,7 +15,6 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
-from transfer_queue.core.samplers.remote_calls import PendingCall, SamplerAsks
 from transfer_queue.core.service import Service, Services
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
@@ -45,15 +42,13 @@ class ControllerContext:
         self.samplers = SamplerRegistry(
             config.sampler, config.values, config.strict, config.task_samplers, lambda: state.samplers
         )
-        self.sampler_calls = SamplerAsks(self._decide_again)
-        """The calls of a user's sampler that runs in a process of its own."""
-        self.background_deals = BackgroundDeals()
         self.journal_error = ""
         """Why mutations are blocked, for status; "" if they are not. The server sets it."""
         self.emitted: list[Effect] = []
         """Effects that `Wakeups.settle` returns with those of the event."""
         self.services = Services(self, features)
         """The services that run; `services[Kind]` starts one."""
+        self.changes.on_changed = self.services.with_hook["on_partition_changed"]
         self.parked.on_ended = self.services.with_hook["on_wait_ended"]
         self._holding = self.services.with_hook["holds_reply"]
 
@@ -61,45 +56,10 @@ class ControllerContext:
         """Add effects to those of the current event."""
         self.emitted += effects
 
-    def _decide_again(self, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
-        from transfer_queue.core.claims import claim_handler
-
-        return claim_handler.decide_parked(self, waiting, pending)
-
     @property
     def now(self) -> float:
         """The time of the current event, on the controller's clock."""
         return self.log.now
-
-    @property
-    def timeline(self) -> Any:
-        from transfer_queue.core.timeline.recorder import TimelineRecorder
-
-        return self.services[TimelineRecorder]
-
-    @property
-    def activity(self) -> Any:
-        from transfer_queue.core.activity import Activity
-
-        return self.services[Activity]
-
-    @property
-    def absent_holders(self) -> Any:
-        from transfer_queue.core.absent_holders import AbsentHolders
-
-        return self.services[AbsentHolders]
-
-    @property
-    def lease_deadlines(self) -> Any:
-        from transfer_queue.core.claims.lease_deadlines import Leases
-
-        return self.services[Leases]
-
-    @property
-    def lock_deadlines(self) -> Any:
-        from transfer_queue.core.locks.lock_handlers import Locks
-
-        return self.services[Locks].deadlines
 
     def group_size_of(self, name: str, task: str | None) -> int | None:
         """Return the samples in a group that the sampler of a task deals of a partition; None if it deals no groups.

@@ -15,7 +15,6 @@ from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.control.epochs import check_epoch
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Begin, Caller, Decision, Steps, handles
-from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.put_withdrawal import are_undealt
 from transfer_queue.core.state.state import State
@@ -100,7 +99,8 @@ def _clear_some(
 
 
 def _drop_partition(context: ControllerContext, name: str) -> list[r.AnyRecord]:
-    claim_samplers.forget_partition(context.samplers, name)
+    for sampler in context.samplers.of_users.values():
+        sampler.clear_cache(name)
     return [r.PartitionDropped(name)] if name in context.state.partitions else []
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.control.context import ControllerContext
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.reports.explain import waiting_words
-from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import suggestion
@@ -37,8 +37,7 @@ def _describe_wait(context: ControllerContext, waiting: ParkedRequest) -> str:
     state, request = context.state, waiting.request
     partition = state.partitions.get(request.partition)
     if isinstance(request, Claim):
-        sampler = context.samplers.sampler_for(request, partition)
-        return waiting_words(state, request, claim_samplers.group_size(sampler))
+        return waiting_words(state, request, context.services[Plans].of(partition, request).group_size)
     if isinstance(request, TakeLock):
         waited = context.now - waiting.since
         text = lock_decisions.describe_wait(state, waiting.waiter, request, waited, context.now)

@@ -47,21 +47,29 @@ class UnitConnections(Service):
         for unit in self.context.connections.units_at(peer):
             forget_unit(self.context, unit)
 
-    def after_event(self) -> list[Effect]:
-        """Order the units to free what nobody needs, and retired mirrors to remove their arenas."""
-        context, state = self.context, self.context.state
-        effects: list[Effect] = []
-        if state.blocks.untold:
-            pinned = context.services.get(Checkpoints)
-            freed = context.services[Activity].freed
-            for unit, extents in state.blocks.take_freed(
-                context.connections.units, () if pinned is None else pinned
-            ).items():
-                freed[unit] = freed.get(unit, 0) + 1
-                effects.append(FreeExtents(unit, extents))
-        if state.mirrors and state.draining:
-            effects += end_retired_mirrors(context)
+    def on_extents_unneeded(self) -> list[Effect]:
+        """Order the units to free what nobody needs."""
+        context, effects = self.context, list[Effect]()
+        pinned, freed = context.services.get(Checkpoints), context.services[Activity].freed
+        blocks = context.state.blocks
+        for unit, extents in blocks.take_freed(context.connections.units, () if pinned is None else pinned).items():
+            freed[unit] = freed.get(unit, 0) + 1
+            effects.append(FreeExtents(unit, extents))
         return effects
+
+
+class RetiredMirrors(Service):
+    """Removes the mirrors of earlier terms when they are empty."""
+
+    @classmethod
+    def must_start(cls, context: ControllerContext) -> bool:
+        """See `Service.must_start`."""
+        return bool(context.state.mirrors)
+
+    def after_event(self) -> list[Effect]:
+        """Order the empty ones to remove their arenas."""
+        state = self.context.state
+        return end_retired_mirrors(self.context) if state.mirrors and state.draining else []
 
 
 def forget_unit(context: ControllerContext, unit: int) -> None:
@@ -141,6 +149,8 @@ def handle_register_unit(context: ControllerContext, caller: Caller, request: Re
         if isinstance(record, r.UnitLost):
             forget_unit(context, record.unit)
     context.connections.units[number] = caller.peer
+    if request.tier == MIRROR:
+        context.services[RetiredMirrors]
     if not request.store:  # blocks in an external store are not moved
         context.services[Mover].on_connect(number)
     context.services[Activity].freed[number] = 0
