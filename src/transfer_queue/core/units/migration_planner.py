@@ -29,7 +29,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.service import observes
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, blocks_message, split_into_runs
 from transfer_queue.core.units.location_checks import are_apart
-from transfer_queue.core.units.mover import Policy, PlanSteps
+from transfer_queue.core.units.mover import PlanSteps, Policy
 from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, Blocks, NewBlock
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Repack
 

@@ -32,7 +32,7 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.service import observes
 from transfer_queue.core.state.wait_queues import RequestKey
 from transfer_queue.core.units.location_checks import close_reported_extents
-from transfer_queue.core.units.mover import Policy, PlanSteps
+from transfer_queue.core.units.mover import PlanSteps, Policy
 from transfer_queue.messages.reports.progress import MirrorProgress
 
 ORDER_BYTES = 32 << 20
