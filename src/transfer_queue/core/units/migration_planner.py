@@ -490,12 +490,12 @@ def _as_numbers(extents: set[Place]) -> np.ndarray:
 def _with_copies(made: list[NewBlock | None], reply: BlocksMovedReport) -> list[NewBlock | None]:
     """Add the second location to blocks that a unit has copied; None for those that it could not copy."""
     offsets = iter(np.frombuffer(reply.offsets, "<i8").tolist())
-    out: list[NewBlock | None] = []
-    for block in made:
+
+    def with_copy(block: NewBlock | None) -> NewBlock | None:
         offset = -1 if block is None else next(offsets)
         if block is None or offset < 0:
-            out.append(None)
-            continue
+            return None
         place = BlockLocation(reply.unit, reply.extent, offset, reply.generation, reply.length)
-        out.append(msgspec.structs.replace(block, copies=[place]))
-    return out
+        return msgspec.structs.replace(block, copies=[place])
+
+    return [with_copy(block) for block in made]

@@ -105,7 +105,7 @@ class Mover(Service):
         if policy is None or policy.order is None or policy.order.number != report.move:
             # the order of a plan that was forgotten
             return close_reported_extents(self.context.state, report.unit, [report.extent]) if report.extent else []
-        return policy.on_report(report)
+        return policy.on_report(policy.order, report)
 
 
 class Policy(Service):
@@ -141,9 +141,8 @@ class Policy(Service):
             self.context.log.apply(record)
         return [SendToUnit(unit, order) for unit, order in unsent]
 
-    def on_report(self, report: BlocksMovedReport) -> list[r.AnyRecord]:
+    def on_report(self, order: Move, report: BlocksMovedReport) -> list[r.AnyRecord]:
         """Take the report of the order; return the records. See `Mover.on_report`."""
-        order = self.order
         self.leave()
         self._report = msgspec.structs.replace(report, extent=0, failed="the report was not valid")
         lost = check_moved(self.state, order, report) if report.extent else []

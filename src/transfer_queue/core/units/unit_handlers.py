@@ -18,7 +18,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, FreeExtents, RemoveMirror, Send
 from transfer_queue.core.events.records import LARGEST
 from transfer_queue.core.events.registry import Begin, Caller, Decision, Ends, Steps, Until, handles
-from transfer_queue.core.service import Service
+from transfer_queue.core.service import Service, observes
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import indexes_in
 from transfer_queue.core.units import location_checks
@@ -45,7 +45,18 @@ class UnitConnections(Service):
     def on_connection_ended(self, client: str, peer: int) -> None:
         """See `Service.on_connection_ended`."""
         for unit in self.context.connections.units_at(peer):
-            forget_unit(self.context, unit)
+            self._forget(unit)
+
+    @observes(r.UnitLost)
+    def note_lost(self, record: r.UnitLost) -> None:
+        """Forget a unit that is lost."""
+        self._forget(record.unit)
+
+    def _forget(self, unit: int) -> None:
+        """Forget the connection of a unit, and what it has reported on it."""
+        self.context.connections.units.pop(unit, None)
+        for service in self.context.services.with_hook["on_unit_gone"]:
+            service.on_unit_gone(unit)
 
     def on_extents_unneeded(self) -> list[Effect]:
         """Order the units to free what nobody needs."""
@@ -67,16 +78,14 @@ class RetiredMirrors(Service):
         return bool(context.state.mirrors)
 
     def after_event(self) -> list[Effect]:
-        """Order the empty ones to remove their arenas."""
-        state = self.context.state
-        return end_retired_mirrors(self.context) if state.mirrors and state.draining else []
-
-
-def forget_unit(context: ControllerContext, unit: int) -> None:
-    """Forget the connection of a unit, and what it has reported on it."""
-    context.connections.units.pop(unit, None)
-    for service in context.services.with_hook["on_unit_gone"]:
-        service.on_unit_gone(unit)
+        """Forget those without extents, and order them to remove their arenas."""
+        context, effects = self.context, list[Effect]()
+        for unit in sorted(context.state.mirrors & context.state.draining):
+            peer = context.connections.units.get(unit)
+            if peer is not None and not context.state.blocks.leased_in.get(unit):
+                context.log.apply(r.UnitLost(unit, "it was a mirror of an earlier controller, and is empty"))
+                effects.append(RemoveMirror(peer))
+        return effects
 
 
 def lose_units_of_nodes(context: ControllerContext, when: str, named: bool = True) -> None:
@@ -105,18 +114,6 @@ def lose_missing_mirrors(context: ControllerContext, boot_ids: Collection[str], 
     _lose_units(context, [units[number] for number in mirrors if units[number].boot_id not in boot_ids], when)
 
 
-def end_retired_mirrors(context: ControllerContext) -> list[Effect]:
-    """Forget each retired mirror that has no extents any more, and order it to remove its arena."""
-    state, effects = context.state, list[Effect]()
-    for unit in sorted(state.mirrors & state.draining):
-        peer = context.connections.units.get(unit)
-        if peer is not None and not state.blocks.leased_in.get(unit):
-            forget_unit(context, unit)
-            context.log.apply(r.UnitLost(unit, "it was a mirror of an earlier controller, and is empty"))
-            effects.append(RemoveMirror(peer))
-    return effects
-
-
 def _units_of_nodes(state: State) -> list[UnitInfo]:
     """Return the units that are lost together with their nodes. A mirror is in the folder that the next node takes."""
     return [unit for unit in state.units.values() if unit.tier != MIRROR]
@@ -124,7 +121,6 @@ def _units_of_nodes(state: State) -> list[UnitInfo]:
 
 def _lose_units(context: ControllerContext, units: list[UnitInfo], when: str) -> None:
     for unit in units:
-        forget_unit(context, unit.unit)
         context.log.apply(r.UnitLost(unit.unit, when))
 
 
@@ -145,9 +141,6 @@ def handle_close_extents(context: ControllerContext, caller: Caller, request: Cl
 def handle_register_unit(context: ControllerContext, caller: Caller, request: RegisterUnit) -> Decision:
     """Register a storage unit. The reply has its number."""
     records, number = _register(context.state, request)
-    for record in records:
-        if isinstance(record, r.UnitLost):
-            forget_unit(context, record.unit)
     context.connections.units[number] = caller.peer
     if request.tier == MIRROR:
         context.services[RetiredMirrors]
@@ -174,7 +167,8 @@ def _register(state: State, request: RegisterUnit) -> tuple[list[r.AnyRecord], i
     number = next((known.unit for known in state.units.values() if _is_of(known, request)), -1)
     if number < 0:
         number = 1 + max([*state.units, *state.lost_units], default=-1)
-        records += [r.UnitLost(known.unit, request.when) for known in _replaced_units(state, request)]
+        replaced = [known.unit for known in state.units.values() if known.name and known.name == request.name]
+        records += [r.UnitLost(unit, request.when) for unit in replaced]
     its = request.boot_id, request.name, request.node, request.remote, request.tier, request.capacity, request.store
     records.append(r.UnitRegistered(number, request.address, request.arena, *its))
     if request.retired and number not in state.draining:
@@ -190,11 +184,6 @@ def _is_of(known: UnitInfo, request: RegisterUnit) -> bool:
     if known.boot_id != request.boot_id:
         return False
     return known.arena == request.arena or (known.tier == request.tier == MIRROR and bool(known.boot_id))
-
-
-def _replaced_units(state: State, request: RegisterUnit) -> list[UnitInfo]:
-    """Return the units that this one replaces."""
-    return [unit for unit in state.units.values() if unit.name and unit.name == request.name]
 
 
 def _compare_extents(state: State, number: int, leased: np.ndarray, newer: int, when: str) -> list[r.AnyRecord]:
@@ -219,8 +208,6 @@ def _compare_extents(state: State, number: int, leased: np.ndarray, newer: int, 
 def handle_node_gone(context: ControllerContext, caller: Caller, request: NodeGone) -> Decision:
     """Note that a node is gone. The reply has the number of storage units that were lost with it."""
     lost = [unit for unit in _units_of_nodes(context.state) if unit.node and unit.node == request.node]
-    for unit in lost:
-        forget_unit(context, unit.unit)
     stores = context.services.get(StoreServers)
     if stores is not None:
         stores.forget_node(request.node, context.now)
@@ -251,10 +238,10 @@ def handle_extents_gone(context: ControllerContext, caller: Caller, request: uni
 @handles(store_reports.ReportStoreServer)
 def handle_report_store_server(
     context: ControllerContext, caller: Caller, request: store_reports.ReportStoreServer
-) -> list[Effect]:
+) -> Done:
     """Note that a server of an external store runs."""
     context.services[StoreServers].note_up(caller.peer, request, context.now)
-    return [Send(caller.peer, caller.envelope.sequence, Done())]
+    return Done()
 
 
 @handles(store_reports.AwaitFirstStoreServer)
@@ -267,13 +254,11 @@ def handle_await_first_store_server(
 
 
 @handles(store_reports.StoreChanged)
-def handle_store_changed(
-    context: ControllerContext, caller: Caller, request: store_reports.StoreChanged
-) -> list[Effect]:
+def handle_store_changed(context: ControllerContext, caller: Caller, request: store_reports.StoreChanged) -> Done:
     """Order a unit whose store may have lost blocks to check those that are published."""
     _check_sender(context, caller, request.unit, "that its store has changed")
     context.services[StoreServers].on_changed(request)
-    return [Send(caller.peer, caller.envelope.sequence, Done())]
+    return Done()
 
 
 @handles(unit_reports.ExtentsRecalledReport)
@@ -307,14 +292,12 @@ def handle_writer_gone(context: ControllerContext, caller: Caller, request: unit
 
 
 @handles(unit_reports.SpaceShortReport)
-def handle_space_short(
-    context: ControllerContext, caller: Caller, request: unit_reports.SpaceShortReport
-) -> list[Effect]:
+def handle_space_short(context: ControllerContext, caller: Caller, request: unit_reports.SpaceShortReport) -> Done:
     """Note which writers wait for space of a unit."""
     _check_sender(context, caller, request.unit, "which writers wait for its space")
     context.services[Activity].short[request.unit] = request
     context.services[Mover].set_waiting_writers(request.unit, bool(request.writers))
-    return [Send(caller.peer, caller.envelope.sequence, Done())]
+    return Done()
 
 
 @handles(Drain)
