@@ -29,6 +29,8 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, Ends, GivenUpError, Steps, Until
 from transfer_queue.errors import TransferQueueError
 
+_AT_ONCE = Until(-math.inf)
+
 
 @dataclass(eq=False)
 class _Job:
@@ -36,7 +38,7 @@ class _Job:
     steps: Steps
     ends: Ends
     caller: Caller | None
-    until: float = -math.inf
+    until: Until = _AT_ONCE
     is_given_up: bool = False
 
 
@@ -74,9 +76,14 @@ class Jobs(CoreService):
         job.caller, job.is_given_up = job.caller.with_newest_peer(caller.peer), False
         return True
 
+    def describe(self, key: Hashable) -> str:
+        """Return what a job waits for; "" if it does not wait, or there is none."""
+        job = self._by_key.get(key)
+        return "" if job is None else job.until.text
+
     def next_due(self) -> float | None:
         """See `CoreService.next_due`."""
-        return self.context.now if self._ready else min((job.until for job in self._resting), default=None)
+        return self.context.now if self._ready else min((job.until.time for job in self._resting), default=None)
 
     def on_due(self) -> list[Effect]:
         """Do one step of the next job."""
@@ -146,7 +153,7 @@ class Jobs(CoreService):
         if yielded is None:
             self._ready.append(job)
         elif isinstance(yielded, Until):
-            job.until = yielded.time
+            job.until = yielded
             self._resting.append(job)
         else:
             number = next(self._numbers)

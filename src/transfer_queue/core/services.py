@@ -23,7 +23,7 @@ from transfer_queue.core.reports import (
     wait_reasons,
 )
 from transfer_queue.core.timeline import abandoned_samples, recorder, timeline_handlers
-from transfer_queue.core.units import migration_planner, mirror_writer, store_servers, unit_drains, unit_handlers
+from transfer_queue.core.units import migration_planner, mirror_writer, mover, store_servers, unit_handlers
 
 FEATURES: tuple[ModuleType, ...] = (
     recorder,
@@ -50,9 +50,9 @@ FEATURES: tuple[ModuleType, ...] = (
     column_counts,
     partition_view,
     value_locations,
+    mover,
     migration_planner,
     unit_handlers,
-    unit_drains,
     deadlock_detector,
     mirror_writer,
     store_servers,

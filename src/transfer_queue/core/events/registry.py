@@ -68,6 +68,8 @@ class Until(NamedTuple):
 
     time: float
     """On the controller's clock."""
+    text: str = ""
+    """What it waits for, for users."""
 
 
 class Work(NamedTuple):

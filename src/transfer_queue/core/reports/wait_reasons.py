@@ -5,6 +5,7 @@ from __future__ import annotations
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
+from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import put_decisions
 from transfer_queue.core.reports.explain import waiting_words
@@ -12,7 +13,6 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import suggestion
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.display import count_text
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
@@ -29,8 +29,8 @@ def handle_explain_wait(context: Context, caller: Caller, request: ExplainWait) 
     waiting = context.state.waiting.by_waiter.get(waiter)
     if waiting is not None:
         return Done(_describe_wait(context, waiting))
-    drains = context.services.get(UnitDrains)
-    return Done("" if drains is None else drains.describe(waiter))
+    jobs = context.services.get(Jobs)
+    return Done("" if jobs is None else jobs.describe(waiter))
 
 
 def _describe_wait(context: Context, waiting: ParkedRequest) -> str:
