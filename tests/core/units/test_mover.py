@@ -9,7 +9,7 @@ import pytest
 from harness import Harness
 from test_migration_planner import LENGTH, Life, settle
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.records import AnyRecord
 from transfer_queue.core.units.compaction_candidates import blocks_message
 from transfer_queue.core.units.mover import PlanSteps, Policy
@@ -23,7 +23,7 @@ from transfer_queue.messages.system import Drain
 class Endless(Policy):
     """Always has another order for unit 0. reports: what it got."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.reports: list[BlocksMovedReport | None] = []
 
