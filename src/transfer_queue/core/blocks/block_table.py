@@ -141,7 +141,7 @@ class BlockTable(PublishedExtents):
         if at >= chunk.capacity:
             chunk.grow(at)
         schema = self.schemas.add(tuple(block.schema))
-        self.newest_schema = self.schemas[schema]
+        self.newest_schema = self.schemas.values[schema] or ()
         columns = chunk.columns  # a loop over them would take twice as many instructions
         columns["unit"][at] = block.unit
         columns["extent"][at] = block.extent

@@ -7,7 +7,7 @@ from typing import Any
 
 from transfer_queue.core.events.records import AnyRecord
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.apply import apply_record
+from transfer_queue.core.transitions.apply import APPLIERS
 
 
 class RecordLog:
@@ -27,7 +27,7 @@ class RecordLog:
 
     def apply(self, record: AnyRecord) -> None:
         """Apply one record, then pass it to the observers of its type."""
-        apply_record(self.state, record)
+        APPLIERS[type(record)](self.state, record)
         self.records.append(record)
         for note in self._observers.get(type(record), ()):
             note(record)

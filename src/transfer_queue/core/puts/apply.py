@@ -47,8 +47,10 @@ def apply_put(state: State, put: r.SamplesPut) -> None:
         values = {digest: (field.block, slot) for digest, slot in zip(digests, slots, strict=True)}
         state.blocks.equal.add(partition.number, field.name, values)
     state.next_index = max(state.next_index, put.first_index + put.count)
-    if put.first_block:
-        state.next_block = max(state.next_block, put.first_block + sum([len(part.blocks) for part in put.puts]))
+    next_block = put.first_block
+    for part in put.puts:
+        next_block += len(part.blocks)
+    state.next_block = max(state.next_block, next_block)
 
 
 def _apply_to_rows(partition: Partition, put: r.SamplesPut) -> None:
@@ -157,7 +159,12 @@ def _find_values(partition: Partition, put: r.SamplesPut) -> tuple[list[_Values]
     number = put.first_block
     for part in put.puts:
         for block in part.blocks:
-            slots, targets = _slots_of(block, part.count)
+            slots: int | np.ndarray = 0
+            targets = None
+            if block.slots is not None:
+                slots, targets = _slots_of(block.slots, part.count)
+            elif part.count > 1:
+                slots = np.arange(part.count, dtype="i4")
             fields = add_types(partition, block, len(part.blocks) == 1)
             needed = len(fields) * (part.count if targets is None else len(targets))
             partition.blocks.add(number, part.client, block, needed, partition.number)
@@ -173,14 +180,12 @@ def _find_values(partition: Partition, put: r.SamplesPut) -> tuple[list[_Values]
     return found, names
 
 
-def _slots_of(block: NewBlock, count: int) -> tuple[int | np.ndarray, np.ndarray | None]:
+def _slots_of(packed: bytes, count: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the rows of a block that have the values of `count` rows of its put, and the places of these rows.
 
     The places are None if the block has a value of every row. Otherwise the put shares the other values.
     """
-    if block.slots is None:
-        return (np.arange(count, dtype="i4") if count > 1 else 0), None
-    slots = np.frombuffer(block.slots, "<i4")
+    slots = np.frombuffer(packed, "<i4")
     targets = np.flatnonzero(slots >= 0)
     return (slots, None) if len(targets) == count else (slots[targets], targets)
 

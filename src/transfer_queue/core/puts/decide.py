@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import NamedTuple
 
@@ -111,7 +112,7 @@ def handle_publish(context: ControllerContext, caller: Caller, request: Publish)
         return handle_publish(context, caller, request)
     if request.block is not None or request.equal:
         context.measures.counters["published_rows"] += request.count
-    return Decision(decided.records, lambda: _reply(context.state, request, decided))
+    return Decision(decided.records, partial(_reply, context.state, request, decided))
 
 
 def _reply(state: State, request: Publish, decided: DecidedPut) -> PublishReply:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.registry import APPLIERS, applies
+from transfer_queue.core.events.registry import APPLIERS as APPLIERS
+from transfer_queue.core.events.registry import applies
 from transfer_queue.core.puts import apply as apply_puts
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
