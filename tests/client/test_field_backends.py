@@ -14,6 +14,7 @@ from simulated import Start, rows_of, same, table
 from store_in_memory import KIND, MemoryStore
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.data.block_groups import BackendRoutes
+from transfer_queue.core.events.records import SamplesPut
 from transfer_queue.errors import (
     CapacityError,
     ConnectionLostError,
@@ -85,8 +86,8 @@ def test_a_put_is_one_record(a: Client, cluster: Cluster) -> None:
     a.put(table(x=torch.zeros(1)), partition_id="p")
     before = len(cluster.records)
     a.put(table(**VALUES), partition_id="p")
-    puts = [record for record in cluster.records[before:] if type(record).__name__ in ("RowsPut", "Published")]
-    assert [len(record.blocks) for record in puts] == [2]
+    puts = [record for record in cluster.records[before:] if isinstance(record, SamplesPut)]
+    assert [len(part.blocks) for record in puts for part in record.puts] == [2]
 
 
 def test_what_is_cleared_is_free_in_both(a: Client, cluster: Cluster) -> None:

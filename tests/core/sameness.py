@@ -63,7 +63,7 @@ LEFT_OUT: dict[type, set[str]] = {
         "unseen",
         "gained",  # the controller processes it after every event
         "learnt",  # caches
-        "_named",
+        "learnt_fields",
     },
     FieldRanks: {"rows", "fields", "_blocks"},  # of the partition
     RowTable: {"watched", "_firsts", "_keys"},  # `watched` is set by samplers, and the others are caches

@@ -10,12 +10,13 @@ import pytest
 import sameness
 from harness import Harness, encode
 
+from transfer_queue.core import earlier
 from transfer_queue.core.columns.joined_columns import pack_texts
 from transfer_queue.core.earlier import current_record
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.errors import CheckpointError, InvalidArgumentError
-from transfer_queue.messages.descriptors import NewBlock
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.testing.state_recount import check_invariants
 
 NAMES = [f"f{number}" for number in range(70)]
@@ -85,20 +86,77 @@ def test_a_tree_with_wrong_groups_is_refused(h: Harness, wrong: str) -> None:
         load_untrusted(tree)
 
 
+BLOCK = NewBlock(0, 1, 0, 1, 8, 2, [FieldSpec("x", "object", "object", 1, False)], bytes(8))
+FURTHER = msgspec.structs.replace(BLOCK, offset=64, schema=[FieldSpec("y", "object", "object", 1, False)])
+ROWS = np.array([4, 7], "<i8").tobytes()
+SHARED = [r.SharedField("x", b"t", b"b", b"s")]
+NOTED = [r.NotedField("x", 3, b"d", b"s")]
+
+RECORDS = [
+    (
+        earlier.RowsReserved("p", 5, 2, 1, ["a", "b", "c"], ["g", None, "g"], False, "c"),
+        r.SamplesPut("p", [r.PutPart("c", 3)], 5, 2, ["a", "b", "c"], ["g", None, "g"], taken=1),
+    ),
+    (
+        earlier.RowsReserved("p", 0, 4, pre_allocated=True),
+        r.SamplesPut("p", [r.PutPart("", 4)], 0, 4, pre_allocated=True),
+    ),
+    (
+        earlier.Published("p", ROWS, "w", 3, BLOCK, [{"n": 1}, None], True, ["g", "h"], [FURTHER]),
+        r.SamplesPut(
+            "p", [r.PutPart("w", 2, [BLOCK, FURTHER])], groups=["g", "h"], tags=[{"n": 1}, None], first_block=3,
+            rows=ROWS, replace_tags=True,
+        ),
+    ),
+    (
+        earlier.RowsPut("p", "c", 5, 2, ["a", "b"], ["g", "h"], [{"n": 1}, None], 3, BLOCK, [FURTHER]),
+        r.SamplesPut(
+            "p", [r.PutPart("c", 2, [BLOCK, FURTHER])], 5, 2, ["a", "b"], ["g", "h"], [{"n": 1}, None], 3
+        ),
+    ),
+    (
+        earlier.RowsPutTogether("p", 5, 3, [("c", BLOCK), ("d", FURTHER)], list("abcd"), [{"n": 1}, None, None, None]),
+        r.SamplesPut(
+            "p", [r.PutPart("c", 2, [BLOCK]), r.PutPart("d", 2, [FURTHER])], 5, 4, list("abcd"), None,
+            [{"n": 1}, None, None, None], 3,
+        ),
+    ),
+    (earlier.ValuesShared("p", ROWS, SHARED), r.SamplesPut("p", [r.PutPart("", 2)], rows=ROWS, shared=SHARED)),
+    (earlier.DigestsNoted("p", NOTED), r.SamplesPut("p", [], rows=b"", noted=NOTED)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "present"), RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_of_a_journal_is_converted(before: earlier.JournalRecord, present: r.SamplesPut) -> None:
+    packed = msgspec.msgpack.encode(before)
+    assert current_record(msgspec.msgpack.decode(packed, type=earlier.JournalRecord)) == present
+
+
 @pytest.mark.parametrize("published", [False, True])
 def test_the_schema_of_a_record_is_a_list(h: Harness, published: bool) -> None:
     first, second = h.publish_blocks(2, (NAMES, None), (["x"], None)).blocks
     parts = [encode(first.schema[:50]), encode(first.schema[50:])]
     sent = msgspec.structs.replace(first, schema=[], parts=parts)
 
-    def record(block: NewBlock) -> r.AnyRecord:
+    def record(block: NewBlock) -> earlier.JournalRecord:
         if published:
-            return r.Published("p", b"", "w", 1, block, further=[second])
-        return r.RowsPut("p", "w", 0, 2, block_number=1, block=block, further=[second])
+            return earlier.Published("p", b"", "w", 1, block, further=[second])
+        return earlier.RowsPut("p", "w", 0, 2, block_number=1, block=block, further=[second])
 
-    assert current_record(record(sent)) == record(first) == current_record(record(first))
+    converted = current_record(record(sent))
+    assert isinstance(converted, r.SamplesPut)
+    assert converted.puts[0].blocks == [first, second]
     with pytest.raises(InvalidArgumentError, match="cannot be decoded"):
         current_record(record(msgspec.structs.replace(sent, parts=[b"part"])))
+
+
+def test_digests_alone_are_no_change_of_the_partition(h: Harness) -> None:
+    h.put(1)
+    version = h.state.partitions["p"].version
+    noted = earlier.DigestsNoted("p", [r.NotedField("f0", 1, bytes(16), bytes(4))])
+    h.controller.context.log.apply(current_record(noted))
+    assert h.state.partitions["p"].version == version
+    assert h.state.blocks.equal.find(h.state.partitions["p"].number, "f0", [bytes(16)]) == [(1, 0)]
 
 
 def test_other_records_stay_as_they_are() -> None:

@@ -25,7 +25,7 @@ from replay import check_replay
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.puts import put_decisions
+from transfer_queue.core.puts import limits
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.live import snapshot as snapshots
 from transfer_queue.live.payload import LiveView
@@ -214,7 +214,7 @@ def controller(data: bytes) -> None:
         service.on_connect(peer, hello)
     records: list[Any] = []
     core.take_records = lambda: records.extend(taken(core)) or []  # type: ignore[method-assign]
-    before, put_decisions.MAX_RESERVED = put_decisions.MAX_RESERVED, MAX_ROWS
+    before, limits.MAX_RESERVED = limits.MAX_RESERVED, MAX_ROWS
     try:
         with watched(service):
             list(service.on_message(1, encode(RequestEnvelope(1, 0, RegisterUnit("unit.sock", "/arena"))), None, 0.0))
@@ -224,7 +224,7 @@ def controller(data: bytes) -> None:
             (reply,) = service.on_message(9, encode(RequestEnvelope(1, 0, Status())), None, 1e6)
             core.take_records()
     finally:
-        put_decisions.MAX_RESERVED = before
+        limits.MAX_RESERVED = before
     assert not isinstance(msgspec.msgpack.decode(reply.body, type=ReplyEnvelope).body, Failure)
     check_replay(records, core.state)
 

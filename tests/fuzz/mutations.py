@@ -32,7 +32,7 @@ from transfer_queue.core.events.effects import (
     WriteState,
 )
 from transfer_queue.core.events.registry import HANDLERS, READS
-from transfer_queue.core.puts import put_decisions
+from transfer_queue.core.puts import limits
 from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.core.state.state import State
 from transfer_queue.core.transitions.restore import unpack
@@ -621,7 +621,7 @@ def _copied(tree: Any) -> Any:
 
 def run(seed: object, steps: int, share: float = 0.5, key: bytes | None = None) -> Life:
     """Run one life with all checks. Raises if the state becomes unsound, or the controller fails."""
-    before, put_decisions.MAX_RESERVED = put_decisions.MAX_RESERVED, MAX_ROWS
+    before, limits.MAX_RESERVED = limits.MAX_RESERVED, MAX_ROWS
     spare, migration_planner.SPARE = migration_planner.SPARE, 0
     try:
         life = Life(random.Random(f"{seed}"), share, key)
@@ -630,7 +630,7 @@ def run(seed: object, steps: int, share: float = 0.5, key: bytes | None = None) 
         loaded = load_untrusted(_copied(save_state(life.state)))
         check_invariants(loaded)
     finally:
-        put_decisions.MAX_RESERVED, migration_planner.SPARE = before, spare
+        limits.MAX_RESERVED, migration_planner.SPARE = before, spare
     check_replay(life.records, life.state)
     return life
 

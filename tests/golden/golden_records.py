@@ -17,6 +17,7 @@ from golden_internals import (
     Arena,
     FaultyCluster,
     Introduce,
+    JournalRecord,
     Moved,
     Parked,
     Reading,
@@ -430,8 +431,13 @@ def tag_of(kind: type[Any]) -> str:
 
 
 def journaled() -> set[str]:
-    """The tags of all records that a journal can contain: all but those of waiting requests."""
+    """The tags of all records that this build writes into a journal: all but those of waiting requests."""
     return {tag_of(kind) for kind in get_args(AnyRecord)} - {tag_of(Parked), tag_of(Unparked)}
+
+
+def known() -> set[str]:
+    """The tags of all records that a journal can contain, which an earlier build may have written."""
+    return {tag_of(kind) for kind in get_args(JournalRecord)}
 
 
 def tags_in(journal: Path) -> set[str]:

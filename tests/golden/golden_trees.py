@@ -16,7 +16,8 @@ from transfer_queue.messages.tag_table import SentTags
 
 # Dicts whose keys are not names of columns, but of partitions, clients, fields or tasks, or are numbers.
 MAPS = {
-    "clients", "origins", "lost_units", "blocks.chunks", "blocks.chunks.*.second", "partitions",
+    "clients", "origins", "lost_units", "blocks.chunks", "blocks.chunks.*.second",
+    "blocks.chunks.*.shared", "partitions", "samplers",
     *(
         f"partitions.*.{name}"
         for name in (

@@ -1,9 +1,10 @@
 """Make the golden files of a release: a developer's tool, run once for each release, with the code of that release.
 
-    PYTHONPATH=. python tests/golden/make_golden.py    # in the root of a checkout
+    PYTHONPATH=. python tests/golden/make_golden.py [FOLDER]    # in the root of a checkout
 
 Three scenarios (`golden_records`, `golden_samplers`, `golden_processes`) use everything that a journal or a checkpoint
-can contain. The tool runs them with the imported package, and writes into `tests/golden/<version>/`:
+can contain. The tool runs them with the imported package, and writes into `tests/golden/<version>/` (or another folder,
+if records change between two releases):
 
     <scenario>.tar.gz   the files: journals, arenas, checkpoints
     expected.json       what this release finds in them, and how it goes on with them
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ import transfer_queue as tq
 
 def main() -> None:
     """Make the files of this release. Files of the same version are replaced."""
-    release = HERE / tq.__version__
+    release = HERE / (sys.argv[1] if len(sys.argv) > 1 else tq.__version__)
     shutil.rmtree(release, ignore_errors=True)
     release.mkdir()
     with tempfile.TemporaryDirectory(prefix="tq-golden-") as name:
@@ -54,9 +56,13 @@ def records(release: Path, folder: Path) -> dict[str, Any]:
     tags = golden_records.tags_in(files / "journal")
     assert tags == golden_records.journaled(), f"the journal lacks {sorted(golden_records.journaled() - tags)}"
     pack(release, "records", {path.name: path for path in files.iterdir()})
-    resumed = golden_observations.observe_resumed(files, "journal", facts, folder / "resumed")
+    # the two copies of the journal are of different moments
+    resumed, resumed_snapshot = (
+        golden_observations.observe_resumed(files, copy, facts, folder / f"resumed {copy}")
+        for copy in ("journal", "snapshot")
+    )
     loaded = golden_observations.observe_loaded(files / "checkpoint", folder / "loaded")
-    return {**facts, "tags": sorted(tags), "resumed": resumed, "loaded": loaded}
+    return {**facts, "tags": sorted(tags), "resumed": resumed, "resumed_snapshot": resumed_snapshot, "loaded": loaded}
 
 
 def samplers(release: Path, folder: Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class TestCompleteness:
         assert golden_records.tags_in(files["records"] / "journal") == set(expected["records"]["tags"])
 
     def test_every_tag_of_the_release_is_still_known(self, expected: Any) -> None:
-        assert golden_records.journaled() >= set(expected["records"]["tags"])
+        assert golden_records.known() >= set(expected["records"]["tags"])
 
     def test_every_column_of_the_state_is_filled_in_some_file(self, files: Any) -> None:
         columns = filled(files.values())
@@ -73,7 +73,7 @@ class TestSystems:
     def test_a_system_resumes_from_a_journal(self, journal: str, files: Any, expected: Any, tmp_path: Path) -> None:
         then = expected["records"]
         found = golden_observations.observe_resumed(files["records"], journal, then, tmp_path / "resumed")
-        assert_same(found, then["resumed"])
+        assert_same(found, then.get(f"resumed_{journal}", then["resumed"]))
 
     def test_a_system_loads_a_checkpoint(self, files: Any, expected: Any, tmp_path: Path) -> None:
         found = golden_observations.observe_loaded(files["records"] / "checkpoint", tmp_path / "loaded")
@@ -99,7 +99,7 @@ class TestDamagedFiles:
             recover(snapshot, CLOCK)
 
     def test_a_journal_without_the_state_that_was_loaded(self, journal: Path) -> None:
-        (path,) = journal.glob("load-*")
+        path = min(journal.glob("load-*"))
         path.unlink()
         with pytest.raises(JournalError, match=path.name):
             recover(journal, CLOCK)

@@ -10,7 +10,7 @@ import pytest
 from tests.simulation import lock_run
 from tests.simulation.ledger import LedgerError
 from tests.simulation.lock_run import History, Increment
-from transfer_queue.core.puts import put_decisions
+from transfer_queue.core.puts import decide
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.lock_table import LockTable
@@ -71,12 +71,12 @@ def test_puts_without_the_token_of_their_lock() -> None:
 
 
 def test_puts_whose_versions_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = put_decisions._check_conditions
+    check = decide._check_conditions
 
     def without_versions(state: State, partition: Partition | None, request: Publish) -> None:
         check(state, partition, msgspec.structs.replace(request, expected=None))
 
-    monkeypatch.setattr(put_decisions, "_check_conditions", without_versions)
+    monkeypatch.setattr(decide, "_check_conditions", without_versions)
     assert "updated: two acknowledged increments" in str(found({"slow": 1}))
 
 

@@ -31,7 +31,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, OF_AN_EPOCH, READS, Begin, Caller, Decision, ParkDecision
 from transfer_queue.core.jobs import Jobs
-from transfer_queue.core.puts import puts_together
+from transfer_queue.core.puts import decide
 from transfer_queue.core.reports import status
 from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
 from transfer_queue.core.services import SERVICES
@@ -156,16 +156,15 @@ class Controller:
         for client, peer, envelope in puts:
             if envelope.report is not None:
                 effects += self.handle(client, peer, RequestEnvelope(NOTICE, 0, envelope.report), now)
-        for callers in puts_together.alike_puts([Caller(*put) for put in puts]):
+        for callers in decide.group_puts([Caller(*put) for put in puts]):
             effects += self._finish_last()
-            if len(callers) > 1 and not puts_together.has_fields(self.state, callers[0]):
+            if len(callers) > 1 and not decide.has_fields(self.state, callers[0]):
                 first = callers.pop(0)  # it makes the partition and its fields
                 effects += self.handle(first.client, first.peer, first.envelope, now)
                 effects += self._finish_last()
-            record = puts_together.decide(self.state, callers) if len(callers) > 1 else None
-            if record is not None:
-                context.measures.counters["requests"] += len(callers)
-                effects += self._settle_after(puts_together.carry_out(context, callers, record))
+            published = decide.publish_several(context, callers) if len(callers) > 1 else None
+            if published is not None:
+                effects += self._settle_after(published)
                 continue
             for caller in callers:
                 effects += self.handle(caller.client, caller.peer, caller.envelope, now)

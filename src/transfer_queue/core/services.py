@@ -12,7 +12,7 @@ from transfer_queue.core import absent_holders, activity, checkpoints, jobs, rec
 from transfer_queue.core.claims import background_deals, claim_handler, consumption_handlers, lease_deadlines, plan
 from transfer_queue.core.context import CoreService
 from transfer_queue.core.locks import lock_handlers
-from transfer_queue.core.puts import clears, equal_values, put_handlers, retention
+from transfer_queue.core.puts import clears, decide, equal_values, partitions, retention
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
 from transfer_queue.core.reports import (
     deadlock_detector,
@@ -38,7 +38,8 @@ FEATURES: tuple[ModuleType, ...] = (
     retention,
     wakeups,
     jobs,
-    put_handlers,
+    decide,
+    partitions,
     clears,
     equal_values,
     background_deals,

@@ -16,7 +16,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, Caller, Decision
 from transfer_queue.core.locks import lock_decisions
-from transfer_queue.core.puts import flow_control, put_decisions
+from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports.explain import timeout_words
 from transfer_queue.core.state import unneeded_rows
@@ -182,10 +182,10 @@ class Wakeups(CoreService):
             wake = Wake(context.services[Plans], partition, task, queue, peers)
             for some in wake.claims_to_retry(change, task in gained):
                 yield claim_handler.retry_claims(context, some)
-        if waiting_for.space and (change.everything or change.space or flow_control.admits_rows(partition)):
+        if waiting_for.space and (change.everything or change.space or limits.admits_rows(partition)):
             for waiting in list(waiting_for.space.values()):
                 assert isinstance(waiting.request, (Publish, Reserve))
-                if not flow_control.certainly_waits(context.state, waiting.request):
+                if not limits.certainly_waits(context.state, waiting.request):
                     yield self.retry(waiting)
 
     def _reply(self, waiter: RequestKey, reply: AnyReply) -> Send:
@@ -245,8 +245,8 @@ class Wakeups(CoreService):
         if isinstance(request, AwaitDone):
             return Done(False)
         try:
-            put_decisions.check_limits(context.state, request.partition, request.count)
+            limits.check_limits(context.state, request.partition, request.count)
         except CapacityError as error:
-            refusal = flow_control.refused_put(error, request.wait, now - waiting.since)
+            refusal = limits.refused_put(error, request.wait, now - waiting.since)
             return Failure(type(refusal).__name__, str(refusal))
         return Failure("CapacityError", f"no capacity became free within {now - waiting.since:.3g} s")

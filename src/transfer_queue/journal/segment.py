@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from transfer_queue.core.earlier import JournalRecord
 from transfer_queue.core.events.records import AnyRecord
 from transfer_queue.errors import JournalError
 
@@ -38,7 +39,7 @@ RESERVED_BYTES = 2 << 20  # bytes of disk space that are reserved for the next c
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[AnyRecord]).decode
+_decode = msgspec.msgpack.Decoder(list[JournalRecord]).decode
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Reading:
         else:
             self.end = HEAD_BYTES
 
-    def frames(self) -> Iterator[list[AnyRecord]]:
+    def frames(self) -> Iterator[list[JournalRecord]]:
         """Yield the records of each frame."""
         if self.head is None:
             return

@@ -192,9 +192,9 @@ class PartitionOptions(Message, frozen=True):
     replicas: Natural = 1
     """The number of rank replicas of a task that must finish each row."""
     max_staleness: Natural | None = None
-    """See `core.puts.flow_control`."""
+    """See `core.puts.limits`."""
     rows_per_version: Natural | None = None
-    """See `core.puts.flow_control`."""
+    """See `core.puts.limits`."""
     keep_rows: Natural | None = None
     """The number of rows beyond which the oldest are dropped (`core.puts.retention`)."""
     keep_bytes: Natural | None = None
@@ -204,11 +204,11 @@ class PartitionOptions(Message, frozen=True):
     max_deliveries: Natural | None = None
     """The number of deliveries without an ack after which a row is skipped; 0: never; None: the system's number."""
     max_rows: Natural | None = None
-    """The largest number of rows that the tasks have not consumed (`core.puts.flow_control`)."""
+    """The largest number of rows that the tasks have not consumed (`core.puts.limits`)."""
     order: str = ""
     """One of `ORDERS`, in which all tasks get the rows one by one; "": the system's sampler deals them."""
     trained_by: str = ""
-    """The task that finishes rows for `max_staleness`; "": those of `free_when`, or all (`core.puts.flow_control`)."""
+    """The task that finishes rows for `max_staleness`; "": those of `free_when`, or all (`core.puts.limits`)."""
 
 
 ORDERS = ("fifo", "lifo", "priority")

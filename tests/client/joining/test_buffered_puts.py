@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transfer_queue.client.joining.buffered_puts import BufferedPuts, BufferMethods
-from transfer_queue.core.events.records import Published, RowsPut
+from transfer_queue.core.events.records import SamplesPut
 from transfer_queue.errors import InvalidArgumentError, SealedError
 from transfer_queue.testing import Client, Cluster
 
@@ -30,7 +30,7 @@ def test_everything_is_published_at_the_end_of_the_block(a: Client, cluster: Clu
     assert keys(a) == [f"k{n}" for n in range(25)]
     assert a.kv_batch_get([f"k{n}" for n in range(25)], "p")["x"].tolist() == list(range(25))
     assert [tag["n"] for tag in a.kv_list("p")["p"].values()] == list(range(25))
-    assert sum(isinstance(record, (RowsPut, Published)) for record in cluster.records) == 3
+    assert sum(isinstance(record, SamplesPut) for record in cluster.records) == 3
 
 
 def test_a_second_put_of_a_sample_comes_after_the_first(a: Client) -> None:

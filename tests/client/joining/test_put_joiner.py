@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from differential import differential
 from simulated import Start
 from transfer_queue.client.data.data_path import Operation
-from transfer_queue.core.events.records import Published, RowsPut
+from transfer_queue.core.events.records import SamplesPut
 from transfer_queue.errors import CapacityError, InvalidArgumentError, SealedError, UncarriableValueError
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.testing import Client, Cluster
@@ -42,7 +42,7 @@ def row(number: int, length: int = 2) -> dict[str, Any]:
 
 
 def put_records(cluster: Cluster) -> list[Any]:
-    return [record for record in cluster.records if isinstance(record, (RowsPut, Published))]
+    return [record for record in cluster.records if isinstance(record, SamplesPut)]
 
 
 def test_those_that_wait_travel_together(a: Client, cluster: Cluster) -> None:

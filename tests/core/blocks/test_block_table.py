@@ -8,9 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 from harness import BLOCKS_AN_EXTENT, BYTES, OBJECT, Harness, column, places, tensor
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sameness import differences
 
 from transfer_queue.core.blocks.block_chunk import CHUNK
 from transfer_queue.core.blocks.block_table import BlockTable
@@ -86,29 +83,6 @@ def test_block_chunks_grow_and_are_removed_when_empty() -> None:
 
 
 # ---------------------------------------------------------------- extents
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    first=st.sampled_from([1, 14, CHUNK - 2, 2 * CHUNK - 1]),
-    puts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3)), min_size=1, max_size=20),
-)
-def test_alike_blocks_are_added_as_one_by_one(first: int, puts: list[tuple[int, int]]) -> None:
-    """Also if they end in another chunk. The values of each put: the number of its writer, and its rows."""
-    spec = [FieldSpec("x", "tensor", "int8", 1, False), FieldSpec("y", "tensor", "int8", 0, False)]
-    writers = [f"w{writer}" for writer, _ in puts]
-    blocks = [
-        NewBlock(writer % 2, writer + 1, 64 * at, 3, 10 + rows, rows, spec, bytes([rows] + [0] * 7), length=1 << 20)
-        for at, (writer, rows) in enumerate(puts)
-    ]
-    together, alone = BlockTable(), BlockTable()
-    for table in (together, alone):
-        table.add(first, "w0", NewBlock(0, 9, 1 << 30, 1, 5, 1, spec, bytes(8)), 2, 7)
-    together.add_alike(first + 1, writers, blocks, 7)
-    for number, (writer, block) in enumerate(zip(writers, blocks, strict=True), first + 1):
-        alone.add(number, writer, block, block.rows * len(spec), 7)
-    assert not differences(together, alone)
-    assert together.newest_schema == alone.newest_schema
 
 
 def test_an_extent_is_freed_once_it_is_closed_and_empty(h: Harness) -> None:

@@ -1,4 +1,4 @@
-"""The limit of staleness in any order of events, against a model of the rule in `core.puts.flow_control`.
+"""The limit of staleness in any order of events, against a model of the rule in `core.puts.limits`.
 
 After every event the harness recounts the state. Each run ends with a replay and a restoration.
 """

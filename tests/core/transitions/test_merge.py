@@ -108,8 +108,10 @@ def test_rows_of_several_chunks_with_keys_and_tags(h: Harness, fields: Any) -> N
 def test_rows_are_put_after_those_that_were_taken_over(h: Harness) -> None:
     h.put(3, keys=["a", "b", "c"], tags=[{"n": 1}] * 3)
     state = merged(h, False)
-    apply_record(state, r.RowsPut("p", "w", state.next_index, 40, [f"k{i}" for i in range(40)], None, [{"n": 2}] * 40))
-    apply_record(state, r.Published("p", column([state.next_index - 43]), "w", tags=[{"m": 3}]))
+    keys = [f"k{i}" for i in range(40)]
+    apply_record(state, r.SamplesPut("p", [r.PutPart("w", 40)], state.next_index, 40, keys, None, [{"n": 2}] * 40))
+    first = column([state.next_index - 43])
+    apply_record(state, r.SamplesPut("p", [r.PutPart("w", 1)], tags=[{"m": 3}], rows=first))
     check_invariants(state)
     partition = state.partitions["p"]
     assert partition.tags_of(np.array([0, 1, 42])) == [{"n": 1, "m": 3}, {"n": 1}, {"n": 2}]

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -22,6 +23,10 @@ from transfer_queue import sampler as samplers
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as e
+from transfer_queue.core.events.records import SamplesPut
+from transfer_queue.core.events.registry import APPLIERS
+from transfer_queue.core.puts.apply import apply_put
+from transfer_queue.core.state.state import State
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover
 from transfer_queue.journal.loaded_states import LoadedStates
@@ -276,7 +281,10 @@ def drive(events: list[list[Any]], recorded: Iterable[str] = ()) -> Outcome:
         recorded: The orders of the build that recorded them. This build may send them in another order, and thus under
             other numbers; the reports of the units get the present numbers.
     """
-    with tempfile.TemporaryDirectory(prefix="tq-streams-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="tq-streams-") as folder,
+        patch.dict(APPLIERS, {SamplesPut: _apply_in_steps}),
+    ):
         driver = ControllerDriver(Path(folder), recorded)
         try:
             for event in events:
@@ -286,3 +294,17 @@ def drive(events: list[list[Any]], recorded: Iterable[str] = ()) -> Outcome:
         finally:
             driver.close()
         return driver.outcome
+
+
+def _apply_in_steps(state: State, put: SamplesPut) -> None:
+    """Apply a put with as many versions as it had when each of its steps was a record of its own.
+
+    First rows were added, unless the rows and their values were in one record; then values of earlier puts were shared;
+    then blocks, tags and groups were published.
+    """
+    is_plain = put.rows is None and not put.shared
+    published = put.first_block > 0 or put.tags is not None or put.groups is not None
+    steps = [put.count + put.taken > 0, bool(put.shared), published]
+    for _ in range(0 if is_plain else sum(steps) - 1):
+        state.new_version(put.partition)
+    apply_put(state, put)

@@ -141,7 +141,7 @@ class BlockTable(PublishedExtents):
         if at >= chunk.capacity:
             chunk.grow(at)
         schema = self.schemas.add(tuple(block.schema))
-        self.newest_schema = self.schemas[schema]
+        self.newest_schema = self.schemas.values[schema] or ()
         columns = chunk.columns  # a loop over them would take twice as many instructions
         columns["unit"][at] = block.unit
         columns["extent"][at] = block.extent
@@ -165,44 +165,6 @@ class BlockTable(PublishedExtents):
             for place in block.copies:
                 self.stored[owner][place.unit] += block.nbytes
                 self.put_block(place, writer, block.nbytes)
-
-    def add_alike(self, first: int, writers: Sequence[str], blocks: Sequence[NewBlock], owner: int) -> None:
-        """Do the same for blocks with equal schemas, from number `first` on, whose values are each needed once.
-
-        They have one location each, and no slots.
-        """
-        width, stored = len(blocks[0].schema), self.stored[owner]
-        schema = self.schemas.take(tuple(blocks[0].schema), len(blocks))
-        self.newest_schema = self.schemas[schema]
-        values = {
-            "unit": [block.unit for block in blocks],
-            "extent": [block.extent for block in blocks],
-            "offset": [block.offset for block in blocks],
-            "generation": [block.generation for block in blocks],
-            "nbytes": [block.nbytes for block in blocks],
-            "rows": [block.rows for block in blocks],
-            "schema": [schema] * len(blocks),
-            "dims": [self.dims.add(block.dims) for block in blocks],
-            "live": [block.rows * width for block in blocks],
-            "owner": [owner] * len(blocks),
-        }
-        done = 0
-        while done < len(blocks):
-            key, at = (first + done) >> CHUNK_BITS, (first + done) & (CHUNK - 1)
-            take = min(len(blocks) - done, CHUNK - at)
-            chunk = self.chunks.get(key)
-            if chunk is None:
-                chunk = self.chunks[key] = BlockChunk()
-            if at + take > chunk.capacity:
-                chunk.grow(at + take - 1)
-            for name, column in chunk.columns.items():
-                column[at : at + take] = values[name][done : done + take]
-            chunk.alive += take
-            done += take
-        for writer, block in zip(writers, blocks, strict=True):
-            stored[block.unit] += block.nbytes
-            self.put_block(block, writer, block.nbytes)
-        self.live_bytes += sum(values["nbytes"])
 
     def retain(self, numbers: np.ndarray) -> None:
         """Count one needed value more for each entry. The blocks are needed already."""

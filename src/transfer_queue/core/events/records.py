@@ -6,9 +6,8 @@ clock and checks no limit. Rows are named by global index (i8 bytes).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
-from typing import Any, ClassVar, Union
+from typing import ClassVar, Union
 
 import msgspec
 import numpy as np
@@ -56,133 +55,14 @@ class PartitionMade(Record, frozen=True):
     options: PartitionOptions
 
 
-class RowsReserved(Record, frozen=True):
-    """Rows are reserved: first `taken` pre-allocated rows are taken, then `count` new rows are added."""
-
-    wakes: ClassVar[Wakes] = Wakes.ROWS
-
-    partition: str
-    first_index: int
-    """Global index of the first new row."""
-    count: int
-    taken: int = 0
-    """Number of pre-allocated rows that are taken."""
-    keys: list[str] | None = None
-    """One for each of the taken + count rows; None if rows have no keys."""
-    groups: list[str | None] | None = None
-    """The group id of each of these rows; None if rows have none. A row without one is dropped with this event."""
-    pre_allocated: bool = False
-    """Whether the new rows wait to be taken by later puts."""
-    client: str = ""
-    """The client that reserved the rows."""
-
-
-class Published(Record, frozen=True):
-    """Values, tags or groups of existing rows become visible."""
-
-    wakes: ClassVar[Wakes] = Wakes.ROWS
-
-    partition: str
-    rows: bytes
-    writer: str
-    """The client that wrote the blocks."""
-    block_number: int = 0
-    """Number of the first block; 0 if there is none."""
-    block: NewBlock | None = None
-    tags: SentTags | None = None
-    """The tags that are merged into those of the rows."""
-    replace_tags: bool = False
-    """Whether the tags replace those of the rows instead."""
-    groups: list[str | None] | None = None
-    """As in `RowsReserved`, for each row."""
-    further: list[NewBlock] = []
-    """The blocks after the first one, whose numbers follow. No two blocks have the same field."""
-
-    @property
-    def blocks(self) -> list[NewBlock]:
-        """All blocks, numbered from `block_number` on."""
-        return [] if self.block is None else [self.block, *self.further]
-
-
-class RowsPut(Record, frozen=True):
-    """New rows are added together with their values: `RowsReserved` and `Published` in one record.
-
-    `count` rows from `first_index` on are added; no pre-allocated rows are taken.
-    """
-
-    wakes: ClassVar[Wakes] = Wakes.ROWS
-
-    partition: str
-    client: str
-    """The client that put the rows."""
-    first_index: int
-    count: int
-    keys: list[str] | None = None
-    """One for each row; None if rows have no keys."""
-    groups: list[str | None] | None = None
-    """As in `RowsReserved`, for each row."""
-    tags: SentTags | None = None
-    """The tags of the rows, without entries that remove a tag; None if rows have no tags."""
-    block_number: int = 0
-    """As in `Published`."""
-    block: NewBlock | None = None
-    further: list[NewBlock] = []
-    """As in `Published`."""
-
-    @property
-    def blocks(self) -> list[NewBlock]:
-        """All blocks, numbered from `block_number` on."""
-        return [] if self.block is None else [self.block, *self.further]
-
-
-class PutOfClient(msgspec.Struct, array_like=True, frozen=True):
-    """One of the puts of a `RowsPutTogether`."""
+class PutPart(msgspec.Struct, array_like=True, frozen=True):
+    """What one client puts: rows, which follow those of the part before, and the blocks with their values."""
 
     client: str
-    """The client that put the rows."""
-    block: NewBlock
-    """Its rows are those of the put."""
-
-
-class RowsPutTogether(Record, frozen=True):
-    """New rows of several clients are added together with their values, like those of one `RowsPut` after the other.
-
-    Their blocks have equal schemas. The rows of the first put come first.
-    """
-
-    wakes: ClassVar[Wakes] = Wakes.ROWS
-
-    partition: str
-    first_index: int
-    block_number: int
-    """The number of the first block; those of the others follow."""
-    puts: list[PutOfClient]
-    keys: list[str] | None = None
-    """One for each row; None if rows have no keys."""
-    tags: list[dict[str, Any] | None] | None = None
-    """The tags of each row, without entries that remove a tag; None if no row has tags."""
-
-    @property
-    def groups(self) -> None:
-        """Such rows have no group."""
-        return None
-
-    @property
-    def block(self) -> NewBlock:
-        """The first block."""
-        return self.puts[0].block
-
-    @property
-    def blocks(self) -> list[NewBlock]:
-        """All blocks, numbered from `block_number` on."""
-        return [put.block for put in self.puts]
-
-    def singles(self) -> Iterator[RowsPut]:
-        """Return a record for each put, without keys and tags."""
-        first = self.first_index
-        for number, put in enumerate(self.puts, self.block_number):
-            yield RowsPut(self.partition, put.client, first, put.block.rows, block_number=number, block=put.block)
-            first += put.block.rows
+    count: int
+    """The number of its rows."""
+    blocks: list[NewBlock] = []
+    """No two of them have the same field."""
 
 
 class SharedField(msgspec.Struct, array_like=True, frozen=True):
@@ -190,23 +70,11 @@ class SharedField(msgspec.Struct, array_like=True, frozen=True):
 
     name: str
     targets: bytes
-    """Positions in `ValuesShared.rows`, i4, of the rows that get a value that is there already."""
+    """The places among the rows of the put, i4, of those that get a value that is there already."""
     blocks: bytes
     """The block of each of these values, i8."""
     slots: bytes
     """The row of the block, i4."""
-
-
-class ValuesShared(Record, frozen=True):
-    """Rows of a put get values of earlier puts. The record of the put's own blocks, which may free others, follows."""
-
-    wakes: ClassVar[Wakes] = Wakes.ROWS
-    groups: ClassVar[None] = None
-    """The rows join no groups with this record."""
-
-    partition: str
-    rows: bytes
-    fields: list[SharedField]
 
 
 class NotedField(msgspec.Struct, array_like=True, frozen=True):
@@ -221,13 +89,42 @@ class NotedField(msgspec.Struct, array_like=True, frozen=True):
     """The row of the block for each digest, i4."""
 
 
-class DigestsNoted(Record, frozen=True):
-    """Values of the put before have these digests."""
+class SamplesPut(Record, frozen=True):
+    """Rows are added, or get values, tags, keys or groups: a reservation, a put, or puts of several clients.
 
-    wakes: ClassVar[Wakes] = Wakes.NONE
+    First `taken` pre-allocated rows are taken, then `count` new rows are added.
+    """
+
+    wakes: ClassVar[Wakes] = Wakes.ROWS
 
     partition: str
-    fields: list[NotedField]
+    puts: list[PutPart]
+    """Puts of several clients have one block each, with equal schemas.
+
+    Empty: only digests are noted, which is no change of the partition (a record of an earlier build).
+    """
+    first_index: int = 0
+    """Global index of the first new row."""
+    count: int = 0
+    keys: list[str] | None = None
+    """One for each of the taken + count rows; None if they have no keys."""
+    groups: list[str | None] | None = None
+    """The group id of each row; None if the rows join no groups. A row without one is dropped with this event."""
+    tags: SentTags | None = None
+    """The tags that are merged into those of the rows."""
+    first_block: int = 0
+    """The number of the first block; those of the others follow."""
+    rows: bytes | None = None
+    """The global index of each row, new or not; None if the rows are exactly those that are taken and added."""
+    taken: int = 0
+    pre_allocated: bool = False
+    """Whether the new rows wait to be taken by later puts."""
+    replace_tags: bool = False
+    """Whether the tags replace those of the rows instead."""
+    shared: list[SharedField] = []
+    """Values of earlier puts, which the blocks of this one do not have."""
+    noted: list[NotedField] = []
+    """The digests of values that are in the blocks."""
 
 
 class ExtentsClosed(Record, frozen=True):
@@ -714,10 +611,10 @@ class RowsDone(Record, frozen=True):
 
 
 AnyRecord = Union[
-    PartitionMade, RowsReserved, Published, ExtentsClosed, Dealt, RowsCleared, PartitionDropped, ConsumptionForgotten,
+    PartitionMade, SamplesPut, ExtentsClosed, Dealt, RowsCleared, PartitionDropped, ConsumptionForgotten,
     SealCounted, RequestParked, Unparked, ReplySent, ClientForgotten, UnitRegistered, WriterFenced, RowsDropped,
     RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
     LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
-    HoldInherited, RowsPut, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone, StateMerged,
-    ValuesShared, DigestsNoted, RowsPutTogether, SamplerRegistered, RankAsked, HandedOver,
+    HoldInherited, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone, StateMerged,
+    SamplerRegistered, RankAsked, HandedOver,
 ]  # fmt: skip

@@ -109,8 +109,8 @@ def find_shared(state: State, partition: Partition | None, request: Publish) -> 
     return shared
 
 
-def note_digests(state: State, partition: Partition | None, request: Publish) -> list[r.AnyRecord]:
-    """Return the record of the digests of the values that a put writes, unless they are all listed already."""
+def note_digests(state: State, partition: Partition | None, request: Publish) -> list[r.NotedField]:
+    """Return the digests of the values that a put writes, without those that are listed already."""
     of_block: dict[str, tuple[int, NewBlock]] = {}
     for number, block in enumerate(request.blocks, state.next_block):
         of_block.update({spec.name: (number, block) for spec in block.schema})
@@ -128,7 +128,7 @@ def note_digests(state: State, partition: Partition | None, request: Publish) ->
         if fresh:
             packed = b"".join(fresh), np.array(list(fresh.values()), "<i4").tobytes()
             noted.append(r.NotedField(field.name, number, *packed))
-    return [r.DigestsNoted(request.partition, noted)] if noted else []
+    return noted
 
 
 def _places(state: State, partition: Partition | None, field: EqualField) -> list[Place | None]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.tables.group_table import GroupTable
-from transfer_queue.core.tables.row_table import Chunk, RowTable
+from transfer_queue.core.tables.row_table import Chunk, Indexer, RowTable
 
 MOST_ENTRIES = 256
 MOST_ROWS = 4096
@@ -21,15 +21,20 @@ class DeferredUpdate:
 
     __slots__ = ("at", "chunk", "fields", "first", "key", "last", "number")
 
-    def __init__(self, number: int, fields: Fields, key: int, chunk: Chunk) -> None:
+    def __init__(self, number: int, fields: Fields, key: int, chunk: Chunk, at: Indexer) -> None:
         self.number = number
         """Ascends from 1."""
         self.fields = fields
         self.key = key
         self.chunk = chunk
-        self.first = self.last = 0
+        self.first: int = 0
+        self.last: int = 0
         """The range of the rows, without `last`; not used if `at` is set."""
         self.at: np.ndarray | None = None
+        if isinstance(at, slice):
+            self.first, self.last = at.start, at.stop
+        else:
+            self.at = at
 
     def positions(self) -> np.ndarray:
         """Return where these rows are in their chunk."""
@@ -52,29 +57,21 @@ class DeferredUpdates:
         self.newest = 0
         """The number of the newest entry so far."""
 
-    def add_run(self, fields: Fields, key: int, chunk: Chunk, first: int, last: int) -> None:
-        """Add consecutive rows. They join the newest entry if they follow its rows and no set has processed it."""
-        self._size += last - first
-        entry = self._entries[-1] if self._entries else None
+    def add(self, fields: Fields, key: int, chunk: Chunk, at: Indexer) -> None:
+        """Add rows of a chunk. A run joins the newest entry if it follows its rows and no set has processed that."""
+        is_run = isinstance(at, slice)
+        self._size += at.stop - at.start if is_run else len(at)
+        newest = self._entries[-1] if self._entries else None
         if (
-            entry is None
-            or entry.number <= self._shown
-            or (entry.key, entry.last, entry.at, entry.fields) != (key, first, None, fields)
+            is_run
+            and newest is not None
+            and newest.number > self._shown
+            and (newest.key, newest.last, newest.at, newest.fields) == (key, at.start, None, fields)
         ):
-            entry = self._add_entry(fields, key, chunk)
-            entry.first = first
-        entry.last = last
-
-    def add_rows(self, fields: Fields, key: int, chunk: Chunk, at: np.ndarray) -> None:
-        """Add rows of a chunk."""
-        self._size += len(at)
-        self._add_entry(fields, key, chunk).at = at
-
-    def _add_entry(self, fields: Fields, key: int, chunk: Chunk) -> DeferredUpdate:
+            newest.last = at.stop
+            return
         self.newest += 1
-        entry = DeferredUpdate(self.newest, fields, key, chunk)
-        self._entries.append(entry)
-        return entry
+        self._entries.append(DeferredUpdate(self.newest, fields, key, chunk, at))
 
     def apply_to(self, ready: ReadySet) -> bool:
         """Let a set process the entries that are new to it. Return whether rows became ready."""
@@ -119,8 +116,7 @@ def _merge_entries(entries: list[DeferredUpdate]) -> list[DeferredUpdate]:
     merged = []
     for (key, fields), some in together.items():
         if len(some) > 1:
-            one = DeferredUpdate(max(entry.number for entry in some), fields, key, some[0].chunk)
-            one.at = np.unique(np.concatenate([entry.positions() for entry in some]))
-            some = [one]
+            at = np.unique(np.concatenate([entry.positions() for entry in some]))
+            some = [DeferredUpdate(max(entry.number for entry in some), fields, key, some[0].chunk, at)]
         merged += some
     return merged

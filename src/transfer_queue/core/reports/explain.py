@@ -13,7 +13,7 @@ from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.locks.lock_decisions import describe_lock
-from transfer_queue.core.puts import flow_control
+from transfer_queue.core.puts import limits
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import suggestion
@@ -318,15 +318,15 @@ def _held_words(partition: Partition, task: str) -> str:
 def _flow_words(partition: Partition) -> str:
     """Return sentences about the limits on producers, and about dropped samples."""
     words = ""
-    most = flow_control.row_limit(partition)
+    most = limits.row_limit(partition)
     if most is not None and partition.admitted >= most:
         words += (
             f" New samples wait for the policy: {count_text(partition.admitted, 'sample')} "
             f"{'was' if partition.admitted == 1 else 'were'} admitted, and the limit at policy "
-            f"version {partition.policy_version} is {most}: {flow_control.describe_counted(partition)}. "
+            f"version {partition.policy_version} is {most}: {limits.describe_counted(partition)}. "
             f"set_policy_version raises it."
         )
-    if partition.options.max_rows is not None and not flow_control.admits_rows(partition):
+    if partition.options.max_rows is not None and not limits.admits_rows(partition):
         words += (
             f" New samples wait for consumers: {count_text(partition.open_rows, 'sample')} "
             f"{'waits' if partition.open_rows == 1 else 'wait'} for the tasks, and max_rows is "

@@ -10,7 +10,7 @@ from transfer_queue.core.claims.consumer_state import missing_groups
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.locks import lock_decisions
-from transfer_queue.core.puts import flow_control
+from transfer_queue.core.puts import limits
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
@@ -125,7 +125,7 @@ def progress(context: Context, partition: Partition, now: float) -> PartitionPro
     orphaned = partition.groups.count_orphaned(partition.sealed)
     policy = None
     if partition.options.max_staleness is not None or partition.policy_version:
-        limit = flow_control.row_limit(partition)
+        limit = limits.row_limit(partition)
         policy = PolicyProgress(partition.policy_version, partition.admitted, limit, partition.options.max_staleness)
     wanted = {
         task: (groups, missing_groups(partition, task, context.group_size_of(partition.name, task) or 1))

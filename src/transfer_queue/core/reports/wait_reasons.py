@@ -7,7 +7,7 @@ from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.locks import lock_decisions
-from transfer_queue.core.puts import put_decisions
+from transfer_queue.core.puts import limits
 from transfer_queue.core.reports.explain import waiting_words
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -59,7 +59,7 @@ def _describe_wait(context: Context, waiting: ParkedRequest) -> str:
 
 def _describe_put(state: State, request: Publish | Reserve) -> str:
     what = "put" if isinstance(request, Publish) else "reservation"
-    reason = put_decisions.describe_limits(state, request.partition, request.count)
+    reason = limits.describe_limits(state, request.partition, request.count)
     return (
         f"A {what} of {count_text(request.count, 'sample')} into partition {request.partition!r} waits because "
         f"{reason or 'it is the turn of earlier puts.'}"

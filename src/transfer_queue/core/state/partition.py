@@ -1,7 +1,6 @@
 """One partition: its rows, fields, keys, tags, groups, consumption and ready sets.
 
-Methods that change something are called only by `core.transitions` (`apply_puts`, `apply_leases`,
-`apply_clears`); all other code only reads.
+Methods that change something are called only by `core.puts.apply` and `core.transitions`; all other code only reads.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ from transfer_queue.core.tables.retention_log import DropLog, RowAges
 from transfer_queue.core.tables.row_refcounts import RowRefcounts
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.skipped_rows import SkippedRows
-from transfer_queue.messages.descriptors import FieldSpec, FieldType, PartitionOptions
-from transfer_queue.messages.puts import Publish
+from transfer_queue.messages.descriptors import FieldType, NewBlock, PartitionOptions
 from transfer_queue.messages.tag_table import (
     COLUMNS_FROM,
     DELETED,
@@ -184,6 +182,9 @@ class Partition(Persisted):
         self.unseen_batches = UnseenBatches()
         self.passed = SkippedRows(self.rows)
         self.window = AdmissionWindow(self.rows, self.passed, options)
+        limits = (("max_staleness", self.window.limit), ("max_rows", options.max_rows))
+        self.limits = [name for name, most in limits if most is not None]
+        """The limits of its rows that it has, see `core.puts.limits`. Derived."""
         self.ready: dict[ReadyKey, ReadySet] = {}
         """The ready sets that were requested; the least recently used one is first."""
         self.unseen = DeferredUpdates(self.rows, self.groups)
@@ -195,7 +196,8 @@ class Partition(Persisted):
 
         None after a put of several blocks.
         """
-        self._named: tuple[Sequence[FieldSpec], Fields] | None = None  # the last result of `names_of`
+        self.learnt_fields: Fields = frozenset()
+        """The fields of that block."""
 
     def derive(self) -> None:
         """See `Persisted`."""
@@ -385,24 +387,10 @@ class Partition(Persisted):
             found.append(known[packed])
         return found
 
-    def mixed_dtypes(self, put: Publish) -> dict[str, list[str]]:
-        """Return the dtypes of those fields of the put just applied whose rows have several dtypes."""
-        found: dict[str, list[str]] = {}
-        if self.learnt is not None:
-            return found
-        for block in put.blocks:
-            fields = (self.fields[spec.name] for spec in block.schema)
-            found.update((field.name, [field.dtype, *field.others]) for field in fields if field.others)
-        return found
-
-    def names_of(self, schemas: Sequence[Sequence[FieldSpec]]) -> Fields:
-        """Return the names of the fields of a put's blocks; the same object if its only block has the schema again."""
-        if len(schemas) > 1:
-            return frozenset([spec.name for schema in schemas for spec in schema])
-        (schema,) = schemas
-        if self._named is None or self._named[0] is not schema:
-            self._named = schema, frozenset([spec.name for spec in schema])
-        return self._named[1]
+    def mixed_dtypes(self, blocks: Sequence[NewBlock]) -> dict[str, list[str]]:
+        """Return the dtypes of those fields of the blocks of a put whose rows have several dtypes."""
+        fields = (self.fields[spec.name] for block in blocks for spec in block.schema)
+        return {field.name: [field.dtype, *field.others] for field in fields if field.others}
 
     def is_wholly_consumed(self, task: str) -> bool:
         """Return whether the task has consumed every live row, reserved ones included, and at least one row so far.
@@ -413,60 +401,9 @@ class Partition(Persisted):
 
     # ------------------------------------------------------------ changing (apply only)
 
-    def reserve(
-        self,
-        first_index: int,
-        count: int,
-        taken: int,
-        keys: list[str] | None,
-        groups: list[str | None] | None,
-        waiting: bool,
-        client: str,
-    ) -> None:
-        """Apply a `records.RowsReserved`."""
-        start = self.rows.end
-        if waiting:
-            self.rows.append(first_index, count, waiting=True)
-            self.waiting += range(start, start + count)
-            return
-        positions = [*self.waiting[:taken], *range(start, start + count)]
-        owner = self.owner_number(client)
-        del self.waiting[:taken]
-        for p in positions[:taken]:
-            chunk = self.rows.chunks[p >> CHUNK_BITS]
-            chunk.waiting[p & MASK] = 0
-            chunk.owner[p & MASK] = owner
-        self.rows.append(first_index, count, owner=owner)
-        self.count_new_rows(client, taken + count)
-        if keys is not None:
-            self.keys.update(zip(keys, positions, strict=True))
-            places = np.array(positions, "i8")
-            for _, chunk, at, where in self.rows.split(places):
-                listed = chunk.key_list()
-                for place, name in zip(at.tolist(), keys[where], strict=True):
-                    listed[place] = name
-            self.changes.mark_changed(self.version, places)
-        if groups is not None:
-            self.join(groups, positions)
-
     def reserving_clients(self) -> Collection[str]:
         """Return the clients whose reserved rows may keep others from putting, because the partition has a limit."""
-        is_limited = self.window.limit is not None or self.options.max_rows is not None
-        return self.owners if is_limited and not self.sealed else ()
-
-    def owner_number(self, client: str) -> int:
-        """Return the number under which rows refer to the client that reserved them."""
-        number = self.owners.get(client)
-        if number is None:
-            number = self.owners[client] = len(self.owners) + 1
-        return number
-
-    def count_new_rows(self, client: str, rows: int) -> None:
-        """Record that a client has begun this number of new rows."""
-        self.admitted += rows
-        self.window.add_rows(rows)
-        if self.wants.promised:
-            self.wants.fulfil(client, rows)
+        return self.owners if self.limits and not self.sealed else ()
 
     def join(self, groups: Sequence[str | None], positions: Sequence[int]) -> None:
         """Make rows members of declared groups (None: of no group). A row that is a member already stays in its group.

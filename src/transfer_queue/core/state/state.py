@@ -79,8 +79,9 @@ class ReplyCache(Persisted, array_like=True):
             for sequence in range(first, last + 1):
                 self.replies.pop(sequence, None)
         else:
-            for sequence in [s for s in self.replies if first <= s <= last]:
-                del self.replies[sequence]
+            for sequence in list(self.replies):
+                if first <= sequence <= last:
+                    del self.replies[sequence]
 
 
 class _Partitions(Column):

@@ -280,7 +280,8 @@ class WaitQueues:
 
     def awaited(self, partition: str) -> list[tuple[str, tuple[str, ...]]]:
         """Return the (task, fields) of a partition for which claims wait."""
-        return [(task, fields) for task, queue in self.claim_queues(partition).items() for fields in queue.wanted]
+        queues = self.claims.get(partition)
+        return [(task, fields) for task, queue in queues.items() for fields in queue.wanted] if queues else []
 
     def _trim(self) -> None:
         while self._deadlines:

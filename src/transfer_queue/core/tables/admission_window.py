@@ -1,4 +1,4 @@
-"""Which rows of a partition count for its limit of staleness. `core.puts.flow_control` defines the limit."""
+"""Which rows of a partition count for its limit of staleness. `core.puts.limits` defines the limit."""
 
 from __future__ import annotations
 

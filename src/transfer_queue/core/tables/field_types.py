@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, counter, scalar
-from transfer_queue.core.events.records import Published, RowsPut
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.messages.descriptors import NESTED, FieldSpec, FieldType, NewBlock, fields_of_part
-from transfer_queue.messages.puts import Publish
 
 MAX_FIELDS = 4096
 """The maximum number of fields of a partition that have values in live rows."""
-Put = TypeVar("Put", bound="Publish | Published | RowsPut")
 MIXED_RANK = -1  # ndim of a field, or of one block's column, whose rows differ in rank
 
 _WIDE_UNSIGNED = frozenset({"uint16", "uint32", "uint64"})
@@ -275,26 +272,15 @@ def mixed_shapes(dims: np.ndarray) -> list[list[int]]:
     return shapes
 
 
-BlockShape = tuple[int, bytes, list[FieldSpec]]  # rows, dims, schema
+BlockShape = tuple[int, bytes, list[FieldSpec]]
+"""The rows, dims and schema of a block: its content without its location. The items that compare fastest come first."""
 
 
-def shape_of(block: NewBlock) -> BlockShape:
-    """Return the content of a block without its location. The items that compare fastest come first."""
-    return block.rows, block.dims, block.schema
-
-
-def with_schemas(put: Put) -> Put:
-    """Return a put, or a record of it, with the schemas of its blocks as lists, which may have been sent in parts.
+def with_schema(block: NewBlock) -> NewBlock:
+    """Return a block with its schema as a list, which may have been sent in parts.
 
     Raises InvalidArgumentError if a part cannot be decoded.
     """
-    if not any(block.parts for block in put.blocks):
-        return put
-    first, *further = map(_with_schema, put.blocks)
-    return msgspec.structs.replace(put, block=first, further=further)
-
-
-def _with_schema(block: NewBlock) -> NewBlock:
     if not block.parts:
         return block
     if block.schema:

@@ -331,9 +331,8 @@ class Chunk(Persisted):
 _PER_ROW = {column.name: column for column in Chunk.declared_columns() if isinstance(column, PerRow)}
 
 
-# consecutive rows of one chunk: its number, the chunk, their places in it, which are from `first` to before
-# `last`
-Run = tuple[int, Chunk, Indexer, int, int]
+RowsOfChunk = tuple[int, Chunk, Indexer, Indexer]
+"""Rows of one chunk: its number, the chunk, their places in it, and their places among the rows of an operation."""
 
 
 class RowTable(Persisted):
@@ -353,12 +352,12 @@ class RowTable(Persisted):
         self._firsts: list[int] | None = None  # first global index of each chunk, cached with
         self._keys: list[int] = []  # the chunk numbers
 
-    def append(self, first_index: int, count: int, waiting: bool = False, owner: int = 0) -> list[Run]:
-        """Add rows with consecutive global indexes. Returns where they are."""
-        runs = []
+    def append(self, first_index: int, count: int, waiting: bool = False) -> list[RowsOfChunk]:
+        """Add rows with consecutive global indexes. Returns where they are; their places are slices."""
+        added: list[RowsOfChunk] = []
         self.count += count
-        end = self.end + count
-        while self.end < end:
+        done = 0
+        while done < count:
             key, first = self.end >> CHUNK_BITS, self.end & MASK
             chunk = self.chunks.get(key)
             if chunk is None:
@@ -366,26 +365,21 @@ class RowTable(Persisted):
                 for tag in self.watched:
                     chunk.watch(tag)
                 self._firsts = None
-            take = min(end - self.end, CHUNK - first)
+            take = min(count - done, CHUNK - first)
             last = first + take
             if last > chunk.capacity:
                 chunk.grow(last)
-            at: Indexer = first
-            if take == 1:  # numpy sets a number faster than a slice with one entry
-                chunk.index[at] = first_index
-            else:
-                at = slice(first, last)
-                chunk.index[at] = np.arange(first_index, first_index + take)
+            at = slice(first, last)
+            chunk.index[at] = np.arange(first_index + done, first_index + done + take)
             chunk.alive[at] = 1
             if waiting:
                 chunk.waiting[at] = 1
-            chunk.owner[at] = owner
             chunk.size = last
             chunk.living += take
+            added.append((key, chunk, at, slice(done, done + take)))
             self.end += take
-            first_index += take
-            runs.append((key, chunk, at, first, last))
-        return runs
+            done += take
+        return added
 
     def add_chunk(self, key: int, chunk: Chunk) -> None:
         """Add a chunk after all others."""
@@ -404,7 +398,7 @@ class RowTable(Persisted):
             for chunk in self.chunks.values():
                 chunk.watch(tag)
 
-    def split(self, positions: np.ndarray) -> Iterator[tuple[int, Chunk, Indexer, Indexer]]:
+    def split(self, positions: np.ndarray) -> Iterator[RowsOfChunk]:
         """Iterate over (chunk number, chunk, places in the chunk, places in `positions`), one chunk at a time."""
         if len(positions) == 1:
             key = int(positions[0]) >> CHUNK_BITS

@@ -140,60 +140,48 @@ class TimelineRecorder(CoreService):
         """Observe records. Which ones depends on whether events are kept. `observe` is `RecordLog.observe`."""
         observe([r.ClientIntroduced], lambda record: self.lanes.introduce(record.client))
         observe([r.ClientForgotten], lambda record: self.lanes.forget(record.client))
-        observe([r.RowsReserved, r.UnitLost, r.ExtentsLost], self._note_change)
-        observe([r.RowsReserved], self._note_reserved)
+        observe([r.UnitLost, r.ExtentsLost], self._note_change)
+        observe([r.SamplesPut], self.note_put)
         observe([r.StateLoaded], lambda record: self._forget_times())
         if self.ring.capacity:
-            observe([r.RowsPut], self.note_rows_put)
-            observe([r.RowsPutTogether], self.note_rows_put_together)
-            observe([r.Published], self.note_published)
             observe([r.BlocksMoved], self.note_moved)
             observe([r.RowsCleared, r.RowsDropped], lambda record: self._note_cleared(record, record.rows))
             observe([r.RowsFinished, r.LeaseAcked, r.PassedOver], self._note_freed)
             observe([r.LeaseEnded, r.RankLeft], self._note_returned)
             observe([r.PartitionDropped], self._note_dropped)
-        else:
-            observe([r.RowsPut, r.RowsPutTogether, r.Published], self._note_change)
 
     # ------------------------------------------------------------ puts
 
-    def note_rows_put(self, record: r.RowsPut) -> None:
-        """Note a put of new rows, which was applied."""
+    def note_put(self, record: r.SamplesPut) -> None:
+        """Note a put or a reservation, which was applied."""
         now, arrived = self._clock.now, self._clock.arrived
         if now >= self.change_times.due:
             self.change_times.note(self._state.changes, now)
-        self._notes.append((
-            _PUT, now, now if arrived is None else arrived, NEW_ROWS, record.client, record,
-            self._schema_of(record) if record.further else self._state.blocks.newest_schema, record.first_index,
-        ))  # fmt: skip
-        if len(self._notes) >= MAX_NOTES or record.count > MANY_RECORDED:
-            self.flush()
+        first, number = record.first_index, record.first_block
+        if number == 0 and record.tags is None and record.rows is None:
+            if record.count and not record.pre_allocated:
+                self.reservation_times.note(first, now)
+                self._reserved = first, record.count
+            return
+        if not self.ring.capacity:
+            return
+        reserved, self._reserved = self._reserved, (0, 0)
+        schema, which, flags = self._state.blocks.newest_schema, record.rows, NEW_ROWS
+        if which is not None and (int.from_bytes(which[:8], "little"), len(which) // 8) != reserved:
+            flags = 0
+        for part in record.puts:
+            if len(part.blocks) > 1:
+                schema = self._schema_of(number, len(part.blocks))
+            about = record.partition, part, number
+            since = now if arrived is None else arrived
+            self._notes.append((_PUT, now, since, flags, part.client, about, schema, first if which is None else which))
+            first, number = first + part.count, number + len(part.blocks)
+            if len(self._notes) >= MAX_NOTES or part.count > MANY_RECORDED:
+                self.flush()
 
-    def note_rows_put_together(self, record: r.RowsPutTogether) -> None:
-        """Note puts of several clients, which were applied together."""
-        for single in record.singles():
-            self.note_rows_put(single)
-
-    def note_published(self, record: r.Published) -> None:
-        """Note a put of existing rows, or of rows that were just reserved, which was applied."""
-        now, arrived = self._clock.now, self._clock.arrived
-        if now >= self.change_times.due:
-            self.change_times.note(self._state.changes, now)
-        flags, (first, count) = 0, self._reserved
-        if count and len(record.rows) == 8 * count and int.from_bytes(record.rows[:8], "little") == first:
-            flags = NEW_ROWS
-        self._reserved = 0, 0
-        self._notes.append((
-            _PUT, now, now if arrived is None else arrived, flags, record.writer, record,
-            self._schema_of(record) if record.further else self._state.blocks.newest_schema, record.rows,
-        ))  # fmt: skip
-        if len(self._notes) >= MAX_NOTES or len(record.rows) > 8 * MANY_RECORDED:
-            self.flush()
-
-    def _schema_of(self, record: r.RowsPut | r.Published) -> Schema:
-        """Return the first fields of each block of a put that was just applied."""
-        blocks = self._state.blocks
-        schemas = [blocks.shape_source(record.block_number + at)[0] for at in range(1 + len(record.further))]
+    def _schema_of(self, first: int, count: int) -> Schema:
+        """Return the first fields of each of the `count` blocks of a put that was just applied."""
+        schemas = [self._state.blocks.shape_source(number)[0] for number in range(first, first + count)]
         return tuple(spec for schema in schemas for spec in schema[: MAX_NAMES + 1])
 
     def note_moved(self, record: r.BlocksMoved) -> None:
@@ -355,11 +343,6 @@ class TimelineRecorder(CoreService):
         if now >= self.change_times.due:
             self.change_times.note(self._state.changes, now)
 
-    def _note_reserved(self, record: r.RowsReserved) -> None:
-        if record.count and not record.pre_allocated:
-            self.reservation_times.note(record.first_index, self._clock.now)
-            self._reserved = record.first_index, record.count
-
     def _forget_times(self) -> None:
         """Forget the times of blocks and versions, because a loaded state has others."""
         self.flush()
@@ -405,16 +388,15 @@ class TimelineRecorder(CoreService):
                 if lane is None:
                     lane = self.lanes.of_client(client)
                 names: tuple[str, ...] = ()
-                if about.block is not None:
+                partition, part, block = about
+                rows = part.count
+                if part.blocks:
                     known = names_of.get(id(more))
                     names = known[1] if known is not None and known[0] is more else self._names_of(more)
-                    nbytes, block = about.block.nbytes, about.block_number
-                    for further in about.further:
-                        nbytes += further.nbytes
+                    for each in part.blocks:
+                        nbytes += each.nbytes
                     if time >= times.due:
                         times.note(block, time)
-                rows = about.count if type(which) is int else len(which) >> 3  # type: ignore[arg-type]
-                partition = about.partition
             elif kind == _READ:
                 lane = current.get(client)
                 if lane is None:

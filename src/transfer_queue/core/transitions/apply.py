@@ -1,7 +1,7 @@
 """Applies records to the state, live and in a replay. No other code changes the state.
 
-The appliers of records of partitions, waiting requests and clients are here; those of storage units are in
-`apply_units`.
+The appliers of records of partitions, waiting requests and clients are here; those of puts are in `core.puts.apply`,
+and those of storage units in `apply_units`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.registry import APPLIERS, applies
+from transfer_queue.core.events.registry import APPLIERS as APPLIERS
+from transfer_queue.core.events.registry import applies
+from transfer_queue.core.puts import apply as apply_puts
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.lock_table import KeyLock
-from transfer_queue.core.transitions import apply_clears, apply_leases, apply_puts, apply_units
+from transfer_queue.core.transitions import apply_clears, apply_leases, apply_units
 from transfer_queue.core.transitions.merge import merge_state
 from transfer_queue.core.transitions.restore import replace_state, take_loaded
-from transfer_queue.messages.descriptors import DIGEST
 
-MODULES = (apply_units,)
+MODULES = (apply_puts, apply_units)
 """The other modules with appliers, imported so that these are registered."""
 
 
@@ -36,59 +37,6 @@ def _apply_partition_made(state: State, record: r.PartitionMade) -> None:
     partition.number = partition.changes.made = partition.version
     for tag in state.watched:
         partition.rows.watch(tag)
-
-
-@applies(r.RowsReserved)
-def _apply_rows_reserved(state: State, record: r.RowsReserved) -> None:
-    state.new_version(record.partition).reserve(
-        record.first_index, record.count, record.taken, record.keys, record.groups, record.pre_allocated,
-        record.client,
-    )  # fmt: skip
-    state.next_index = max(state.next_index, record.first_index + record.count)
-
-
-@applies(r.Published)
-def _apply_published(state: State, record: r.Published) -> None:
-    partition = state.new_version(record.partition)
-    positions = partition.rows.positions_of(np.frombuffer(record.rows, "<i8"))
-    if record.groups is not None:
-        partition.join(record.groups, positions.tolist())
-    if record.tags is not None:
-        partition.set_tags(positions, record.tags, record.replace_tags)
-    if record.block is not None:
-        state.next_block = max(state.next_block, record.block_number + 1 + len(record.further))
-        apply_puts.publish(partition, positions, record)
-    if record.tags is not None or record.block is not None:
-        partition.changes.mark_changed(partition.version, positions)
-
-
-@applies(r.ValuesShared)
-def _apply_values_shared(state: State, record: r.ValuesShared) -> None:
-    apply_puts.share_values(state.new_version(record.partition), record)
-
-
-@applies(r.DigestsNoted)
-def _apply_digests_noted(state: State, record: r.DigestsNoted) -> None:
-    for field in record.fields:
-        slots = np.frombuffer(field.slots, "<i4").tolist()
-        digests = [field.digests[at : at + DIGEST] for at in range(0, len(field.digests), DIGEST)]
-        values = {digest: (field.block, slot) for digest, slot in zip(digests, slots, strict=True)}
-        state.blocks.equal.add(state.partitions[record.partition].number, field.name, values)
-
-
-@applies(r.RowsPut)
-def _apply_rows_put(state: State, record: r.RowsPut) -> None:
-    apply_puts.apply_rows_put(state.new_version(record.partition), record)
-    state.next_index = max(state.next_index, record.first_index + record.count)
-    if record.block is not None:
-        state.next_block = max(state.next_block, record.block_number + 1 + len(record.further))
-
-
-@applies(r.RowsPutTogether)
-def _apply_rows_put_together(state: State, record: r.RowsPutTogether) -> None:
-    apply_puts.apply_rows_put_together(state.new_version(record.partition), record)
-    state.next_index = max(state.next_index, record.first_index + sum(put.block.rows for put in record.puts))
-    state.next_block = max(state.next_block, record.block_number + len(record.puts))
 
 
 @applies(r.Dealt)

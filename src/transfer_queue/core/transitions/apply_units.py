@@ -8,10 +8,11 @@ import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies
+from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.lost_values import LossEvent, values_in_blocks
-from transfer_queue.core.transitions import apply_puts
-from transfer_queue.messages.descriptors import MOVER, BlockLocation, UnitInfo
+from transfer_queue.core.tables.lost_values import Found, LossEvent, values_in_blocks
+from transfer_queue.core.tables.row_table import CHUNK_BITS, ValueColumns
+from transfer_queue.messages.descriptors import MOVER, BlockLocation, NewBlock, UnitInfo
 
 MAX_FENCED = 4096  # writers proven dead that are remembered; connections of earlier ones ended long ago
 
@@ -75,7 +76,7 @@ def _apply_moved(state: State, record: r.BlocksMoved) -> None:
         closed += [(copy.unit, copy.extent) for block in repacked.blocks for copy in block.copies]
         partition = state.partitions.get(repacked.partition)
         if partition is not None:
-            apply_puts.apply_repacked(partition, repacked, MOVER)
+            _apply_repacked(partition, repacked, MOVER)
     state.blocks.close(list(dict.fromkeys(closed)))
 
 
@@ -104,6 +105,74 @@ def _lose(state: State, gone: Callable[[np.ndarray, np.ndarray], np.ndarray], un
     for name, partition in state.partitions.items():
         found = list(values_in_blocks(partition.rows, blocks))
         if found:
-            apply_puts.lose_values(
-                state.new_version(name), found, state.losses, LossEvent(unit, when, partition.version)
-            )
+            _lose_values(state.new_version(name), found, state.losses, LossEvent(unit, when, partition.version))
+
+
+def _lose_values(partition: Partition, found: list[Found], number: int, loss: LossEvent) -> None:
+    """Record that these values are lost by event `number`, so that their rows do not have them any more."""
+    partition.losses.events[number] = loss
+    released: list[np.ndarray] = []
+    touched: dict[int, list[np.ndarray]] = {}
+    for key, chunk, name, columns, at in found:
+        released.append(columns[0][at])
+        partition.field_ranks.remove(chunk, at)
+        columns[0][at] = 0
+        partition.field_ranks.add(chunk, at)
+        partition.losses.mark(chunk, name, at, number)
+        partition.remove_values(name, len(at))
+        touched.setdefault(key, []).append(at)
+    partition.forget_gone_ranks()
+    partition.nbytes -= partition.blocks.release(np.concatenate(released))
+    for key, parts in touched.items():
+        at = np.unique(np.concatenate(parts))
+        partition.changes.mark_changed(partition.version, at + (key << CHUNK_BITS))
+        for ready in partition.ready.values():
+            ready.update(key, partition.rows.chunks[key], at, partition.groups)
+
+
+def _apply_repacked(partition: Partition, repacked: r.RowsRepacked, writer: str) -> None:
+    """Apply a `records.RowsRepacked`."""
+    blocks, first = repacked.blocks, repacked.first_block
+    rows, sources, slots = (
+        np.frombuffer(column, kind)
+        for column, kind in ((repacked.rows, "<i8"), (repacked.sources, "<i8"), (repacked.slots, "<i4"))
+    )
+    taken = [_slot_column(block, 0, block.rows if block.slots is None else len(block.slots) // 4) for block in blocks]
+    counts, fresh = [len(each) for each in taken], np.concatenate(taken)
+    numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
+    positions = partition.rows.positions_of(rows)
+    values = np.zeros(len(blocks), "i8")
+    found: list[tuple[str, ValueColumns, np.ndarray, np.ndarray]] = []
+    names = [{spec.name for spec in block.schema} for block in blocks]
+    for name in sorted(set().union(*names)):
+        having = np.repeat([name in each for each in names], counts)
+        there = np.flatnonzero((positions >= 0) & having)
+        for _, chunk, at, where in partition.rows.split(positions[there]):
+            columns = chunk.field.get(name)
+            if columns is None:
+                continue
+            chosen = there[where]
+            same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
+            found.append((name, columns, np.asarray(at)[same], chosen[same]))
+            values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
+    for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
+        if needed:
+            partition.blocks.add(number, writer, block, needed, partition.number)
+            partition.nbytes += block.nbytes
+    released: list[np.ndarray] = []
+    for name, columns, at, chosen in found:
+        columns[0][at], columns[1][at] = numbers[chosen], fresh[chosen]
+        if partition.blocks.equal.of_block:
+            old, new = (sources[chosen], slots[chosen]), (numbers[chosen], fresh[chosen])
+            places = (zip(*(column.tolist() for column in pair), strict=True) for pair in (old, new))
+            partition.blocks.equal.move(partition.number, name, dict(zip(*places, strict=True)))
+        released.append(sources[chosen])
+    if released:
+        partition.nbytes -= partition.blocks.release(np.concatenate(released))
+
+
+def _slot_column(block: NewBlock, first: int, last: int) -> np.ndarray:
+    """Return the row of a block that has the value of each target from `first` to before `last`, i4."""
+    if block.slots is None:
+        return np.arange(first, last, dtype="i4")
+    return np.frombuffer(block.slots, "<i4")[first:last]

@@ -231,7 +231,7 @@ class _Merge:
         if target.ready:
             fields = frozenset(source.fields)
             for key, chunk, at, _ in target.rows.split(self._to):
-                target.unseen.add_rows(fields, key, chunk, at)
+                target.unseen.add(fields, key, chunk, at)
             target.update_awaited_sets(fields)
 
     def _take_columns(self, name: str) -> None:

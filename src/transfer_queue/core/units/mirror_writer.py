@@ -94,7 +94,7 @@ class MirrorWriter(Policy):
 
     # ------------------------------------------------------------ what is behind
 
-    @observes(r.RowsPut, r.RowsPutTogether, r.Published, r.BlocksMoved)
+    @observes(r.SamplesPut, r.BlocksMoved)
     def note_new_blocks(self, record: r.AnyRecord) -> None:
         """Note the blocks that were made since the last call."""
         now = self.context.now

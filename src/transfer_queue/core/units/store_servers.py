@@ -168,12 +168,10 @@ class StoreServers(CoreService):
         extents = [extent for (unit, extent), its in self._state.blocks.extents.items() if unit == report.unit]
         self._order_check(report.unit, extents)
 
-    @observes(r.RowsPut, r.RowsPutTogether, r.Published)
-    def note_published(self, record: r.RowsPut | r.RowsPutTogether | r.Published) -> None:
+    @observes(r.SamplesPut)
+    def note_published(self, record: r.SamplesPut) -> None:
         """Check the new blocks in extents that are older than the last check of their unit."""
-        if not self._doubtful or record.block is None:
-            return
-        for block in record.blocks:
+        for block in [block for part in record.puts for block in part.blocks] if self._doubtful else ():
             if block.extent < self._doubtful.get(block.unit, 0):
                 self._order_check(block.unit, [block.extent])
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.core.configuration import MaxLag
-from transfer_queue.core.events.records import PartitionMade, ReplySent, RowsPut, RowsPutTogether, WriterFenced
+from transfer_queue.core.events.records import PartitionMade, ReplySent, SamplesPut, WriterFenced
 from transfer_queue.core.events.registry import Caller
-from transfer_queue.core.puts.puts_together import alike_puts
+from transfer_queue.core.puts.decide import group_puts
 from transfer_queue.core.tables import field_types
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, SealedError
 from transfer_queue.messages.base import Failure
@@ -49,6 +49,11 @@ def kinds(h: Harness, began: int) -> list[type]:
     return [type(record) for record in h.records[began:]]
 
 
+def writers(h: Harness, began: int) -> list[list[str]]:
+    """The clients of each put among these records."""
+    return [[put.client for put in record.puts] for record in h.records[began:] if isinstance(record, SamplesPut)]
+
+
 def results(h: Harness, puts: list[tuple[str, Publish]], sequences: list[int]) -> list[Any]:
     return [h.result(sequence, name) for (name, _), sequence in zip(puts, sequences, strict=True)]
 
@@ -61,7 +66,7 @@ def test_new_rows_of_several_clients_are_one_record(h: Harness) -> None:
         for name, count in zip(CLIENTS, counts, strict=False)
     ]
     got = [rows_of(reply) for reply in results(h, puts, h.send_together(puts))]
-    assert kinds(h, began) == [RowsPutTogether, *[ReplySent] * 4]
+    assert kinds(h, began) == [SamplesPut, *[ReplySent] * 4]
     assert [row for rows in got for row in rows] == list(range(first, first + 7))
     assert [len(rows) for rows in got] == counts
     partition = h.state.partitions["p"]
@@ -87,7 +92,7 @@ def test_rows_of_several_clients_meet_a_claim_together(h: Harness) -> None:
 
 def test_puts_of_other_partitions_and_schemas_are_decided_apart(h: Harness) -> None:
     opened(h, ["c0", "c2", "c4"])
-    opened(h, ["c1", "c3"], partition="q")
+    began = len(opened(h, ["c1", "c3"], partition="q").records)
     puts = [
         put_of(h, "c0"),
         put_of(h, "c1", partition="q"),
@@ -96,11 +101,7 @@ def test_puts_of_other_partitions_and_schemas_are_decided_apart(h: Harness) -> N
         put_of(h, "c4", fields=FIELDS),
     ]
     h.send_together(puts)
-    together = [record for record in h.records if isinstance(record, RowsPutTogether)]
-    assert [(record.partition, [put.client for put in record.puts]) for record in together] == [
-        ("p", ["c0", "c2"]),
-        ("q", ["c1", "c3"]),
-    ]
+    assert writers(h, began) == [["c0", "c2"], ["c1", "c3"], ["c4"]]
     assert len(h.state.partitions["p"].fields) == 2
 
 
@@ -111,7 +112,7 @@ def test_a_key_that_occurs_twice_is_one_row(h: Harness, same: str) -> None:
         h.put(1, keys=["k"])
     puts = [put_of(h, "c0", keys=["k"], tags=[{"a": 1}]), put_of(h, "c1", keys=["k"], tags=[{"b": 2}])]
     one, two = results(h, puts, h.send_together(puts))
-    assert RowsPutTogether not in kinds(h, began)
+    assert max(map(len, writers(h, began))) == 1
     assert rows_of(one) == rows_of(two)
     assert two.tags == [{"a": 1, "b": 2}]
 
@@ -171,19 +172,20 @@ def test_first_puts_of_clients_are_one_record(h: Harness) -> None:
     began = len(h.records)
     puts = [put_of(h, name, 2) for name in CLIENTS]
     got = [rows_of(reply) for reply in results(h, puts, h.send_together(puts))]
-    assert kinds(h, began) == [RowsPutTogether, *[ReplySent] * len(CLIENTS)]
+    assert kinds(h, began) == [SamplesPut, *[ReplySent] * len(CLIENTS)]
     for (_, put), rows in zip(puts, got, strict=True):
         assert put.block is not None
         assert h.lookup(rows, ["x"]) == [{"x": (put.block.offset, slot)} for slot in range(2)]
     began = len(h.records)
     h.send_together([put_of(h, name) for name in CLIENTS])
-    assert kinds(h, began) == [RowsPutTogether, *[ReplySent] * len(CLIENTS)]
+    assert kinds(h, began) == [SamplesPut, *[ReplySent] * len(CLIENTS)]
 
 
 def test_the_first_put_of_a_partition_goes_alone(h: Harness) -> None:
     began, others = len(h.records), len(CLIENTS) - 1
     h.send_together([put_of(h, name) for name in CLIENTS])
-    assert kinds(h, began) == [PartitionMade, RowsPut, ReplySent, RowsPutTogether, *[ReplySent] * others]
+    assert kinds(h, began) == [PartitionMade, SamplesPut, ReplySent, SamplesPut, *[ReplySent] * others]
+    assert writers(h, began) == [CLIENTS[:1], CLIENTS[1:]]
 
 
 def moved(put: tuple[str, Publish], **place: int) -> tuple[str, Publish]:
@@ -207,7 +209,7 @@ def test_a_block_that_overlaps_one_of_the_same_turn_is_refused(h: Harness, place
     began = len(h.records)
     puts = [moved(put_of(h, name), **place) for name, place in zip(CLIENTS, places, strict=False)]
     one, two = h.send_together(puts)
-    assert RowsPutTogether not in kinds(h, began)
+    assert max(map(len, writers(h, began))) == 1
     assert h.result(one, "c0")
     with pytest.raises(ProtocolError):
         h.result(two, "c1")
@@ -232,7 +234,7 @@ def test_objects_of_an_external_store_are_put_together(h: Harness) -> None:
     unit, began = max(h.state.units), len(h.records)
     puts = [moved(put_of(h, name), unit=unit, extent=at, offset=0) for at, name in enumerate(CLIENTS)]
     assert all(results(h, puts, h.send_together(puts)))
-    assert RowsPutTogether in kinds(h, began)
+    assert writers(h, began) == [CLIENTS]
 
 
 def test_replies_wait_for_the_mirror() -> None:
@@ -241,7 +243,7 @@ def test_replies_wait_for_the_mirror() -> None:
     began = len(h.records)
     puts = [put_of(h, name) for name in CLIENTS[:2]]
     sequences = h.send_together(puts)
-    assert RowsPutTogether in kinds(h, began)
+    assert writers(h, began) == [CLIENTS[:2]]
     assert results(h, puts, sequences) == [None, None]  # nothing is on the disk yet
 
 
@@ -287,7 +289,7 @@ def test_any_puts_have_the_results_that_they_have_one_after_the_other(turns: lis
                     )
                 )  # fmt: skip
         first = dict(zip((name for name, _ in puts[one]), one.send_together(puts[one]), strict=True))
-        ordered = alike_puts([Caller(name, 0, RequestEnvelope(1, 0, request)) for name, request in puts[two]])
+        ordered = group_puts([Caller(name, 0, RequestEnvelope(1, 0, request)) for name, request in puts[two]])
         for caller in [caller for some in ordered for caller in some]:
             sequence = two.send(caller.envelope.body, caller.client)
             got, expected = one.reply(first[caller.client], caller.client), two.reply(sequence, caller.client)

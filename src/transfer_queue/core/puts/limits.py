@@ -42,9 +42,11 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.errors import CapacityError, InvalidArgumentError, PartitionFullError, StalenessError
+from transfer_queue.errors import CapacityError, InvalidArgumentError, PartitionFullError, SealedError, StalenessError
 from transfer_queue.messages.partitions import SetPolicyVersion
 from transfer_queue.messages.puts import Publish, Reserve
+
+MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
 
 
 def row_limit(partition: Partition) -> int | None:
@@ -56,12 +58,10 @@ def row_limit(partition: Partition) -> int | None:
 def check_staleness(partition: Partition, count: int) -> None:
     """Raise StalenessError if `count` more rows would be too far ahead of the policy."""
     window, options = partition.window, partition.options
-    if window.limit is None:
-        return
     reason = describe_staleness(partition, count)
     if not reason:
         return
-    if count > window.limit:
+    if window.limit is not None and count > window.limit:
         raise InvalidArgumentError(
             f"partition {partition.name!r} accepts at most {window.limit} rows at a policy version (max_staleness "
             f"{options.max_staleness}, {options.rows_per_version} rows per version), and this put alone adds {count}; "
@@ -118,12 +118,10 @@ def certainly_waits(state: State, request: Publish | Reserve) -> bool:
 def check_max_rows(partition: Partition, count: int) -> None:
     """Raise PartitionFullError if `count` more rows would be more than `max_rows`."""
     most = partition.options.max_rows
-    if most is None:
-        return
     reason = describe_max_rows(partition, count)
     if not reason:
         return
-    if count > most:
+    if most is not None and count > most:
         raise InvalidArgumentError(
             f"partition {partition.name!r} accepts at most {most} rows (max_rows), and this put alone adds {count}; "
             f"put fewer rows at a time"
@@ -140,6 +138,57 @@ def describe_max_rows(partition: Partition, count: int) -> str:
         f"partition {partition.name!r} is full: {partition.open_rows} rows wait for its tasks, the limit is {most} "
         f"(max_rows), and this put adds {count}. Tasks make space when they consume rows."
     )
+
+
+_CHECKS = {"max_staleness": check_staleness, "max_rows": check_max_rows}
+"""The check of each of `Partition.limits`."""
+
+
+def check_new(state: State, partition: Partition | None, count: int) -> None:
+    """Raise an error if the partition or the system does not admit `count` more rows. None: it is not made yet."""
+    if partition is not None and count:
+        if partition.sealed:
+            raise SealedError(
+                f"partition {partition.name!r} is sealed: it accepts new fields of its rows, but no new rows, and this "
+                f"put adds {count}. Put new rows into another partition."
+            )
+        for limit in partition.limits:
+            _CHECKS[limit](partition, count)
+    if state.capacity is not None:
+        check_capacity(state, count)
+
+
+def check_capacity(state: State, count: int) -> None:
+    """Raise CapacityError if `count` more rows exceed the capacity of the system."""
+    if state.capacity is not None and (reason := _describe_capacity(state, count)):
+        raise CapacityError(f"{reason} Clear rows that are not needed any more, or raise the limit.")
+
+
+def _describe_capacity(state: State, count: int) -> str:
+    """Return why `count` more rows exceed the capacity of the system; "" if they do not."""
+    if state.capacity is None or not count or (there := state.row_count) + count <= state.capacity:
+        return ""
+    return (
+        f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: {there} rows "
+        f"are stored, and this put adds {count}."
+    )
+
+
+def check_limits(state: State, name: str, count: int) -> None:
+    """Raise CapacityError if the partition cannot admit `count` more rows now."""
+    check_capacity(state, count)
+    partition = state.partitions.get(name)
+    if partition is not None:
+        for limit in partition.limits:
+            _CHECKS[limit](partition, count)
+
+
+def describe_limits(state: State, name: str, count: int) -> str:
+    """Return why the partition cannot admit `count` more rows now; "" if it can."""
+    reason, partition = _describe_capacity(state, count), state.partitions.get(name)
+    if reason or partition is None:
+        return reason
+    return describe_staleness(partition, count) or describe_max_rows(partition, count)
 
 
 def refused_put(error: CapacityError, wait: float | None, waited: float = 0.0) -> CapacityError:
