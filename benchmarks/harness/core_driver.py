@@ -12,7 +12,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.records import Dealt
 from transfer_queue.core.jobs import Jobs
-from transfer_queue.core.transitions.apply import apply_record
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock

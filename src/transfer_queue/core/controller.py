@@ -6,7 +6,7 @@
     on_outcome(number, outcome, now)            an effect with a number of a job was carried out
     settle_further()                            the effects so far were carried out, and the event has more of them
 
-Each event is decided as records, which are applied (`core.transitions.apply`), and as effects for the server. Every
+Each event is decided as records, which are applied (`core.appliers`), and as effects for the server. Every
 request gets exactly one reply. The reply to a mutation is kept in the state until the client says that it has the
 reply, so the same request on a new connection gets the same reply. A request that waits is answered by the event that
 completes it, in order of arrival per (partition, task).

@@ -99,9 +99,9 @@ def current_record(record: JournalRecord) -> r.AnyRecord:
     return present  # type: ignore[no-any-return]
 
 
-def _part(client: str, count: int, block: NewBlock | None, further: Sequence[NewBlock] = ()) -> r.PutPart:
+def _part(client: str, count: int, block: NewBlock | None, further: Sequence[NewBlock] = ()) -> r.WriterPart:
     """Return a put with the schemas of its blocks as lists, which may be in parts."""
-    return r.PutPart(client, count, [] if block is None else [with_schema(each) for each in (block, *further)])
+    return r.WriterPart(client, count, [] if block is None else [with_schema(each) for each in (block, *further)])
 
 
 def _of_reservation(old: RowsReserved) -> r.SamplesPut:

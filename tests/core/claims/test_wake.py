@@ -13,7 +13,7 @@ from harness import Harness, column
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.claims import claim_handler, wake
+from transfer_queue.core.claims import wake
 from transfer_queue.core.events.records import Dealt, RepliesSent, ReplySent
 from transfer_queue.messages.claims import Ack, Claim
 from transfer_queue.messages.partitions import Seal
@@ -271,7 +271,7 @@ def test_the_first_replies_of_an_event_come_first_and_a_later_claim_is_behind_al
 
 
 def test_replies_have_locations_unless_there_are_many_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim_handler, "PLACED", 3)
+    monkeypatch.setattr(answers, "PLACED", 3)
     h = Harness()
     for count, told in ((3, True), (4, False)):
         request = Claim("p", "t", ["x"], 2, wait=9.0, places=True)

@@ -280,7 +280,7 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
     new = _new_rows(state, partition, request.partition, count, request.pre_allocate)
     records = new.made
     if count:
-        part = r.PutPart(client, count)
+        part = r.WriterPart(client, count)
         records.append(
             r.SamplesPut(
                 request.partition, [part], new.first_index, count - new.taken, keys, joining.groups, taken=new.taken
@@ -335,7 +335,7 @@ def decide(state: State, puts: Sequence[tuple[str, Publish]]) -> DecidedPut:
     partition = state.partitions.get(request.partition)
     parts, are_next = [], True
     for client, put in puts:
-        part = r.PutPart(client, put.count, put.blocks)
+        part = r.WriterPart(client, put.count, put.blocks)
         are_next &= _check_put(state, partition, put, part)
         parts.append(part)
     if len(puts) > 1:
@@ -382,7 +382,7 @@ def decide(state: State, puts: Sequence[tuple[str, Publish]]) -> DecidedPut:
     return DecidedPut(records, indexes, positions is None and not joining.late, warning)
 
 
-def _check_put(state: State, partition: Partition | None, request: Publish, part: r.PutPart) -> bool:
+def _check_put(state: State, partition: Partition | None, request: Publish, part: r.WriterPart) -> bool:
     """Raise an error if a put is refused, whatever its rows are. Returns the result of `check_places`."""
     if part.client in state.fenced:
         raise ProtocolError("this writer was proven dead and its space was freed; put with a new client")

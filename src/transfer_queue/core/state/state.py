@@ -1,4 +1,4 @@
-"""The controller's whole state. Only `core.transitions.apply` changes it, live and on replay."""
+"""The controller's whole state. Only `core.appliers` changes it, live and on replay."""
 
 from __future__ import annotations
 
