@@ -23,7 +23,7 @@ from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.testing.cluster import arena_of
 
 __all__ = [
-    "CLOCK", "CONTROLLER", "AnyRecord", "Arena", "FaultyCluster", "Introduce", "JournalRecord", "Moved", "Parked", "Reading",
-    "StateLoaded", "Unparked", "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner",
+    "CLOCK", "CONTROLLER", "AnyRecord", "Arena", "FaultyCluster", "Introduce", "JournalRecord", "Moved", "Parked",
+    "Reading", "StateLoaded", "Unparked", "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner",
     "recover", "restored", "saved", "state_file",
 ]  # fmt: skip
