@@ -71,7 +71,7 @@ class Core:
                 outcome = effect.run()
                 self.work = time.thread_time() - began
                 began = time.thread_time()
-                effects = effects + self.controller.on_deal_computed(effect.number, outcome, self.now)
+                effects = effects + self.controller.on_outcome(effect.number, outcome, self.now)
                 took = max(took, time.thread_time() - began)
                 self.controller.take_records()
         while self.controller.context.services[Jobs].is_working():

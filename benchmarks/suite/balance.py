@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.harness.core_driver import Core, claim
 from benchmarks.harness.report import Row, Scale, against
-from transfer_queue.core.claims import batch_selection
+from transfer_queue.core.claims import deal
 from transfer_queue.sampler import SeqlenBalancedSampler
 from transfer_queue.sampler.balance import Cost, balance, imbalance, linear, pack, quadratic
 
@@ -128,14 +128,14 @@ def _long_deal(scale: Scale, size: int) -> Row:
     """Measure the longest event of the core in a deal of all rows to all ranks; reference: a deal within the loop."""
     groups, ranks = scale.pick((8192, 128), (64, 4))
     inside, _ = _deal(groups, ranks, size, 1 << 60)
-    longest, work = _deal(groups, ranks, size, batch_selection.LONG)
+    longest, work = _deal(groups, ranks, size, deal.LONG)
     what = f"longest event of a deal of {groups:,} groups of {size} to {ranks} ranks"
     return against(what, "ms", longest, inside, "within the loop", target=5.0, more={"the_work_ms": work})
 
 
 def _deal(groups: int, ranks: int, size: int, long: int) -> tuple[float, float]:
     """Return (the longest event, the work beside the loop) in milliseconds; best of three."""
-    before, batch_selection.LONG = batch_selection.LONG, long
+    before, deal.LONG = deal.LONG, long
     best = (float("inf"), 0.0)
     try:
         for _ in range(3):
@@ -149,5 +149,5 @@ def _deal(groups: int, ranks: int, size: int, long: int) -> tuple[float, float]:
             took, _ = core.send(claim("t", ("x",), batch=rows // ranks, sampling=sampling, wait=10.0))
             best = min(best, (took * 1e3, core.work * 1e3))
     finally:
-        batch_selection.LONG = before
+        deal.LONG = before
     return best

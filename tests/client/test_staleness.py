@@ -10,7 +10,7 @@ from test_checkpoints import load, save
 
 from simulated import Start, numbers
 from transfer_queue.client.checkpoint.checkpoint_folder import METADATA, write_json
-from transfer_queue.core.claims import batch_selection
+from transfer_queue.core.claims import deal
 from transfer_queue.errors import StalenessError
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, SequentialSampler
 from transfer_queue.testing import Client, Cluster
@@ -97,7 +97,7 @@ def test_no_claim_returns_a_sample_that_is_more_than_k_versions_old(start: Start
 
 def test_the_limit_at_the_put_alone_lets_older_samples_through(start: Start, monkeypatch):
     """It counts the version at the put, which is younger than the one that generated the sample."""
-    monkeypatch.setattr(batch_selection, "decide_stale", lambda *_: [])
+    monkeypatch.setattr(deal, "stale_rows", lambda *_: {})
     runs = [train(start(seed=seed, conf=POLLING), 1, seed) for seed in range(6)]
     assert max(max(ages) for ages, _ in runs) > 1
 

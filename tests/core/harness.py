@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import sameness
 
+from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
@@ -204,6 +205,7 @@ class Harness:
                         self.freed.append(place)
         self.records += self.controller.take_records()
         check_invariants(self.state)
+        self.controller.context.services[Plans].check(self.state.partitions)
         if self.asks and not self.asks_wait:
             self.answer()
 
@@ -317,7 +319,7 @@ class Harness:
             outcome = work.run()
         except Exception as error:
             outcome = error
-        self.take(self.controller.on_deal_computed(work.number, outcome, self.now))
+        self.take(self.controller.on_outcome(work.number, outcome, self.now))
 
     def tick(self, now: float) -> None:
         """Time passes."""

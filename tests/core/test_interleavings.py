@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from transfer_queue.core.absent_holders import ABSENCE_SECONDS
-from transfer_queue.core.claims import batch_selection
+from transfer_queue.core.claims import deal as claim_deal
+from transfer_queue.core.claims.background_deals import LongDeals
 from transfer_queue.core.events.records import Dealt, HandedOver, LeaseEnded, PassedOver
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, Nack, ResetConsumption
@@ -149,7 +150,7 @@ class Interleavings(RuleBasedStateMachine):
     @initialize(name=st.sampled_from(sorted(SAMPLERS)))
     def start(self, name: str) -> None:
         self.sampler = name.split()[0]
-        batch_selection.LONG = 0 if name == "balanced later" else 512  # every deal takes a while
+        claim_deal.LONG = 0 if name == "balanced later" else 512  # every deal takes a while
         self.h = Harness(SAMPLERS[name]())
         self.model: dict[str, Model] = {}
         self.seen = len(self.h.records)
@@ -635,7 +636,7 @@ class Interleavings(RuleBasedStateMachine):
         for (client, sequence), claim in self.waiting.items():
             assert self.h.parked(sequence, client)
             model = self.model.get(claim.partition)
-            if model is None or self.h.controller.context.background_deals.is_computing(claim.partition, claim.task):
+            if model is None or (claim.partition, claim.task) in self.h.controller.context.services[LongDeals].is_stale:
                 continue
             assert claim.wait is not None, "only a deal under way keeps it"
             ready = model.ready(claim.task, claim.fields)
@@ -703,7 +704,7 @@ class Interleavings(RuleBasedStateMachine):
                 assert [place[field] for place in found] == [model.rows[i].values[field] for i in rows]
 
     def teardown(self) -> None:
-        batch_selection.LONG = 512
+        claim_deal.LONG = 512
         if hasattr(self, "h"):
             while self.h.works:
                 self.work()

@@ -295,7 +295,7 @@ class Life:
         self.take(self.controller.tick(self.now))
         while self.works:
             work = self.works.pop(0)
-            self.take(self.controller.on_deal_computed(work.number, work.run(), self.now))
+            self.take(self.controller.on_outcome(work.number, work.run(), self.now))
 
     def numbers(self) -> list[int]:
         """Return the numbers that have a meaning in this run."""

@@ -5,7 +5,7 @@ A module or a name that moves is changed here, and nowhere else in this folder.
 
 from tests.simulation import faulty_cluster
 from tests.simulation.faulty_cluster import CLOCK, FaultyCluster
-from transfer_queue.core.control import connections as departures
+from transfer_queue.core import connections as departures
 from transfer_queue.core.earlier import JournalRecord
 from transfer_queue.core.events.records import AnyRecord, StateLoaded, Unparked
 from transfer_queue.core.events.records import BlocksMoved as Moved
@@ -24,6 +24,6 @@ from transfer_queue.testing.cluster import arena_of
 
 __all__ = [
     "CLOCK", "CONTROLLER", "AnyRecord", "Arena", "FaultyCluster", "Introduce", "JournalRecord", "Moved", "Parked",
-    "Reading", "StateLoaded", "Unparked", "arena_of", "change_feed", "departures", "faulty_cluster", "migration_planner",
-    "recover", "restored", "saved", "state_file",
+    "Reading", "StateLoaded", "Unparked", "arena_of", "change_feed", "departures", "faulty_cluster",
+    "migration_planner", "recover", "restored", "saved", "state_file",
 ]  # fmt: skip

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from simulated import Start, numbers
-from transfer_queue.core.claims import batch_selection
+from transfer_queue.core.claims import deal
+from transfer_queue.core.claims.background_deals import LongDeals
 from transfer_queue.core.events.records import ConsumptionForgotten, Dealt, PartitionDropped
 from transfer_queue.errors import BatchGoneError
 from transfer_queue.metadata import BatchMeta
@@ -35,7 +36,7 @@ def upset(cluster: Cluster, client: Client, draw: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_meanwhile(start: Start, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(batch_selection, "LONG", 2)
+    monkeypatch.setattr(deal, "LONG", 2)
     draw = random.Random(seed)
     cluster = start(seed=seed, sampler=SeqlenBalancedSampler(GROUP, RANKS))
     readers = [cluster.client(f"r{rank}") for rank in range(RANKS)]
@@ -55,8 +56,8 @@ def test_whatever_happens_meanwhile(start: Start, monkeypatch: pytest.MonkeyPatc
         assert task.done, "a reader was never answered"
         assert task.error is None or isinstance(task.error, BatchGoneError)
     assert (
-        len(cluster.controller.context.background_deals),
-        cluster.controller.context.background_deals.begun > 0,
+        len(cluster.controller.context.services[LongDeals].is_stale),
+        cluster.controller.context.services[LongDeals].begun > 0,
     ) == (0, True)
     dealt: set[int] = set()
     for record in cluster.records:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,13 +16,12 @@ from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.core.claims import lease_decisions
+from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim
 from transfer_queue.core.events.effects import Effect, FreeExtents
-from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.journal import terms
 from transfer_queue.journal.terms import Term, Terms
-from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.reports.unit_reports import ReleaseExtents
 from transfer_queue.net.notices import Notices
 from transfer_queue.node.controller.controller_service import ControllerService
@@ -79,8 +78,10 @@ def test_space_taken_back_from_a_silent_writer(monkeypatch: pytest.MonkeyPatch) 
 def test_batches_that_are_over_when_the_controller_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     grant = lease_decisions.grant
 
-    def forget(state: State, partition: Partition, client: str, claim: Claim, *others: Any) -> Any:
-        return grant(state, partition, client, msgspec.structs.replace(claim, hand_over=False), *others)
+    def forget(state: State, plan: ClaimPlan, claims: Sequence[OpenClaim], *others: Any) -> Any:
+        asked = [msgspec.structs.replace(each.claim, hand_over=False) for each in claims]
+        forgotten = [msgspec.structs.replace(each, claim=claim) for each, claim in zip(claims, asked, strict=True)]
+        return grant(state, plan, forgotten, *others)
 
     monkeypatch.setattr(lease_decisions, "grant", forget)
     words = str(found({"break": 1, "kill_one": 1}))

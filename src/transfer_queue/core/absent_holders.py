@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from transfer_queue.core.claims import lease_decisions
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.locks import lock_decisions
-from transfer_queue.core.service import Service, observes
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.state import State
 
@@ -27,7 +26,7 @@ ABSENCE_SECONDS = 30.0
 """Seconds without a connection after which a client whose process cannot be checked has handed over nothing more."""
 
 
-class AbsentHolders(Service):
+class AbsentHolders(CoreService):
     """The clients without a connection that hold locks, batches that they have not handed over, or reserved rows.
 
     A client that has lost its connections may still be alive, so the end of a connection alone ends nothing. Whether
@@ -35,7 +34,7 @@ class AbsentHolders(Service):
     leases, and their batches after ABSENCE_SECONDS.
     """
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         """Check the holders of a restored state, which have no connection yet."""
         super().__init__(context)
         self._state = context.state
@@ -50,8 +49,8 @@ class AbsentHolders(Service):
                 self._note_disconnected(client)
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return bool(_holders(context.state))
 
     def note_holder(self, client: str) -> None:
@@ -67,7 +66,7 @@ class AbsentHolders(Service):
         self._checks[client] = self.context.now + seconds, seconds
 
     def on_client_left(self, client: str, announced: bool) -> list[Effect]:
-        """See `Service.on_client_left`. A client that closes hands over nothing more."""
+        """See `CoreService.on_client_left`. A client that closes hands over nothing more."""
         if announced:
             self._end_holds(client, "left")
         self._note_disconnected(client)
@@ -85,7 +84,7 @@ class AbsentHolders(Service):
         return self._checks.keys()
 
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
+        """See `CoreService.next_due`."""
         return min(when for when, _ in self._checks.values()) if self._checks else None
 
     def on_due(self) -> list[Effect]:

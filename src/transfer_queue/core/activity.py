@@ -27,9 +27,8 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
-from transfer_queue.core.service import Service, observes
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
@@ -44,10 +43,10 @@ Consumer = tuple[str, str, int]  # partition, task, dp_rank
 _ACTS = (Publish, Reserve, ClearRows, ClearKeys, Drop, SetPolicyVersion, ResetConsumption, Watch)
 
 
-class Activity(Service):
+class Activity(CoreService):
     """The clients that may still make space or rows."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         """Begin. What the clients of a controller before this one have done is not known, so each may act anywhere."""
         super().__init__(context)
         everywhere = context.state.partitions
@@ -65,8 +64,8 @@ class Activity(Service):
         """Unit -> how many times it was told to free extents."""
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`. It runs always, because it needs to have seen all requests."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`. It runs always, because it needs to have seen all requests."""
         return True
 
     @observes(*_ACTS)
@@ -90,13 +89,13 @@ class Activity(Service):
         self.busy.get(client, set()).discard(consumer)
 
     def on_client_gone(self, client: str) -> None:
-        """See `Service.on_client_gone`."""
+        """See `CoreService.on_client_gone`."""
         self.actors.pop(client, None)
         self.watchers.pop(client, None)
         self.busy.pop(client, None)
 
     def on_unit_gone(self, unit: int) -> None:
-        """See `Service.on_unit_gone`."""
+        """See `CoreService.on_unit_gone`."""
         self.short.pop(unit, None)
 
     @observes(r.PartitionDropped)

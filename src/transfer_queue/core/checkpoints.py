@@ -21,13 +21,13 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from transfer_queue.core.claims import lease_decisions
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.claims.claim_handler import SamplerCalls
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Release, RemoveState, WriteState
 from transfer_queue.core.events.registry import Begin, Caller, Decision, Ends, GivenUpError, Steps, Work, handles
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.samplers.sampler_states import load_states, save_states
-from transfer_queue.core.service import Service
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import check_field_numbers, load_untrusted, save_checked
@@ -118,10 +118,10 @@ class _Save:
         """Whether the file is complete. Until then, the job of the save looks after it."""
 
 
-class Checkpoints(Service, Container[ExtentKey]):
+class Checkpoints(CoreService, Container[ExtentKey]):
     """The saves under way. It contains exactly the extents that a save needs."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.saves: dict[str, _Save] = {}
         """Name of the state file -> save."""
@@ -130,11 +130,11 @@ class Checkpoints(Service, Container[ExtentKey]):
         return any(extent in save.extents for save in self.saves.values())
 
     def is_working(self) -> bool:
-        """See `Service.is_working`. The end of a save frees extents."""
+        """See `CoreService.is_working`. The end of a save frees extents."""
         return bool(self.saves)
 
     def on_client_left(self, client: str, announced: bool) -> list[Effect]:
-        """See `Service.on_client_left`. Its saves end."""
+        """See `CoreService.on_client_left`. Its saves end."""
         gone = [name for name, save in self.saves.items() if save.client == client and save.is_written]
         for name in gone:
             del self.saves[name]
@@ -142,9 +142,7 @@ class Checkpoints(Service, Container[ExtentKey]):
 
 
 @handles(BeginCheckpoint)
-def handle_begin_checkpoint(
-    context: ControllerContext, caller: Caller, request: BeginCheckpoint
-) -> BeginCheckpointReply | Begin:
+def handle_begin_checkpoint(context: Context, caller: Caller, request: BeginCheckpoint) -> BeginCheckpointReply | Begin:
     """Begin to save the state."""
     name = check_file_name(request.name)
     known = context.services[Checkpoints].saves.get(name)
@@ -155,10 +153,10 @@ def handle_begin_checkpoint(
     return known.reply
 
 
-def _save(context: ControllerContext, client: str, name: str) -> Steps:
+def _save(context: Context, client: str, name: str) -> Steps:
     """Write the state, with the states of users' samplers by pattern, "" for the system's sampler."""
     samplers, saves = context.samplers.of_users, context.services[Checkpoints].saves
-    states = yield from save_states(context.sampler_calls, samplers)
+    states = yield from save_states(context.services[SamplerCalls], samplers)
     forms = {pattern: {"name": samplers[pattern].name, "state": state} for pattern, state in states.items()}
     for record in lease_decisions.settle_unseen(context.state, context.config.handed_over):
         context.log.apply(record)
@@ -192,7 +190,7 @@ def _save(context: ControllerContext, client: str, name: str) -> Steps:
     return reply
 
 
-def _origin(context: ControllerContext) -> str:
+def _origin(context: Context) -> str:
     """Return a string that is equal for two saves only if equal block numbers in them mean the same block.
 
     It stays equal when the controller restarts: everything that a client saves is in the journal before, so a number
@@ -205,7 +203,7 @@ def _origin(context: ControllerContext) -> str:
 
 
 @handles(EndCheckpoint)
-def handle_end_checkpoint(context: ControllerContext, caller: Caller, request: EndCheckpoint) -> Done:
+def handle_end_checkpoint(context: Context, caller: Caller, request: EndCheckpoint) -> Done:
     """End a save. The reply is True if all values of the saved state were kept until now."""
     name, saves = check_file_name(request.name), context.services[Checkpoints].saves
     save = saves.get(name)
@@ -216,7 +214,7 @@ def handle_end_checkpoint(context: ControllerContext, caller: Caller, request: E
     return Done(True)
 
 
-def record_of(context: ControllerContext, read: SavedState) -> r.StateLoaded:
+def record_of(context: Context, read: SavedState) -> r.StateLoaded:
     """Return the record that replaces the state by a saved one. Raises CheckpointError if it cannot be loaded."""
     tree = read.tree
     if tree.get("format") != FORMAT:
@@ -232,13 +230,13 @@ def record_of(context: ControllerContext, read: SavedState) -> r.StateLoaded:
 
 
 @handles(LoadState)
-def handle_load_state(context: ControllerContext, caller: Caller, request: LoadState) -> Begin:
+def handle_load_state(context: Context, caller: Caller, request: LoadState) -> Begin:
     """Load a state."""
     check_file_name(request.name)
     return Begin(_load(context, request), Ends.WITH_CLIENT)
 
 
-def _load(context: ControllerContext, request: LoadState) -> Steps:
+def _load(context: Context, request: LoadState) -> Steps:
     """Load the state of a file. If anything goes wrong, or the client is gone before the end, nothing changes."""
     watched, found = list(context.state.watched), None
     try:
@@ -266,21 +264,21 @@ def _load(context: ControllerContext, request: LoadState) -> Steps:
 
 
 def _replace_with_samplers(
-    context: ControllerContext, record: r.StateLoaded, found: SavedState, states: dict[str, bytes]
+    context: Context, record: r.StateLoaded, found: SavedState, states: dict[str, bytes]
 ) -> Steps:
     """Replace the state and those of users' samplers, by pattern. If one refuses its part, all get theirs back."""
     samplers = {pattern: sampler for pattern, sampler in context.samplers.of_users.items() if pattern in states}
-    before = yield from save_states(context.sampler_calls, samplers)
+    before = yield from save_states(context.services[SamplerCalls], samplers)
     try:
-        yield from load_states(context.sampler_calls, samplers, states)
+        yield from load_states(context.services[SamplerCalls], samplers, states)
         return _replace_state(context, record, found)
     except (TransferQueueError, GivenUpError):
-        restore = load_states(context.sampler_calls, samplers, before)
+        restore = load_states(context.services[SamplerCalls], samplers, before)
         context.emit(*context.services[Jobs].begin(restore, object()))
         raise
 
 
-def _replace_state(context: ControllerContext, record: r.StateLoaded, found: SavedState) -> Decision:
+def _replace_state(context: Context, record: r.StateLoaded, found: SavedState) -> Decision:
     """Replace the state of the controller by a saved one."""
     before = list(context.state.partitions.values())
     context.state.prepared = (record, found.tree, found.state)
@@ -294,7 +292,7 @@ def _replace_state(context: ControllerContext, record: r.StateLoaded, found: Sav
     return Decision([], lambda: Done(epoch))
 
 
-def _merge_state(context: ControllerContext, loaded: r.StateLoaded, found: SavedState) -> Decision:
+def _merge_state(context: Context, loaded: r.StateLoaded, found: SavedState) -> Decision:
     """Add the partitions of a saved state to the controller's state."""
     check_merge(context.state, found.state)
     names = list(found.state.partitions)
@@ -310,10 +308,11 @@ def _merge_state(context: ControllerContext, loaded: r.StateLoaded, found: Saved
     return Decision([], lambda: Done(epoch))
 
 
-def _forget_replaced(context: ControllerContext, before: list[Partition]) -> None:
+def _forget_replaced(context: Context, before: list[Partition]) -> None:
     """Forget what the controller knew of these partitions, whose place a loaded state has taken."""
-    context.background_deals.mark_all_stale()
-    context.sampler_calls.void()
+    calls = context.services.get(SamplerCalls)
+    if calls is not None:
+        calls.void()
     context.samplers.warned.clear()
     for name in dict.fromkeys([*(partition.name for partition in before), *context.state.partitions]):
         context.changes.changes_of(name).everything = True

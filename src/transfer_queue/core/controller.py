@@ -3,7 +3,6 @@
     handle(client, peer, envelope, now)         a request arrived on connection `peer` of `client`
     on_disconnect(client, peer, now)            that connection ended
     tick(now)                                   a deadline may have come (see next_deadline)
-    on_deal_computed(number, outcome, now)      an effect `ComputeDeal` was carried out
     on_outcome(number, outcome, now)            an effect with a number of a job was carried out
     settle_further()                            the effects so far were carried out, and the event has more of them
 
@@ -25,24 +24,22 @@ from typing import Any
 import msgspec
 
 from transfer_queue.core.claims import claim_handler
+from transfer_queue.core.claims.claim_handler import SamplerCalls
 from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.epochs import check_epoch
-from transfer_queue.core.control.measures import LeaseCounts
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
-from transfer_queue.core.events.registry import READS, Begin, Caller, Decision, ParkDecision, handler
+from transfer_queue.core.events.registry import HANDLERS, OF_AN_EPOCH, READS, Begin, Caller, Decision, ParkDecision
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.puts import decide
 from transfer_queue.core.reports import status
-from transfer_queue.core.samplers.remote_calls import hosted_runner
 from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
 from transfer_queue.core.services import SERVICES
 from transfer_queue.core.state.state import State
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.wakeups import Wakeups
-from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError
-from transfer_queue.messages.claims import Claim, ReportBatches
+from transfer_queue.errors import ProtocolError, TransferQueueError
+from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import NOTICE, AnyRequest, RequestEnvelope
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
@@ -62,25 +59,18 @@ class Controller:
         self.state = state = State(config.capacity) if restored is None else restored
         """The state of the system."""
         state.lease_key = config.lease_key
-        self.context = context = ControllerContext(config, state, now, SERVICES)
+        self.context = context = Context(config, state, now, SERVICES)
         state.watched = watched_tags(*context.samplers.all)
-        context.log.observe(LeaseCounts.RECORDS, context.measures.lease_counts.count_record)
-        context.log.observe(
-            [r.ConsumptionForgotten], lambda record: context.background_deals.mark_stale(record.partition, record.task)
-        )
-        context.log.observe([r.PartitionDropped], lambda record: context.samplers.warned.discard(record.partition))
         context.log.observe([r.StateLoaded, r.StateMerged], lambda record: context.services.start_needed())
         context.services.start_needed()
+        self.take_records = context.log.take
+        """Returns the records that were applied since the last call, for the journal."""
         self._wakeups = context.services[Wakeups]
         self._hooks = context.services.with_hook
         self._observers = context.services.requests
         self._due: float | None = None
         self._is_due_known = False
         """Whether `_due` is the next deadline. What an event changes may change it; requests of READS do not."""
-
-    def take_records(self) -> list[r.AnyRecord]:
-        """Return the records that were applied since the last call, for the journal."""
-        return self.context.log.take()
 
     # ------------------------------------------------------------ events
 
@@ -135,9 +125,11 @@ class Controller:
             context.services[TimelineRecorder].note_reads(client, envelope.reads)
         caller = Caller(client, peer, envelope)
         try:
-            if type(request) in READS:
-                check_epoch(state, request)
-                reply: Any = handler(type(request))(context, caller, request)
+            kind = type(request)
+            if kind in READS:
+                if kind in OF_AN_EPOCH:
+                    state.check_epoch(request)
+                reply: Any = HANDLERS[kind](context, caller, request)
                 effects = [Send(peer, sequence, reply)]
                 return effects if report is None else self._settle_after(effects)
             effects = self.change(caller, request)
@@ -219,39 +211,15 @@ class Controller:
         self.context.log.now, self._is_due_known = now, False
         return self._wakeups.on_due()
 
-    def on_deal_computed(self, number: int, outcome: Any, now: float) -> list[Effect]:
-        """A long deal was computed.
-
-        The claim that began it gets the deal if the deal is still possible. Otherwise the claim is decided again, like
-        all others of its task that wait.
-
-        Args:
-            number: The number in `ComputeDeal`.
-            outcome: The result of `ComputeDeal.run`, or the exception that it raised.
-            now: The time on the controller's clock.
-        """
-        before, context = self._finish_last(), self.context
-        context.log.now = now
-        job = context.background_deals.end(number)
-        effects: list[Effect] = []
-        waiting = context.state.waiting.by_waiter.get(job.waiter)
-        if waiting is not None and isinstance(outcome, BaseException):
-            error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a deal failed: {outcome!r}")
-            effects = context.refuse(waiting, error)
-        elif waiting is not None:
-            effects = claim_handler.retry_claim(context, waiting, job.validate_shares(outcome))
-        context.changes.changes_of(job.partition.name).tasks |= {job.task}
-        return before + self._settle_after(effects)
-
     def on_sampler_answer(self, number: int, outcome: Any, now: float) -> list[Effect]:
         """The process of a user's sampler answered a call. outcome: see `AskSampler`."""
         before = self._finish_last()
         self.context.log.now = now
-        return before + self._settle_after(self.context.sampler_calls.on_answer(self.context, number, outcome))
+        return before + self._settle_after(self.context.services[SamplerCalls].on_answer(number, outcome))
 
     def answer_sampler_read(self, number: int, question: Question) -> ViewReply:
         """Return the reply to what a user's sampler reads during a call."""
-        return self.context.sampler_calls.answer_read(self.context, number, question)
+        return self.context.services[SamplerCalls].answer_read(number, question)
 
     def on_outcome(self, number: int, outcome: Any, now: float) -> list[Effect]:
         """What a job waits for has happened. number: that of the effect; outcome: see the effect."""
@@ -261,17 +229,7 @@ class Controller:
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
-        before, context = self._finish_last(), self.context
-        former = hosted_runner(context.samplers.default)
-        context.samplers.replace_default(sampler)
-        effects = context.sampler_calls.replace(former)
-        context.state.watched = watched_tags(*context.samplers.all)
-        for waiting in list(context.state.waiting.by_waiter.values()):
-            if isinstance(waiting.request, Claim):
-                effects += claim_handler.recheck_claim(context, waiting)
-        for name in {**context.state.partitions, **context.state.waiting.claims}:  # claims may wait for new partitions
-            context.changes.changes_of(name).everything = True
-        return before + self._settle_after(effects)
+        return self._finish_last() + self._settle_after(claim_handler.use_sampler(self.context, sampler))
 
     # ------------------------------------------------------------ requests
 
@@ -282,9 +240,13 @@ class Controller:
             TransferQueueError: The request is refused.
         """
         context = self.context
-        check_epoch(self.state, request)
-        handle = handler(type(request))
-        for observe in self._observers.get(type(request), ()):
+        kind = type(request)
+        handle = HANDLERS.get(kind)
+        if handle is None:
+            raise ProtocolError(f"{kind.__name__} is not a request to a controller")
+        if kind in OF_AN_EPOCH:
+            self.state.check_epoch(request)
+        for observe in self._observers.get(kind, ()):
             observe(caller.client, request)
         jobs = context.services.get(Jobs)
         if jobs is not None and jobs.attach(caller):
@@ -303,7 +265,7 @@ class Controller:
 
     def _report(self, caller: Caller, report: ReportBatches) -> None:
         """Carry out a report that came with another request, and says only what was handed over."""
-        handler(ReportBatches)(self.context, caller, report)
+        HANDLERS[ReportBatches](self.context, caller, report)
 
     def status(self, now: float) -> SystemStatus:
         """Return the progress of every partition, and the counters."""

@@ -1,7 +1,7 @@
 """Work that takes several turns of the controller, so that it serves other requests in between.
 
 A job is a generator. A handler that returns one begins it; the value that the generator returns is the reply, and an
-error of the tree is one, too. What it yields says when it goes on:
+error of the tree is one, too. A job of no request returns effects. What it yields says when it goes on:
 
     None              in another turn; each turn does one step of one job
     `Until(time)`     after each event, and at this time at the latest
@@ -24,11 +24,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, Ends, GivenUpError, Steps, Until
-from transfer_queue.core.service import Service
 from transfer_queue.errors import TransferQueueError
+
+_AT_ONCE = Until(-math.inf)
 
 
 @dataclass(eq=False)
@@ -37,14 +38,14 @@ class _Job:
     steps: Steps
     ends: Ends
     caller: Caller | None
-    until: float = -math.inf
+    until: Until = _AT_ONCE
     is_given_up: bool = False
 
 
-class Jobs(Service):
+class Jobs(CoreService):
     """The jobs that are under way."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._by_key: dict[Hashable, _Job] = {}
         """What a job is for -> the job. A job of a request has its client and sequence as key."""
@@ -75,9 +76,14 @@ class Jobs(Service):
         job.caller, job.is_given_up = job.caller.with_newest_peer(caller.peer), False
         return True
 
+    def describe(self, key: Hashable) -> str:
+        """Return what a job waits for; "" if it does not wait, or there is none."""
+        job = self._by_key.get(key)
+        return "" if job is None else job.until.text
+
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
-        return self.context.now if self._ready else min((job.until for job in self._resting), default=None)
+        """See `CoreService.next_due`."""
+        return self.context.now if self._ready else min((job.until.time for job in self._resting), default=None)
 
     def on_due(self) -> list[Effect]:
         """Do one step of the next job."""
@@ -98,19 +104,20 @@ class Jobs(Service):
         return self._step(job, outcome)
 
     def is_working(self) -> bool:
-        """See `Service.is_working`. A job that rests waits for others, and one that waits for an outcome may be long."""
+        """See `CoreService.is_working`. A job that rests waits for others."""
         return bool(self._ready)
 
     def on_connection_ended(self, client: str, peer: int) -> None:
-        """See `Service.on_connection_ended`."""
+        """See `CoreService.on_connection_ended`."""
         for job in list(self._by_key.values()):
             caller = job.caller
-            if caller is not None and job.ends is Ends.WITH_CONNECTION and caller.client == client:
-                if caller.peer == peer:
-                    self._give_up(job)
+            if caller is None or job.ends is not Ends.WITH_CONNECTION:
+                continue
+            if (caller.client, caller.peer) == (client, peer):
+                self._give_up(job)
 
     def on_client_left(self, client: str, announced: bool) -> list[Effect]:
-        """See `Service.on_client_left`."""
+        """See `CoreService.on_client_left`."""
         for job in list(self._by_key.values()):
             if job.caller is not None and job.ends is Ends.WITH_CLIENT and job.caller.client == client:
                 self._give_up(job)
@@ -130,7 +137,9 @@ class Jobs(Service):
             yielded = job.steps.send(outcome) if error is None else job.steps.throw(error)
         except StopIteration as end:
             del self._by_key[job.key]
-            return [] if caller is None or job.is_given_up else self._answer(caller, end.value)
+            if caller is None:
+                return end.value or []
+            return [] if job.is_given_up else self._answer(caller, end.value)
         except GivenUpError:
             del self._by_key[job.key]
             return []
@@ -144,7 +153,7 @@ class Jobs(Service):
         if yielded is None:
             self._ready.append(job)
         elif isinstance(yielded, Until):
-            job.until = yielded.time
+            job.until = yielded
             self._resting.append(job)
         else:
             number = next(self._numbers)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from transfer_queue.core import absent_holders, activity, checkpoints, jobs, wakeups
-from transfer_queue.core.claims import claim_handler, consumption_handlers, lease_deadlines, sampler_registration
-from transfer_queue.core.control import connections
+from transfer_queue.core import absent_holders, activity, checkpoints, jobs, reconnect_grace, wakeups
+from transfer_queue.core.claims import background_deals, claim_handler, consumption_handlers, lease_deadlines, plan
+from transfer_queue.core.context import CoreService
 from transfer_queue.core.locks import lock_handlers
 from transfer_queue.core.puts import clears, decide, equal_values, partitions, retention
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
@@ -22,15 +22,14 @@ from transfer_queue.core.reports import (
     stuck_samples,
     wait_reasons,
 )
-from transfer_queue.core.service import Service
 from transfer_queue.core.timeline import abandoned_samples, recorder, timeline_handlers
-from transfer_queue.core.units import migration_planner, mirror_writer, store_servers, unit_drains, unit_handlers
+from transfer_queue.core.units import migration_planner, mirror_writer, mover, store_servers, unit_handlers
 
 FEATURES: tuple[ModuleType, ...] = (
     recorder,
     timeline_handlers,
     abandoned_samples,
-    connections,
+    reconnect_grace,
     checkpoints,
     activity,
     lease_deadlines,
@@ -43,17 +42,18 @@ FEATURES: tuple[ModuleType, ...] = (
     partitions,
     clears,
     equal_values,
+    background_deals,
     claim_handler,
     consumption_handlers,
-    sampler_registration,
+    plan,
     batch_metadata,
     change_answers,
     column_counts,
     partition_view,
     value_locations,
+    mover,
     migration_planner,
     unit_handlers,
-    unit_drains,
     deadlock_detector,
     mirror_writer,
     store_servers,
@@ -64,10 +64,10 @@ FEATURES: tuple[ModuleType, ...] = (
     wait_reasons,
 )
 
-SERVICES: tuple[type[Service], ...] = tuple(
+SERVICES: tuple[type[CoreService], ...] = tuple(
     found
     for module in FEATURES
     for found in vars(module).values()
-    if isinstance(found, type) and issubclass(found, Service) and found.__module__ == module.__name__
+    if isinstance(found, type) and issubclass(found, CoreService) and found.__module__ == module.__name__
 )
 """The services of the features."""

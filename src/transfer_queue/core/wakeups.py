@@ -1,26 +1,24 @@
 """Looks at the requests that wait, after every event: meets those that can be met now, and ends those that cannot.
 
-`claims.wakeup_filter` selects the claims that are worth another look. Equal claims are decided together.
+`claims.wake` selects the claims that are worth another look. Equal claims are decided together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transfer_queue.core.claims import claim_batching, claim_handler
-from transfer_queue.core.claims.wakeup_filter import all_claims, claims_to_retry
-from transfer_queue.core.control.change_log import ChangeSet
-from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.change_log import ChangeSet
+from transfer_queue.core.claims import claim_handler
+from transfer_queue.core.claims.plan import Plans
+from transfer_queue.core.claims.wake import Wake
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
-from transfer_queue.core.events.registry import Caller, Decision, handler
+from transfer_queue.core.events.registry import HANDLERS, Caller, Decision
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import change_answers
 from transfer_queue.core.reports.explain import timeout_words
-from transfer_queue.core.samplers import claim_samplers
-from transfer_queue.core.service import Service
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
@@ -35,20 +33,22 @@ from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
 
-class Wakeups(Service):
+class Wakeups(CoreService):
     """Meets and ends the requests that wait."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._part = context.config.part
         self._on_changed = context.services.with_hook["on_partition_changed"]
+        self._when_settled = context.services.with_hook["when_settled"]
+        self._on_unneeded = context.services.with_hook["on_extents_unneeded"]
         self._after_event = context.services.with_hook["after_event"]
         self.left: Iterator[list[Effect]] | None = None
         """What `settle` has left to `settle_further`, which must be done before the next event; None: nothing."""
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return True
 
     def settle(self) -> list[Effect]:
@@ -68,13 +68,11 @@ class Wakeups(Service):
                     for service in self._on_changed:
                         service.on_partition_changed(partition)
                     partition.gained.clear()
-            effects += context.sampler_calls.start_next(context)
+            for service in self._when_settled:
+                effects += service.when_settled()
             if not changes:
                 break
-        for service in self._after_event:
-            effects += service.after_event()
-        emitted, context.emitted = context.emitted, []
-        return effects + emitted
+        return effects + self._end()
 
     def settle_further(self, part: int | None) -> list[Effect]:
         """Continue what `settle` has left, until there are at least `part` effects. None: until the end."""
@@ -94,26 +92,32 @@ class Wakeups(Service):
             while changes:
                 name, change = changes.popitem()
                 yield from self._meet(name, state.partitions.get(name), change)
-            effects = context.sampler_calls.start_next(context)
-            if effects:
-                yield effects
+            for service in self._when_settled:
+                yield service.when_settled()
             if not changes:
                 break
+        yield self._end()
+
+    def _end(self) -> list[Effect]:
+        """Return the effects of what is done after all requests that can be met."""
+        effects, self.context.emitted = self.context.emitted, []
+        if self.context.state.blocks.untold:
+            for service in self._on_unneeded:
+                effects += service.on_extents_unneeded()
         for service in self._after_event:
-            yield service.after_event()
-        emitted, context.emitted = context.emitted, []
-        yield emitted
+            effects += service.after_event()
+        return effects
 
     def retry(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a request that waits."""
         if isinstance(waiting.request, Watch):
             return self._retry_watch(waiting)
         if isinstance(waiting.request, Claim):
-            return claim_handler.retry_claim(self.context, waiting)
+            return claim_handler.retry_claims(self.context, [waiting])
         return self._retry_decision(waiting)
 
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
+        """See `CoreService.next_due`."""
         return self.context.state.waiting.next_deadline()
 
     def on_due(self) -> list[Effect]:
@@ -132,7 +136,7 @@ class Wakeups(Service):
         return effects
 
     def on_connection_ended(self, client: str, peer: int) -> None:
-        """See `Service.on_connection_ended`. What waits on it is cancelled before anything can meet it."""
+        """See `CoreService.on_connection_ended`. What waits on it is cancelled before anything can meet it."""
         self.context.parked.cancel(client, peer)
 
     def on_client_gone(self, client: str) -> None:
@@ -175,15 +179,9 @@ class Wakeups(Service):
             first = next(iter(queue.claims.values()), None)
             if partition and first and claim_handler.needs_indexes(context, partition, first.claim):
                 continue  # all claims of the task are looked at when the index is built
-            if partition is None or change.everything or task in change.tasks:
-                worth = all_claims(context.samplers, partition, queue, peers)
-            else:
-                shares = change.shares.get(task, ())
-                consumed = task in change.consumed
-                grown = change.joined or task in gained
-                worth = claims_to_retry(context.samplers, partition, task, queue, grown, shares, consumed, peers)
-            for some in worth:
-                yield self.retry(some[0]) if len(some) == 1 else claim_batching.meet_together(context, some)
+            wake = Wake(context.services[Plans], partition, task, queue, peers)
+            for some in wake.claims_to_retry(change, task in gained):
+                yield claim_handler.retry_claims(context, some)
         if waiting_for.space and (change.everything or change.space or limits.admits_rows(partition)):
             for waiting in list(waiting_for.space.values()):
                 assert isinstance(waiting.request, (Publish, Reserve))
@@ -213,8 +211,8 @@ class Wakeups(Service):
             return []
         caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
         try:
-            check_epoch(context.state, waiting.request)
-            decision = handler(type(waiting.request))(context, caller, waiting.request)
+            context.state.check_epoch(waiting.request)
+            decision = HANDLERS[type(waiting.request)](context, caller, waiting.request)
             if not isinstance(decision, Decision):
                 return []  # the request still cannot be met
             context.parked.unpark(waiting.waiter)
@@ -233,10 +231,10 @@ class Wakeups(Service):
         if isinstance(request, Claim):
             if request.probe or request.quiet:
                 return claim_handler.empty_reply(context, request, ended=False)
-            sampler = context.samplers.sampler_for(request, context.state.partitions.get(request.partition))
+            plan = context.services[Plans].of(context.state.partitions.get(request.partition), request)
             waited = request.waited + now - waiting.since
             abandoned = context.services[AbandonedSamples].find(request.partition)
-            words = timeout_words(context.state, request, waited, claim_samplers.group_size(sampler), abandoned)
+            words = timeout_words(context.state, request, waited, plan.group_size, abandoned)
             return Failure("WaitTimeoutError", words)
         if isinstance(request, TakeGroupDemand):
             return Done(0)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.config.settings import Settings
+from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, StateLoaded
@@ -427,6 +428,7 @@ class Cluster:
             ...     cluster.check()
         """
         check_invariants(self.controller.state)
+        self.controller.context.services[Plans].check(self.controller.state.partitions)
         mirror = self.controller.context.services.get(MirrorWriter)
         if mirror is not None:
             mirror.check()
@@ -576,7 +578,7 @@ class Cluster:
                 outcome = work.run()
             except Exception as error:
                 outcome = error
-            self._run_core_effects(self.controller.on_deal_computed(work.number, outcome, self._controller_now))
+            self._run_core_effects(self.controller.on_outcome(work.number, outcome, self._controller_now))
 
         self._run_later(done)
 

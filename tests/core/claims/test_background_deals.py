@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import Harness
 
-from transfer_queue.core.claims import batch_selection
+from transfer_queue.core.claims import deal
 from transfer_queue.errors import InvalidArgumentError, SamplerError, WaitTimeoutError
 from transfer_queue.messages.claims import Cancel, ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition, Seal
@@ -21,7 +21,7 @@ GROUP, RANKS = 2, 2
 @pytest.fixture
 def b(monkeypatch: pytest.MonkeyPatch) -> Harness:
     """A balanced sampler all of whose deals are long, and four groups."""
-    monkeypatch.setattr(batch_selection, "LONG", 0)
+    monkeypatch.setattr(deal, "LONG", 0)
     h = Harness(SeqlenBalancedSampler(GROUP, RANKS))
     h.put(8, tags=[{"total_lengths": length} for length in (9, 1, 5, 5, 7, 3, 2, 2)])
     return h
@@ -57,7 +57,7 @@ def test_a_short_deal_is_made_at_once() -> None:
 def test_a_background_deal_equals_a_direct_one(b: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ask(b, 0)
     b.work()
-    monkeypatch.setattr(batch_selection, "LONG", 512)
+    monkeypatch.setattr(deal, "LONG", 512)
     h = Harness(SeqlenBalancedSampler(GROUP, RANKS))
     h.put(8, tags=[{"total_lengths": length} for length in (9, 1, 5, 5, 7, 3, 2, 2)])
     assert b.got(asked, "c0") == h.got(ask(h, 0), "c0")
@@ -132,7 +132,7 @@ def test_a_row_put_during_a_deal_does_not_change_it(b: Harness) -> None:
 
 
 def test_a_group_that_becomes_incomplete_during_a_deal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_selection, "LONG", 0)
+    monkeypatch.setattr(deal, "LONG", 0)
     h = Harness(SeqlenBalancedSampler(GROUP, RANKS))
     h.put(8, groups=list("aabbccdd"))
     asked = ask(h, 0)
@@ -208,7 +208,7 @@ def test_an_error_of_a_deal_reaches_the_claim_that_started_it(b: Harness) -> Non
         b.result(second, "c1")
     third = ask(b, 0)
     work = b.works.pop()
-    b.take(b.controller.on_deal_computed(work.number, MemoryError("no space"), b.now))
+    b.take(b.controller.on_outcome(work.number, MemoryError("no space"), b.now))
     with pytest.raises(SamplerError, match="no space"):
         b.result(third, "c0")
 
@@ -226,7 +226,7 @@ def test_a_long_deal_reads_only_copies(b: Harness) -> None:
 
 
 def test_no_deadlock_is_reported_during_a_long_deal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_selection, "LONG", 0)
+    monkeypatch.setattr(deal, "LONG", 0)
     h = Harness(SeqlenBalancedSampler(GROUP, RANKS), capacity=8)
     h.put(8)
     asked = ask(h, 0)

@@ -11,6 +11,7 @@ import pytest
 from harness import Harness, column, rows_of, through_file
 
 from transfer_queue.core.absent_holders import ABSENCE_SECONDS, FIRST_CHECK
+from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
@@ -229,7 +230,7 @@ class TestNotices:
         h.put(4)
         h.notify(returned=of(h.unseen(2)))
         h.notify(handed_over=of(h.unseen(2)))
-        series = h.controller.context.measures.lease_counts.series()
+        series = h.controller.context.services[Leases].series()
         assert not any(series.values())
 
     def test_a_renewal_says_that_it_is_in_force(self, h: Harness) -> None:

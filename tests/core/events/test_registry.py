@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import get_args
 
+import msgspec
 import pytest
 
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.registry import APPLIERS, HANDLERS, READS, applies, handler, handles
-from transfer_queue.errors import ProtocolError
+from transfer_queue.core.events.effects import Send
+from transfer_queue.core.events.registry import APPLIERS, HANDLERS, READS, applies, handles
+from transfer_queue.messages.base import Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
-from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.reports.overview import MeasureServers, ShowViews
 from transfer_queue.messages.reports.store_reports import CheckExtents, CheckStore
 from transfer_queue.messages.reports.unit_reports import (
@@ -34,6 +37,7 @@ from transfer_queue.messages.storage import (
     WriteBytes,
 )
 from transfer_queue.messages.system import UseSampler
+from transfer_queue.sampler import SequentialSampler
 
 TO_UNITS = {
     DrainFinished,
@@ -86,5 +90,8 @@ def test_a_second_applier_of_a_record_is_refused():
 
 
 def test_a_request_to_a_storage_unit_is_refused():
-    with pytest.raises(ProtocolError, match="LeaseExtent is not a request to a controller"):
-        handler(LeaseExtent)
+    request = LeaseExtent(*[0] * sum(field.required for field in msgspec.structs.fields(LeaseExtent)))
+    controller = Controller(CoreConfig(SequentialSampler()))
+    (effect,) = controller.handle("c", 1, RequestEnvelope(1, 0, request), 0.0)
+    assert isinstance(effect, Send)
+    assert effect.reply == Failure("ProtocolError", "LeaseExtent is not a request to a controller")

@@ -43,7 +43,6 @@ class Locks(RuleBasedStateMachine):
         self.held: list[Request] = []
         self.over: list[Request] = []
         self.top = 0
-        self.restored = False
 
     # ------------------------------------------------------------ events
 
@@ -83,10 +82,6 @@ class Locks(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 2.0, 20.0]))
     def wait(self, seconds: float) -> None:
         now = self.h.now + seconds
-        if self.restored:
-            self.restored = False
-            for lock in self.held:
-                lock.end = now + lock.lease
         late = [asked for asked in self.queue if asked.end <= now]
         self.queue = [asked for asked in self.queue if asked.end > now]
         ended = [lock for lock in self.held if lock.end <= now]
@@ -117,7 +112,8 @@ class Locks(RuleBasedStateMachine):
         if not seldom:
             self.h.restart()
             self.queue.clear()
-            self.restored = bool(self.held)  # their deadlines begin with the next tick
+            for lock in self.held:
+                lock.end = self.h.now + lock.lease
 
     @rule(which=WHICH)
     def put(self, which: int) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Generator
 import pytest
 from harness import Harness
 
-from transfer_queue.core.control import measures
+from transfer_queue.core.claims import lease_deadlines
+from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.reports import state_metrics
 from transfer_queue.core.reports.state_metrics import StateMeasures, measure
 from transfer_queue.messages.claims import Cancel, RankGone
@@ -116,7 +117,7 @@ def test_waits_are_counted_by_request_and_task_when_they_end(h: Harness) -> None
 
 def test_ends_of_leases_are_counted(h: Harness) -> None:
     h.put(8)
-    counts = h.controller.context.measures.lease_counts
+    counts = h.controller.context.services[Leases]
     first, second = h.lease(3), h.lease(2, lease=5.0)
     assert counts.granted == {"t": 2}
     assert end_of(measure(h.controller.context, 0.0)).series["leases"] == {("p", "t"): 2}
@@ -136,16 +137,16 @@ def test_rows_of_a_gone_rank_count_as_delivered_again() -> None:
     h.put(4)
     h.lease(2, dp_rank=0, batch_index=0)
     h.ask(RankGone("p", "t", 0))
-    assert h.controller.context.measures.lease_counts.redelivered == {("t", "rank gone"): 2}
+    assert h.controller.context.services[Leases].redelivered == {("t", "rank gone"): 2}
 
 
 def test_very_many_tasks_are_counted_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measures, "MOST_NAMES", 2)
+    monkeypatch.setattr(lease_deadlines, "MOST_NAMES", 2)
     h.put(1)
     for task in "abcd":
         h.ack(h.lease(1, task))
-    assert h.controller.context.measures.lease_counts.granted == {"a": 1, "b": 1, OTHER: 2}
-    assert h.controller.context.measures.lease_counts.acknowledged == {"a": 1, "b": 1, OTHER: 2}
+    assert h.controller.context.services[Leases].granted == {"a": 1, "b": 1, OTHER: 2}
+    assert h.controller.context.services[Leases].acknowledged == {"a": 1, "b": 1, OTHER: 2}
 
 
 def test_status_reports_times_of_requests_and_the_longest_event(h: Harness) -> None:

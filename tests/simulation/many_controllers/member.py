@@ -119,7 +119,7 @@ class Member(FaultyCluster):
             if self.gate.must_wait(""):
                 self._put_back(lambda: end(outcome))
             else:
-                self._run_core_effects(began.on_deal_computed(work.number, outcome, self.clock.now))
+                self._run_core_effects(began.on_outcome(work.number, outcome, self.clock.now))
 
         self._run_later(done)
 

@@ -22,8 +22,8 @@ What could differ without a change of behavior is removed as follows:
   stopped or dead in the recorded run. An event "tick" only says that time has passed.
 - Order: replies are compared per request, so the order between different requests is free. Orders to units are compared
   as a set with counts. Extents to free count one by one, however they are grouped.
-- Versions: the first recorded build wrote a put in up to three records, each with a version of the partition. The driver
-  counts these versions, too.
+- Versions: the first recorded build wrote a put in up to three records, each with a version of the partition. The
+  driver counts these versions, too.
 - Random numbers: identifiers of clients and arenas are in the recorded messages. The controller draws none; the driver
   numbers its boots.
 - Events that a controller lost: if it was killed before an event was in the journal, or a later term had begun, the

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from unittest.mock import patch
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from transfer_queue import sampler as samplers
 from transfer_queue.config.settings import Settings
@@ -30,6 +32,7 @@ from transfer_queue.journal.journal import Journal, recover
 from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport
 from transfer_queue.node.controller.core_settings import core_config
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
@@ -40,6 +43,9 @@ MAX_TICKS = 10_000  # at one moment
 MAX_TEXT = 60  # characters of a value in the state; of a longer text a hash is kept, too
 EVENTS = 100
 """The state is noted after each of this number of events."""
+
+MOVE = re.compile(r"(unit \d+: Move\()number=(\d+), ")
+"""The beginning of an order to copy blocks, and its number."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _envelope = msgspec.msgpack.Decoder(RequestEnvelope).decode
@@ -80,8 +86,13 @@ class Outcome(msgspec.Struct):
 class ControllerDriver:
     """Carries out the events of one stream."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, recorded: Iterable[str]) -> None:
         self.outcome = Outcome([], {}, [])
+        moves = [(order, MOVE.match(order)) for order in recorded]
+        self._recorded = {int(found[2]): MOVE.sub(r"\1", order) for order, found in moves if found}
+        """Number of a recorded order to copy blocks -> the order without the number."""
+        self._moves: dict[str, list[int]] = {}
+        """Order to copy blocks, without its number -> the numbers under which it was sent."""
         self._folder = folder
         self._now = 0.0
         self._boots = 0
@@ -154,7 +165,12 @@ class ControllerDriver:
         self._carry_out(self._controller.on_disconnect(client, peer, self._clock_time))
 
     def _handle(self, client: str, peer: int, request: bytes) -> None:
-        self._carry_out(self._controller.handle(client, peer, _envelope(request), self._clock_time))
+        envelope = _envelope(request)
+        if isinstance(envelope.body, BlocksMovedReport):
+            sent = self._moves.get(self._recorded.get(envelope.body.move, ""), [envelope.body.move])
+            number = envelope.body.move if envelope.body.move in sent else sent[-1]
+            envelope = replace(envelope, body=replace(envelope.body, move=number))
+        self._carry_out(self._controller.handle(client, peer, envelope, self._clock_time))
 
     def _handle_puts(self, puts: list[tuple[str, int, bytes]]) -> None:
         decoded = [(client, peer, _envelope(request)) for client, peer, request in puts]
@@ -204,7 +220,7 @@ class ControllerDriver:
                     outcome = effect.run()
                 except Exception as error:
                     outcome = error
-                self._carry_out(controller.on_deal_computed(effect.number, outcome, now))
+                self._carry_out(controller.on_outcome(effect.number, outcome, now))
             elif isinstance(effect, e.WriteState):
                 trouble = None
                 try:
@@ -231,6 +247,9 @@ class ControllerDriver:
             orders = [f"unit {order.unit}: free extent {extent}" for extent in order.extents]
         elif isinstance(order, e.SendToUnit):
             orders = [f"unit {order.unit}: {order.request}"]
+            move = MOVE.match(orders[0])
+            if move:
+                self._moves.setdefault(MOVE.sub(r"\1", orders[0]), []).append(int(move[2]))
         else:
             orders = [repr(order)]
         for each in orders:
@@ -254,13 +273,19 @@ def lines_of(value: Any, path: str) -> Iterable[str]:
         yield f"{path} = {text}"
 
 
-def drive(events: list[list[Any]]) -> Outcome:
-    """Return what the present build answers to a stream."""
+def drive(events: list[list[Any]], recorded: Iterable[str] = ()) -> Outcome:
+    """Return what the present build answers to a stream.
+
+    Args:
+        events: The events.
+        recorded: The orders of the build that recorded them. This build may send them in another order, and thus under
+            other numbers; the reports of the units get the present numbers.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="tq-streams-") as folder,
         patch.dict(APPLIERS, {SamplesPut: _apply_in_steps}),
     ):
-        driver = ControllerDriver(Path(folder))
+        driver = ControllerDriver(Path(folder), recorded)
         try:
             for event in events:
                 driver.feed(event)

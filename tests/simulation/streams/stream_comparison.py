@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import lzma
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tests.simulation.streams.controller_driver import Change, Outcome
+from tests.simulation.streams.controller_driver import MOVE, Change, Outcome
 from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 
 BEFORE, AFTER = 80, 240  # characters that are shown around the first difference of two texts
@@ -154,7 +155,12 @@ def _line_of(path: str, change: Change) -> str:
     return "did not change"
 
 
-def _difference_of_orders(recorded: dict[str, int], present: dict[str, int]) -> str:
+def _difference_of_orders(before: dict[str, int], after: dict[str, int]) -> str:
+    """Return the difference of the orders to units, without the numbers of those to copy blocks."""
+    recorded, present = Counter[str](), Counter[str]()
+    for sent_orders, counted in ((before, recorded), (after, present)):
+        for order, sent in sent_orders.items():
+            counted[MOVE.sub(r"\1", order)] += sent
     for order in sorted(recorded.keys() | present.keys()):
         sent, now = recorded.get(order, 0), present.get(order, 0)
         if sent != now:

@@ -56,7 +56,7 @@ def _replay(options: argparse.Namespace) -> int:
     differing = 0
     chosen = (stream for stream in read_streams(options.file) if stream.kind in options.kinds)
     for stream in chosen:
-        difference = first_difference(stream, drive(stream.events))
+        difference = first_difference(stream, drive(stream.events, stream.outcome.orders))
         equal[stream.kind] += not difference
         differing += bool(difference)
         if difference:

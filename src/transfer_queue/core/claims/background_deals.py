@@ -1,16 +1,25 @@
-"""The long deals that other threads compute now. They are not part of the state."""
+"""Long deals, which other threads compute while the controller serves others. They are not part of the state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Union, cast
 
 import numpy as np
 
+from transfer_queue.core.claims.plan import ClaimPlan
+from transfer_queue.core.context import Context, CoreService, observes
+from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import ComputeDeal, Effect
+from transfer_queue.core.events.registry import Steps, Work
+from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.ready.ready_sets import ReadySet
+from transfer_queue.core.samplers.sampler_view import call_sampler
+from transfer_queue.core.samplers.user_sampler import AnySampler
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.wait_queues import RequestKey
-from transfer_queue.sampler.base import Deal
+from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
+from transfer_queue.errors import SamplerError, TransferQueueError
+from transfer_queue.sampler.base import BaseSampler, Deal
 
 Shares = Mapping[int, tuple[Any, Any]]  # as `sampler.base.Share`, in lists or i8 columns
 
@@ -48,60 +57,76 @@ class ComputedDeal:
         )
 
 
-class BackgroundDeal:
-    """A long deal that another thread computes."""
-
-    def __init__(self, number: int, partition: Partition, task: str, waiter: RequestKey, long: DealTooLong) -> None:
-        self.number = number
-        self.partition = partition
-        self.task = task
-        self.waiter = waiter
-        """The claim that started it."""
-        self.long = long
-        self.stale = False
-        """Whether the deal is not valid any more: the consumption was reset, or another state was loaded."""
-
-    def validate_shares(self, shares: Shares) -> ComputedDeal | None:
-        """Return the computed deal, which must be checked against the present state; None if it is stale."""
-        return None if self.stale else ComputedDeal(self.partition, self.long, shares)
+def compute_deal(sampler: AnySampler, deal: Deal) -> Shares:
+    """Return the shares of a long deal of a built-in sampler. Reads no state, because it runs in another thread."""
+    shares = call_sampler(cast(BaseSampler, sampler), deal.run)
+    columns = {rank: np.array(sampled, "i8") for rank, (sampled, _) in shares.items()}
+    return {rank: (column, column) for rank, column in columns.items()}  # all sampled rows are consumed
 
 
-class BackgroundDeals:
-    """The long deals, at most one for each (partition, task)."""
+Retry = Callable[["Context", Sequence[ParkedRequest], Union[ComputedDeal, None]], list[Effect]]
 
-    def __init__(self) -> None:
-        self._jobs: dict[int, BackgroundDeal] = {}
-        self._of: dict[tuple[str, str], BackgroundDeal] = {}
+
+class LongDeals(CoreService):
+    """The long deals that are computed, at most one for each (partition, task). Each has a job."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.is_stale: dict[tuple[str, str], bool] = {}
+        """(partition, task) -> whether its deal is not valid any more: the consumption was reset, or another state
+        was loaded."""
         self.begun = 0
         """The number of deals started so far."""
 
-    def __len__(self) -> int:
-        return len(self._jobs)
+    def is_working(self) -> bool:
+        """See `CoreService.is_working`."""
+        return bool(self.is_stale)
 
-    def is_computing(self, partition: str, task: str) -> bool:
-        """Return whether a deal for this task is being computed."""
-        return (partition, task) in self._of
+    @observes(r.StateLoaded)
+    def mark_all_stale(self, record: r.StateLoaded) -> None:
+        """Mark all deals as stale."""
+        self.is_stale = dict.fromkeys(self.is_stale, True)
 
-    def begin(self, partition: Partition, task: str, waiter: RequestKey, long: DealTooLong) -> BackgroundDeal:
-        """Register and return a new deal."""
+    @observes(r.ConsumptionForgotten)
+    def mark_stale(self, record: r.ConsumptionForgotten) -> None:
+        """Mark the deals of a task, or of every task, as stale."""
+        for name, task in self.is_stale:
+            if name == record.partition and record.task in (None, task):
+                self.is_stale[name, task] = True
+
+    def begin(self, plan: ClaimPlan, waiter: RequestKey, long: DealTooLong, retry: Retry) -> list[Effect]:
+        """Begin a deal, which another thread computes.
+
+        Args:
+            plan: The plan of the claim. Its partition exists.
+            waiter: The claim. It gets the deal if it is still possible; otherwise it is decided again.
+            long: The deal.
+            retry: Decides the claim again, with the computed deal if it is not stale.
+        """
+        partition = cast(Partition, plan.partition)
         self.begun += 1
-        job = BackgroundDeal(self.begun, partition, task, waiter, long)
-        self._jobs[job.number] = self._of[partition.name, task] = job
-        return job
+        self.is_stale[partition.name, plan.task] = False
+        return self.context.services[Jobs].begin(self._compute(plan, partition, waiter, long, retry), object())
 
-    def end(self, number: int) -> BackgroundDeal:
-        """Remove and return a deal that was computed."""
-        job = self._jobs.pop(number)
-        del self._of[job.partition.name, job.task]
-        return job
-
-    def mark_all_stale(self) -> None:
-        """Mark all deals as stale, because another state was loaded."""
-        for job in self._jobs.values():
-            job.stale = True
-
-    def mark_stale(self, partition: str, task: str | None) -> None:
-        """Mark the deals of a task (None: of every task) as stale, because its consumption was reset."""
-        for (name, other), job in self._of.items():
-            if name == partition and task in (None, other):
-                job.stale = True
+    def _compute(
+        self, plan: ClaimPlan, partition: Partition, waiter: RequestKey, long: DealTooLong, retry: Retry
+    ) -> Steps:
+        context, key = self.context, (partition.name, plan.task)
+        outcome: Any = None
+        error: TransferQueueError | None = None
+        effects: list[Effect] = []
+        try:
+            outcome = yield Work(
+                lambda number, resume: [ComputeDeal(number, lambda: compute_deal(plan.sampler, long.deal))]
+            )
+        except TransferQueueError as refused:
+            error = refused
+        except Exception as raised:
+            error = SamplerError(f"a deal failed: {raised!r}")
+        is_stale, waiting = self.is_stale.pop(key), context.state.waiting.by_waiter.get(waiter)
+        if waiting is not None and error is not None:
+            effects = context.refuse(waiting, error)
+        elif waiting is not None:
+            effects = retry(context, [waiting], None if is_stale else ComputedDeal(partition, long, outcome))
+        context.changes.changes_of(partition.name).tasks |= {plan.task}
+        return effects

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from transfer_queue.core.activity import Activity
 from transfer_queue.core.claims import consumer_state, lease_decisions
 from transfer_queue.core.claims.lease_deadlines import Leases
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
@@ -16,6 +17,7 @@ from transfer_queue.core.state import put_withdrawal, unneeded_rows
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import unknown_partition_warning
 from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages import claims
 from transfer_queue.messages.base import Done, Failure
@@ -24,7 +26,7 @@ from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
 
 
 @handles(claims.ResetConsumption)
-def handle_reset_consumption(context: ControllerContext, caller: Caller, request: claims.ResetConsumption) -> Decision:
+def handle_reset_consumption(context: Context, caller: Caller, request: claims.ResetConsumption) -> Decision:
     """Reset the consumption of a task (None: of every task)."""
     warning = unknown_partition_warning(context.state.partitions, request.partition, "reset_consumption has no effect")
     records: list[r.AnyRecord] = []
@@ -34,37 +36,38 @@ def handle_reset_consumption(context: ControllerContext, caller: Caller, request
 
 
 @handles(claims.Finish)
-def handle_finish(context: ControllerContext, caller: Caller, request: claims.Finish) -> Decision:
+def handle_finish(context: Context, caller: Caller, request: claims.Finish) -> Decision:
     """Finish rows that the holder has fetched for a task."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
         return Decision([], Done)
 
     def reply() -> AnyReply:
-        for consumer in consumer_state.idle_consumers(partition, request.task, request.holder, context.activity.busy):
-            context.activity.end_work(request.holder, consumer)
+        activity = context.services[Activity]
+        for consumer in consumer_state.idle_consumers(partition, request.task, request.holder, activity.busy):
+            activity.end_work(request.holder, consumer)
         return Done()
 
     return Decision(unneeded_rows.finish_rows(partition, request.task, request.holder, indexes_in(request.rows)), reply)
 
 
 @handles(claims.Ack)
-def handle_ack(context: ControllerContext, caller: Caller, request: claims.Ack) -> Decision:
+def handle_ack(context: Context, caller: Caller, request: claims.Ack) -> Decision:
     """Acknowledge rows of a lease. The reply says whether the lease had any of them."""
     records = _decide_ack(context, caller, request)
     return Decision(records, lambda: Done(bool(records)))
 
 
-def _decide_ack(context: ControllerContext, caller: Caller, request: claims.Ack) -> list[r.AnyRecord]:
+def _decide_ack(context: Context, caller: Caller, request: claims.Ack) -> list[r.AnyRecord]:
     records = lease_decisions.decide_ack(context.state, request)
     for record in records:
         assert isinstance(record, r.LeaseAcked)
-        context.timeline.note_ack(caller.client, record.partition, record.task, record.rows)
+        context.services[TimelineRecorder].note_ack(caller.client, record.partition, record.task, record.rows)
     return records
 
 
 @handles(claims.AckMany)
-def handle_ack_many(context: ControllerContext, caller: Caller, request: claims.AckMany) -> Decision:
+def handle_ack_many(context: Context, caller: Caller, request: claims.AckMany) -> Decision:
     """Acknowledge rows of several leases, each as the ones before have left the state."""
     outcomes: list[Any] = []
     context.log.actor = caller.client
@@ -82,14 +85,14 @@ def handle_ack_many(context: ControllerContext, caller: Caller, request: claims.
 
 
 @handles(claims.Nack)
-def handle_nack(context: ControllerContext, caller: Caller, request: claims.Nack) -> Decision:
+def handle_nack(context: Context, caller: Caller, request: claims.Nack) -> Decision:
     """Return rows of a lease. The reply says whether the lease had any of them."""
     records = lease_decisions.decide_nack(context.state, request, context.config.max_deliveries)
     return Decision(records, lambda: Done(bool(records)))
 
 
 @handles(claims.ReportBatches)
-def handle_report_batches(context: ControllerContext, caller: Caller, request: claims.ReportBatches) -> list[Effect]:
+def handle_report_batches(context: Context, caller: Caller, request: claims.ReportBatches) -> list[Effect]:
     """Note which batches were handed over or are returned, and cancel claims. A notice gets no reply."""
     hand_over(context, request)
     for name, token in request.returned:
@@ -103,7 +106,7 @@ def handle_report_batches(context: ControllerContext, caller: Caller, request: c
     return [*effects, Send(caller.peer, sequence, Done())] if sequence else effects
 
 
-def _withdraw(context: ControllerContext, caller: Caller, sequence: int) -> list[Effect]:
+def _withdraw(context: Context, caller: Caller, sequence: int) -> list[Effect]:
     """Cancel a claim, also one that arrives later, from a connection that was abandoned."""
     *effects, _ = handle_cancel(context, caller, claims.Cancel(sequence))  # the last one is the reply of a `Cancel`
     kept = context.state.clients.get(caller.client)
@@ -112,7 +115,7 @@ def _withdraw(context: ControllerContext, caller: Caller, sequence: int) -> list
     return effects
 
 
-def hand_over(context: ControllerContext, report: claims.ReportBatches) -> None:
+def hand_over(context: Context, report: claims.ReportBatches) -> None:
     """Note which batches were handed over. Some may have been reported before."""
     partitions, apply = context.state.partitions, context.log.apply
     for name, token in report.handed_over:
@@ -128,22 +131,20 @@ def hand_over(context: ControllerContext, report: claims.ReportBatches) -> None:
 
 
 @handles(claims.RankGone)
-def handle_rank_gone(context: ControllerContext, caller: Caller, request: claims.RankGone) -> Decision:
+def handle_rank_gone(context: Context, caller: Caller, request: claims.RankGone) -> Decision:
     """Make the unacknowledged rows of a rank ready again. The reply has their number."""
     records, count = lease_decisions.decide_rank_gone(context.state, request, context.config.max_deliveries)
     return Decision(records, lambda: Done(count))
 
 
 @handles(SetGroupDemand)
-def handle_set_group_demand(context: ControllerContext, caller: Caller, request: SetGroupDemand) -> Decision:
+def handle_set_group_demand(context: Context, caller: Caller, request: SetGroupDemand) -> Decision:
     """Set how many groups a task wants."""
     return Decision(consumer_state.decide_demand(context.state, request), Done)
 
 
 @handles(TakeGroupDemand)
-def handle_take_group_demand(
-    context: ControllerContext, caller: Caller, request: TakeGroupDemand
-) -> Decision | ParkDecision:
+def handle_take_group_demand(context: Context, caller: Caller, request: TakeGroupDemand) -> Decision | ParkDecision:
     """Reply with the number of groups that a producer is to make, or park the request."""
     partition = context.state.partitions.get(request.partition)
     size = context.group_size_of(request.partition, request.task) or 1
@@ -158,7 +159,7 @@ def handle_take_group_demand(
 
 
 @handles(claims.Renew, reads=True)
-def handle_renew(context: ControllerContext, caller: Caller, request: claims.Renew) -> Done:
+def handle_renew(context: Context, caller: Caller, request: claims.Renew) -> Done:
     """Restart the time of leases and locks. The reply says for each of them whether it is still in force."""
     leases, locks, now = context.services[Leases], context.services[Locks].deadlines, context.now
     return Done(
@@ -176,7 +177,7 @@ def is_unseen(state: State, name: str, token: int) -> bool:
 
 
 @handles(claims.Cancel)
-def handle_cancel(context: ControllerContext, caller: Caller, request: claims.Cancel) -> list[Effect]:
+def handle_cancel(context: Context, caller: Caller, request: claims.Cancel) -> list[Effect]:
     """Cancel a waiting request, or undo what it did. The reply says whether nothing of it is left.
 
     The cancelled request gets its one reply, too, although its client does not wait for it. If it arrives later, on a

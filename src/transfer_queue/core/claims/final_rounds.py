@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
+from operator import itemgetter
 from typing import Any, Union
 
 import numpy as np
 
+from transfer_queue.core.claims.plan import Key
 from transfer_queue.core.events import records as r
 from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.state.partition import Partition
@@ -33,7 +35,6 @@ from transfer_queue.sampler.base import RankConsistentSampler, ReadyIndexes
 
 REMAINDER = "remainder"  # the reason under which rows are skipped here
 
-Key = tuple[int, int]  # dp_rank, batch_index
 # The rows for the claim, None if it will never get any; and the records.
 Given = tuple[Union[np.ndarray, None], list[r.AnyRecord]]
 
@@ -156,19 +157,14 @@ def _divide_rest(end: FinalRound, lacking: dict[int, int], begins: bool) -> Give
         keys = _fewest_first(end, left)
         sizes = [1] * left
     else:
-        keys = sorted(
-            ((rank, number) for rank in end.ranks for number in end.dealt.missing_rounds(rank)), key=_by_number
-        )
+        owed = ((rank, number) for rank in end.ranks for number in end.dealt.missing_rounds(rank))
+        keys = sorted(owed, key=itemgetter(1, 0))
         sizes = split_evenly(left, [end.units_of(rank) for rank, _ in keys])
         left -= sum(sizes)
         if begins and not end.sampler.drop_last and left >= len(end.ranks):
             keys += [(rank, end.key[1]) for rank in sorted(end.ranks)]
             sizes += split_evenly(left, [end.units_of(rank) for rank in sorted(end.ranks)])
     return _final_outcome(end, _cut_deal(end, keys, sizes), end.have - sum(sizes))
-
-
-def _by_number(key: Key) -> tuple[int, int]:
-    return key[1], key[0]
 
 
 def _fewest_first(end: FinalRound, count: int) -> list[Key]:
@@ -241,9 +237,17 @@ def _final_outcome(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
     check_undealt(end.partition, claim.task, cut)
     shares: dict[tuple[int, int], list[r.Share]] = {}
     for (rank, number), rows in cut.items():
-        shares.setdefault((number, end.rows_of(rank)), []).append(r.Share(rank, _column(rows)))
+        shares.setdefault((number, end.rows_of(rank)), []).append(r.Share(rank, column_of(rows)))
     records: list[r.AnyRecord] = [
-        r.Dealt(claim.partition, claim.task, number, size, kept, b"".join(share.rows for share in kept))
+        r.Dealt(
+            claim.partition,
+            claim.task,
+            number,
+            size,
+            kept,
+            b"".join(share.rows for share in kept),
+            claim.lease is not None,
+        )
         for (number, size), kept in shares.items()
     ]
     if rest:
@@ -271,5 +275,6 @@ def _all_rows(end: FinalRound) -> np.ndarray:
     return np.array(list(chain.from_iterable(end.offered.whole_groups(end.unit))), "i8")
 
 
-def _column(rows: Any) -> bytes:
+def column_of(rows: Any) -> bytes:
+    """Return global indexes as in a record (i8)."""
     return np.array(rows, "i8").tobytes()

@@ -11,17 +11,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.claims.plan import ClaimPlan
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Steps
 from transfer_queue.core.jobs import Jobs
-from transfer_queue.core.samplers import claim_samplers
-from transfer_queue.core.samplers.user_sampler import AnySampler, UserSampler
+from transfer_queue.core.samplers.user_sampler import UserSampler
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.sampler_wrapper import ranked_keys
 
-SMALL = 8  # chunks of 4096 rows; the indexes of a partition with at most this many are built at once
+SMALL = 8  # chunks of 4096 rows; the indexes of a partition with at most this many are built at once, by the callers
 # Chunks that one turn reads, in one or two milliseconds.
 BUILT = 64
 COUNTED = 12
@@ -43,13 +42,11 @@ class IndexNeeds(NamedTuple):
     """The orders of rows, each with whether it orders the rows of complete groups only."""
 
 
-def index_needs(partition: Partition, sampler: AnySampler, claim: Claim) -> IndexNeeds:
-    """Return what a claim needs. What a user's sampler reads is not known before, and is built when it reads it."""
-    size = 0
-    keys: tuple[tuple[RankKey, bool], ...] = ()
-    if not isinstance(sampler, UserSampler):
-        size, keys = claim_samplers.dealt_group_size(sampler, partition), tuple(ranked_keys(sampler))
-    return IndexNeeds(claim.task, tuple(claim.fields), size, keys)
+def index_needs(plan: ClaimPlan) -> IndexNeeds:
+    """Return what claims need. What a user's sampler reads is not known before, and is built when it reads it."""
+    if isinstance(plan.sampler, UserSampler):
+        return IndexNeeds(plan.task, plan.fields, 0, ())
+    return IndexNeeds(plan.task, plan.fields, plan.unit, tuple(ranked_keys(plan.sampler)))
 
 
 def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
@@ -75,11 +72,9 @@ def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
     return None
 
 
-def needs_indexes(context: ControllerContext, partition: Partition, sampler: AnySampler, claim: Claim) -> bool:
-    """Return whether a claim has to wait for its indexes, and start to build them."""
-    if len(partition.rows.chunks) <= SMALL:
-        return False
-    wanted = index_needs(partition, sampler, claim)
+def needs_indexes(context: Context, partition: Partition, plan: ClaimPlan) -> bool:
+    """Return whether a claim of a large partition has to wait for its indexes, and start to build them."""
+    wanted = index_needs(plan)
     part = next_part(partition, wanted)
     if part is None:
         return False
@@ -93,7 +88,7 @@ def needs_indexes(context: ControllerContext, partition: Partition, sampler: Any
     return True
 
 
-def _build(context: ControllerContext, partition: Partition, wanted: IndexNeeds) -> Steps:
+def _build(context: Context, partition: Partition, wanted: IndexNeeds) -> Steps:
     """Build a part in each step. At the end, all claims of the task are looked at."""
     yield None
     while context.state.partitions.get(partition.name) is partition:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
 from transfer_queue.core.claims.final_rounds import pass_over_record
+from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -15,115 +17,87 @@ from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, RankGone
+from transfer_queue.messages.claims import Ack, ClaimReply, Nack, RankGone
 
 POISON = "poison"  # the reason under which rows are skipped that were delivered too often
 NONE = np.zeros(0, "i8")
 
 
-def mark_claimed(claim: Claim, records: list[r.AnyRecord]) -> list[r.AnyRecord]:
-    """Return the records of a claim, with the dealt rows claimed instead of consumed if it asks for a lease."""
-    if claim.lease is None:
-        return records
-    return [
-        msgspec.structs.replace(record, claimed=True) if isinstance(record, r.Dealt) else record for record in records
-    ]
-
-
 def grant(
-    state: State,
-    partition: Partition,
-    client: str,
-    claim: Claim,
-    rows: np.ndarray,
-    records: list[r.AnyRecord],
-    unit: int,
-) -> tuple[list[r.AnyRecord], int]:
-    """Return the records of a claim with what its client holds, and the token of this; 0 if it holds nothing.
+    state: State, plan: ClaimPlan, claims: Sequence[OpenClaim], batches: list[np.ndarray], records: list[r.AnyRecord]
+) -> list[int]:
+    """Add what clients hold to the records of their claims, and return the token of each; [] if they hold nothing.
 
-    With a lease, the client holds the rows that are claimed after the deals are recorded. Without a lease, it holds
-    what was dealt for no rank until it has handed it over, and the rows of a dealt batch that wait for an ack are
-    consumed.
+    With a lease, a client holds the rows that are claimed after the deals are recorded. Without a lease, it holds what
+    was dealt for no rank until it has handed it over, and the rows of a dealt batch that wait for an ack are consumed.
 
-    unit: samples of a group; 0 if the sampler deals single samples.
+    Several claims do not get rows that wait for an ack without a lease (`wake`).
     """
+    claim, partition = claims[0].claim, cast(Partition, plan.partition)
+    deal = records[0] if records else None  # the deals are first
+    if claim.lease is not None or (deal is None and partition.claimed.get(plan.task)):
+        return _lease_rows(state, plan, claims, batches, records)
+    if not claim.hand_over or not isinstance(deal, r.Dealt) or deal.batch_index is not None or not deal.consumed:
+        return []  # a batch under a key stays under it
+    token, version = state.next_token, partition.policy_version
+    unseen: list[r.UnseenBatch] = []
+    for at, each in enumerate(claims):
+        rows = deal.consumed if len(claims) == 1 else deal.shares[at].rows
+        unseen.append(r.UnseenBatch(token + at, plan.task, each.caller.client, rows, version))
+    records[0] = msgspec.structs.replace(deal, unseen=unseen)
+    return [*range(token, token + len(claims))]
+
+
+def _lease_rows(
+    state: State, plan: ClaimPlan, claims: Sequence[OpenClaim], batches: list[np.ndarray], records: list[r.AnyRecord]
+) -> list[int]:
+    """Add the leases of claims to their records, or that rows are consumed without a lease, and return the tokens."""
+    partition = cast(Partition, plan.partition)
     deals = [record for record in records if isinstance(record, r.Dealt)]
-    if claim.lease is None and deals:
-        deal = deals[-1]
-        if not claim.hand_over or deal.batch_index is not None or not deal.consumed:
-            return records, 0
-        batch = r.UnseenBatch(state.next_token, claim.task, client, deal.consumed, partition.policy_version)
-        held = msgspec.structs.replace(deal, unseen=[batch])
-        return [held if record is deal else record for record in records], batch.token
-    leased = _lease_of(state, partition, client, claim, rows, deals, unit)
-    return _with_lease(records, leased), leased.token if isinstance(leased, r.RowsLeased) else 0
+    fresh = np.concatenate([NONE, *(np.frombuffer(deal.consumed, "<i8") for deal in deals)])
+    keys = {share.rows: (share.dp_rank, deal.batch_index) for deal in deals for share in deal.shares}
+    leases: list[r.RowsLeased] = []
+    for each, rows in zip(claims, batches, strict=True):
+        claim, mine = each.claim, np.unique(rows)
+        batch: tuple[int, int] | None = None
+        if deals:
+            rank, batch_index = keys.get(rows.tobytes(), (0, None))
+            batch = None if batch_index is None else (rank, batch_index)
+            if plan.user is not None:
+                mine = np.intersect1d(fresh, mine)
+        else:
+            positions = partition.rows.positions_of(mine)
+            mine = mine[(positions >= 0) & (partition.consumption_states(plan.task, positions) == CLAIMED)]
+            known = partition.batch_of(plan.task, partition.rows.position_of(int(mine[0]))) if len(mine) else None
+            if known is None:
+                return []  # a user's sampler returned rows again that other clients have
+            batch = known[1:]
+        if claim.lease is None:
+            records.append(_acked_record(partition, plan.task, 0, mine, mine))
+            return []
+        if len(mine):
+            replicas = (claim.replicas or partition.options.replicas) if batch is not None else 1
+            token, column = state.next_token + len(leases), mine.tobytes()
+            lease = r.RowsLeased(
+                claim.partition, plan.task, token, each.caller.client, column, claim.lease, batch, replicas, plan.unit
+            )
+            leases.append(lease)
+    tokens = [lease.token for lease in leases]
+    first = np.frombuffer(leases[0].rows, "<i8") if leases else NONE
+    for at, record in enumerate(records) if leases else ():
+        # The leases are part of the record that deals their rows, so that dealt rows are never without a lease.
+        if isinstance(record, r.Dealt) and np.isin(first, np.frombuffer(record.consumed, "<i8")).all():
+            added: dict[str, Any] = {"lease": leases[0]} if len(leases) == 1 else {"leases": leases}
+            records[at] = msgspec.structs.replace(record, **added)
+            return tokens
+    records += leases
+    return tokens
 
 
-def _lease_of(
-    state: State, partition: Partition, client: str, claim: Claim, rows: np.ndarray, deals: list[r.Dealt], unit: int
-) -> r.RowsLeased | r.LeaseAcked | None:
-    """Return the record of the lease on the rows that a claim gets, or of consuming them without a lease.
-
-    Returns None if there are no such rows.
-    """
-    if claim.lease is None and not partition.claimed.get(claim.task):
-        return None
-    batch = _share_of(deals, rows)
-    if deals:
-        fresh = np.unique(np.concatenate([_rows_of(deal) for deal in deals]))
-        mine = np.intersect1d(fresh, rows)
-        mine = mine[partition.consumption_states(claim.task, partition.rows.positions_of(mine)) == 0]
-    else:
-        mine = np.unique(rows)
-        positions = partition.rows.positions_of(mine)
-        mine = mine[(positions >= 0) & (partition.consumption_states(claim.task, positions) == CLAIMED)]
-        known = partition.batch_of(claim.task, partition.rows.position_of(int(mine[0]))) if len(mine) else None
-        if known is None:
-            return None  # a user's sampler returned rows again that other clients have
-        batch = known[1:]
-    if claim.lease is None:
-        return _acked_record(partition, claim.task, 0, mine, mine) if len(mine) else None
-    if not len(mine):
-        return None
-    replicas = (claim.replicas or partition.options.replicas) if batch is not None else 1
-    return r.RowsLeased(
-        claim.partition, claim.task, state.next_token, client, mine.tobytes(), claim.lease, batch, replicas, unit
-    )
-
-
-def _with_lease(records: list[r.AnyRecord], lease: r.RowsLeased | r.LeaseAcked | None) -> list[r.AnyRecord]:
-    """Return the records with that of the lease.
-
-    A lease is part of the record that deals its rows, so that dealt rows are never without a lease.
-    """
-    if lease is None:
-        return records
-    for at, record in enumerate(records):
-        if isinstance(record, r.Dealt) and np.isin(np.frombuffer(lease.rows, "<i8"), _rows_of(record)).all():
-            assert isinstance(lease, r.RowsLeased)
-            return [*records[:at], msgspec.structs.replace(record, lease=lease), *records[at + 1 :]]
-    return [*records, lease]
-
-
-def _rows_of(deal: r.Dealt) -> np.ndarray:
-    return np.frombuffer(deal.consumed, "<i8")
-
-
-def _share_of(deals: list[r.Dealt], rows: np.ndarray) -> tuple[int, int] | None:
-    """Return the (dp_rank, batch_index) of the dealt share with these rows; None if there is none."""
-    column = rows.astype("i8", copy=False).tobytes()
-    for deal in deals:
-        for share in deal.shares:
-            if deal.batch_index is not None and share.rows == column:
-                return share.dp_rank, deal.batch_index
-    return None
-
-
-def deliveries(partition: Partition, task: str, rows: np.ndarray) -> bytes | None:
-    """Return the delivery number of each row (i4), from 1, and 0 for a row that is cleared; None if all are 1."""
-    positions = partition.rows.positions_of(rows)
-    counts = np.where(positions < 0, 0, partition.leases.delivered.counts_of(task, positions) + 1)
-    return None if (counts == 1).all() else counts.astype("<i4").tobytes()
+def deliveries(partition: Partition, task: str, positions: np.ndarray) -> np.ndarray:
+    """Return the delivery number of each row (i4), from 1, and 0 for a row that is cleared (position -1)."""
+    counts = partition.leases.delivered.counts_of(task, positions) + 1
+    return np.where(positions < 0, 0, counts).astype("<i4")
 
 
 def find_unseen(state: State, name: str, token: int) -> tuple[Partition, r.UnseenBatch] | None:

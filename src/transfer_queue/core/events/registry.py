@@ -21,7 +21,6 @@ import msgspec
 
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.records import AnyRecord
-from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 from transfer_queue.messages.locks import TakeLock
@@ -69,6 +68,8 @@ class Until(NamedTuple):
 
     time: float
     """On the controller's clock."""
+    text: str = ""
+    """What it waits for, for users."""
 
 
 class Work(NamedTuple):
@@ -121,6 +122,8 @@ HANDLERS: dict[type, Handler] = {}
 """Request type -> its handler."""
 READS: set[type] = set()
 """The request types that change nothing."""
+OF_AN_EPOCH: set[type] = set()
+"""The request types that may name rows by metadata, which is valid in one epoch only (`core.kernel.check_epoch`)."""
 APPLIERS: dict[type, Applier] = {}
 """Record type -> its applier."""
 
@@ -141,6 +144,8 @@ def handles(
         _add(HANDLERS, request, function)
         if reads:
             READS.add(request)
+        if "epoch" in request.__struct_fields__:  # type: ignore[attr-defined]
+            OF_AN_EPOCH.add(request)
         return function
 
     return register
@@ -170,18 +175,6 @@ def applies_to_partition(
         return function
 
     return register
-
-
-def handler(request: type) -> Handler:
-    """Return the handler of a request type.
-
-    Raises:
-        ProtocolError: The controller does not take such requests.
-    """
-    found = HANDLERS.get(request)
-    if found is None:
-        raise ProtocolError(f"{request.__name__} is not a request to a controller")
-    return found
 
 
 def _add(table: dict[type, Any], kind: type, function: Callable[..., Any]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from itertools import islice
 
 from transfer_queue.core.absent_holders import AbsentHolders
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.locks import lock_decisions
-from transfer_queue.core.service import Service
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages import locks
@@ -21,10 +20,10 @@ PAGE = 256
 """Locks and waiting requests in one page of a list."""
 
 
-class Locks(Service):
+class Locks(CoreService):
     """The deadlines of the locks."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.deadlines = Deadlines(
             [(lock.partition, lock) for lock in context.state.locks.by_token.values()],
@@ -33,12 +32,12 @@ class Locks(Service):
         )
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return bool(context.state.locks.by_token or context.state.waiting.locks)
 
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
+        """See `CoreService.next_due`."""
         return self.deadlines.next_deadline()
 
     def on_due(self) -> list[Effect]:
@@ -48,13 +47,13 @@ class Locks(Service):
         return []
 
     def on_wait_ended(self, waiting: ParkedRequest, met: bool) -> None:
-        """See `Service.on_wait_ended`. The requests behind one for a lock do not wait for it any more."""
+        """See `CoreService.on_wait_ended`. The requests behind one for a lock do not wait for it any more."""
         if isinstance(waiting.request, locks.TakeLock):
             self.context.changes.changes_of(waiting.request.partition).locks = True
 
 
 @handles(locks.TakeLock)
-def handle_take_lock(context: ControllerContext, caller: Caller, request: locks.TakeLock) -> Decision | ParkDecision:
+def handle_take_lock(context: Context, caller: Caller, request: locks.TakeLock) -> Decision | ParkDecision:
     """Lock keys, or park the request while one of them is locked or an earlier request waits for one of them."""
     lock_decisions.check_request(request)
     state, service = context.state, context.services[Locks]
@@ -74,14 +73,14 @@ def handle_take_lock(context: ControllerContext, caller: Caller, request: locks.
 
 
 @handles(locks.ReleaseLock)
-def handle_release_lock(context: ControllerContext, caller: Caller, request: locks.ReleaseLock) -> Decision:
+def handle_release_lock(context: Context, caller: Caller, request: locks.ReleaseLock) -> Decision:
     """Release a lock. The reply says whether the client held it."""
     records = lock_decisions.release(context.state, caller.client, request.token)
     return Decision(records, lambda: Done(bool(records)))
 
 
 @handles(locks.ListLocks, reads=True)
-def handle_list_locks(context: ControllerContext, caller: Caller, request: locks.ListLocks) -> locks.LocksReply:
+def handle_list_locks(context: Context, caller: Caller, request: locks.ListLocks) -> locks.LocksReply:
     """Reply with a page of the locks and of the requests that wait for one."""
     found = lock_decisions.entries(context.state, context.now, request.partitions)
     page = list(islice(found, request.start, request.start + PAGE))

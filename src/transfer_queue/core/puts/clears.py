@@ -11,11 +11,9 @@ from typing import Union
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Begin, Caller, Decision, Steps, handles
-from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.put_withdrawal import are_undealt
 from transfer_queue.core.state.state import State
@@ -32,7 +30,7 @@ Clear = Union[ClearRows, ClearKeys, ClearPartition]
 
 
 @handles(ClearRows)
-def handle_clear_rows(context: ControllerContext, caller: Caller, request: ClearRows) -> Decision | Begin:
+def handle_clear_rows(context: Context, caller: Caller, request: ClearRows) -> Decision | Begin:
     """Clear those of these rows that exist."""
     partition = context.state.partitions.get(request.partition)
     if partition is not None and len(request.rows) > 8 * STEP and len(request.rows) % 8 == 0:
@@ -41,7 +39,7 @@ def handle_clear_rows(context: ControllerContext, caller: Caller, request: Clear
 
 
 @handles(ClearKeys)
-def handle_clear_keys(context: ControllerContext, caller: Caller, request: ClearKeys) -> Decision | Begin:
+def handle_clear_keys(context: Context, caller: Caller, request: ClearKeys) -> Decision | Begin:
     """Clear the rows of those of these keys that exist."""
     partition = context.state.partitions.get(request.partition)
     if partition is not None and len(request.keys) > STEP:
@@ -50,7 +48,7 @@ def handle_clear_keys(context: ControllerContext, caller: Caller, request: Clear
 
 
 @handles(ClearPartition)
-def handle_clear_partition(context: ControllerContext, caller: Caller, request: ClearPartition) -> Decision | Begin:
+def handle_clear_partition(context: Context, caller: Caller, request: ClearPartition) -> Decision | Begin:
     """Drop a partition with all its rows. An unknown partition is ignored."""
     partition = context.state.partitions.get(request.partition)
     if partition is not None and partition.rows.count > STEP:
@@ -59,19 +57,19 @@ def handle_clear_partition(context: ControllerContext, caller: Caller, request: 
 
 
 @handles(Drop)
-def handle_drop(context: ControllerContext, caller: Caller, request: Drop) -> Decision:
+def handle_drop(context: Context, caller: Caller, request: Drop) -> Decision:
     """Drop rows and groups. The reply has the number of dropped rows."""
     warning = unknown_partition_warning(context.state.partitions, request.partition, "drop has no effect")
     records, count = drop_rows(context.state, request)
     return Decision(records, lambda: Done(count, warning))
 
 
-def _clear_in_steps(context: ControllerContext, partition: Partition, request: Clear) -> Steps:
+def _clear_in_steps(context: Context, partition: Partition, request: Clear) -> Steps:
     """Clear some of the rows in each step. A newer partition of the same name is not cleared."""
     done, last = 0, False
     yield None
     while not last and context.state.partitions.get(request.partition) is partition:
-        check_epoch(context.state, request)
+        context.state.check_epoch(request)
         records, last = _clear_some(context, partition, request, done)
         if last:
             return Decision(records, Done)
@@ -82,9 +80,7 @@ def _clear_in_steps(context: ControllerContext, partition: Partition, request: C
     return Decision([], Done)
 
 
-def _clear_some(
-    context: ControllerContext, partition: Partition, request: Clear, start: int
-) -> tuple[list[r.AnyRecord], bool]:
+def _clear_some(context: Context, partition: Partition, request: Clear, start: int) -> tuple[list[r.AnyRecord], bool]:
     """Return the records of a step, and whether it is the last one. start: the rows or keys that are done."""
     name, end = partition.name, start + STEP
     if isinstance(request, ClearRows):
@@ -99,8 +95,9 @@ def _clear_some(
     return clear_rows(context.state, name, rows), False
 
 
-def _drop_partition(context: ControllerContext, name: str) -> list[r.AnyRecord]:
-    claim_samplers.forget_partition(context.samplers, name)
+def _drop_partition(context: Context, name: str) -> list[r.AnyRecord]:
+    for sampler in context.samplers.of_users.values():
+        sampler.clear_cache(name)
     return [r.PartitionDropped(name)] if name in context.state.partitions else []
 
 

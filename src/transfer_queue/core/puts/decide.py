@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.absent_holders import AbsentHolders
-from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.control.epochs import check_epoch
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
@@ -66,7 +65,7 @@ LIMITS = (PartitionFullError, StalenessError)
 
 
 @handles(Reserve)
-def handle_reserve(context: ControllerContext, caller: Caller, request: Reserve) -> Decision | ParkDecision:
+def handle_reserve(context: Context, caller: Caller, request: Reserve) -> Decision | ParkDecision:
     """Reserve rows. The reply has their metadata."""
     try:
         records, indexes, new = reserve(context.state, caller.client, request)
@@ -90,7 +89,7 @@ def handle_reserve(context: ControllerContext, caller: Caller, request: Reserve)
 
 
 @handles(Publish)
-def handle_publish(context: ControllerContext, caller: Caller, request: Publish) -> Decision | ParkDecision:
+def handle_publish(context: Context, caller: Caller, request: Publish) -> Decision | ParkDecision:
     """Publish a put. The reply has the rows, and their tags and common fields if some of the keys existed before."""
     if request.block is not None and (request.further or request.block.parts):
         first, *further = map(with_schema, request.blocks)
@@ -173,7 +172,7 @@ def has_fields(state: State, caller: Caller) -> bool:
     return partition is not None and bool(partition.fields)
 
 
-def publish_several(context: ControllerContext, callers: Sequence[Caller]) -> list[Effect] | None:
+def publish_several(context: Context, callers: Sequence[Caller]) -> list[Effect] | None:
     """Publish the puts of one list of `group_puts`; None if each must be handled by itself."""
     state = context.state
     puts = [(caller.client, _put_of(caller)) for caller in callers]
@@ -182,7 +181,7 @@ def publish_several(context: ControllerContext, callers: Sequence[Caller]) -> li
         return None
     try:
         for _, request in puts:
-            check_epoch(state, request)
+            state.check_epoch(request)
         decided = decide(state, puts)
     except TransferQueueError:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from transfer_queue.core.blocks.digest_index import Place
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
@@ -23,7 +23,7 @@ NO_PARTITION = -1
 
 
 @handles(FindEqual, reads=True)
-def handle_find_equal(context: ControllerContext, caller: Caller, request: FindEqual) -> AnyReply:
+def handle_find_equal(context: Context, caller: Caller, request: FindEqual) -> AnyReply:
     """Reply which values the partition has already."""
     state = context.state
     partition = state.partitions.get(request.partition)

@@ -2,7 +2,7 @@
 
 A sample has the version of the policy that generated it, which its tag `policy_version` says. It counts at the claim: a
 task skips the rows that are more than `max_staleness` s versions behind the partition
-(`claims.batch_selection.decide_stale`), so no claim returns one. The version at the put would not be sufficient: a
+(`claims.deal.stale_rows`), so no claim returns one. The version at the put would not be sufficient: a
 producer that reads the weights of version v, and puts after the version has risen to v + 1, would be admitted as one
 version younger than its sample is.
 

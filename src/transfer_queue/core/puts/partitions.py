@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.puts import limits, retention
@@ -24,9 +24,7 @@ from transfer_queue.messages.partitions import CreatePartition
 
 
 @handles(partitions.CreatePartition)
-def handle_create_partition(
-    context: ControllerContext, caller: Caller, request: partitions.CreatePartition
-) -> Decision:
+def handle_create_partition(context: Context, caller: Caller, request: partitions.CreatePartition) -> Decision:
     """Create a partition. The reply is False if it exists. Raises InvalidArgumentError if it has other options."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
@@ -41,7 +39,7 @@ def handle_create_partition(
 
 
 @handles(partitions.Seal)
-def handle_seal(context: ControllerContext, caller: Caller, request: partitions.Seal) -> Decision:
+def handle_seal(context: Context, caller: Caller, request: partitions.Seal) -> Decision:
     """Count the seal of one producer."""
     effect = "seal creates it, sealed and empty; if this is intended, call seal(..., create=True)"
     warning = None if request.create else unknown_partition_warning(context.state.partitions, request.partition, effect)
@@ -49,7 +47,7 @@ def handle_seal(context: ControllerContext, caller: Caller, request: partitions.
 
 
 @handles(partitions.ReportDone)
-def handle_report_done(context: ControllerContext, caller: Caller, request: partitions.ReportDone) -> Decision:
+def handle_report_done(context: Context, caller: Caller, request: partitions.ReportDone) -> Decision:
     """Count rows as done. Raises InvalidArgumentError for more rows than were added."""
     partition = require_partition(context.state.partitions, request.partition)
     if request.count > partition.undone:
@@ -61,9 +59,7 @@ def handle_report_done(context: ControllerContext, caller: Caller, request: part
 
 
 @handles(partitions.AwaitDone)
-def handle_await_done(
-    context: ControllerContext, caller: Caller, request: partitions.AwaitDone
-) -> Decision | ParkDecision:
+def handle_await_done(context: Context, caller: Caller, request: partitions.AwaitDone) -> Decision | ParkDecision:
     """Reply whether all rows are done, or park the request until they are."""
     partition = require_partition(context.state.partitions, request.partition)
     if partition.undone and request.wait is not None and request.wait > 0:
@@ -73,9 +69,7 @@ def handle_await_done(
 
 
 @handles(partitions.SetPolicyVersion)
-def handle_set_policy_version(
-    context: ControllerContext, caller: Caller, request: partitions.SetPolicyVersion
-) -> Decision:
+def handle_set_policy_version(context: Context, caller: Caller, request: partitions.SetPolicyVersion) -> Decision:
     """Set the policy version of a partition."""
     records = limits.set_version(context.state, request)
     if records:
@@ -85,9 +79,7 @@ def handle_set_policy_version(
 
 
 @handles(partitions.ReadPolicyVersion, reads=True)
-def handle_read_policy_version(
-    context: ControllerContext, caller: Caller, request: partitions.ReadPolicyVersion
-) -> Done:
+def handle_read_policy_version(context: Context, caller: Caller, request: partitions.ReadPolicyVersion) -> Done:
     """Reply with the policy version of a partition."""
     return Done(require_partition(context.state.partitions, request.partition).policy_version)
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
-from transfer_queue.core.service import Service
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.messages.descriptors import PartitionOptions
 
@@ -29,16 +28,16 @@ def record_age(partition: Partition, now: float) -> list[r.AnyRecord]:
     return [r.AgesRecorded(partition.name, now)]
 
 
-class Retention(Service):
+class Retention(CoreService):
     """Drops rows after each event that changes a partition with a limit, and when they are too old."""
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return not all(partition.keeps_all for partition in context.state.partitions.values())
 
     def on_partition_changed(self, partition: Partition) -> None:
-        """See `Service.on_partition_changed`. Each drop is applied before the next one is decided."""
+        """See `CoreService.on_partition_changed`. Each drop is applied before the next one is decided."""
         log = self.context.log
         if partition.keeps_all:
             return
@@ -48,7 +47,7 @@ class Retention(Service):
             log.apply(drop)
 
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
+        """See `CoreService.next_due`."""
         times = (next_expiry(partition) for partition in self.context.state.aging.values())
         return min((time for time in times if time is not None), default=None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.unknown_partitions import require_partition
@@ -71,7 +71,7 @@ def row_shapes(partition: Partition, field: FieldType, positions: np.ndarray) ->
 
 
 @handles(queries.ShowRows, reads=True)
-def handle_show_rows(context: ControllerContext, caller: Caller, request: queries.ShowRows) -> AnyReply:
+def handle_show_rows(context: Context, caller: Caller, request: queries.ShowRows) -> AnyReply:
     """Return live rows, each with whether it has all the requested fields that exist."""
     partition = require_partition(context.state.partitions, request.partition)
     if request.rows is None:
@@ -88,7 +88,7 @@ def handle_show_rows(context: ControllerContext, caller: Caller, request: querie
 
 
 @handles(queries.RetrieveMeta, reads=True)
-def handle_retrieve_meta(context: ControllerContext, caller: Caller, request: queries.RetrieveMeta) -> AnyReply:
+def handle_retrieve_meta(context: Context, caller: Caller, request: queries.RetrieveMeta) -> AnyReply:
     """Return the rows of those of the keys that exist, in the order of the keys, with their common fields."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
@@ -100,14 +100,14 @@ def handle_retrieve_meta(context: ControllerContext, caller: Caller, request: qu
 
 
 @handles(queries.RetrieveKeys, reads=True)
-def handle_retrieve_keys(context: ControllerContext, caller: Caller, request: queries.RetrieveKeys) -> AnyReply:
+def handle_retrieve_keys(context: Context, caller: Caller, request: queries.RetrieveKeys) -> AnyReply:
     """Return the key of each row; None for a row without a key."""
     partition = require_partition(context.state.partitions, request.partition)
     return Done(partition.keys_of(partition.rows.positions_of(indexes_in(request.rows))))
 
 
 @handles(queries.ProductionStatus, reads=True)
-def handle_production_status(context: ControllerContext, caller: Caller, request: queries.ProductionStatus) -> AnyReply:
+def handle_production_status(context: Context, caller: Caller, request: queries.ProductionStatus) -> AnyReply:
     """Return which fields each live row has, int8 [rows, fields]."""
     partition = context.state.partitions.get(request.partition)
     if partition is None or any(name not in partition.fields for name in request.fields):
@@ -118,9 +118,7 @@ def handle_production_status(context: ControllerContext, caller: Caller, request
 
 
 @handles(queries.ConsumptionStatus, reads=True)
-def handle_consumption_status(
-    context: ControllerContext, caller: Caller, request: queries.ConsumptionStatus
-) -> AnyReply:
+def handle_consumption_status(context: Context, caller: Caller, request: queries.ConsumptionStatus) -> AnyReply:
     """Return which live rows a task has consumed, int8 [rows]."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
@@ -131,7 +129,7 @@ def handle_consumption_status(
 
 
 @handles(queries.CheckProduction, reads=True)
-def handle_check_production(context: ControllerContext, caller: Caller, request: queries.CheckProduction) -> AnyReply:
+def handle_check_production(context: Context, caller: Caller, request: queries.CheckProduction) -> AnyReply:
     """Return whether every row has every field; False for unknown fields, and if there are no rows."""
     partition = context.state.partitions.get(request.partition)
     if partition is None or not partition.rows.count:
@@ -141,13 +139,13 @@ def handle_check_production(context: ControllerContext, caller: Caller, request:
 
 
 @handles(queries.CheckConsumption, reads=True)
-def handle_check_consumption(context: ControllerContext, caller: Caller, request: queries.CheckConsumption) -> AnyReply:
+def handle_check_consumption(context: Context, caller: Caller, request: queries.CheckConsumption) -> AnyReply:
     """Return whether the task has consumed rows and none is left; False for an unknown partition."""
     partition = context.state.partitions.get(request.partition)
     return Done(partition is not None and partition.is_wholly_consumed(request.task))
 
 
 @handles(ListPartitions, reads=True)
-def handle_list_partitions(context: ControllerContext, caller: Caller, request: ListPartitions) -> AnyReply:
+def handle_list_partitions(context: Context, caller: Caller, request: ListPartitions) -> AnyReply:
     """Return the names of the partitions in order of creation."""
     return Done(list(context.state.partitions))

@@ -8,7 +8,7 @@ from typing import Any, Union
 import numpy as np
 
 from transfer_queue.core.columns.tag_filter import matching_rows
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
@@ -19,7 +19,7 @@ from transfer_queue.messages.queries import ChangeReply, Watch
 
 
 @handles(Watch)
-def handle_watch(context: ControllerContext, caller: Caller, request: Watch) -> Union[ChangeReply, list[Effect]]:
+def handle_watch(context: Context, caller: Caller, request: Watch) -> Union[ChangeReply, list[Effect]]:
     """Reply with the changes since the caller's version, or park the request if there are none."""
     reply = watch_reply(context.state, request)
     if reply is None and request.wait is not None and request.wait > 0:

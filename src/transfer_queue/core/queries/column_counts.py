@@ -10,7 +10,7 @@ from itertools import islice
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, Chunk, Indexer
@@ -23,7 +23,7 @@ STATES = 4  # ready, claimed, consumed and skipped
 
 
 @handles(CountColumns, reads=True)
-def handle_count_columns(context: ControllerContext, caller: Caller, request: CountColumns) -> ColumnCounts:
+def handle_count_columns(context: Context, caller: Caller, request: CountColumns) -> ColumnCounts:
     """Return the counts of the next rows of a partition."""
     partition = context.state.partitions.get(request.partition)
     if partition is None or request.made not in (None, partition.changes.made):
@@ -40,7 +40,7 @@ def handle_count_columns(context: ControllerContext, caller: Caller, request: Co
     )  # fmt: skip
 
 
-def _group_size(context: ControllerContext, partition: Partition) -> int:
+def _group_size(context: Context, partition: Partition) -> int:
     """Return the samples of a group; 0 if the partition has no groups."""
     if partition.groups.explicit:
         return partition.groups.size or context.group_size_of(partition.name, None) or partition.groups.largest

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transfer_queue.core.columns.tag_filter import matching_rows
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.row_table import CHUNK_BITS, Chunk
@@ -35,7 +35,7 @@ Tag = dict[str, Any]
 
 
 @handles(ReadBacklog, reads=True)
-def handle_read_backlog(context: ControllerContext, caller: Caller, request: ReadBacklog) -> Backlog:
+def handle_read_backlog(context: Context, caller: Caller, request: ReadBacklog) -> Backlog:
     """Return how many rows of a partition wait for a task, and how many are not done."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
@@ -46,7 +46,7 @@ def handle_read_backlog(context: ControllerContext, caller: Caller, request: Rea
 
 
 @handles(ListKeys, reads=True)
-def handle_list_keys(context: ControllerContext, caller: Caller, request: ListKeys) -> KeysReply:
+def handle_list_keys(context: Context, caller: Caller, request: ListKeys) -> KeysReply:
     """Return the next page of keys with their tags, in order of creation, which is the order of positions."""
     names = list(context.state.partitions) if request.partitions is None else request.partitions
     page = KeyPage()
@@ -132,7 +132,7 @@ SNAPSHOT_ROWS = 4096  # rows of one reply, which take about two milliseconds
 
 
 @handles(TakeSnapshot, reads=True)
-def handle_take_snapshot(context: ControllerContext, caller: Caller, request: TakeSnapshot) -> SnapshotReply:
+def handle_take_snapshot(context: Context, caller: Caller, request: TakeSnapshot) -> SnapshotReply:
     """Return the next page of samples. Positions ascend like global indexes."""
     partition = context.state.partitions.get(request.partition)
     if partition is None or request.made not in (None, partition.changes.made):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -28,7 +28,7 @@ LONG_RUN = 256
 
 
 @handles(Lookup, reads=True)
-def handle_lookup(context: ControllerContext, caller: Caller, request: Lookup) -> AnyReply:
+def handle_lookup(context: Context, caller: Caller, request: Lookup) -> AnyReply:
     """Reply with the locations of the values of rows or keys."""
     state = context.state
     partition = state.partitions.get(request.partition)

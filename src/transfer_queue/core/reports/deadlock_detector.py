@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from transfer_queue.core.activity import Activity
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService
+from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, RefuseLeases
 from transfer_queue.core.reports.explain import nearest_rows
-from transfer_queue.core.service import Service
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.display import count_text
@@ -19,32 +19,29 @@ from transfer_queue.messages.reports.unit_reports import SpaceShortReport
 SHOWN = 3  # requests of each kind in the message
 
 
-class DeadlockDetector(Service):
+class DeadlockDetector(CoreService):
     """Looks after each event whether the claims that wait and the puts that wait wait for each other."""
 
+    begins_with = (r.RequestParked,)
+
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
-        return True
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
+        return bool(context.state.waiting.by_waiter)
 
     def after_event(self) -> list[Effect]:
         """Fail all requests that wait for space with a DeadlockError, if nothing can ever meet them."""
         context, activity = self.context, self.context.services[Activity]
-        if not context.state.waiting.claims or self._is_working() or not activity.is_deadlocked():
+        if not context.state.waiting.claims or not activity.is_deadlocked():
             return []
+        if any(service.is_working() for service in context.services.with_hook["is_working"]):
+            return []  # the controller itself may still meet them
         told = describe_deadlock(context.state, activity.short.values())
         effects: list[Effect] = []
         for waiting in list(context.state.waiting.space.values()):
             effects += context.refuse(waiting, DeadlockError(told))
         effects += [RefuseLeases(unit, told) for unit, short in activity.short.items() if short.writers]
         return effects
-
-    def _is_working(self) -> bool:
-        """Return whether the controller itself may still meet the requests that wait."""
-        context = self.context
-        if context.background_deals or context.sampler_calls:
-            return True
-        return any(service.is_working() for service in context.services.with_hook["is_working"])
 
 
 def describe_deadlock(state: State, short: Collection[SpaceShortReport]) -> str:

@@ -9,11 +9,11 @@ import numpy as np
 
 from transfer_queue.core.claims.final_rounds import REMAINDER
 from transfer_queue.core.claims.lease_decisions import POISON
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.claims.plan import Plans
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.locks.lock_decisions import describe_lock
 from transfer_queue.core.puts import limits
-from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import suggestion
@@ -32,15 +32,15 @@ WAITS_FOR = ", which waits for "  # what follows the description of a group
 
 
 @handles(Explain, reads=True)
-def handle_explain(context: ControllerContext, caller: Caller, request: Explain) -> Done:
+def handle_explain(context: Context, caller: Caller, request: Explain) -> Done:
     """Reply why a sample is not dealt, or what a claim with these arguments would wait for."""
     abandoned = context.services[AbandonedSamples].find(request.partition)
     if request.count is None or request.task is None or not request.fields:
         words = explain(context.state, request, context.group_size_of(request.partition, request.task), abandoned)
         return Done(words + _lock_words(context.state, request, context.now))
     claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
-    sampler = context.samplers.sampler_for(claim, context.state.partitions.get(request.partition))
-    return Done(waiting_words(context.state, claim, claim_samplers.group_size(sampler), abandoned))
+    plan = context.services[Plans].of(context.state.partitions.get(request.partition), claim)
+    return Done(waiting_words(context.state, claim, plan.group_size, abandoned))
 
 
 def explain(state: State, request: Explain, dealt: int | None = None, abandoned: Sequence[Abandoned] = ()) -> str:

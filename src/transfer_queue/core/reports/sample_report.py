@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.field_types import MIXED_RANK, FieldStats, dims_starts
@@ -63,7 +63,7 @@ _NO_LANE = Lane(0, "", "")
 
 
 @handles(DescribeSample, reads=True)
-def handle_describe_sample(context: ControllerContext, caller: Caller, request: DescribeSample) -> SampleReport:
+def handle_describe_sample(context: Context, caller: Caller, request: DescribeSample) -> SampleReport:
     """Reply with a page of the report about a sample."""
     context.services[TimelineRecorder].flush()
     partition = context.state.partitions.get(request.partition)
@@ -166,7 +166,7 @@ def _lane(timeline: TimelineRecorder, number: int) -> Lane:
 # ------------------------------------------------------------ fields
 
 
-def _fields(context: ControllerContext, partition: Partition, position: int, start: int) -> dict[str, Any]:
+def _fields(context: Context, partition: Partition, position: int, start: int) -> dict[str, Any]:
     """Return the fields of a sample from a field on, and where the next page begins."""
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
     blocks = _BlocksOfSample(context, partition)
@@ -195,7 +195,7 @@ def _place(chunk: Chunk, name: str, at: int) -> tuple[int, int]:
 class _BlocksOfSample:
     """The blocks that contain the values of one sample. What is equal for all fields of a block is looked up once."""
 
-    def __init__(self, context: ControllerContext, partition: Partition) -> None:
+    def __init__(self, context: Context, partition: Partition) -> None:
         self._state = context.state
         self._timeline = context.services[TimelineRecorder]
         self._partition = partition
@@ -269,7 +269,7 @@ def _sized(dtype: str, shape: list[int]) -> tuple[list[int], int]:
 # ------------------------------------------------------------ tags, group and tasks
 
 
-def _about(context: ControllerContext, partition: Partition, position: int) -> dict[str, Any]:
+def _about(context: Context, partition: Partition, position: int) -> dict[str, Any]:
     """Return what is not in pages: the state, tags, group and tasks of a sample."""
     where = np.array([position])
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
@@ -283,7 +283,7 @@ def _about(context: ControllerContext, partition: Partition, position: int) -> d
     }
 
 
-def _group(context: ControllerContext, partition: Partition, position: int) -> SampleGroup | None:
+def _group(context: Context, partition: Partition, position: int) -> SampleGroup | None:
     """Return the declared group of a sample, or that by order of reservation if the system's sampler deals groups."""
     groups, dealt = partition.groups, context.group_size_of(partition.name, None)
     if not groups.explicit:
@@ -317,13 +317,13 @@ def _members(partition: Partition, positions: Sequence[int]) -> list[SampleMembe
     return [SampleMember(*member) for member in zip(indexes, keys, lacks.tolist(), strict=True)]
 
 
-def tasks_of(context: ControllerContext, partition: Partition) -> list[str]:
+def tasks_of(context: Context, partition: Partition) -> list[str]:
     """Return the tasks that take samples of a partition, or wait for some, by name."""
     waiting = context.state.waiting.claim_queues(partition.name)
     return sorted({*partition.tasks, *partition.claimed, *waiting})
 
 
-def _tasks(context: ControllerContext, partition: Partition, position: int) -> Iterator[SampleTask]:
+def _tasks(context: Context, partition: Partition, position: int) -> Iterator[SampleTask]:
     """Iterate over the states of a sample for the tasks of its partition."""
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
     where = np.array([position])

@@ -15,7 +15,7 @@ import numpy as np
 from transfer_queue.core.blocks.block_chunk import BlockChunk
 from transfer_queue.core.blocks.block_table import pair_sums
 from transfer_queue.core.claims.lease_deadlines import Leases
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.reports.status import progress, stored_bytes, tier_of
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.timeline.recorder import TimelineRecorder
@@ -68,7 +68,7 @@ class UnitLoads:
     """Task -> its leases."""
 
 
-def measure_units(context: ControllerContext, now: float) -> Generator[None, None, UnitLoads]:
+def measure_units(context: Context, now: float) -> Generator[None, None, UnitLoads]:
     """Measure what the units store, and the leases, in short steps like `measure`."""
     found = UnitLoads()
     yield from _add_live(context.state, found.live)
@@ -81,7 +81,7 @@ def measure_units(context: ControllerContext, now: float) -> Generator[None, Non
     return found
 
 
-def _add_lease(context: ControllerContext, leases: dict[str, LeaseSummary], lease: RowLease, now: float) -> None:
+def _add_lease(context: Context, leases: dict[str, LeaseSummary], lease: RowLease, now: float) -> None:
     task = lease.task if lease.task in leases or len(leases) < MOST_NAMES else OTHER
     known = leases.get(task, LeaseSummary(task, 0, 0))
     age = context.services[Leases].deadlines.age_of(lease, now)
@@ -98,7 +98,7 @@ def _add_live(state: State, live: Counter[int]) -> Generator[None, None, None]:
         yield
 
 
-def measure(context: ControllerContext, now: float) -> Generator[None, None, StateMeasures]:
+def measure(context: Context, now: float) -> Generator[None, None, StateMeasures]:
     """Measure the state. The caller serves other requests between two of its short steps."""
     found = StateMeasures(len(context.state.partitions))
     names = list(context.state.partitions)
@@ -153,7 +153,7 @@ def _ready_rows(partition: Partition) -> dict[tuple[str, ...], int]:
     return found
 
 
-def _add_tasks(context: ControllerContext, found: StateMeasures, now: float) -> Generator[None, None, None]:
+def _add_tasks(context: Context, found: StateMeasures, now: float) -> Generator[None, None, None]:
     timeline = context.services[TimelineRecorder]
     if not timeline.ring.capacity:
         return
@@ -165,7 +165,7 @@ def _add_tasks(context: ControllerContext, found: StateMeasures, now: float) -> 
     found.timings = timeline.tasks.timings()
 
 
-def _others(context: ControllerContext, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
+def _others(context: Context, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:
     """Sum up these partitions: rows, bytes and waiting claims."""
     rows = nbytes = saved = 0
     tiers: Counter[str] = Counter()

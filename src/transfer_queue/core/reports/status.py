@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 
 from transfer_queue.core.claims.consumer_state import missing_groups
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
@@ -30,18 +30,18 @@ from transfer_queue.messages.system import Status, SystemStatus, Topology, Topol
 
 
 @handles(Status, reads=True)
-def handle_status(context: ControllerContext, caller: Caller, request: Status) -> SystemStatus:
+def handle_status(context: Context, caller: Caller, request: Status) -> SystemStatus:
     """Reply with the progress of every partition and the counters."""
     return collect_status(context, context.now)
 
 
-def collect_status(context: ControllerContext, now: float) -> SystemStatus:
+def collect_status(context: Context, now: float) -> SystemStatus:
     """Return the progress of every partition, and the counters including those of the connections."""
     partitions = context.state.partitions.values()
     return _collect(context, [progress(context, each, now) for each in partitions], now)
 
 
-def _collect(context: ControllerContext, partitions: list[PartitionProgress], now: float) -> SystemStatus:
+def _collect(context: Context, partitions: list[PartitionProgress], now: float) -> SystemStatus:
     around = {f"connections_{name}": value for name, value in context.measures.server_counters.items()}
     costs = list(context.samplers.costs.values())
     counters = {**context.measures.counters, **around}
@@ -57,14 +57,14 @@ def _collect(context: ControllerContext, partitions: list[PartitionProgress], no
     )
 
 
-def _stores(context: ControllerContext) -> list[StoreServerProgress]:
+def _stores(context: Context) -> list[StoreServerProgress]:
     """Return the servers of external stores."""
     stores = context.services.get(StoreServers)
     return [] if stores is None else stores.progress(context.now)
 
 
 @handles(ReadProgress, reads=True)
-def handle_read_progress(context: ControllerContext, caller: Caller, request: ReadProgress) -> ProgressReply:
+def handle_read_progress(context: Context, caller: Caller, request: ReadProgress) -> ProgressReply:
     """Reply with the progress of some partitions, and with the totals of all."""
     state = context.state
     names = list(state.partitions)
@@ -89,7 +89,7 @@ def handle_read_progress(context: ControllerContext, caller: Caller, request: Re
 
 
 @handles(Topology, reads=True)
-def handle_topology(context: ControllerContext, caller: Caller, request: Topology) -> TopologyReply:
+def handle_topology(context: Context, caller: Caller, request: Topology) -> TopologyReply:
     """Reply with the storage units and the configuration for a client that attaches."""
     return TopologyReply(list(context.state.units.values()), context.client_config, _stores(context))
 
@@ -103,7 +103,7 @@ def unit_progress(state: State) -> list[UnitProgress]:
     ]
 
 
-def progress(context: ControllerContext, partition: Partition, now: float) -> PartitionProgress:
+def progress(context: Context, partition: Partition, now: float) -> PartitionProgress:
     """Return the progress of one partition."""
     state = context.state
     queues = state.waiting.claim_queues(partition.name)

@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.reports.sample_report import tasks_of
 from transfer_queue.core.state.partition import Partition
@@ -28,7 +28,7 @@ MAX_COLUMNS = 64
 
 
 @handles(FindStuck, reads=True)
-def handle_find_stuck(context: ControllerContext, caller: Caller, request: FindStuck) -> StuckPage:
+def handle_find_stuck(context: Context, caller: Caller, request: FindStuck) -> StuckPage:
     """Reply with the stuck samples of the next chunks of a partition."""
     timeline = context.services[TimelineRecorder]
     now = context.now + timeline.wall
@@ -58,7 +58,7 @@ class _Search:
         cutoff: A row is stuck if it has not changed after this time, by the controller's clock.
     """
 
-    def __init__(self, context: ControllerContext, partition: Partition, cutoff: float) -> None:
+    def __init__(self, context: Context, partition: Partition, cutoff: float) -> None:
         timeline = context.services[TimelineRecorder]
         self._rows, self._chunks = partition.rows, partition.rows.chunks
         self._changes, self._reservations = timeline.change_times, timeline.reservation_times

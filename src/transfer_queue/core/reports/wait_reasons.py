@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.claims.plan import Plans
+from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
+from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
 from transfer_queue.core.reports.explain import waiting_words
-from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import suggestion
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.units.unit_drains import UnitDrains
 from transfer_queue.display import count_text
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
@@ -23,22 +23,21 @@ from transfer_queue.messages.queries import ExplainWait, Watch
 
 
 @handles(ExplainWait, reads=True)
-def handle_explain_wait(context: ControllerContext, caller: Caller, request: ExplainWait) -> Done:
+def handle_explain_wait(context: Context, caller: Caller, request: ExplainWait) -> Done:
     """Reply what a request of the same client waits for; "" if it does not wait."""
     waiter = caller.client, request.sequence
     waiting = context.state.waiting.by_waiter.get(waiter)
     if waiting is not None:
         return Done(_describe_wait(context, waiting))
-    drains = context.services.get(UnitDrains)
-    return Done("" if drains is None else drains.describe(waiter))
+    jobs = context.services.get(Jobs)
+    return Done("" if jobs is None else jobs.describe(waiter))
 
 
-def _describe_wait(context: ControllerContext, waiting: ParkedRequest) -> str:
+def _describe_wait(context: Context, waiting: ParkedRequest) -> str:
     state, request = context.state, waiting.request
     partition = state.partitions.get(request.partition)
     if isinstance(request, Claim):
-        sampler = context.samplers.sampler_for(request, partition)
-        return waiting_words(state, request, claim_samplers.group_size(sampler))
+        return waiting_words(state, request, context.services[Plans].of(partition, request).group_size)
     if isinstance(request, TakeLock):
         waited = context.now - waiting.since
         text = lock_decisions.describe_wait(state, waiting.waiter, request, waited, context.now)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import Any
 
-from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, Values, copy_containers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import ORDERS
 from transfer_queue.messages.reports.progress import SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, PrioritySampler, RankAwareSampler, SequentialSampler
@@ -21,12 +18,11 @@ from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.sampler_spec import sampler_of
 from transfer_queue.sampler.sampler_wrapper import built_in, with_group_size, with_open_dp_size
 
-MOST_SIZES = 64  # samplers for other group sizes to keep; clients choose the sizes
 NONE_OF_TASKS: Mapping[str, AnySampler] = {}
 
 
 class SamplerRegistry:
-    """The samplers of tasks: which one decides a claim. `sampler_for` is the only place that chooses it.
+    """The samplers of tasks: which one decides a claim. `choose` is the only place that chooses it.
 
     The first one of these counts:
 
@@ -88,16 +84,11 @@ class SamplerRegistry:
         """The users' samplers: by pattern, "" for the system's sampler."""
         self.costs.clear()
         self.restarts.clear()
-        self._of_groups: dict[tuple[BaseSampler, int, bool], BaseSampler] = {}
 
     @property
     def all(self) -> list[AnySampler]:
         """The samplers of the system and of all tasks."""
         return [self.default, *self.of_tasks.values(), *(sampler_of(*spec) for spec in self._registered().values())]
-
-    def is_timed(self, sampler: AnySampler) -> bool:
-        """Return whether this is a user's sampler that runs in the controller's loop, so that its calls are timed."""
-        return isinstance(sampler, UserSampler) and isinstance(sampler.runner, InlineRunner)
 
     def note(self, name: str, seconds: float) -> None:
         """Count a call of the user's sampler of this name that took this time."""
@@ -118,32 +109,25 @@ class SamplerRegistry:
         fits = (sampler for pattern, sampler in self.of_tasks.items() if fnmatchcase(task, pattern))
         return next(fits, self.default)
 
-    def sampler_for(self, claim: Claim, partition: Partition | None) -> AnySampler:
-        """Return the sampler for a claim of this partition."""
-        return self.choose(claim.task, claim.sampling, partition)
-
     def choose(self, task: str, sampling: Mapping[str, Any], partition: Partition | None) -> AnySampler:
         """Return the sampler for claims of a task with this sampling_config in a partition."""
         if partition is not None and partition.options.order:
             return _OF_ORDERS[partition.options.order]
         name = sampling.get("sampler")
-        sampler = self.of_task(task) if name is None else _built_in(str(name))
+        sampler = self.of_task(task) if name is None else _NAMED.get(str(name))
+        if sampler is None:
+            raise InvalidArgumentError(
+                f"a claim may name SequentialSampler, RankAwareSampler or GRPOGroupNSampler, not {str(name)!r}; "
+                f"set any other sampler for the task in controller.task_samplers, or for the system in "
+                f"controller.sampler"
+            )
         if isinstance(sampler, UserSampler) or group_size(sampler) is None:
             return sampler
         said = sampling.get(GROUP_SIZE)
         if isinstance(said, int) and said > 0 and not getattr(sampler, "size_given", True):
-            return self._copy_for_size(sampler, said, given=True)
+            return with_group_size(sampler, said, given=True)
         size = None if partition is None else declared_size(partition, sampler)
-        return sampler if size in (None, group_size(sampler)) else self._copy_for_size(sampler, size, given=False)
-
-    def _copy_for_size(self, sampler: BaseSampler, size: int, given: bool) -> BaseSampler:
-        """Return a built-in sampler like this one for groups of that size."""
-        found = self._of_groups.get((sampler, size, given))
-        if found is None:
-            if len(self._of_groups) == MOST_SIZES:
-                self._of_groups.clear()
-            found = self._of_groups[sampler, size, given] = with_group_size(sampler, size, given=given)
-        return found
+        return sampler if size in (None, group_size(sampler)) else with_group_size(sampler, size, given=False)
 
 
 class _NewestFirst(PrioritySampler):
@@ -159,23 +143,10 @@ _OF_ORDERS: dict[str, BaseSampler] = dict(
 )
 
 
-@lru_cache
-def _built_in(name: str) -> BaseSampler:
-    if name == "SequentialSampler":
-        return SequentialSampler()
-    if name == "RankAwareSampler":
-        return RankAwareSampler()
-    if name == "GRPOGroupNSampler":
-        return GRPOGroupNSampler()
-    raise InvalidArgumentError(
-        f"a claim may name SequentialSampler, RankAwareSampler or GRPOGroupNSampler, not {name!r}; "
-        f"set any other sampler for the task in controller.task_samplers, or for the system in controller.sampler"
-    )
-
-
-def deals_itself(sampler: AnySampler) -> bool:
-    """Return whether the outcome depends only on the state: the sampler is built-in, and wraps no user's sampler."""
-    return not isinstance(sampler, UserSampler)
+_NAMED: dict[str, BaseSampler] = {
+    type(sampler).__name__: sampler for sampler in (SequentialSampler(), RankAwareSampler(), GRPOGroupNSampler())
+}
+"""The samplers that a claim may name."""
 
 
 def group_size(sampler: AnySampler) -> int | None:
@@ -194,23 +165,3 @@ def declared_size(partition: Partition, sampler: AnySampler) -> int | None:
     if groups.size is None and not getattr(sampler, "size_given", True):
         return groups.largest or None
     return groups.size
-
-
-def dealt_group_size(sampler: AnySampler, partition: Partition) -> int:
-    """Return the number of samples in the groups that this sampler deals; 0 if it deals single samples."""
-    size = group_size(sampler) or 0
-    return size if size > 1 or partition.groups.explicit else 0
-
-
-def available_rows(partition: Partition, ready: ReadySet, sampler: AnySampler) -> int:
-    """Return how many ready rows this sampler could deal; for a sampler of groups, those in complete groups."""
-    size = dealt_group_size(sampler, partition)
-    if not size:
-        return ready.total
-    return len(ready.whole_groups(size, partition.groups)) * (partition.groups.size or size)
-
-
-def forget_partition(samplers: SamplerRegistry, partition: str) -> None:
-    """Make users' samplers forget what they keep of a dropped partition."""
-    for sampler in samplers.of_users.values():
-        sampler.clear_cache(partition)

@@ -8,19 +8,18 @@ this is part of the state: after a restart the client sends the claim again.
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.configuration import CoreConfig
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events.effects import AskSampler, Effect
 from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.samplers.user_sampler import Answers, AnySampler, Ask, HostedRunner, UserSampler
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.errors import SamplerError, TransferQueueError
 from transfer_queue.sampler.calls.call_messages import Question, SamplerCall, Shown, ViewReply
@@ -59,43 +58,42 @@ DecideAgain = Callable[[ParkedRequest, PendingCall], list[Effect]]
 """Decides a parked claim with the answers so far."""
 
 
-class CallContext(Protocol):
-    """The part of the controller that the calls use."""
+class SamplerAsks(CoreService, ABC):
+    """The calls of all users' samplers that wait or were sent."""
 
-    config: CoreConfig
-    state: State
-    samplers: SamplerRegistry
-
-    def refuse(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
-        """Refuse a request that waits."""
-
-
-class SamplerAsks:
-    """The calls of all users' samplers that wait or were sent. True while there are any."""
-
-    def __init__(self, decide_again: DecideAgain) -> None:
-        self._decide_again = decide_again
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self._queues: dict[HostedRunner, CallQueue] = {}
         self._numbers = itertools.count(1)
 
-    def __bool__(self) -> bool:
+    @classmethod
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
+        return any(hosted_runner(sampler) is not None for sampler in context.samplers.of_users.values())
+
+    @abstractmethod
+    def decide_again(self, waiting: ParkedRequest, pending: PendingCall) -> list[Effect]:
+        """Decide a parked claim with the answers so far."""
+
+    def is_working(self) -> bool:
+        """See `CoreService.is_working`."""
         return any(self._queues.values())
 
     def _queue_of(self, runner: HostedRunner) -> CallQueue:
         queue = self._queues.get(runner)
         if queue is None:
-            queue = self._queues[runner] = CallQueue(runner, self._numbers, self._decide_again)
+            queue = self._queues[runner] = CallQueue(runner, self._numbers, self.decide_again)
         return queue
 
-    def request_call(self, context: CallContext, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
+    def request_call(self, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
         """Start this call, which a parked claim needs for its decision, or queue the claim."""
-        return self._queue_of(ask.runner).request_call(context, waiter, ask, fresh)
+        return self._queue_of(ask.runner).request_call(self.context, waiter, ask, fresh)
 
-    def start_further(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def start_further(self, pending: PendingCall, ask: Ask) -> list[Effect]:
         """Start one more call, which the claim of a pending call needs."""
         if pending.runner is not ask.runner:
             pending.answers = Answers()  # the claim has another sampler now
-        return self._queue_of(ask.runner).start_further(context, pending, ask)
+        return self._queue_of(ask.runner).start_further(self.context, pending, ask)
 
     def queue_call(self, runner: HostedRunner, call: SamplerCall, done: Done) -> None:
         """Queue a call that no claim needs. done: called with the answer, or the exception; see `start_next`."""
@@ -105,14 +103,12 @@ class SamplerAsks:
         """Return whether a claim waits for its answer or for its turn. It is decided again after that."""
         return any(queue.is_pending(waiter) for queue in self._queues.values())
 
-    def start_next(self, context: CallContext) -> list[Effect]:
+    def when_settled(self) -> list[Effect]:
         """Start the next calls of all samplers that are not in a call."""
-        if not (self._queues or context.samplers.of_users):
-            return []
-        for sampler in context.samplers.of_users.values():
+        for sampler in self.context.samplers.of_users.values():
             if isinstance(sampler.runner, HostedRunner) and sampler.runner.orders:
                 self._queue_of(sampler.runner)
-        return [effect for queue in list(self._queues.values()) for effect in queue.start_next(context)]
+        return [effect for queue in list(self._queues.values()) for effect in queue.start_next(self.context)]
 
     def replace(self, runner: HostedRunner | None) -> list[Effect]:
         """The sampler of this runner was replaced: its claims get the new one, and its calls have failed."""
@@ -124,15 +120,15 @@ class SamplerAsks:
         for queue in self._queues.values():
             queue.void()
 
-    def on_answer(self, context: CallContext, number: int, outcome: Any) -> list[Effect]:
+    def on_answer(self, number: int, outcome: Any) -> list[Effect]:
         """Handle the end of a call. outcome: its result, or an exception."""
         queue = self._queue_in_call(number)
-        return [] if queue is None else queue.on_answer(context, outcome)
+        return [] if queue is None else queue.on_answer(self.context, outcome)
 
-    def answer_read(self, context: CallContext, number: int, question: Question) -> ViewReply:
+    def answer_read(self, number: int, question: Question) -> ViewReply:
         """Reply to what a sampler reads during a call; an empty reply if the claim or the partition is gone."""
         queue = self._queue_in_call(number)
-        return ViewReply() if queue is None else queue.answer_read(context, question)
+        return ViewReply() if queue is None else queue.answer_read(self.context, question)
 
     def _queue_in_call(self, number: int) -> CallQueue | None:
         """Return the queue of the sampler in this call; None if the sampler was replaced."""
@@ -160,7 +156,7 @@ class CallQueue:
 
     # ------------------------------------------------------------ which calls are needed
 
-    def request_call(self, context: CallContext, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
+    def request_call(self, context: Context, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
         """Start this call, which a parked claim needs for its decision, or queue the claim."""
         if self._active is not None or self._claims:
             self._claims.setdefault(waiter, fresh)
@@ -178,7 +174,7 @@ class CallQueue:
         """Queue a call that no claim needs. done: called with the answer, or the exception; see `start_next`."""
         self._orders.append((call, done))
 
-    def start_next(self, context: CallContext) -> list[Effect]:
+    def start_next(self, context: Context) -> list[Effect]:
         """Start the next call, unless the sampler is still in a call."""
         effects: list[Effect] = []
         if self._runner is not None and self._runner.orders:
@@ -220,7 +216,7 @@ class CallQueue:
 
     # ------------------------------------------------------------ calls
 
-    def _begin(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def _begin(self, context: Context, pending: PendingCall, ask: Ask) -> list[Effect]:
         self._number = next(self._numbers)
         self._active, pending.ask, pending.began = pending, ask, context.config.timer()
         pending.runner = ask.runner
@@ -229,7 +225,7 @@ class CallQueue:
             shown = self._shown_rows(pending, ask.partition, ask.ready)
         return [AskSampler(self._number, ask.call, shown, ask.runner.pattern)]
 
-    def start_further(self, context: CallContext, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def start_further(self, context: Context, pending: PendingCall, ask: Ask) -> list[Effect]:
         """Start one more call, which the claim of a pending call needs."""
         if self._active is not None:
             assert pending.waiter is not None
@@ -237,7 +233,7 @@ class CallQueue:
             return []
         return self._begin(context, pending, ask)
 
-    def on_answer(self, context: CallContext, outcome: Any) -> list[Effect]:
+    def on_answer(self, context: Context, outcome: Any) -> list[Effect]:
         """Handle the end of the call. outcome: its result, or an exception."""
         pending, self._active = self._active, None
         assert pending is not None
@@ -251,7 +247,7 @@ class CallQueue:
             self._claims = {pending.waiter: pending.fresh, **self._claims}  # first, as it arrived before the others
         return effects
 
-    def _decide(self, context: CallContext, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
+    def _decide(self, context: Context, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
         assert pending.waiter is not None
         waiting = context.state.waiting.by_waiter.get(pending.waiter)
         if waiting is None:
@@ -281,7 +277,7 @@ class CallQueue:
         pending.answers.offered.append(rows)
         return ViewReply(rows.tobytes(), after)
 
-    def answer_read(self, context: CallContext, question: Question) -> ViewReply:
+    def answer_read(self, context: Context, question: Question) -> ViewReply:
         """Reply to what the sampler reads during the call; an empty reply if the claim or the partition is gone."""
         pending = self._active
         ask = None if pending is None else pending.ask

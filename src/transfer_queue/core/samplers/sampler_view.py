@@ -30,8 +30,11 @@ class PartitionView(PartitionTags):
         self.partition_id = partition.name
         self.group_size = partition.groups.size
         """The number of samples in a declared group; None if the partition does not declare it."""
-        self.policy_version = partition.policy_version
+
+    @property
+    def policy_version(self) -> int:
         """The last version that `set_policy_version` has set; 0 at first."""
+        return self._partition.policy_version
 
     def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return {global index: tag} for those of these rows that exist."""

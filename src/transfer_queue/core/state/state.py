@@ -28,6 +28,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import WaitQueues
 from transfer_queue.core.tables.lock_table import LockTable
 from transfer_queue.display import worker_text
+from transfer_queue.errors import StaleMetadataError
 from transfer_queue.messages.descriptors import DISK, MIRROR, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.timeline import Introduce
@@ -221,6 +222,19 @@ class State(Persisted):
         for tier, numbers in ((DISK, self.disks), (MIRROR, self.mirrors)):
             (numbers.add if unit.tier == tier else numbers.discard)(unit.unit)
         (self.stores.add if unit.store else self.stores.discard)(unit.unit)
+
+    def check_epoch(self, request: Any) -> None:
+        """Raise StaleMetadataError if a request names rows by metadata of another epoch.
+
+        Loading a checkpoint begins a new epoch, in which the metadata that clients have is not valid any more.
+        """
+        epoch = getattr(request, "epoch", None)
+        if epoch is not None and epoch != self.epoch:
+            when = "after this metadata was fetched" if epoch < self.epoch else "that this metadata does not belong to"
+            raise StaleMetadataError(
+                f"a checkpoint was loaded {when}, so the samples of partition {request.partition!r} are others now; "
+                f"fetch their metadata again"
+            )
 
     def new_version(self, name: str) -> Partition:
         """Give a partition a new version, and return the partition."""

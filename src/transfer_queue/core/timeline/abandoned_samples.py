@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
-from transfer_queue.core.service import Service
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.row_table import CONSUMED, Indexer, rows_without, runs_of, sort_with_values
 from transfer_queue.core.timeline.number_tables import LaneKey, cut_text
@@ -57,10 +56,10 @@ class Abandoned(NamedTuple):
         return "" if holder is None else f"may be lost to {describe_loss(self.partition, self.task, [holder], 1)}"
 
 
-class AbandonedSamples(Service):
+class AbandonedSamples(CoreService):
     """Finds these samples. While no client is gone it does nothing; otherwise each search reads the new events."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._timeline = context.services[TimelineRecorder]
         self._state = context.state

@@ -14,10 +14,9 @@ from typing import Any, Protocol, Union
 import numpy as np
 
 from transfer_queue.core.blocks.block_table import Schema
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
-from transfer_queue.core.service import Service
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.row_table import CHUNK_BITS, MASK, Chunk
@@ -86,10 +85,10 @@ class Clock(Protocol):
     """The client whose request the records of the event carry out; "" for the controller itself."""
 
 
-class TimelineRecorder(Service):
+class TimelineRecorder(CoreService):
     """Writes events, and numbers the names in them. It runs always, as it also knows when rows were put."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._clock: Clock = context.log
         self._state = state = context.state
@@ -133,8 +132,8 @@ class TimelineRecorder(Service):
         self._observe(context.log.observe)
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return True
 
     def _observe(self, observe: Callable[[Iterable[type], Callable[[Any], None]], None]) -> None:
@@ -242,7 +241,7 @@ class TimelineRecorder(Service):
             self._ended.add((client, cut_text(claim.task)))
 
     def on_wait_ended(self, waiting: ParkedRequest, met: bool) -> None:
-        """See `Service.on_wait_ended`."""
+        """See `CoreService.on_wait_ended`."""
         if not self.ring.capacity:
             return
         request, flags = waiting.request, 0 if met else TIMED_OUT
@@ -287,11 +286,11 @@ class TimelineRecorder(Service):
             self._policies.note(partition, before, version, self._state.next_block)
 
     def on_connected(self, client: str) -> None:
-        """See `Service.on_connected`."""
+        """See `CoreService.on_connected`."""
         self.gone.pop(client, None)
 
     def on_client_left(self, client: str, announced: bool) -> list[Effect]:
-        """See `Service.on_client_left`. It is noted in each lane of the client."""
+        """See `CoreService.on_client_left`. It is noted in each lane of the client."""
         if not self.ring.capacity:
             return []
         self.flush()

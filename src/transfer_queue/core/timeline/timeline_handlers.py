@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.timeline.number_tables import cut_names, cut_text
@@ -31,7 +31,7 @@ MAX_CONNECTED = 16_384
 
 
 @handles(Introduce)
-def handle_introduce(context: ControllerContext, caller: Caller, request: Introduce) -> Decision:
+def handle_introduce(context: Context, caller: Caller, request: Introduce) -> Decision:
     """Remember the task and rank of a client."""
     context.services[TimelineRecorder].flush()  # its earlier events are in its former lane
     known = context.state.introductions.get(caller.client) == request
@@ -39,14 +39,14 @@ def handle_introduce(context: ControllerContext, caller: Caller, request: Introd
 
 
 @handles(Leave, reads=True)
-def handle_leave(context: ControllerContext, caller: Caller, request: Leave) -> Done:
+def handle_leave(context: Context, caller: Caller, request: Leave) -> Done:
     """Remember until the last connection of the client ends that the client closes it."""
     context.connections.note_leaving(caller.client)
     return Done()
 
 
 @handles(ReadTimeline, reads=True)
-def handle_read_timeline(context: ControllerContext, caller: Caller, request: ReadTimeline) -> TimelineReply:
+def handle_read_timeline(context: Context, caller: Caller, request: ReadTimeline) -> TimelineReply:
     """Return events from a position on. The reply has the names of all numbers in it that the reader does not know."""
     timeline, now = context.services[TimelineRecorder], context.now
     ring = timeline.ring
@@ -98,7 +98,7 @@ def _named_events(timeline: TimelineRecorder, position: int, lane: int, partitio
     return events[: count * EVENT.itemsize]
 
 
-def _open_waits(context: ControllerContext) -> list[OpenWait]:
+def _open_waits(context: Context) -> list[OpenWait]:
     """Return the claims and producers that wait, those that have waited longest first."""
     found: list[OpenWait] = []
     lanes = context.services[TimelineRecorder].lanes
@@ -124,6 +124,6 @@ def _open_waits(context: ControllerContext) -> list[OpenWait]:
     return found
 
 
-def _connected(context: ControllerContext) -> list[str]:
+def _connected(context: Context) -> list[str]:
     peers = context.connections.peers
     return list(islice((client for client, connections in peers.items() if connections), MAX_CONNECTED))

@@ -105,19 +105,13 @@ def split_into_runs(nbytes: np.ndarray, most_bytes: int, most: int) -> Iterator[
 
 def blocks_message(blocks: list[NewBlock]) -> Blocks:
     """Return the message that describes blocks which no row needs yet."""
-
-    def column(values: list[int], kind: str) -> bytes:
-        return np.array(values, kind).tobytes()
-
-    count = list(range(len(blocks)))
+    kinds = (("unit", "<i4"), ("offset", "<i8"), ("generation", "<i8"), ("nbytes", "<i8"), ("rows", "<i4"))
+    columns = {name: np.array([getattr(block, name) for block in blocks], kind).tobytes() for name, kind in kinds}
+    count = np.arange(len(blocks), dtype="<i4").tobytes()
     return Blocks(
-        unit=column([block.unit for block in blocks], "<i4"),
-        offset=column([block.offset for block in blocks], "<i8"),
-        generation=column([block.generation for block in blocks], "<i8"),
-        nbytes=column([block.nbytes for block in blocks], "<i8"),
-        rows=column([block.rows for block in blocks], "<i4"),
-        schema=column(count, "<i4"),
-        dims=column(count, "<i4"),
+        **columns,
+        schema=count,
+        dims=count,
         schemas=[list(block.schema) for block in blocks],
         dims_values=[block.dims for block in blocks],
     )

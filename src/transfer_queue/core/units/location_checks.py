@@ -270,12 +270,11 @@ def close_reported_extents(
     return [r.ExtentsClosed(places, [] if lengths is None else [lengths[at] for at in new])] if new else []
 
 
-def check_moved(state: State, order: Move | None, reply: BlocksMovedReport) -> list[r.AnyRecord]:
+def check_moved(state: State, order: Move, reply: BlocksMovedReport) -> list[r.AnyRecord]:
     """Raise ProtocolError if a unit cannot have carried out an order as it reports.
 
     Returns the records of what lies where it has copied the blocks.
     """
-    assert order is not None
     place = BlockLocation(reply.unit, reply.extent, 0, reply.generation, reply.length)
     if (place.unit, place.extent) in state.blocks.extents:
         raise ProtocolError(f"blocks were moved into extent {place.extent} of unit {place.unit}, which is in use")

@@ -1,39 +1,36 @@
 """Decides which blocks are moved, and when.
 
 Blocks are moved out of extents that are mostly dead, off units that are drained, to units where replicas are missing,
-and out of memory that is nearly full (`core.units.tiering_policy`). Blocks that only a mirror has are copied back into
-memory while there is space. The mirror of an earlier term is drained into the present one.
+and out of memory that is nearly full. Blocks that only a mirror has are copied back into memory while there is space.
+The mirror of an earlier term is drained into the present one.
 
 A plan reads all blocks, a few chunks of the table at a time, chooses some, and then sends units one order after the
-other, each with at most one extent of blocks. A unit copies the blocks and reports the locations of the copies
-(`messages.reports.unit_reports.BlocksMovedReport`), which becomes a record. The record ignores values that were cleared
-or replaced in the meantime.
+other, each with at most one extent of blocks.
 
 Blocks with few live rows are *repacked*: these rows become a block of their own, in as many units as before.
 
-Nothing here is part of the state. A plan ends with its process, and its units then free what they copied
-(`ExtentsClosed` of extents without blocks).
+If more than a fraction `high` of a unit in memory is leased to extents with needed values, its oldest extents are moved
+to units on disk until the fraction is `low`. If its writers wait for space, some are moved in any case. The age of an
+extent is that of its oldest block, since blocks are numbered in the order in which they are published. Only closed
+extents are moved, because open extents may receive more blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, BlockChunk
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, observes
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, SendToUnit
-from transfer_queue.core.service import Service, observes
-from transfer_queue.core.state.state import State
-from transfer_queue.core.units import tiering_policy
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, blocks_message, split_into_runs
-from transfer_queue.core.units.location_checks import are_apart, check_moved, close_reported_extents
+from transfer_queue.core.units.location_checks import are_apart
+from transfer_queue.core.units.mover import PlanSteps, Policy
 from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, Blocks, NewBlock
-from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, DrainFinished, Move, Repack
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Repack
 
 SPARE = 16 << 20
 """Leased bytes below which nothing is compacted."""
@@ -49,243 +46,142 @@ PAUSE = 0.25
 """The minimum of seconds between two plans."""
 PAUSE_A_CHUNK = 0.01
 """Further seconds between two plans for each chunk of blocks."""
-SLICES = 4
-"""Chunks read in one step."""
 SPARSE = 0.75
 """A block with a smaller fraction of live rows is repacked."""
 
 _GRANULE = 64 << 10
 _UNIT = 40  # bits of the extent in a number that combines unit and extent
 
-Extents = dict[tuple[int, int], float]
+Place = tuple[int, int]  # unit, extent
+Extents = dict[Place, float]
+_OFFLOAD, _REPACK, _MOVE = range(3)  # what a plan does with blocks, in this order
+_Found = dict[tuple[int, int, int], list[np.ndarray]]
+"""What is done, the unit to leave or -1, the unit of the other copy or -1 -> the numbers of blocks."""
 _Stamp = tuple[int, int, int, tuple[tuple[int, int], ...]]
 
 
-class MigrationPlanner(Service):
-    """Makes and runs one plan at a time."""
+class MigrationPlanner(Policy):
+    """Makes and carries out one plan at a time."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.state = context.state
         self.replicas = context.config.replicas
         """The number of units in which each block should be."""
         self.marks = context.config.marks
         """The fill levels at which blocks are moved to disk, if there are units on disk."""
-        self.units: set[int] = set()
-        """The connected units."""
-        self.short: set[int] = set()
-        """The units whose writers wait for space."""
-        self.reserved: set[int] = set()
-        """The units that carry out an order of `core.units.mirror_writer`, so that they can take no other one."""
-        self.mirror_is_due: Callable[[float], bool] = lambda now: False
-        """Whether `core.units.mirror_writer` has an order for the mirror at this time."""
         self.has_mirror = context.config.max_lag is not None
         """Whether each block is to be in a mirror. Then only blocks in a mirror are repacked, into blocks in a mirror.
 
         Otherwise values of acknowledged puts could be in a new block that no mirror has.
         """
-        self.restores = True
-        """Whether some blocks may be in a mirror only, so that they are copied back into memory."""
+        self._restores = True  # some blocks may be in a mirror only, so that they are copied back into memory
         self._in_mirror_only = False  # the plan has found such a block
-        self._wanted: int | None = None  # the unit for the next order of the plan
-        self._last: int | None = None  # the unit of the last order, unless it had one of the mirror's writer since
-        self._plan: Iterator[bool] | None = None
-        self._records: list[r.AnyRecord] = []
-        self._orders: list[tuple[int, Move | DrainFinished]] = []
-        self._job: tuple[int, int] | None = None  # number and unit of the order that a unit carries out
-        self._asked: Move | None = None  # this order, or the last one
-        self._reply: BlocksMovedReport | None = None
-        self._unrecorded: list[tuple[int, int]] = []  # the extents of reports that are in no record yet
-        self._number = 0
-        self._now = 0.0
         self._next = 0.0  # the earliest time of the next plan
         self._seen: _Stamp = (0, 0, 0, ())
-        self._nudges = 0
         self._made = 0  # blocks that were made by repacking
         self._offloads = 0  # blocks that were moved to disk
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return True
 
-    # ------------------------------------------------------------ events
+    @observes(r.StateLoaded, r.StateMerged, r.UnitLost, r.ExtentsLost)
+    def note_lost_locations(self, record: r.AnyRecord) -> None:
+        """Note that blocks may have lost their location in memory, so that they are in a mirror only."""
+        self._restores = True
 
-    def on_connect(self, unit: int) -> None:
-        """Note that a unit has connected."""
-        self.units.add(unit)
-        self._nudges += 1
-        if unit in self.state.draining:
-            self._orders.append((unit, DrainFinished(True)))
-
-    def on_unit_gone(self, unit: int) -> None:
-        """See `Service.on_unit_gone`. Its orders are dropped."""
-        self.units.discard(unit)
-        self.short.discard(unit)
-        self._orders = [order for order in self._orders if order[0] != unit]
-        if self._job is not None and self._job[1] == unit:
-            self._job = None
-
-    @observes(r.StateLoaded)
-    def forget(self, record: r.StateLoaded) -> None:
-        """Forget the plan, because another state with other blocks was loaded. The extents that it has filled close."""
-        self._plan = self._job = self._reply = self._wanted = None
-        self.restores = True
-        self._orders = [order for order in self._orders if isinstance(order[1], DrainFinished)]
-        self._records.clear()
-        for unit, extent in self._unrecorded:
-            if unit in self.state.units:
-                self._records += close_reported_extents(self.state, unit, [extent])
-        self._nudges += 1
-
-    def set_waiting_writers(self, unit: int, writers: bool) -> None:
-        """Note whether writers wait for space in a unit."""
-        if writers and unit in self.units:
-            self.short.add(unit)
-        else:
-            self.short.discard(unit)
-
-    def drain(self, unit: int, draining: bool) -> None:
-        """Start or stop the drain of a unit."""
-        self._nudges += 1
-        self._orders.append((unit, DrainFinished(draining)))
-
-    def on_report(self, reply: BlocksMovedReport, now: float) -> list[r.AnyRecord]:
-        """Take a unit's report of an order; return the records.
-
-        Raises ProtocolError if the report is not valid; the plan then continues as if the unit had no space.
-        """
-        if self._job != (reply.move, reply.unit):  # the order of a plan that was forgotten
-            return close_reported_extents(self.state, reply.unit, [reply.extent]) if reply.extent else []
-        self._job, self._reply, self._now = None, None, now
-        lost: list[r.AnyRecord] = []
-        if reply.extent:
-            lost = check_moved(self.state, self._asked, reply)
-            self._unrecorded.append((reply.unit, reply.extent))
-        self._reply = reply
-        self._run(now)
-        return lost + self._taken()
-
-    def take_number(self, now: float) -> int:
-        """Return the number of a new order."""
-        self._number = max(self._number, int(now * 1e6)) + 1  # larger than the numbers before a restart
-        return self._number
-
-    def needs(self, unit: int) -> bool:
-        """Whether this unit carries out an order of the plan, or is to get the next one."""
-        return unit == self._wanted or (self._job is not None and unit == self._job[1])
+    # ------------------------------------------------------------ times
 
     def is_working(self) -> bool:
-        """See `Service.is_working`. A plan may still free space."""
-        return self._plan is not None or bool(self._orders) or (self._is_urgent() and self._seen != self._stamp())
+        """See `CoreService.is_working`. A plan may still free space."""
+        return self._steps is not None or bool(self.mover.unsent) or (self._is_urgent() and self._seen != self._stamp())
 
     def _is_urgent(self) -> bool:
-        return bool(self.short) and self.state.blocks.leased > 0
+        return bool(self.mover.short) and self.state.blocks.leased > 0
 
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
-        if (
-            self._orders
-            or self._records
-            or (self._plan is not None and self._job is None and self._wanted not in self.reserved)
-        ):
+        """See `CoreService.next_due`."""
+        if self.mover.unsent or (self._steps is not None and not self.is_waiting()):
             return 0.0
         state = self.state
         wanted = state.blocks.leased > SPARE or state.draining or self.replicas > 1
-        wanted = wanted or (self.restores and state.mirrors)
-        if not (wanted or self.short or state.disks):  # the usual case, determined after every event
+        wanted = wanted or (self._restores and state.mirrors)
+        if not (wanted or self.mover.short or state.disks):  # the usual case, determined after every event
             return None
-        if self._plan is not None or self._seen == self._stamp() or not self.units:
+        if self._steps is not None or self._seen == self._stamp() or not self.mover.units:
             return None
         if self._is_urgent():
             return 0.0
         return self._next if wanted or self._excess() else None
 
     def _excess(self) -> dict[int, float]:
-        # This runs after every event, so it must cost nothing if there is no unit on disk.
-        return tiering_policy.bytes_to_offload(self.state, self.marks, self.short) if self.state.disks else {}
-
-    def on_due(self) -> list[Effect]:
-        """Run a few steps of a plan: apply its records, and return its orders to units."""
-        self._now = now = self.context.now
-        if not (self._plan is not None and self._job is not None):
-            if self._plan is None and self._seen != self._stamp():
-                self._seen = self._stamp()
-                self._plan = self._plan_steps()
-            self._run(now)
-        orders, self._orders = self._orders, []
-        for record in self._taken():
-            self.context.log.apply(record)
-        return [SendToUnit(unit, order) for unit, order in orders]
-
-    def _taken(self) -> list[r.AnyRecord]:
-        records, self._records = self._records, []
-        if records:
-            self._unrecorded.clear()
-        return records
+        """Return unit in memory -> bytes to be moved off it to disk."""
+        state, marks, found = self.state, self.marks, dict[int, float]()
+        if not state.disks - state.draining:  # this runs after every event
+            return found
+        for number in sorted(state.units_of(MEMORY) - state.draining):
+            leased, capacity = state.blocks.leased_in.get(number, 0), state.units[number].capacity
+            over = leased - marks.low * capacity
+            if number in self.mover.short and leased:
+                found[number] = max(over, (marks.high - marks.low) * capacity, 1.0)
+            elif capacity and leased > marks.high * capacity:
+                found[number] = over
+        return found
 
     def _stamp(self) -> _Stamp:
         """Return a value that changes if a new plan may achieve something."""
         published = self.state.next_block - self._made if self.state.draining else 0
         leased, excess = self.state.blocks.leased_in, self._excess()
         over = tuple((unit, leased.get(unit, 0)) for unit in excess) if excess else ()
-        return self.state.blocks.changes, published, self._nudges, over
-
-    def _run(self, now: float) -> None:
-        if self._plan is None:
-            return
-        plan = self._plan
-        for _ in range(SLICES):
-            more = next(plan, None)
-            if more is None:
-                self._plan = None
-                self._next = now + PAUSE + PAUSE_A_CHUNK * len(self.state.blocks.chunks)
-            if not more or self._records:
-                return
+        return self.state.blocks.changes, published, self.mover.nudges, over
 
     # ------------------------------------------------------------ a plan
 
-    def _plan_steps(self) -> Iterator[bool]:
-        """Make and run a plan. Yields True after a step if it can continue at once, False if it waits for a unit."""
+    def plan(self) -> PlanSteps[Sequence[r.AnyRecord]]:
+        """See `Policy.plan`."""
+        if self._seen == self._stamp():
+            return []
+        self._seen = self._stamp()
         blocks, stores = self.state.blocks, self.state.stores  # blocks in an external store are not moved
         before, offloads = blocks.leased, self._offloads
         live: Extents = {}
-        ages: dict[tuple[int, int], int] = {}
+        ages: dict[Place, int] = {}
         for key in sorted(blocks.chunks):
             chunk = blocks.chunks.get(key)
             if chunk is not None:
                 self._tally(key, chunk, live, ages)
-            yield True
+            yield ()
         live = {place: size for place, size in live.items() if place[0] not in stores} if stores else live
-        cold = tiering_policy.oldest_extents(blocks, self._excess(), ages)
-        victims = _as_numbers(self._victims(live) - cold)
-        leaving_memory = _as_numbers(cold)
-        yield True
-        whole: dict[tuple[int, int], list[np.ndarray]] = {}  # (unit to leave or -1, unit of the other copy or -1)
-        sparse: list[np.ndarray] = []
-        to_disk: dict[int, list[np.ndarray]] = {}  # unit to leave
+        oldest = self._oldest_extents(ages)
+        cold, victims = _as_numbers(oldest), _as_numbers(self._victims(live) - oldest)
+        yield ()
+        found: _Found = {}
         left = PLAN_BLOCKS
-        restores = self.restores and self._roomiest() is not None
+        restores = self._restores and self._roomiest() is not None
         self._in_mirror_only = False
         copies = self._may_copy() or restores
-        for key in sorted(blocks.chunks) if len(victims) or cold or copies else ():
+        for key in sorted(blocks.chunks) if len(victims) or len(cold) or copies else ():
             chunk = blocks.chunks.get(key)
             if chunk is not None and left > 0:
-                left -= self._collect_cold(key, chunk, leaving_memory, to_disk)
-                left -= self._collect(key, chunk, victims, whole, sparse)
-            yield True
+                left -= self._collect(key, chunk, victims, cold, found)
+            yield ()
         if restores and left > 0:
-            self.restores = self._in_mirror_only
+            self._restores = self._in_mirror_only
         if left <= 0:
-            self._nudges += 1  # the next plan handles the rest
-        for leaving, found in to_disk.items():
-            yield from self._offload(leaving, np.unique(np.concatenate(found)))
-        if sparse:
-            yield from self._repack(np.unique(np.concatenate(sparse)))
-        for (leaving, other), found in whole.items():
-            yield from self._move(leaving, other, np.unique(np.concatenate(found)))
+            self.mover.nudges += 1  # the next plan handles the rest
+        for (what, leaving, other), some in sorted(found.items(), key=lambda each: each[0][0]):
+            numbers = np.unique(np.concatenate(some))
+            if what == _OFFLOAD:
+                yield from self._offload(leaving, numbers)
+            elif what == _REPACK:
+                yield from self._repack(numbers)
+            else:
+                yield from self._move(leaving, other, numbers)
         if blocks.leased >= before and self._offloads == offloads and left > 0:
             self._seen = (blocks.changes, *self._seen[1:])  # a further plan achieves nothing before the next change
+        self._next = self.context.now + PAUSE + PAUSE_A_CHUNK * len(blocks.chunks)
+        return []
 
     def _shares(self, chunk: BlockChunk) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions of the needed blocks of a chunk, and the fraction of each that is alive, 0 to 1."""
@@ -297,7 +193,7 @@ class MigrationPlanner(Service):
             values = np.maximum(values, chunk.shared["values"][at])
         return at, columns["live"][at] / np.maximum(values, 1)
 
-    def _tally(self, key: int, chunk: BlockChunk, live: Extents, ages: dict[tuple[int, int], int]) -> None:
+    def _tally(self, key: int, chunk: BlockChunk, live: Extents, ages: dict[Place, int]) -> None:
         """Add up the live bytes of each extent, and note its oldest block. The chunks come in ascending order."""
         at, share = self._shares(chunk)
         nbytes = np.maximum(chunk.columns["nbytes"][at], 64) * share
@@ -312,47 +208,54 @@ class MigrationPlanner(Service):
                 ages.setdefault(place, number)
 
     @staticmethod
-    def _codes(chunk: BlockChunk, at: np.ndarray) -> list[np.ndarray]:
+    def _codes(chunk: BlockChunk, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the extents of the first and of the second copies, each as one number; -1 if there is no copy."""
         columns, second = chunk.columns, chunk.second
-        codes = [(columns["unit"][at].astype("i8") << _UNIT) + columns["extent"][at]]
-        if second:
-            other = (second["unit"][at].astype("i8") << _UNIT) + second["extent"][at]
-            codes.append(np.where(second["extent"][at] > 0, other, -1))
-        return codes
+        first = (columns["unit"][at].astype("i8") << _UNIT) + columns["extent"][at]
+        if not second:
+            return first, np.full(len(at), -1)
+        other = (second["unit"][at].astype("i8") << _UNIT) + second["extent"][at]
+        return first, np.where(second["extent"][at] > 0, other, -1)
 
-    def _victims(self, live: Extents) -> set[tuple[int, int]]:
+    def _victims(self, live: Extents) -> set[Place]:
         """Return the extents to be emptied."""
         blocks, draining = self.state.blocks, self.state.draining
-        leavable = draining & self.state.mirrors if self.present_mirrors() else set[int]()
+        leavable = draining & self.state.mirrors if self.mover.present_mirrors() else set[int]()
         leavable |= draining - self.state.mirrors if self._healthy_units() else set()
         chosen = {place for place in live if place[0] in leavable and place in blocks.extents}
         alive = sum(live.values())
         leased = blocks.leased - sum(blocks.leased_in.get(unit, 0) for unit in self.state.stores)
         over = leased - 1.25 * alive - SPARE / 2
-        if leased <= 1.5 * alive + SPARE and not self.short:
+        if leased <= 1.5 * alive + SPARE and not self.mover.short:
             return chosen
-        least = 0.9 if self.short else 0.5
-        units = (self.short or self.units) & self.units - draining
+        least = 0.9 if self.mover.short else 0.5
+        units = (self.mover.short or self.mover.units) & self.mover.units - draining
         candidates = []
         for place, size in live.items():
             extent = blocks.extents.get(place)
             if extent is not None and extent.closed and place[0] in units and size < least * extent.length:
                 candidates.append((size / extent.length, size, extent.length, place))
-        won: dict[int, list[float]] = {}
-        picked: dict[int, list[tuple[int, int]]] = {}
+        picked: dict[int, list[tuple[float, int, Place]]] = {}
         for _, size, length, place in sorted(candidates):
-            if over <= 0 and not self.short:
+            if over <= 0 and not self.mover.short:
                 break
             over -= length - size
-            sums = won.setdefault(place[0], [0.0, 0.0])
-            sums[0] += length
-            sums[1] += size
-            picked.setdefault(place[0], []).append(place)
-        for unit, (total, rest) in won.items():
+            picked.setdefault(place[0], []).append((size, length, place))
+        for some in picked.values():
+            rest, total = sum(size for size, _, _ in some), sum(length for _, length, _ in some)
             # only if this frees enough space, since the live rest occupies whole granules
             if total - math.ceil(1.1 * rest / _GRANULE) * _GRANULE >= max(_GRANULE, total / 8):
-                chosen.update(picked[unit])
+                chosen.update(place for _, _, place in some)
+        return chosen
+
+    def _oldest_extents(self, ages: dict[Place, int]) -> set[Place]:
+        """Return the extents to be moved to disk. ages: the oldest block of each extent."""
+        left, chosen = self._excess(), set[Place]()
+        for place in sorted(ages, key=lambda place: ages[place]):
+            extent = self.state.blocks.extents.get(place)
+            if extent is not None and extent.closed and left.get(place[0], 0.0) > 0:
+                left[place[0]] -= extent.length
+                chosen.add(place)
         return chosen
 
     def _healthy_units(self, tier: str = MEMORY) -> list[int]:
@@ -361,162 +264,129 @@ class MigrationPlanner(Service):
         Mirrors are not among them, since they have a copy of every block in any case.
         """
         leased, first = self.state.blocks.leased_in, self.state.units_of(tier)
-        units = self.units - self.state.draining - self.state.mirrors
+        units = self.mover.units - self.state.draining - self.state.mirrors
         return sorted(units, key=lambda unit: (unit not in first, leased.get(unit, 0), unit))
-
-    def present_mirrors(self) -> set[int]:
-        """Return the connected mirrors to which blocks are copied. Those of earlier terms are drained."""
-        return self.state.mirrors & self.units - self.state.draining
 
     def _roomiest(self) -> int | None:
         """Return the unit in memory into which blocks of mirrors are copied back; None if there is no space."""
         if not self.state.mirrors:
             return None
         leased, free = self.state.blocks.leased_in, {}
-        for unit in self.state.units_of(MEMORY) & self.units - self.state.draining - self.short:
+        for unit in self.state.units_of(MEMORY) & self.mover.units - self.state.draining - self.mover.short:
             capacity = self.state.units[unit].capacity
             free[unit] = self.marks.high * capacity - leased.get(unit, 0) - ORDER_BYTES if capacity else math.inf
         best = max(free, key=lambda unit: (free[unit], -unit), default=None)
         return best if best is not None and free[best] >= 0 else None
 
     def _may_copy(self) -> bool:
-        return self.replicas > 1 and len(self.units - self.state.draining) > 1
+        return self.replicas > 1 and len(self.mover.units - self.state.draining) > 1
 
-    def _collect(
-        self,
-        key: int,
-        chunk: BlockChunk,
-        victims: np.ndarray,
-        whole: dict[tuple[int, int], list[np.ndarray]],
-        sparse: list[np.ndarray],
-    ) -> int:
-        """Collect the blocks of a chunk to be moved or repacked. Returns their number."""
+    def _collect(self, key: int, chunk: BlockChunk, victims: np.ndarray, cold: np.ndarray, found: _Found) -> int:
+        """Collect the blocks of a chunk that leave extents or are copied. Returns their number.
+
+        Args:
+            key: The number of the chunk.
+            chunk: The chunk.
+            victims: The extents to be emptied.
+            cold: The extents to be moved to disk.
+            found: Gets the numbers of the blocks.
+        """
         at, share = self._shares(chunk)
-        codes = self._codes(chunk, at)
-        first = codes[0]
-        second = codes[1] if len(codes) > 1 else np.full(len(at), -1)
+        first, second = self._codes(chunk, at)
+        nowhere = np.full(len(at), -1)
         hits = [np.isin(code, victims) for code in (first, second)]
         few = (hits[0] | hits[1]) & (share < SPARSE) & (chunk.columns["rows"][at] > 1)
         if self.has_mirror:
             few &= np.isin(np.stack([first, second]) >> _UNIT, list(self.state.mirrors)).any(axis=0)
-        count = int(few.sum())
-        if count:
-            sparse.append(at[few] + (key << CHUNK_BITS))
-        moves = [(hits[0] & ~few, first, second), (hits[1] & ~few, second, first)]
-        single = (second < 0) & ~hits[0] & ~few
+        alone = (second < 0) & ~hits[0] & ~few
         if self._may_copy():
-            alone = single
-            if self.state.stores:
-                alone = single & ~np.isin(first >> _UNIT, list(self.state.stores))
-            moves.append((alone, np.full(len(at), -1), first))
-        elif self.state.mirrors:
+            alone &= ~np.isin(first >> _UNIT, list(self.state.stores))
+        else:
             in_mirror = (second < 0) & np.isin(first >> _UNIT, list(self.state.mirrors))
             self._in_mirror_only |= bool(in_mirror.any())
             # a mirror of an earlier term may still be registered where no unit serves it
-            alone = single & np.isin(first >> _UNIT, list(self.state.mirrors & self.units))
-            moves.append((alone, np.full(len(at), -1), first))
-        for chosen, leaving, other in moves:
-            if not chosen.any():
-                continue
+            alone &= np.isin(first >> _UNIT, list(self.state.mirrors & self.mover.units))
+        count = 0
+        for what, chosen, (leaving, other) in (
+            (_OFFLOAD, np.isin(first, cold), (first, second)),
+            (_OFFLOAD, np.isin(second, cold), (second, first)),
+            (_REPACK, few, (nowhere, nowhere)),
+            (_MOVE, hits[0] & ~few, (first, second)),
+            (_MOVE, hits[1] & ~few, (second, first)),
+            (_MOVE, alone, (nowhere, first)),
+        ):
             pairs = np.stack([leaving[chosen] >> _UNIT, other[chosen] >> _UNIT], axis=1)
             for pair in np.unique(pairs, axis=0).tolist():
                 mine = at[chosen][(pairs == pair).all(axis=1)]
                 # blocks that stay in their unit are moved together, wherever their other copies are
                 other_unit = -1 if pair[0] >= 0 and pair[0] not in self.state.draining else pair[1]
-                whole.setdefault((pair[0], other_unit), []).append(mine + (key << CHUNK_BITS))
-                count += len(mine)
-        return count
-
-    @staticmethod
-    def _collect_cold(key: int, chunk: BlockChunk, cold: np.ndarray, to_disk: dict[int, list[np.ndarray]]) -> int:
-        """Collect the blocks of a chunk to be moved to disk. Returns their number."""
-        if not len(cold):
-            return 0
-        at, count = np.flatnonzero(chunk.columns["live"]), 0
-        for code in MigrationPlanner._codes(chunk, at):
-            hits = np.isin(code, cold)
-            for unit in np.unique(code[hits] >> _UNIT).tolist():
-                mine = at[hits & (code >> _UNIT == unit)]
-                to_disk.setdefault(unit, []).append(mine + (key << CHUNK_BITS))
+                found.setdefault((what, pair[0], other_unit), []).append(mine + (key << CHUNK_BITS))
                 count += len(mine)
         return count
 
     # ------------------------------------------------------------ orders
 
-    def _offload(self, leaving: int, numbers: np.ndarray) -> Generator[bool, None, None]:
+    def _offload(self, leaving: int, numbers: np.ndarray) -> PlanSteps[None]:
         """Move complete blocks (ascending) from a unit in memory to one on disk that has no copy of them.
 
-        A unit of the same node is preferred.
+        A unit of the same node is preferred. If it has no space for the blocks of an order, halves are tried.
         """
-        blocks = self.state.blocks
-        numbers = blocks.needed_of(numbers)
-        for a, b in split_into_runs(blocks.column("nbytes", numbers), ORDER_BYTES, ORDER_BLOCKS):
-            if not (yield from self._offload_some(leaving, numbers[a:b])):
-                return
-
-    def _offload_some(self, leaving: int, numbers: np.ndarray) -> Generator[bool, None, bool]:
-        """Move the blocks of one order to disk, in smaller orders if space is short. Returns False if there is none."""
-        blocks, home = self.state.blocks, self.state.units.get(leaving)
+        blocks, units = self.state.blocks, self.state.units
+        home = units.get(leaving)
         if home is None:
-            return False
+            return
         numbers = blocks.needed_of(numbers)
-        first, second = blocks.units_of(numbers)
-        here = (first == leaving) | (second == leaving)
-        there, others = numbers[here], np.where(first == leaving, second, first)[here]
-        for other in np.unique(others).tolist():
-            disks = [unit for unit in self._healthy_units(DISK) if self._tier(unit) == DISK and unit != other]
-            disks.sort(key=lambda unit: self.state.units[unit].node != home.node)
-            some = blocks.needed_of(there[others == other])  # some may have been cleared during the orders before
-            if not disks or not len(some):
+        runs = split_into_runs(blocks.column("nbytes", numbers), ORDER_BYTES, ORDER_BLOCKS)
+        parts = [numbers[a:b] for a, b in runs][::-1]  # the last one is the next order
+        while parts:
+            some = blocks.needed_of(parts.pop())  # some may have been cleared during the orders before
+            first, second = blocks.units_of(some)
+            others = np.where(first == leaving, second, np.where(second == leaving, first, leaving))
+            distinct = np.unique(others[others != leaving]).tolist()
+            if len(distinct) > 1:
+                parts += [some[others == other] for other in reversed(distinct)]
                 continue
-            to = disks[0]
+            some = some[others != leaving]
+            disks = [unit for unit in self._healthy_units(DISK) if unit in self.state.disks and unit not in distinct]
+            to = min(disks, key=lambda unit: units[unit].node != home.node, default=None)
+            if to is None or not len(some):
+                continue
             brought = yield from self._bring(leaving, to, some)
             if brought is not None:
                 self._offloads += brought
-                continue
-            if len(some) == 1 or to not in self.units:
-                return False
-            for part in np.array_split(some, 2):
-                if not (yield from self._offload_some(leaving, part)):
-                    return False
-        return True
+            elif len(some) == 1 or to not in self.mover.units:
+                return
+            else:
+                parts += np.array_split(some, 2)[::-1]
 
-    def _move(self, leaving: int, other: int, numbers: np.ndarray) -> Generator[bool, None, None]:
+    def _move(self, leaving: int, other: int, numbers: np.ndarray) -> PlanSteps[None]:
         """Move complete blocks off unit `leaving` (-1: copy them) to a unit that has no copy of them."""
         blocks = self.state.blocks
         numbers = blocks.needed_of(numbers)
         for a, b in split_into_runs(blocks.column("nbytes", numbers), self._size(), ORDER_BLOCKS):
             there = blocks.needed_of(numbers[a:b])
-            to = (
-                self._roomiest()
-                if leaving < 0 and other in self.state.mirrors
-                else self._target(leaving, {other, leaving})
-            )
+            is_restored = leaving < 0 and other in self.state.mirrors
+            to = self._roomiest() if is_restored else self._target(leaving, {other, leaving})
             if to is None or not len(there):
                 continue
             brought = yield from self._bring(leaving, to, there)
             if brought is None:
                 return
             if brought and leaving in self.state.mirrors & self.state.draining:
-                self._nudges += 1  # they may be in the present mirror only now, so that the next plan restores them
+                self.mover.nudges += 1  # they may be in the present mirror only, so that the next plan restores them
 
-    def _bring(self, leaving: int, to: int, numbers: np.ndarray) -> Generator[bool, None, int | None]:
+    def _bring(self, leaving: int, to: int, numbers: np.ndarray) -> PlanSteps[int | None]:
         """Send one order and add its record. Returns the number of moved blocks; None if the unit could not do it."""
-        reply = yield from self._ask(to, self.state.blocks.describe(numbers), [])
+        reply = yield from self._ask(to, self.state.blocks.describe(numbers))
         if reply is None:
             return None
         offsets = np.frombuffer(reply.offsets, "<i8")
         kept = offsets >= 0
-        self._records.append(
-            r.BlocksMoved(
-                to, reply.extent, reply.length, reply.generation, leaving, numbers[kept].tobytes(),
-                offsets[kept].tobytes(),
-            )
-        )  # fmt: skip
-        yield True
+        done, to_offsets = numbers[kept].tobytes(), offsets[kept].tobytes()
+        yield [r.BlocksMoved(to, reply.extent, reply.length, reply.generation, leaving, done, to_offsets)]
         return int(kept.sum())
 
-    def _repack(self, numbers: np.ndarray) -> Generator[bool, None, None]:
+    def _repack(self, numbers: np.ndarray) -> PlanSteps[None]:
         """Copy the live rows of these blocks into new blocks."""
         rows = SparseRows(numbers)
         for partition in list(self.state.partitions.values()):
@@ -524,14 +394,14 @@ class MigrationPlanner(Service):
                 chunk = partition.rows.chunks.get(key)
                 if chunk is not None:
                     rows.scan_chunk(partition.name, chunk)
-                yield True
+                yield ()
         for name in rows.partitions:
             found = rows.sparse_blocks(name)
-            yield True
+            yield ()
             for first in range(0, len(found), ORDER_REPACKS):
                 yield from self._repack_some(name, found[first : first + ORDER_REPACKS])
 
-    def _repack_some(self, name: str, found: list[SparseBlock]) -> Generator[bool, None, None]:
+    def _repack_some(self, name: str, found: list[SparseBlock]) -> PlanSteps[None]:
         """Repack a few blocks of one partition, grouped by the units in which they are."""
         blocks = self.state.blocks
         by_units: dict[tuple[int, ...], list[SparseBlock]] = {}
@@ -545,7 +415,7 @@ class MigrationPlanner(Service):
             for a, b in split_into_runs(blocks.column("nbytes", numbers) * alive, self._size(), ORDER_REPACKS):
                 yield from self._repack_in(name, units, some[a:b])
 
-    def _repack_in(self, name: str, units: tuple[int, ...], some: list[SparseBlock]) -> Generator[bool, None, None]:
+    def _repack_in(self, name: str, units: tuple[int, ...], some: list[SparseBlock]) -> PlanSteps[None]:
         """Repack blocks that are in the same units: one order for each unit, one after the other, then one record."""
         blocks = self.state.blocks
         some = self._still_needed(some)
@@ -561,15 +431,14 @@ class MigrationPlanner(Service):
         if len(units) > 1:
             copy = self._target(units[1], {to, *units})
             found = [block for block in made if block is not None]
-            second = (yield from self._ask(copy, blocks_message(found), [])) if copy is not None and found else None
+            second = (yield from self._ask(copy, blocks_message(found))) if copy is not None and found else None
             made = [None] * len(made) if second is None else _with_copies(made, second)
             closed += [] if second is None else [(second.unit, second.extent)]
         pairs = [(block, new) for block, new in zip(some, made, strict=True) if new is not None]
         # the mirror may have been lost, and other blocks may have been put there, since the first report
         is_mirrored = not self.has_mirror or any(unit in self.state.mirrors for unit, _ in closed)
         if not pairs or not is_mirrored or not are_apart(self.state, [new for _, new in pairs]):
-            self._records.append(r.ExtentsClosed(closed))
-            yield True
+            yield [r.ExtentsClosed(closed)]
             return
         repacked = r.RowsRepacked(
             name,
@@ -580,8 +449,7 @@ class MigrationPlanner(Service):
             np.concatenate([block.slots for block, _ in pairs]).astype("<i4").tobytes(),
         )
         self._made += len(pairs)
-        self._records.append(r.BlocksMoved(to, reply.extent, reply.length, reply.generation, -1, b"", b"", [repacked]))
-        yield True
+        yield [r.BlocksMoved(to, reply.extent, reply.length, reply.generation, -1, b"", b"", [repacked])]
 
     def _still_needed(self, found: list[SparseBlock]) -> list[SparseBlock]:
         """Return those of these blocks that a live row still needs."""
@@ -594,64 +462,39 @@ class MigrationPlanner(Service):
         Blocks on disk, or with a copy on disk, stay on disk if possible. Blocks in memory are moved to disk if no unit
         in memory is available.
         """
-        if unit in self.units and unit not in self.state.draining:
+        if unit in self.mover.units and unit not in self.state.draining:
             return unit
         if unit in self.state.mirrors:  # copies on disk stay there
-            return min(self.present_mirrors() - taken, default=None)
-        tier = DISK if any(self._tier(other) == DISK for other in {unit, *taken}) else MEMORY
+            return min(self.mover.present_mirrors() - taken, default=None)
+        tier = DISK if self.state.disks & {unit, *taken} else MEMORY
         free = [other for other in self._healthy_units(tier) if other not in taken]
         over = self._excess()
         return next((other for other in free if other not in over), free[0] if free else None)
 
-    def _tier(self, unit: int) -> str:
-        known = self.state.units.get(unit)
-        return MEMORY if known is None else known.tier
-
     def _size(self) -> int:
-        return SHORT_ORDER_BYTES if self.short else ORDER_BYTES
+        return SHORT_ORDER_BYTES if self.mover.short else ORDER_BYTES
 
-    def _ask(self, unit: int, blocks: Blocks, repacks: list[Repack]) -> Generator[bool, None, BlocksMovedReport | None]:
-        """Order a unit to copy blocks, and return its report; None if it has no space or is gone."""
-        while unit in self.reserved or (unit == self._last and self.mirror_is_due(self._now)):
-            if unit in self.reserved:
-                self._wanted, self._last = unit, None
-            yield False
-        self._wanted, self._last = None, unit
-        if unit not in self.units:
+    def _ask(self, unit: int, blocks: Blocks, repacks: Sequence[Repack] = ()) -> PlanSteps[BlocksMovedReport | None]:
+        """Let a unit copy blocks, and return its report; None if it has no space or is gone."""
+        if not (yield from self.await_turn(unit)):
             return None
-        number = self.take_number(self._now)
-        self._job, self._reply = (number, unit), None
-        self._asked = move_order(self.state, number, unit, blocks, repacks)
-        self._orders.append((unit, self._asked))
-        while self._job is not None:
-            yield False
-        reply = self._reply
-        return reply if reply is not None and reply.extent else None
+        report = yield from self.carry_out(blocks, repacks)
+        return report if report is not None and report.extent else None
 
 
-def move_order(state: State, number: int, unit: int, blocks: Blocks, repacks: Sequence[Repack] = ()) -> Move:
-    """Return the order to a unit to copy these blocks."""
-    lie_in = set(np.frombuffer(blocks.unit, "<i4").tolist())
-    node = state.units[unit].node
-    lie_in_units = [info for number_, info in state.units.items() if number_ in lie_in]
-    arenas = {info.unit: info.arena for info in lie_in_units if info.node == node}
-    remotes = {info.unit: info.remote for info in lie_in_units if info.node != node}
-    return Move(number, blocks, arenas, list(repacks), remotes)
-
-
-def _as_numbers(extents: set[tuple[int, int]]) -> np.ndarray:
+def _as_numbers(extents: set[Place]) -> np.ndarray:
     return np.array(sorted((unit << _UNIT) + extent for unit, extent in extents), "i8")
 
 
 def _with_copies(made: list[NewBlock | None], reply: BlocksMovedReport) -> list[NewBlock | None]:
     """Add the second location to blocks that a unit has copied; None for those that it could not copy."""
     offsets = iter(np.frombuffer(reply.offsets, "<i8").tolist())
-    out: list[NewBlock | None] = []
-    for block in made:
+
+    def with_copy(block: NewBlock | None) -> NewBlock | None:
         offset = -1 if block is None else next(offsets)
         if block is None or offset < 0:
-            out.append(None)
-            continue
+            return None
         place = BlockLocation(reply.unit, reply.extent, offset, reply.generation, reply.length)
-        out.append(msgspec.structs.replace(block, copies=[place]))
-    return out
+        return msgspec.structs.replace(block, copies=[place])
+
+    return [with_copy(block) for block in made]

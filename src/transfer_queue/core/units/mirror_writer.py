@@ -20,21 +20,19 @@ Nothing here is part of the state. What is behind follows from the locations of 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK, CHUNK_BITS
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, observes
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, Send, SendToUnit
-from transfer_queue.core.service import Service, observes
+from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.state.wait_queues import RequestKey
-from transfer_queue.core.units.location_checks import check_moved, close_reported_extents
-from transfer_queue.core.units.migration_planner import MigrationPlanner, move_order
+from transfer_queue.core.units.location_checks import close_reported_extents
+from transfer_queue.core.units.mover import PlanSteps, Policy
 from transfer_queue.messages.reports.progress import MirrorProgress
-from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 
 ORDER_BYTES = 32 << 20
 """Bytes of one order, which the unit writes one after the other and then writes through at once."""
@@ -55,15 +53,14 @@ class _HeldReply:
     """None if its connection has ended."""
 
 
-class MirrorWriter(Service):
+class MirrorWriter(Policy):
     """Knows what the mirror does not have yet, makes the orders for it, and holds replies."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         """Begin with what the state has in no mirror."""
         super().__init__(context)
         lag = context.config.max_lag
         assert lag is not None
-        self.state = context.state
         self.lag = lag
         self.behind_bytes = 0
         """The bytes of the blocks that no mirror has."""
@@ -71,7 +68,6 @@ class MirrorWriter(Service):
         """The bytes that were copied since the controller started."""
         self.full = False
         """Whether the mirror had no space for the last order."""
-        self._planner = context.services[MigrationPlanner]
         self._behind: OrderedDict[int, tuple[int, float]] = OrderedDict()
         """Number -> (bytes, time of publication) of the blocks that no mirror has, ascending.
 
@@ -79,24 +75,21 @@ class MirrorWriter(Service):
         """
         self.held: OrderedDict[RequestKey, _HeldReply] = OrderedDict()
         """Replies to puts that the mirror is too far behind to confirm."""
-        self._job: tuple[Move, int, np.ndarray] | None = None
-        """The order that the mirror carries out, the mirror, and the blocks."""
         self._limit = ORDER_BYTES
         """Bytes of the next order. It is reduced while the mirror has little space."""
         self._retry = 0.0
         """The earliest time of the next order."""
         self._pruned = -1, 0.0
         """`BlockTable.changes` and the time at the last `_prune`."""
-        self._before_start = self.state.next_block - 1
+        self._before_start = 0
         """The newest block that an earlier controller has published."""
         self._next = 1
         """The first block that `note_new_blocks` has not seen."""
-        self._planner.mirror_is_due = self.is_due
         self.rescan()
 
     @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
         return context.config.max_lag is not None
 
     # ------------------------------------------------------------ what is behind
@@ -115,14 +108,11 @@ class MirrorWriter(Service):
                 self.behind_bytes += nbytes
         self._next = self.state.next_block
 
-    @observes(r.StateMerged, r.UnitLost, r.ExtentsLost)
-    def note_lost_locations(self, record: r.AnyRecord) -> None:
-        """Note that blocks may have lost their location in memory, or that in the mirror."""
-        self._planner.restores = True
-        self.rescan()
-
-    def rescan(self) -> None:
+    @observes(r.StateLoaded, r.StateMerged, r.UnitLost, r.ExtentsLost)
+    def rescan(self, record: r.AnyRecord | None = None) -> None:
         """Find again which blocks no mirror has, because locations were lost, or another state was loaded."""
+        if record is None or isinstance(record, r.StateLoaded):
+            self._before_start = self.state.next_block - 1
         before, now = self._behind, self.context.now
         self._behind = OrderedDict(
             (number, (nbytes, before.get(number, (0, now))[1])) for number, nbytes in self._find_behind()
@@ -193,7 +183,7 @@ class MirrorWriter(Service):
         return self.behind_bytes <= lag.nbytes and self.lag_seconds() <= lag.seconds
 
     def holds_reply(self, client: str, send: Send, again: bool) -> bool:
-        """See `Service.holds_reply`.
+        """See `CoreService.holds_reply`.
 
         After a restart of the controller it is not known to which put a reply belongs, so it waits for all puts before
         the restart.
@@ -209,7 +199,7 @@ class MirrorWriter(Service):
         return True
 
     def on_connection_ended(self, client: str, peer: int) -> None:
-        """See `Service.on_connection_ended`. Its replies stay held, for a client that asks again."""
+        """See `CoreService.on_connection_ended`. Its replies stay held, for a client that asks again."""
         for held in self.held.values():
             if held.send is not None and held.send.peer == peer:
                 held.send = None
@@ -238,96 +228,56 @@ class MirrorWriter(Service):
             most_seconds=self.lag.seconds,
             waiting=len(self.held),
             full=self.full,
-            connected=bool(self._planner.present_mirrors()),
+            connected=bool(self.mover.present_mirrors()),
             retired=sum(in_unit[unit] for unit in mirrors & self.state.draining),
         )
 
     # ------------------------------------------------------------ orders
 
-    def on_unit_gone(self, unit: int) -> None:
-        """See `Service.on_unit_gone`. Its order is forgotten."""
-        if self._job is not None and self._job[1] == unit:
-            self._end_job()
-
-    @observes(r.StateLoaded)
-    def forget(self, record: r.StateLoaded) -> None:
-        """Forget the order, because another state with other blocks was loaded."""
-        self._end_job()
-        self._before_start = self.state.next_block - 1
-        self.rescan()
-
-    def _end_job(self) -> None:
-        if self._job is not None:
-            self._planner.reserved.discard(self._job[1])
-            self._job = None
-
-    def carries_out(self, reply: BlocksMovedReport) -> bool:
-        """Whether this is the report of the current order."""
-        return self._job is not None and (self._job[0].number, self._job[1]) == (reply.move, reply.unit)
-
-    def on_report(self, reply: BlocksMovedReport) -> list[r.AnyRecord]:
-        """Take the report of the current order; return the records.
-
-        Raises ProtocolError if the report is not valid; the blocks are then ordered again.
-        """
-        assert self._job is not None
-        order, mirror, numbers = self._job
-        now = self.context.now
-        self._end_job()
-        self._retry = now + PAUSE  # until the report has shown that blocks were copied
-        if not reply.extent:
-            self.full = not reply.failed
-            self._planner.set_waiting_writers(mirror, self.full)  # its mostly dead extents are compacted meanwhile
-            if self.full and len(numbers) > 1:
-                self._limit, self._retry = int(np.frombuffer(order.blocks.nbytes, "<i8").sum()) // 2, now
-            return []
-        lost = check_moved(self.state, order, reply)
-        offsets = np.frombuffer(reply.offsets, "<i8")
-        if (offsets < 0).all():
-            return lost + close_reported_extents(self.state, reply.unit, [reply.extent])
-        self._planner.set_waiting_writers(mirror, False)
-        self.full, self._limit, self._retry = False, ORDER_BYTES, now
-        needed = self.state.blocks.needed_of(numbers[offsets >= 0])
-        _, second = self.state.blocks.units_of(needed)
-        # a block has two locations at most, so the mirror takes the place of a second one; the others are ordered again
-        left = int(second[0]) if len(second) else -1
-        done = np.setdiff1d(numbers[offsets >= 0], needed[second != left])
-        to = offsets[np.searchsorted(numbers, done)]
-        return [
-            *lost,
-            r.BlocksMoved(mirror, reply.extent, reply.length, reply.generation, left, done.tobytes(), to.tobytes()),
-        ]
-
     def next_due(self) -> float | None:
-        """See `Service.next_due`."""
-        if not self._behind or self._job is not None or self._mirror() is None:
+        """See `CoreService.next_due`."""
+        if self._steps is not None:
+            return None if self.is_waiting() else 0.0
+        if not self._behind or not self.mover.present_mirrors():
             return None
         oldest = next(iter(self._behind.values()))[1]
         gather = min(GATHER_SECONDS, self.lag.seconds / 4)
         wait = 0.0 if self.held or self.behind_bytes >= self._limit else oldest + gather
         return max(self._retry, wait)
 
-    def _mirror(self) -> int | None:
-        """Return the mirror that can take an order; None if there is none, or the plan waits for it."""
-        planner = self._planner
-        free = (unit for unit in planner.present_mirrors() - planner.reserved if not planner.needs(unit))
-        return min(free, default=None)
-
-    def is_due(self, now: float) -> bool:
-        """Whether `on_due` has an order at this time, if the plan does not need the mirror."""
-        due = self.next_due()
-        return due is not None and due <= now
-
-    def on_due(self) -> list[Effect]:
-        """Begin an order."""
-        mirror, numbers = self._mirror(), self._oldest()
-        if mirror is None or not len(numbers):
+    def plan(self) -> PlanSteps[Sequence[r.AnyRecord]]:
+        """See `Policy.plan`. A plan has one order. If the report is not valid, the blocks are ordered again."""
+        mirror = min(self.mover.present_mirrors(), default=-1)
+        if not (yield from self.await_turn(mirror)):
             return []
-        number = self._planner.take_number(self.context.now)
-        order = move_order(self.state, number, mirror, self.state.blocks.describe(numbers))
-        self._job = order, mirror, numbers
-        self._planner.reserved.add(mirror)
-        return [SendToUnit(mirror, order)]
+        numbers = self._oldest()
+        if not len(numbers):
+            self.leave()
+            return []
+        blocks = self.state.blocks.describe(numbers)
+        report = yield from self.carry_out(blocks)
+        if report is None:
+            return []
+        now = self.context.now
+        self._retry = now + PAUSE  # until the report has shown that blocks were copied
+        if not report.extent:
+            self.full = not report.failed
+            self.mover.set_waiting_writers(mirror, self.full)  # its mostly dead extents are compacted meanwhile
+            if self.full and len(numbers) > 1:
+                self._limit, self._retry = int(np.frombuffer(blocks.nbytes, "<i8").sum()) // 2, now
+            return []
+        offsets = np.frombuffer(report.offsets, "<i8")
+        if (offsets < 0).all():
+            return close_reported_extents(self.state, mirror, [report.extent])
+        self.mover.set_waiting_writers(mirror, False)
+        self.full, self._limit, self._retry = False, ORDER_BYTES, now
+        needed = self.state.blocks.needed_of(numbers[offsets >= 0])
+        _, second = self.state.blocks.units_of(needed)
+        # a block has two locations at most, so the mirror takes the place of a second one; the others are ordered again
+        left = int(second[0]) if len(second) else -1
+        done = np.setdiff1d(numbers[offsets >= 0], needed[second != left])
+        to = offsets[np.searchsorted(numbers, done)].tobytes()
+        return [r.BlocksMoved(mirror, report.extent, report.length, report.generation, left, done.tobytes(), to)]
 
     def _oldest(self) -> np.ndarray:
         """Return the oldest blocks that are behind, for one order."""

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from transfer_queue.core.control.context import ControllerContext
+from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send, SendToUnit
-from transfer_queue.core.service import Service, observes
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.reports.store_reports import (
@@ -64,10 +63,10 @@ def backend_of(store: str) -> str:
         ) from None
 
 
-class StoreServers(Service):
+class StoreServers(CoreService):
     """See the module."""
 
-    def __init__(self, context: ControllerContext) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.ends = 0
         """How many servers have ended."""
@@ -116,7 +115,7 @@ class StoreServers(Service):
             self.await_first(peer, sequence, request)
 
     def on_connection_ended(self, client: str, peer: int) -> None:
-        """See `Service.on_connection_ended`. If it was that of a server, the server has ended."""
+        """See `CoreService.on_connection_ended`. If it was that of a server, the server has ended."""
         now = self.context.now
         for waiting in [waiting for waiting in self._waiting if waiting[0] == peer]:
             del self._waiting[waiting]

@@ -426,9 +426,7 @@ class ControllerService(EnvelopeService):
         assert call_soon is not None
 
         def done(outcome: Any) -> None:
-            call_soon(
-                lambda: self._carry_out(self._controller.on_deal_computed(work.number, outcome, time.monotonic()))
-            )
+            call_soon(lambda: self._carry_out(self._controller.on_outcome(work.number, outcome, time.monotonic())))
 
         self._worker.begin(work.run, done)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.state_metrics import StateMeasures, UnitLoads, measure, measure_units
 from transfer_queue.messages.reports.overview import JournalSummary, ServersReply, UnitServer, UnitViews, ViewsReply
@@ -147,7 +148,7 @@ class Collector:
             self._meter.measures([]),
             units,
             list(loads.leases.values()),
-            core.measures.lease_counts.redelivered.total(),
+            core.services[Leases].redelivered.total(),
             None if journal is None else JournalSummary(journal.records, journal.nbytes, journal.age, journal.trouble),
         )
 
@@ -189,7 +190,7 @@ class Collector:
             infos=list(core.state.units.values()),
             units=self.units.answers(),
             live=state.live,
-            series={**state.series, **core.measures.lease_counts.series()},
+            series={**state.series, **core.services[Leases].series()},
             journal=self._journal(),
             timings=state.timings,
             time=time.time(),

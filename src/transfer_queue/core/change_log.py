@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Union, get_args
 
-from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.records import Wakes
+from transfer_queue.core.record_log import RecordLog
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ShareKey
 
@@ -94,18 +94,21 @@ _NOTES: dict[Wakes, Note] = {
 
 
 class ChangeLog:
-    """The changes of all partitions. It observes the records, which declare what they mean for requests that wait."""
+    """The changes of all partitions, as far as something waits for them.
+
+    It observes the records, which declare what they mean for requests that wait. A request that begins to wait has been
+    decided with the present state, so changes before that are not noted.
+    """
 
     def __init__(self, log: RecordLog) -> None:
         self._state = log.state
+        self.on_changed: list[Any] = []
+        """The services with the hook `on_partition_changed`."""
         self.by_partition: dict[str, ChangeSet] = {}
         """Partition -> its changes. A partition without changes is not in here."""
         kinds = {kind for kind in get_args(r.AnyRecord) if "partition" in kind.__struct_fields__}
-        for kind in kinds:
-            if kind.wakes in _NOTES:
-                log.observe([kind], self._observer(_NOTES[kind.wakes]))
-            elif kind.wakes is Wakes.ALL_IF_FREED:
-                log.observe([kind], self._note_finished)
+        log.observe([kind for kind in kinds if kind.wakes in _NOTES], self._note)
+        log.observe([kind for kind in kinds if kind.wakes is Wakes.ALL_IF_FREED], self._note_finished)
         log.observe([r.UnitLost, r.ExtentsLost], self._note_loss)
         log.observe([r.StateLoaded], self._note_load)
 
@@ -116,11 +119,10 @@ class ChangeLog:
             change = self.by_partition[partition] = ChangeSet()
         return change
 
-    def _observer(self, note: Note) -> Callable[[Any], None]:
-        def observe(record: Any) -> None:
-            note(self.changes_of(record.partition), record, self._state.partitions.get(record.partition))
-
-        return observe
+    def _note(self, record: Any) -> None:
+        if self._state.waiting.by_waiter or self.on_changed:
+            name = record.partition
+            _NOTES[record.wakes](self.changes_of(name), record, self._state.partitions.get(name))
 
     def _note_finished(self, record: r.RowsFinished) -> None:
         if record.freed:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from transfer_queue.core.control.measures import ControllerMeasures
-from transfer_queue.core.control.record_log import RecordLog
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller
+from transfer_queue.core.measures import ControllerMeasures
+from transfer_queue.core.record_log import RecordLog
 from transfer_queue.core.state.wait_queues import Parkable, ParkedRequest, RequestKey
 from transfer_queue.messages.base import name_of
 from transfer_queue.messages.claims import Claim

@@ -13,7 +13,7 @@ from harness import Harness, column
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.claims import claim_batching
+from transfer_queue.core.claims import claim_handler, wake
 from transfer_queue.core.events.records import Dealt, RepliesSent, ReplySent
 from transfer_queue.messages.claims import Ack, Claim
 from transfer_queue.messages.partitions import Seal
@@ -175,14 +175,7 @@ def test_replies_are_kept_for_retries() -> None:
 def one_by_one() -> Iterator[None]:
     """No claim is met together with another one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            claim_batching, "batchable_claims", lambda partition, sampler, queued, at, have, connected: [queued[at][1]]
-        )
-        patch.setattr(
-            claim_batching,
-            "batchable_shares",
-            lambda partition, samplers, waits, connected: ([waiting] for waiting in waits),
-        )
+        patch.setattr(wake, "TOGETHER", 1)
         yield
 
 
@@ -253,7 +246,7 @@ def test_an_event_in_parts_has_the_same_records_as_a_whole_one(
     make: Any, free: bool, steps: list[Any], part: int, pause: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(claim_batching, "TOGETHER", 2)
+        patch.setattr(wake, "TOGETHER", 2)
         whole, parts = played(make, free, steps), played(make, free, steps, part, pause)
     assert parts.replies == whole.replies
     assert parts.records == whole.records
@@ -262,7 +255,7 @@ def test_an_event_in_parts_has_the_same_records_as_a_whole_one(
 def test_the_first_replies_of_an_event_come_first_and_a_later_claim_is_behind_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(claim_batching, "TOGETHER", 4)
+    monkeypatch.setattr(wake, "TOGETHER", 4)
     h = Harness(part=4)
     waits = [h.claim(2, name=f"r{n}", wait=9.0) for n in range(10)]
     rows = h.put(20)
@@ -278,7 +271,7 @@ def test_the_first_replies_of_an_event_come_first_and_a_later_claim_is_behind_al
 
 
 def test_replies_have_locations_unless_there_are_many_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim_batching, "PLACED", 3)
+    monkeypatch.setattr(claim_handler, "PLACED", 3)
     h = Harness()
     for count, told in ((3, True), (4, False)):
         request = Claim("p", "t", ["x"], 2, wait=9.0, places=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from transfer_queue.core.events.records import AnyRecord
+from transfer_queue.core.events.registry import APPLIERS
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.apply import APPLIERS
 
 
 class RecordLog:
@@ -27,9 +27,10 @@ class RecordLog:
 
     def apply(self, record: AnyRecord) -> None:
         """Apply one record, then pass it to the observers of its type."""
-        APPLIERS[type(record)](self.state, record)
+        kind = type(record)
+        APPLIERS[kind](self.state, record)
         self.records.append(record)
-        for note in self._observers.get(type(record), ()):
+        for note in self._observers.get(kind, ()):
             note(record)
 
     def observe(self, kinds: Iterable[type], note: Callable[[Any], None]) -> None:

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from transfer_queue.core.events.effects import Effect
-from transfer_queue.core.service import Service
 from transfer_queue.core.state.state import State
 
-if TYPE_CHECKING:
-    from transfer_queue.core.control.context import ControllerContext
-
-GRACE_SECONDS = 10.0
 MAX_DEPARTED = 1024
 """Clients without a connection whose replies are kept."""
 
@@ -23,40 +15,6 @@ def known_clients(state: State) -> list[str]:
         clients |= dict.fromkeys(client for _, client, _ in partition.holds.by_holder)
         clients |= dict.fromkeys(client for _, client in partition.wants.promised)
     return list(clients)
-
-
-class ReconnectGrace(Service):
-    """The clients that a restored controller knows and that have not reconnected yet.
-
-    They count as connected during a grace period, in which they notice that their connection broke and make a new one.
-    A client that has not reconnected at its end is treated as if its connection had just ended.
-    """
-
-    def __init__(self, context: ControllerContext) -> None:
-        super().__init__(context)
-        self.clients = context.connections.restored
-        self.until = context.now + GRACE_SECONDS
-        """The end of the grace period, on the controller's clock."""
-
-    @classmethod
-    def must_start(cls, context: ControllerContext) -> bool:
-        """See `Service.must_start`."""
-        return bool(context.connections.restored)
-
-    def next_due(self) -> float | None:
-        """See `Service.next_due`."""
-        return self.until if self.clients else None
-
-    def on_due(self) -> list[Effect]:
-        """Treat the clients as gone that have not come back, unless their processes are known to be alive."""
-        self.until = self.context.now + GRACE_SECONDS
-        connections = self.context.connections
-        awaited = [client for client in self.clients if not connections.peers.get(client)]
-        self.clients = [client for client in awaited if self.context.config.lives(client)]
-        for client in awaited:
-            if client not in self.clients:
-                self.context.forget_client(client)
-        return []
 
 
 class Connections:

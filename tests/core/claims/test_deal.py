@@ -474,7 +474,7 @@ def test_replies_of_queries_and_polls_are_not_kept(h: Harness) -> None:
 
 
 def test_clients_that_left_long_ago_are_forgotten(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transfer_queue.core.control.connections.MAX_DEPARTED", 2)
+    monkeypatch.setattr("transfer_queue.core.connections.MAX_DEPARTED", 2)
     for name in "abcd":
         h.put(1, name=name)
     for name in "abc":

@@ -1,1 +1,0 @@
-"""What every handler of the core works with: clients' connections, waiting requests, what changed."""
