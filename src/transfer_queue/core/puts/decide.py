@@ -248,7 +248,8 @@ class _NewRows(NamedTuple):
 
 def _new_rows(state: State, partition: Partition | None, name: str, count: int, pre_allocate: int) -> _NewRows:
     """Return the rows of a request for `count` ones. pre_allocate: the rows of a partition that it makes."""
-    made, first, free = list[r.AnyRecord](), state.next_index, NO_ROWS
+    made: list[r.AnyRecord] = []
+    first, free = state.next_index, NO_ROWS
     if partition is None:
         made = create_partition(state, CreatePartition(name, pre_allocate))
         free = np.arange(first, first + pre_allocate)
@@ -256,11 +257,10 @@ def _new_rows(state: State, partition: Partition | None, name: str, count: int, 
     limits.check_new(state, partition, count)
     if partition is not None and partition.waiting:
         free = partition.rows.indexes_of(np.array(partition.waiting[:count], "i8"))
+    if not len(free):
+        return _NewRows(made, np.arange(first, first + count), first, 0)
     taken = min(count, len(free))
-    indexes = np.arange(first, first + count - taken)
-    if taken:
-        indexes = np.concatenate([free[:taken], indexes])
-    return _NewRows(made, indexes, first, taken)
+    return _NewRows(made, np.concatenate([free[:taken], np.arange(first, first + count - taken)]), first, taken)
 
 
 def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarray, bool]:
@@ -272,7 +272,8 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
         raise InvalidArgumentError("group_ids are only for new rows without keys, and there must be one per row")
     joining = join_groups(partition, request.groups, [-1] * request.count)
     count, keys = request.count, None
-    positions, unknown = None, list[str]()
+    positions: np.ndarray | None = None
+    unknown: list[str] = []
     if request.keys is not None:
         positions, unknown = _find_keys(partition, request.keys)
         keys = list(dict.fromkeys(unknown))
@@ -349,11 +350,12 @@ def decide(state: State, puts: Sequence[tuple[str, Publish]]) -> DecidedPut:
         members = [-1] * request.count if positions is None else positions.tolist()
         joining = join_groups(partition, request.groups, members, request.puts)
     count = request.count if positions is None else len(unknown)
-    made, indexes, first_index, taken = _NewRows([], NO_ROWS, 0, 0)
     if count:
         # the put would take rows of a new partition at once
         pre_allocate = request.pre_allocate if request.pre_allocate > count else 0
         made, indexes, first_index, taken = _new_rows(state, partition, request.partition, count, pre_allocate)
+    else:
+        made, indexes, first_index, taken = [], NO_ROWS, 0, 0
     if positions is not None:
         indexes = _indexes_of_keys(partition, positions, indexes)
     record = r.SamplesPut(
