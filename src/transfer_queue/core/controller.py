@@ -127,7 +127,7 @@ class Controller:
         try:
             kind = type(request)
             if kind in READS:
-                if kind in OF_AN_EPOCH:
+                if kind in OF_AN_EPOCH and request.epoch not in (None, state.epoch):  # type: ignore[attr-defined]
                     state.check_epoch(request)
                 reply: Any = HANDLERS[kind](context, caller, request)
                 effects = [Send(peer, sequence, reply)]
@@ -135,7 +135,8 @@ class Controller:
             effects = self.change(caller, request)
         except TransferQueueError as error:
             effects = [context.failure(peer, sequence, error)]
-        return self._settle_after(effects)
+        self._is_due_known = False
+        return effects + self._wakeups.settle()
 
     def _handle_notice(self, caller: Caller) -> list[Effect]:
         request = caller.envelope.body
@@ -244,7 +245,7 @@ class Controller:
         handle = HANDLERS.get(kind)
         if handle is None:
             raise ProtocolError(f"{kind.__name__} is not a request to a controller")
-        if kind in OF_AN_EPOCH:
+        if kind in OF_AN_EPOCH and request.epoch not in (None, self.state.epoch):  # type: ignore[attr-defined]
             self.state.check_epoch(request)
         for observe in self._observers.get(kind, ()):
             observe(caller.client, request)

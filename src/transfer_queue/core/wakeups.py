@@ -69,7 +69,9 @@ class Wakeups(CoreService):
                 effects += service.when_settled()
             if not changes:
                 break
-        return effects + self._end()
+        if context.state.blocks.untold or self._after_event or context.emitted:
+            effects += self._end()
+        return effects
 
     def settle_further(self, part: int | None) -> list[Effect]:
         """Continue what `settle` has left, until there are at least `part` effects. None: until the end."""

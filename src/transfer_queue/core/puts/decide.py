@@ -201,7 +201,7 @@ def publish_several(context: Context, callers: Sequence[Caller]) -> list[Effect]
     for caller, (_, request) in zip(callers, puts, strict=True):
         rows = decided.rows[done : done + request.count]
         done += request.count
-        effects += context.reply(caller, _reply(state, request, decided._replace(rows=rows)))
+        effects += context.commit(caller, Decision([], partial(_reply, state, request, decided._replace(rows=rows))))
     return effects
 
 
