@@ -61,16 +61,13 @@ MAY_IMPORT = {
 
 # Modules that come before the rest of their folder, because other rooms use what they decide.
 BEFORE_THEIR_FOLDER = {
-    *("samplers.remote_calls", "samplers.sampler_states"),
-    *("locks.lock_decisions", "claims.plan", "claims.final_rounds", "claims.lease_decisions"),
+    *("samplers.remote_calls", "locks.lock_decisions", "claims.plan", "claims.final_rounds", "claims.lease_decisions"),
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.
 CORE_ORDER: list[set[str]] = [
     {"columns"},
     {"events"},
     {"tables"},
-    {"blocks"},
-    {"ready"},
     {"earlier"},
     {"state"},
     {"transitions"},
@@ -80,7 +77,7 @@ CORE_ORDER: list[set[str]] = [
     {"connections", "change_log", "parked_requests"},
     {"context"},
     {"deadlines", "jobs", "activity", "reconnect_grace"},
-    {"samplers.remote_calls", "samplers.sampler_states"},
+    {"samplers.remote_calls"},
     {"timeline"},
     {"queries"},
     {"locks.lock_decisions", "claims.plan"},

@@ -14,7 +14,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.transitions.merge import check_merge, merge_state
 from transfer_queue.messages.puts import Publish, Reserve

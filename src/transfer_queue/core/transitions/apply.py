@@ -15,8 +15,7 @@ from transfer_queue.core.puts import apply as apply_puts
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.tables.lease_table import RowLease
-from transfer_queue.core.tables.lock_table import KeyLock
+from transfer_queue.core.tables.leases import KeyLock, RowLease
 from transfer_queue.core.transitions import apply_clears, apply_leases, apply_units
 from transfer_queue.core.transitions.merge import merge_state
 from transfer_queue.core.transitions.restore import replace_state, take_loaded
