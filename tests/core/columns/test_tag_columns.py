@@ -172,8 +172,8 @@ def test_few_tags_are_not_in_columns_yet() -> None:
     tags = ChunkTags(4096)
     for at in range(200):
         tags.put_row(at, {"n": at, "s": "text", "x": at / 2})
-        assert len(tags._pending) < tags.MOST_PENDING
-    assert len(tags._pending) == 200 % tags.MOST_PENDING
+        assert len(tags._pending) < tag_table.MOST_PENDING
+    assert len(tags._pending) == 200 % tag_table.MOST_PENDING
     assert [tags.row(at) for at in range(200)] == [{"n": at, "s": "text", "x": at / 2} for at in range(200)]
     assert not tags._pending
 
@@ -182,7 +182,7 @@ def test_names_beyond_the_columns_cost_no_column() -> None:
     """Rows whose names all differ would otherwise need a column each."""
     tags = ChunkTags(4096)
     tags.put(slice(0, 4096), [{f"name {at}": at} for at in range(4096)])
-    assert len(tags.columns) == tags.MAX_COLUMNS
+    assert len(tags.columns) == tag_table.MAX_COLUMNS
     assert tags.rows(slice(0, 4096)) == [{f"name {at}": at} for at in range(4096)]
     assert isinstance(tags.pack(4096), list)
     tags.put(np.array([4000]), [{"name 4000": DELETE}])
