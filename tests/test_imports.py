@@ -63,7 +63,7 @@ MAY_IMPORT = {
 BEFORE_THEIR_FOLDER = {
     *("puts.apply", "puts.apply_clears", "claims.apply_leases", "units.apply_units"),
     *("state.merge", "state.restore", "state.selection"),
-    *("samplers.remote_calls", "samplers.sampler_states"),
+    "samplers.remote_calls",
     *("locks.lock_decisions", "claims.plan", "claims.final_rounds", "claims.lease_decisions"),
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.
@@ -71,8 +71,6 @@ CORE_ORDER: list[set[str]] = [
     {"columns"},
     {"events"},
     {"tables"},
-    {"blocks"},
-    {"ready"},
     {"earlier"},
     {"state"},
     {"puts.apply", "puts.apply_clears", "claims.apply_leases", "units.apply_units"},
@@ -84,7 +82,7 @@ CORE_ORDER: list[set[str]] = [
     {"connections", "change_log", "parked_requests"},
     {"context"},
     {"deadlines", "jobs", "activity", "reconnect_grace"},
-    {"samplers.remote_calls", "samplers.sampler_states"},
+    {"samplers.remote_calls"},
     {"timeline"},
     {"queries"},
     {"locks.lock_decisions", "claims.plan"},

@@ -26,7 +26,7 @@ from benchmarks.harness.turn_meter import MeteredSystem, metered_system
 from transfer_queue import interface as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.core.tables.field_types import MAX_FIELDS
+from transfer_queue.core.tables.fields import MAX_FIELDS
 from transfer_queue.errors import TransferQueueError
 
 QUESTION = "How long does another client wait while something rare and large happens?"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from simulated import Start, ragged, rows_of, same, table
-from transfer_queue.core.tables.field_types import can_promote
+from transfer_queue.core.tables.fields import can_promote
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client

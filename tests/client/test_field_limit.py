@@ -13,8 +13,8 @@ from test_selective_checkpoints import save_some
 
 from simulated import Start, numbers, table
 from transfer_queue.client.checkpoint.checkpoint_folder import METADATA, write_json
-from transfer_queue.core.tables import field_types
-from transfer_queue.core.tables.field_types import MAX_FIELDS
+from transfer_queue.core.tables import fields as field_table
+from transfer_queue.core.tables.fields import MAX_FIELDS
 from transfer_queue.errors import CheckpointError, InvalidArgumentError
 from transfer_queue.testing import Client
 
@@ -77,7 +77,7 @@ def test_a_field_without_live_values_does_not_count(a: Client) -> None:
 def too_many(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder for a checkpoint of a system without the limit, with one field too many in p."""
     with monkeypatch.context() as patched:
-        patched.setattr(field_types, "MAX_FIELDS", 2 * MAX_FIELDS)
+        patched.setattr(field_table, "MAX_FIELDS", 2 * MAX_FIELDS)
         client = start(seed=1).client("a")
         client.kv_put("a", "p", fields(0, MAX_FIELDS + 1))
         client.kv_put("a", "q", numbers(1))

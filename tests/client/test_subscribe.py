@@ -205,7 +205,7 @@ class TestSubscribe:
         events.close()  # type: ignore[attr-defined]
 
     def test_a_gap_is_told(self, monkeypatch: pytest.MonkeyPatch, a: Client, b: Client) -> None:
-        monkeypatch.setattr("transfer_queue.core.tables.change_feed.MAX_CLEARED", 2)
+        monkeypatch.setattr("transfer_queue.core.tables.changes.MAX_CLEARED", 2)
         keys = [f"k{i}" for i in range(4)]
         a.kv_batch_put(keys, "p", tags=[{} for _ in keys])
         events = b.subscribe("p")

@@ -33,10 +33,10 @@ from transfer_queue.core.events.effects import (
 )
 from transfer_queue.core.events.records import AnyRecord, Unparked
 from transfer_queue.core.jobs import Jobs
-from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler, copy_containers
+from transfer_queue.core.samplers.calls import AnySampler, HostedRunner, UserSampler, copy_containers
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.row_table import Chunk
+from transfer_queue.core.tables.rows import Chunk
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
 from transfer_queue.messages.base import DELETE_CODE, Done, Failure

@@ -12,28 +12,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core.blocks.block_chunk import BlockChunk
-from transfer_queue.core.blocks.block_table import BlockTable
-from transfer_queue.core.blocks.digest_index import DigestIndex
-from transfer_queue.core.blocks.extent_records import ExtentRecord
-from transfer_queue.core.columns.intern_table import InternTable
-from transfer_queue.core.columns.intervals import IntervalSet
+from transfer_queue.core.columns.kinds import InternTable, IntervalSet
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import ReplyCache, State
-from transfer_queue.core.tables.admission_window import AdmissionWindow
-from transfer_queue.core.tables.change_feed import ChangeFeed
-from transfer_queue.core.tables.dealt_batches import DealtBatch, DealtBatches
-from transfer_queue.core.tables.field_ranks import FieldRanks
-from transfer_queue.core.tables.field_types import FieldStats
-from transfer_queue.core.tables.group_table import Group, GroupQuotas, GroupTable
-from transfer_queue.core.tables.lease_table import Counts, LeaseTable, RowLease, UnseenBatches
-from transfer_queue.core.tables.lock_table import KeyLock, LockTable
-from transfer_queue.core.tables.lost_values import LostValues
-from transfer_queue.core.tables.retention_log import DropLog, RowAges
-from transfer_queue.core.tables.row_refcounts import RowRefcounts
-from transfer_queue.core.tables.row_table import Chunk, RowTable
-from transfer_queue.core.tables.skipped_rows import SkippedRows
+from transfer_queue.core.tables.blocks import BlockChunk, BlockTable
+from transfer_queue.core.tables.changes import ChangeFeed, LostValues
+from transfer_queue.core.tables.dealt import DealtBatch, DealtBatches, SkippedRows
+from transfer_queue.core.tables.digest_index import DigestIndex
+from transfer_queue.core.tables.extents import ExtentRecord
+from transfer_queue.core.tables.fields import FieldRanks, FieldStats
+from transfer_queue.core.tables.groups import Group, GroupQuotas, GroupTable
+from transfer_queue.core.tables.leases import Counts, KeyLock, LeaseTable, LockTable, RowLease, UnseenBatches
+from transfer_queue.core.tables.rows import Chunk, RowTable
+from transfer_queue.core.tables.windows import AdmissionWindow, DropLog, RowAges, RowRefcounts
 
 PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,

@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from transfer_queue.core.columns.joined_columns import rows_of
-from transfer_queue.core.columns.row_columns import per_chunk, per_row, per_task
+from transfer_queue.core.columns.kinds import per_chunk, per_row, per_task, rows_of
 from transfer_queue.core.columns.schema import (
     BrokenInvariant,
     Count,

@@ -11,7 +11,7 @@ import sameness
 from harness import Harness, encode
 
 from transfer_queue.core import earlier
-from transfer_queue.core.columns.joined_columns import pack_texts
+from transfer_queue.core.columns.kinds import pack_texts
 from transfer_queue.core.earlier import current_record
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.serialization import load_untrusted, save_state

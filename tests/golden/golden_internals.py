@@ -12,7 +12,7 @@ from transfer_queue.core.events.records import BlocksMoved as Moved
 from transfer_queue.core.events.records import RequestParked as Parked
 from transfer_queue.core.state.serialization import load_state as restored
 from transfer_queue.core.state.serialization import save_state as saved
-from transfer_queue.core.tables import change_feed
+from transfer_queue.core.tables import changes as change_feed
 from transfer_queue.core.units import migration_planner
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import recover

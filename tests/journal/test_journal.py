@@ -16,7 +16,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.records import AnyRecord, PartitionMade, RequestParked, SamplesPut, WriterPart
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.field_types import MAX_FIELDS
+from transfer_queue.core.tables.fields import MAX_FIELDS
 from transfer_queue.errors import JournalError
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import (

@@ -13,7 +13,7 @@ from tests.simulation.lock_run import History, Increment
 from transfer_queue.core.puts import decide
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.lock_table import LockTable
+from transfer_queue.core.tables.leases import LockTable
 from transfer_queue.messages.puts import Publish
 
 SEEDS, PART = 60, 30

@@ -21,7 +21,7 @@ from tests.simulation.run_features import MAIN
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.core.events.records import LeaseEnded
-from transfer_queue.core.tables.row_table import CONSUMED
+from transfer_queue.core.tables.rows import CONSUMED
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import AnyReply

@@ -19,8 +19,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.restore import replace_state, take_loaded
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.tables.lease_table import RowLease
-from transfer_queue.core.tables.lock_table import KeyLock
+from transfer_queue.core.tables.leases import KeyLock, RowLease
 from transfer_queue.core.units import apply_units
 
 MODULES = (apply_puts, apply_units)

@@ -27,7 +27,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Release, RemoveState, WriteState
 from transfer_queue.core.events.registry import Begin, Caller, Decision, Ends, GivenUpError, Steps, Work, handles
 from transfer_queue.core.jobs import Jobs
-from transfer_queue.core.samplers.sampler_states import load_states, save_states
+from transfer_queue.core.samplers.remote_calls import load_states, save_states
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.merge import check_merge
 from transfer_queue.core.state.partition import Partition

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
-from transfer_queue.core.samplers.user_sampler import AnySampler, Values, copy_containers
+from transfer_queue.core.samplers.calls import AnySampler, Values, copy_containers
 
 MAX_DELIVERIES = 16
 """Deliveries of a row without an acknowledgement, if neither its partition nor the system sets another limit."""

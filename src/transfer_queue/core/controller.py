@@ -33,7 +33,7 @@ from transfer_queue.core.events.registry import HANDLERS, OF_AN_EPOCH, READS, Be
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.puts import decide
 from transfer_queue.core.reports import status
-from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
+from transfer_queue.core.samplers.calls import AnySampler, watched_tags
 from transfer_queue.core.services import SERVICES
 from transfer_queue.core.state.state import State
 from transfer_queue.core.timeline.recorder import TimelineRecorder

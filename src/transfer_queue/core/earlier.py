@@ -11,9 +11,9 @@ from typing import Any, Union
 
 import msgspec
 
-from transfer_queue.core.columns.joined_columns import unpack_texts
+from transfer_queue.core.columns.kinds import unpack_texts
 from transfer_queue.core.events import records as r
-from transfer_queue.core.tables.field_types import with_schema
+from transfer_queue.core.tables.fields import with_schema
 from transfer_queue.messages.descriptors import NewBlock
 from transfer_queue.messages.tag_table import SentTags
 

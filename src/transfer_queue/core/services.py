@@ -13,15 +13,8 @@ from transfer_queue.core.claims import background_deals, claim_handler, consumpt
 from transfer_queue.core.context import CoreService
 from transfer_queue.core.locks import lock_handlers
 from transfer_queue.core.puts import clears, decide, equal_values, partitions, retention
-from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
-from transfer_queue.core.reports import (
-    deadlock_detector,
-    explain,
-    sample_report,
-    status,
-    stuck_samples,
-    wait_reasons,
-)
+from transfer_queue.core.queries import batch_metadata, partition_view, value_locations
+from transfer_queue.core.reports import explain, sample_report, status, waits
 from transfer_queue.core.timeline import abandoned_samples, recorder, timeline_handlers
 from transfer_queue.core.units import migration_planner, mirror_writer, mover, store_servers, unit_handlers
 
@@ -47,21 +40,17 @@ FEATURES: tuple[ModuleType, ...] = (
     consumption_handlers,
     plan,
     batch_metadata,
-    change_answers,
-    column_counts,
     partition_view,
     value_locations,
     mover,
     migration_planner,
     unit_handlers,
-    deadlock_detector,
+    waits,
     mirror_writer,
     store_servers,
     explain,
     sample_report,
     status,
-    stuck_samples,
-    wait_reasons,
 )
 
 SERVICES: tuple[type[CoreService], ...] = tuple(

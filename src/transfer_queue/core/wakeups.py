@@ -17,7 +17,7 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, Caller, Decision
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
-from transfer_queue.core.queries import change_answers
+from transfer_queue.core.queries import partition_view
 from transfer_queue.core.reports.expiries import expiry_reply
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
@@ -163,7 +163,7 @@ class Wakeups(CoreService):
         """
         context, waiting_for = self.context, self.context.state.waiting
         peers = context.parked.peers
-        for waiter, reply in change_answers.watch_replies(context.state, name, peers):
+        for waiter, reply in partition_view.watch_replies(context.state, name, peers):
             yield [self._reply(waiter, reply)]
         for waiting in lock_decisions.grantable(context.state, name, peers) if change.locks else ():
             yield self._retry_decision(waiting)
@@ -196,9 +196,9 @@ class Wakeups(CoreService):
     def _retry_watch(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a watch whose client came back after a restart."""
         state = self.context.state
-        reply = change_answers.watch_reply(state, waiting.watch)
+        reply = partition_view.watch_reply(state, waiting.watch)
         if reply is None:
-            change_answers.mark_seen(state, waiting.watch.partition)
+            partition_view.mark_seen(state, waiting.watch.partition)
             return []
         return [self._reply(waiting.waiter, reply)]
 

@@ -11,15 +11,15 @@ from collections import Counter
 
 import numpy as np
 
-from transfer_queue.core.blocks.block_table import LiveBlock
 from transfer_queue.core.columns.schema import require
-from transfer_queue.core.ready.rankings import Bits, Ranking
-from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.check_blocks import check_ranks
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ClaimQueue, RequestKey, ShareKey, WatchQueue, share_key
+from transfer_queue.core.tables.blocks import LiveBlock
+from transfer_queue.core.tables.complete_groups import Bits, Ranking
+from transfer_queue.core.tables.ready_sets import ReadySet
 from transfer_queue.sampler.numeric_tags import number as number_of
 from transfer_queue.sampler.ready_views import RankKey
 

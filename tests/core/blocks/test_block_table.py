@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from harness import BLOCKS_AN_EXTENT, BYTES, OBJECT, Harness, column, places, tensor
 
-from transfer_queue.core.blocks.block_chunk import CHUNK
-from transfer_queue.core.blocks.block_table import BlockTable
-from transfer_queue.core.columns.intern_table import InternTable
+from transfer_queue.core.columns.kinds import InternTable
+from transfer_queue.core.tables.blocks import CHUNK, BlockTable
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock

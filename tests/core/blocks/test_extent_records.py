@@ -7,7 +7,7 @@ from harness import BYTES, EXTENT, Harness, column, schema_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.blocks.extent_records import PublishedExtents, Spans
+from transfer_queue.core.tables.extents import PublishedExtents, Spans
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock

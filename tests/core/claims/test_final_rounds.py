@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.cli.status_table import format_table
 from transfer_queue.core.claims.final_rounds import split_evenly
-from transfer_queue.core.columns.intervals import IntervalSet
+from transfer_queue.core.columns.kinds import IntervalSet
 from transfer_queue.core.events.records import Dealt, PassedOver
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError
 from transfer_queue.messages.claims import ResetConsumption

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transfer_queue.core.claims import index_builder
 from transfer_queue.core.events import records as r
 from transfer_queue.core.puts import clears
-from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.claims import Cancel, ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.sampler import (

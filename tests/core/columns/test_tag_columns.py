@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from differential import differential
-from transfer_queue.core.columns import tag_columns
-from transfer_queue.core.columns.tag_columns import SPARE, ChunkTags, EntryValues, pack_tags
+from transfer_queue.core.tables import tags as tag_table
+from transfer_queue.core.tables.tags import SPARE, ChunkTags, EntryValues, pack_tags
 from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.tag_table import ABSENT, INT, EntryColumn, StoredTags, TagTable, tag_rows
 from transfer_queue.sampler.numeric_tags import number
@@ -89,7 +89,7 @@ def check_same(columns: ChunkTags, model: list[Tag]) -> None:
 @given(st.lists(steps, max_size=8), st.sampled_from([64, 1, 0]), st.sampled_from([(64, 8), (64, 1), (4, 1), (1, 0)]))
 def test_columns_hold_what_dicts_would_hold(program: list[Any], most: int, sizes: tuple[int, int]) -> None:
     """Also if tags of single rows are read later, and if they are then put into the columns together."""
-    patch = mock.patch.multiple(tag_columns, MAX_COLUMNS=most, MOST_PENDING=sizes[0], FEW=sizes[1])
+    patch = mock.patch.multiple(tag_table, MAX_COLUMNS=most, MOST_PENDING=sizes[0], FEW=sizes[1])
     with patch:
         columns, capacity = ChunkTags(CAPACITY), CAPACITY
         model: list[Tag] = [{} for _ in range(CAPACITY)]
@@ -172,8 +172,8 @@ def test_few_tags_are_not_in_columns_yet() -> None:
     tags = ChunkTags(4096)
     for at in range(200):
         tags.put_row(at, {"n": at, "s": "text", "x": at / 2})
-        assert len(tags._pending) < tag_columns.MOST_PENDING
-    assert len(tags._pending) == 200 % tag_columns.MOST_PENDING
+        assert len(tags._pending) < tag_table.MOST_PENDING
+    assert len(tags._pending) == 200 % tag_table.MOST_PENDING
     assert [tags.row(at) for at in range(200)] == [{"n": at, "s": "text", "x": at / 2} for at in range(200)]
     assert not tags._pending
 
@@ -182,7 +182,7 @@ def test_names_beyond_the_columns_cost_no_column() -> None:
     """Rows whose names all differ would otherwise need a column each."""
     tags = ChunkTags(4096)
     tags.put(slice(0, 4096), [{f"name {at}": at} for at in range(4096)])
-    assert len(tags.columns) == tag_columns.MAX_COLUMNS
+    assert len(tags.columns) == tag_table.MAX_COLUMNS
     assert tags.rows(slice(0, 4096)) == [{f"name {at}": at} for at in range(4096)]
     assert isinstance(tags.pack(4096), list)
     tags.put(np.array([4000]), [{"name 4000": DELETE}])

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
-from transfer_queue.core.columns import tag_columns, tag_filter
-from transfer_queue.core.columns.tag_columns import ChunkTags
-from transfer_queue.core.columns.tag_filter import equal_values, matching_rows
+from transfer_queue.core.tables import tags as tag_table
+from transfer_queue.core.tables.tags import ChunkTags, equal_values, matching_rows
 
 ROWS = 12
 NAN = float("nan")
@@ -50,7 +49,7 @@ def test_rows_match_if_all_entries_are_equal(
     of_rows: list[dict[str, Any]], conditions: list[dict[str, Any]], most: int, places: list[int]
 ) -> None:
     """Entries of the first names have a column, and those of other names are in a dict for each row."""
-    with mock.patch.object(tag_columns, "MAX_COLUMNS", most):
+    with mock.patch.object(tag_table, "MAX_COLUMNS", most):
         chunk = ChunkTags(ROWS)
         chunk.put(slice(0, ROWS), of_rows)  # type: ignore[arg-type]
     at = np.array(places, "i8")
@@ -66,13 +65,13 @@ def test_only_values_of_these_rows_are_decoded(monkeypatch: pytest.MonkeyPatch) 
     chunk = ChunkTags(1000)
     chunk.put(slice(0, 1000), [{"path": [at]} for at in range(1000)])
     decoded: list[bytes] = []
-    decode = tag_filter._decode
+    decode = tag_table._decode
 
     def counted(value: bytes) -> Any:
         decoded.append(value)
         return decode(value)
 
-    monkeypatch.setattr(tag_filter, "_decode", counted)
+    monkeypatch.setattr(tag_table, "_decode", counted)
     found = matching_rows(chunk, {"path": [7.0]}, np.array([3, 7, *range(900, 910)]))
     assert np.flatnonzero(found).tolist() == [1]
     assert len(decoded) == 12

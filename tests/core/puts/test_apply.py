@@ -7,7 +7,7 @@ import pytest
 from harness import DELETE, Harness, content_of, rows_of, tensor
 
 from transfer_queue.core.events.records import SamplesPut
-from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.descriptors import PartitionOptions
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Drop, Reserve

@@ -6,7 +6,7 @@ from harness import BYTES, Harness
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.tables.retention_log import MARKS, RowAges
+from transfer_queue.core.tables.windows import MARKS, RowAges
 from transfer_queue.messages.queries import ListKeys
 from transfer_queue.messages.system import Status
 

@@ -16,7 +16,7 @@ from transfer_queue.core.configuration import MaxLag
 from transfer_queue.core.events.records import PartitionMade, ReplySent, SamplesPut, WriterFenced
 from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.puts.decide import group_puts
-from transfer_queue.core.tables import field_types
+from transfer_queue.core.tables import fields as field_table
 from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, SealedError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import MIRROR
@@ -351,7 +351,7 @@ def test_blocks_at_any_places_have_the_results_that_they_have_one_after_the_othe
 def test_puts_that_give_the_partition_too_many_fields_are_refused_one_by_one(
     h: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(field_types, "MAX_FIELDS", 2)
+    monkeypatch.setattr(field_table, "MAX_FIELDS", 2)
     opened(h)
     fields = {"x": tensor(), "y": tensor(), "z": tensor()}
     puts = [put_of(h, name, fields=fields, keys=[name]) for name in CLIENTS[:3]]

@@ -11,8 +11,8 @@ from harness import Harness, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.queries import column_counts
-from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.core.queries import partition_view
+from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.reports.overview import MOST_COLUMNS, ColumnCounts, CountColumns
 
@@ -102,7 +102,7 @@ def test_columns_are_ranges_of_the_live_rows(
 
 
 def test_a_large_partition_is_counted_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(column_counts, "CELLS", CHUNK)
+    monkeypatch.setattr(partition_view, "CELLS", CHUNK)
     h = Harness()
     rows = 3 * CHUNK + 100
     h.put(rows, ("x",))
@@ -116,7 +116,7 @@ def test_a_large_partition_is_counted_in_pages(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_groups_are_complete_or_lack_a_field_or_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(column_counts, "CELLS", 1)
+    monkeypatch.setattr(partition_view, "CELLS", 1)
     h = Harness()
     h.ask(h.publish(12, {"x": tensor()}, groups=[f"g{number // 4}" for number in range(12)]))
     h.ask(h.publish(2, {"x": tensor()}, groups=["late", "late"]))

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from differential import differential, row_lengths, small
-from transfer_queue.core.columns.intern_table import InternTable
+from transfer_queue.core.columns.kinds import InternTable
 from transfer_queue.core.queries import value_locations
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import FieldType

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.ready.complete_groups import CompleteOrderedGroups
-from transfer_queue.core.tables.group_table import GroupTable
-from transfer_queue.core.tables.row_table import CHUNK, RowTable
+from transfer_queue.core.tables.complete_groups import CompleteOrderedGroups
+from transfer_queue.core.tables.groups import GroupTable
+from transfer_queue.core.tables.rows import CHUNK, RowTable
 
 NONE = np.zeros(0, "i8")
 FAR = 1 << 40  # a position in a partition with many cleared rows

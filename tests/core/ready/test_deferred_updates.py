@@ -10,9 +10,9 @@ from harness import Harness
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.ready import deferred_updates
-from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.core.tables import ready_sets
+from transfer_queue.core.tables.ready_sets import ReadySet
+from transfer_queue.core.tables.rows import CHUNK
 
 SETS = [("t", ("x",)), ("u", ("x", "y")), ("v", ("y",)), ("w", ("z",))]
 steps = st.lists(
@@ -32,8 +32,8 @@ steps = st.lists(
 def test_deferred_updates_have_the_result_of_immediate_ones(steps: list[tuple[str, int, Any]], grouped: bool) -> None:
     """After each event, `check_invariants` checks copies of the sets that have processed all publications."""
     with pytest.MonkeyPatch.context() as limits:
-        limits.setattr(deferred_updates, "MOST_ENTRIES", 4)
-        limits.setattr(deferred_updates, "MOST_ROWS", 12)
+        limits.setattr(ready_sets, "MOST_ENTRIES", 4)
+        limits.setattr(ready_sets, "MOST_ROWS", 12)
         h = Harness()
         h.put(2)
         partition, rows = h.state.partitions["p"], [0, 1]

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.ready.rankings import Ranking
-from transfer_queue.core.ready.ready_sets import ReadySets
-from transfer_queue.core.tables.row_table import CHUNK, RowTable
+from transfer_queue.core.tables.complete_groups import Ranking
+from transfer_queue.core.tables.ready_sets import ReadySets
+from transfer_queue.core.tables.rows import CHUNK, RowTable
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.sampler.ready_views import ListedRows, RankKey, TaggedIndexes

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from differential import differential
-from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets, first_ones
 from transfer_queue.core.state import partition as partition_module
 from transfer_queue.core.state.partition import MAX_READY_SETS
-from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.core.tables.ready_sets import ReadySet, ReadySets, first_ones
+from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.puts import Publish
 from transfer_queue.sampler.base import ReadyIndexes

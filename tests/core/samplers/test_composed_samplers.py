@@ -181,7 +181,7 @@ def test_skipped_rows_are_freed_by_free_when() -> None:
 
 
 def test_unchanged_rows_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transfer_queue.core.ready.rankings import Ranking
+    from transfer_queue.core.tables.complete_groups import Ranking
 
     h = Harness(FreshnessSampler(RankAwareSampler(), 1))
     h.put(3 * 4096, tags=versions(*[5] * 3 * 4096))

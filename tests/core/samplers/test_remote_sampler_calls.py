@@ -10,7 +10,7 @@ from harness import Harness, made
 
 from transfer_queue.core import checkpoints
 from transfer_queue.core.events.effects import Effect, ReadState, WriteState
-from transfer_queue.core.samplers.user_sampler import name_of
+from transfer_queue.core.samplers.calls import name_of
 from transfer_queue.core.state import serialization
 from transfer_queue.errors import InvalidArgumentError, SamplerError, WaitTimeoutError
 from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, LoadState

@@ -13,7 +13,7 @@ from harness import Harness, column
 
 from transfer_queue.core import checkpoints
 from transfer_queue.core.appliers import apply_record
-from transfer_queue.core.columns.joined_columns import pack_texts
+from transfer_queue.core.columns.kinds import pack_texts
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import serialization

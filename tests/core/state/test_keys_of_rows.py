@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transfer_queue.core.state.partition import FEW_KEYS
-from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.puts import ClearKeys
 
 ROWS = CHUNK + 40

@@ -16,7 +16,7 @@ from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.merge import check_merge, merge_state
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.sampler import PrioritySampler
 from transfer_queue.testing.state_recount import check_invariants

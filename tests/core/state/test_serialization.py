@@ -13,14 +13,14 @@ from harness import Harness, column, through_file
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.columns import joined_columns
-from transfer_queue.core.columns.joined_columns import PIECE, pack_texts, unpack_texts
+from transfer_queue.core.columns import kinds
+from transfer_queue.core.columns.kinds import PIECE, pack_texts, unpack_texts
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.row_table import CHUNK, Chunk
+from transfer_queue.core.tables.rows import CHUNK, Chunk
 from transfer_queue.errors import CheckpointError
 from transfer_queue.messages.puts import ClearRows, Publish
 from transfer_queue.messages.queries import ListKeys
@@ -202,6 +202,6 @@ def test_keys_are_saved_in_pieces(h: Harness) -> None:
 @given(st.lists(st.text(max_size=3)), st.integers(1, 4))
 def test_unpacked_texts_equal_the_packed_ones(texts: list[str], piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joined_columns, "PIECE", piece)
+        patch.setattr(kinds, "PIECE", piece)
         packed = pack_texts(texts)
     assert [text for part in unpack_texts(packed) for text in part] == texts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.columns.intervals import IntervalSet
+from transfer_queue.core.columns.kinds import IntervalSet
 from transfer_queue.core.state.state import ReplyCache
 from transfer_queue.messages.base import Done
 

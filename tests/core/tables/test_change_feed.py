@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from harness import DELETE, Harness, column, tensor
 
-from transfer_queue.core.columns.tag_columns import ChunkTags
-from transfer_queue.core.columns.tag_filter import matching_rows
-from transfer_queue.core.queries import change_answers
-from transfer_queue.core.tables.row_table import CHUNK
+from transfer_queue.core.queries import partition_view
+from transfer_queue.core.tables.rows import CHUNK
+from transfer_queue.core.tables.tags import ChunkTags, matching_rows
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel, ResetConsumption
@@ -152,7 +151,7 @@ def test_cleared_rows_that_were_never_reported_are_not_reported(h: Harness) -> N
 
 
 def test_a_reply_is_incomplete_if_clears_were_forgotten(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transfer_queue.core.tables.change_feed.MAX_CLEARED", 4)
+    monkeypatch.setattr("transfer_queue.core.tables.changes.MAX_CLEARED", 4)
     h.put(10)
     version = now(h).version
     h.clear([0, 1])
@@ -367,7 +366,7 @@ def test_waiting_watches_read_only_the_rows_of_a_put(h: Harness, monkeypatch: py
         looked.append(len(at))
         return matching_rows(tags, where, at)
 
-    monkeypatch.setattr(change_answers, "matching_rows", counted)
+    monkeypatch.setattr(partition_view, "matching_rows", counted)
     for i in range(20):
         h.put(2, None, rows=[i, 299 - i], tags=[{"n": 1}] * 2)
     monkeypatch.undo()

@@ -9,7 +9,7 @@ import pytest
 from harness import OBJECT, Harness, column, rows_of, tensor
 
 from transfer_queue.core.state import serialization
-from transfer_queue.core.tables.field_types import FieldStats, check_block
+from transfer_queue.core.tables.fields import FieldStats, check_block
 from transfer_queue.errors import CheckpointError, FieldTypeError, InvalidArgumentError, ProtocolError
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, FieldType, NewBlock

@@ -29,7 +29,7 @@ WHERES: list[dict[str, Any]] = [{}, {"s": 1}, {"s": True}, {"s": 0, "t": 1}]
 @pytest.fixture(autouse=True)
 def few_clears(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remember so few clears that followers miss some."""
-    monkeypatch.setattr("transfer_queue.core.tables.change_feed.MAX_CLEARED", 1)
+    monkeypatch.setattr("transfer_queue.core.tables.changes.MAX_CLEARED", 1)
 
 
 def number(value: Any) -> Any:

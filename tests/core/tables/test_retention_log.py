@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import Harness, column
 
-from transfer_queue.core.tables import retention_log
+from transfer_queue.core.tables import windows
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.messages.partitions import Seal
 from transfer_queue.messages.puts import Drop, Publish, Reserve
@@ -62,7 +62,7 @@ class TestDrop:
         assert h.ask(Drop("q", "why", groups=["a"])).value == 0
 
     def test_the_number_of_remembered_reasons_is_bounded(self, monkeypatch):
-        monkeypatch.setattr(retention_log, "REMEMBERED", 10)
+        monkeypatch.setattr(windows, "REMEMBERED", 10)
         h = Harness()
         for _ in range(10):
             rows = h.put(4)

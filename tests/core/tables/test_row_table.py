@@ -8,8 +8,8 @@ from harness import Harness, column
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.columns.intervals import IntervalSet
-from transfer_queue.core.tables.row_table import CHUNK, RowTable, indexes_in
+from transfer_queue.core.columns.kinds import IntervalSet
+from transfer_queue.core.tables.rows import CHUNK, RowTable, indexes_in
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.messages.puts import ClearRows, Publish
 from transfer_queue.messages.queries import Lookup, RetrieveKeys

@@ -10,7 +10,7 @@ from timeline_reader import Reader, kinds
 
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.timeline import number_tables, recorder, timeline_handlers
+from transfer_queue.core.timeline import event_ring, recorder, timeline_handlers
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.base import Done
@@ -125,7 +125,7 @@ class TestPuts:
     def test_a_put_of_many_fields_has_the_first_ones(self, h, reader):
         h.put(1, [f"f{n}" for n in range(400)])
         (event,) = reader.read()
-        assert event.fields == (*(f"f{n}" for n in range(number_tables.MAX_NAMES)), "...")
+        assert event.fields == (*(f"f{n}" for n in range(event_ring.MAX_NAMES)), "...")
 
 
 class TestClaims:
@@ -486,7 +486,7 @@ class TestReading:
 class TestBounds:
     def test_made_up_names_do_not_fill_memory(self, h, monkeypatch):
         for name, most in (("MAX_LANES", 8), ("MAX_PARTITIONS", 6), ("MAX_FIELDS", 4)):
-            monkeypatch.setattr(number_tables, name, most)
+            monkeypatch.setattr(event_ring, name, most)
         h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=64), restored=h.state)
         h.clients.clear()
         timeline = h.controller.context.services[TimelineRecorder]
@@ -503,8 +503,8 @@ class TestBounds:
         reader = Reader(h, seconds=1e9)
         events = reader.read()
         assert len(events) == 64
-        assert number_tables.OTHERS in {event.task for event in events}
-        assert {event.task for event in events} - {number_tables.OTHERS}  # entries without events were replaced
+        assert event_ring.OTHERS in {event.task for event in events}
+        assert {event.task for event in events} - {event_ring.OTHERS}  # entries without events were replaced
 
     def test_long_names_are_cut(self, h, reader):
         h.claim(1, "t" * 10_000, ("x" * 10_000, "y"), "p" * 10_000, wait=1.0)
@@ -513,9 +513,9 @@ class TestBounds:
         h.tick(2.0)
         events = reader.read()
         for event in events:
-            assert len(event.partition) == number_tables.MAX_TEXT + 3
-            assert len(event.task) == number_tables.MAX_TEXT + 3
-            assert sum(map(len, event.fields)) <= number_tables.MAX_NAMES_TEXT + 3
+            assert len(event.partition) == event_ring.MAX_TEXT + 3
+            assert len(event.task) == event_ring.MAX_TEXT + 3
+            assert sum(map(len, event.fields)) <= event_ring.MAX_NAMES_TEXT + 3
             assert event.fields[-1] == "..."
 
     def test_schemas_are_forgotten(self, h, monkeypatch):

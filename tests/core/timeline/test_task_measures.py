@@ -16,8 +16,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.state_metrics import StateMeasures, measure
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.timeline import task_measures
-from transfer_queue.core.timeline.event_ring import PACKING, EventRing
-from transfer_queue.core.timeline.number_tables import LaneTable
+from transfer_queue.core.timeline.event_ring import PACKING, EventRing, LaneTable
 from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import SetGroupDemand, SetPolicyVersion, TakeGroupDemand

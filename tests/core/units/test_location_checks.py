@@ -10,8 +10,7 @@ from harness import BYTES, Harness, column, schema_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.blocks.block_chunk import CHUNK
-from transfer_queue.core.blocks.block_table import BlockTable, pair_sums
+from transfer_queue.core.tables.blocks import CHUNK, BlockTable, pair_sums
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import BlockLocation, FieldSpec, NewBlock

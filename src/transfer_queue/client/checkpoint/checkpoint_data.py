@@ -26,9 +26,9 @@ from transfer_queue.client.checkpoint.checkpoint_folder import (
 from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
 from transfer_queue.client.checkpoint.pickled_values import PickledValues
 from transfer_queue.config.store_options import SIMPLE
-from transfer_queue.core.blocks.block_chunk import PLACE
 from transfer_queue.core.columns.schema import MOST
 from transfer_queue.core.state.serialization import Columns
+from transfer_queue.core.tables.blocks import PLACE
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.protocols import Bytes, Reserved

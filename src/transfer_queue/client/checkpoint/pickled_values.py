@@ -14,7 +14,7 @@ from msgspec.msgpack import Ext
 
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.row_table import Chunk
+from transfer_queue.core.tables.rows import Chunk
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UncarriableValueError
 from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.buffers.block_layout import columns

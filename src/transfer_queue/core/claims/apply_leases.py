@@ -6,8 +6,8 @@ import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.dealt_batches import DealtBatches
-from transfer_queue.core.tables.row_table import CLAIMED
+from transfer_queue.core.tables.dealt import DealtBatches
+from transfer_queue.core.tables.rows import CLAIMED
 
 
 def claim_rows(partition: Partition, task: str, positions: np.ndarray) -> None:

@@ -13,11 +13,10 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import ComputeDeal, Effect
 from transfer_queue.core.events.registry import Steps, Work
 from transfer_queue.core.jobs import Jobs
-from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.samplers.sampler_view import call_sampler
-from transfer_queue.core.samplers.user_sampler import AnySampler
+from transfer_queue.core.samplers.calls import AnySampler, call_sampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
+from transfer_queue.core.tables.ready_sets import ReadySet
 from transfer_queue.errors import SamplerError, TransferQueueError
 from transfer_queue.sampler.base import BaseSampler, Deal
 

@@ -17,12 +17,12 @@ from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, handles
+from transfer_queue.core.samplers.calls import Answers, AnySampler, Ask, RowsTakenError, name_of, watched_tags
 from transfer_queue.core.samplers.remote_calls import PendingCall, SamplerAsks, hosted_runner
-from transfer_queue.core.samplers.user_sampler import Answers, AnySampler, Ask, RowsTakenError, name_of, watched_tags
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.tables.row_table import rows_without
+from transfer_queue.core.tables.rows import rows_without
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply

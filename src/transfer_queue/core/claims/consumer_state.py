@@ -6,9 +6,8 @@ import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
-from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.core.tables.row_table import rows_without, sort_unique
+from transfer_queue.core.state.state import State, require_partition
+from transfer_queue.core.tables.rows import rows_without, sort_unique
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand

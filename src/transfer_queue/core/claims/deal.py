@@ -19,14 +19,12 @@ from transfer_queue.core.claims.final_rounds import column_of
 from transfer_queue.core.claims.plan import ClaimPlan, Key, OpenClaim
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
-from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.samplers.sampler_view import call_sampler
-from transfer_queue.core.samplers.user_sampler import UserSampler, name_of
+from transfer_queue.core.samplers.calls import UserSampler, call_sampler, name_of
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
-from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.core.tables.dealt_batches import DealtBatches
-from transfer_queue.core.tables.row_table import CLAIMED
+from transfer_queue.core.state.state import State, require_partition
+from transfer_queue.core.tables.dealt import DealtBatches
+from transfer_queue.core.tables.ready_sets import ReadySet
+from transfer_queue.core.tables.rows import CLAIMED
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.base import BaseSampler, Deal, RankConsistentSampler, ReadyIndexes

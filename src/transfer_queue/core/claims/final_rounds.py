@@ -26,9 +26,9 @@ import numpy as np
 
 from transfer_queue.core.claims.plan import Key
 from transfer_queue.core.events import records as r
-from transfer_queue.core.ready.ready_sets import ReadySet
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.dealt_batches import DealtBatches
+from transfer_queue.core.tables.dealt import DealtBatches
+from transfer_queue.core.tables.ready_sets import ReadySet
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.sampler.base import RankConsistentSampler, ReadyIndexes

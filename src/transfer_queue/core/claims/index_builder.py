@@ -15,7 +15,7 @@ from transfer_queue.core.claims.plan import ClaimPlan
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Steps
 from transfer_queue.core.jobs import Jobs
-from transfer_queue.core.samplers.user_sampler import UserSampler
+from transfer_queue.core.samplers.calls import UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.sampler_wrapper import ranked_keys

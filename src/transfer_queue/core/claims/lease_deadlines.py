@@ -10,7 +10,7 @@ from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
-from transfer_queue.core.tables.lease_table import RowLease
+from transfer_queue.core.tables.leases import RowLease
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, bounded_key
 
 

@@ -12,10 +12,9 @@ from transfer_queue.core.claims.final_rounds import pass_over_record
 from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
-from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.core.tables.lease_table import RowLease
-from transfer_queue.core.tables.row_table import CLAIMED, indexes_in
+from transfer_queue.core.state.state import State, require_partition
+from transfer_queue.core.tables.leases import RowLease
+from transfer_queue.core.tables.rows import CLAIMED, indexes_in
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Ack, ClaimReply, Nack, RankGone
 

@@ -15,12 +15,18 @@ import numpy as np
 from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller
-from transfer_queue.core.ready.ready_sets import ReadySet
+from transfer_queue.core.samplers.calls import (
+    AnySampler,
+    InlineRunner,
+    PartitionView,
+    UserSampler,
+    call_sampler,
+    name_of,
+)
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry, group_size
-from transfer_queue.core.samplers.sampler_view import PartitionView, call_sampler
-from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, name_of
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.core.tables.ready_sets import ReadySet
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.names import did_you_mean

@@ -7,7 +7,7 @@ A table subclasses `Persisted` and declares its columns::
 
 A declaration defines the initial value of an attribute, its part of the saved tree, the form that this part of a loaded
 tree must have, and what `to_comparable` and `check` examine. The functions at the end of this module, in
-`row_columns` and in `joined_columns` make the declarations; a table that needs another kind subclasses `Column`.
+`kinds` and in `kinds` make the declarations; a table that needs another kind subclasses `Column`.
 
 A saved tree consists of dicts, lists, text, numbers, bytes and numpy arrays. Its arrays are those of the table, not
 copies. A loaded tree comes from a file that anybody may have written: a checksum shows that it is complete, not that it

@@ -143,7 +143,7 @@ class Share(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RowsLeased(Record, frozen=True, tag="Leased"):
-    """A client gets claimed rows under a lease. See `lease_table.RowLease`."""
+    """A client gets claimed rows under a lease. See `leases.RowLease`."""
 
     wakes: ClassVar[Wakes] = Wakes.NONE
 
@@ -160,7 +160,7 @@ class RowsLeased(Record, frozen=True, tag="Leased"):
 
 
 class UnseenBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The rows of one claim, until its client has handed them over. See `lease_table.UnseenBatches`."""
+    """The rows of one claim, until its client has handed them over. See `leases.UnseenBatches`."""
 
     token: Count
     task: str
@@ -236,7 +236,7 @@ class LeaseEnded(Record, frozen=True):
 
 
 class HandedOver(Record, frozen=True):
-    """A batch was handed over to its consumer. See `lease_table.UnseenBatches`."""
+    """A batch was handed over to its consumer. See `leases.UnseenBatches`."""
 
     wakes: ClassVar[Wakes] = Wakes.NONE
 
@@ -465,7 +465,7 @@ class ClientForgotten(Record, frozen=True):
 
 
 class LockGranted(Record, frozen=True):
-    """A client gets a lock of keys. See `lock_table.KeyLock`."""
+    """A client gets a lock of keys. See `leases.KeyLock`."""
 
     wakes: ClassVar[Wakes] = Wakes.NONE
     by_clock: ClassVar[str] = "since"

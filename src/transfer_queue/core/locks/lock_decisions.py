@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
-from transfer_queue.core.tables.lock_table import KeyLock
+from transfer_queue.core.tables.leases import KeyLock
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.locks import LockEntry, LockReply, LockSummary, TakeLock
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies
-from transfer_queue.core.ready.deferred_updates import Fields
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.field_types import FieldStats, dims_parts
-from transfer_queue.core.tables.row_table import RowsOfChunk
+from transfer_queue.core.tables.fields import FieldStats, dims_parts
+from transfer_queue.core.tables.ready_sets import Fields
+from transfer_queue.core.tables.rows import RowsOfChunk
 from transfer_queue.messages.descriptors import DIGEST, FieldSpec, NewBlock
 
 NO_FIELDS: Fields = frozenset()

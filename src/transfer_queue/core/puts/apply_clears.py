@@ -6,7 +6,7 @@ import numpy as np
 
 from transfer_queue.core.events.records import RowsDropped
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.row_table import CHUNK_BITS, CONSUMED, Chunk
+from transfer_queue.core.tables.rows import CHUNK_BITS, CONSUMED, Chunk
 
 
 def drop_rows(partition: Partition, dropped: RowsDropped) -> None:

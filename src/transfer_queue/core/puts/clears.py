@@ -15,10 +15,9 @@ from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Begin, Caller, Decision, Steps, handles
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.put_withdrawal import are_undealt
-from transfer_queue.core.state.state import State
-from transfer_queue.core.state.unknown_partitions import unknown_partition_warning
-from transfer_queue.core.tables.row_table import CHUNK, indexes_in, sort_unique
+from transfer_queue.core.state.state import State, unknown_partition_warning
+from transfer_queue.core.state.unneeded_rows import are_undealt
+from transfer_queue.core.tables.rows import CHUNK, indexes_in, sort_unique
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import ClearPartition

@@ -27,9 +27,8 @@ from transfer_queue.core.puts.group_decisions import NO_GROUPS, join_groups
 from transfer_queue.core.puts.partitions import create_partition
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
-from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.core.tables.field_types import FieldStats, check_block, check_number, with_schema
+from transfer_queue.core.state.state import State, require_partition
+from transfer_queue.core.tables.fields import FieldStats, check_block, check_number, with_schema
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.location_checks import (
     check_apart,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transfer_queue.core.blocks.digest_index import Place
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.digest_index import Place
 from transfer_queue.errors import EqualValueGoneError, InvalidArgumentError
 from transfer_queue.messages.descriptors import DIGEST, EqualField, NewBlock
 from transfer_queue.messages.envelopes import AnyReply

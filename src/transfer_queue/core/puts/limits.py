@@ -40,8 +40,7 @@ from __future__ import annotations
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
-from transfer_queue.core.state.unknown_partitions import require_partition
+from transfer_queue.core.state.state import State, require_partition
 from transfer_queue.errors import CapacityError, InvalidArgumentError, PartitionFullError, SealedError, StalenessError
 from transfer_queue.messages.partitions import SetPolicyVersion
 from transfer_queue.messages.puts import Publish, Reserve

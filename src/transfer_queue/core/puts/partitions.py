@@ -13,8 +13,7 @@ from transfer_queue.core.puts import limits, retention
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.check import check_options
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
-from transfer_queue.core.state.unknown_partitions import require_partition, unknown_partition_warning
+from transfer_queue.core.state.state import State, require_partition, unknown_partition_warning
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import partitions

@@ -7,10 +7,9 @@ import numpy as np
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.unknown_partitions import require_partition
-from transfer_queue.core.tables.field_ranks import value_layouts
-from transfer_queue.core.tables.field_types import MIXED_RANK, mixed_shapes
-from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.core.state.state import require_partition
+from transfer_queue.core.tables.fields import MIXED_RANK, mixed_shapes, value_layouts
+from transfer_queue.core.tables.rows import indexes_in
 from transfer_queue.messages import queries
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply

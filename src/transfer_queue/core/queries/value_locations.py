@@ -12,7 +12,7 @@ from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.row_table import Indexer, indexes_in
+from transfer_queue.core.tables.rows import Indexer, indexes_in
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, Blocks, Placement, parents
 from transfer_queue.messages.envelopes import AnyReply

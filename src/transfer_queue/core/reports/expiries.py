@@ -7,7 +7,7 @@ from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.context import Context
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
-from transfer_queue.core.queries import change_answers
+from transfer_queue.core.queries import partition_view
 from transfer_queue.core.reports.explain import timeout_words
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
@@ -24,7 +24,7 @@ def expiry_reply(context: Context, waiting: ParkedRequest) -> AnyReply:
     """Return the reply to a request whose deadline has come."""
     request, now = waiting.request, context.now
     if isinstance(request, Watch):
-        return change_answers.empty_watch_reply(context.state, request)
+        return partition_view.empty_watch_reply(context.state, request)
     if isinstance(request, Claim):
         if request.probe or request.quiet:
             return answers.empty_reply(context, request, ended=False)

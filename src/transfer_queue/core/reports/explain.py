@@ -15,10 +15,9 @@ from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.locks.lock_decisions import describe_lock
 from transfer_queue.core.puts import limits
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State
-from transfer_queue.core.state.unknown_partitions import suggestion
-from transfer_queue.core.tables.group_table import Group
-from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, MASK
+from transfer_queue.core.state.state import State, suggestion
+from transfer_queue.core.tables.groups import Group
+from transfer_queue.core.tables.rows import CHUNK_BITS, CLAIMED, MASK
 from transfer_queue.core.timeline.abandoned_samples import Abandoned, AbandonedSamples
 from transfer_queue.display import count_text, list_workers
 from transfer_queue.errors import InvalidArgumentError

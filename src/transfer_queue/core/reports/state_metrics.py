@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_queue.core.blocks.block_chunk import BlockChunk
-from transfer_queue.core.blocks.block_table import pair_sums
 from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.context import Context
 from transfer_queue.core.reports.status import progress, stored_bytes, tier_of
-from transfer_queue.core.tables.lease_table import RowLease
+from transfer_queue.core.tables.blocks import BlockChunk, pair_sums
+from transfer_queue.core.tables.leases import RowLease
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.core.units.store_servers import StoreServers

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from transfer_queue.core.samplers.user_sampler import AnySampler, InlineRunner, UserSampler, Values, copy_containers
+from transfer_queue.core.samplers.calls import AnySampler, InlineRunner, UserSampler, Values, copy_containers
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import ORDERS

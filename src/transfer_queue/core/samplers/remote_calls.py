@@ -3,6 +3,8 @@
 A claim that needs an answer waits like any other claim that cannot be met. When the answer arrives, the claim is
 decided again with all its answers so far, and the result of the sampler is checked against the current state. None of
 this is part of the state: after a restart the client sends the claim again.
+
+The states of users' samplers are saved and loaded here, too, one sampler after the other, as steps of a job.
 """
 
 from __future__ import annotations
@@ -10,19 +12,20 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events.effects import AskSampler, Effect
-from transfer_queue.core.ready.ready_sets import ReadySet
-from transfer_queue.core.samplers.user_sampler import Answers, AnySampler, Ask, HostedRunner, UserSampler
+from transfer_queue.core.events.registry import GivenUpError, Work
+from transfer_queue.core.samplers.calls import Answers, AnySampler, Ask, HostedRunner, UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
+from transfer_queue.core.tables.ready_sets import ReadySet
 from transfer_queue.errors import SamplerError, TransferQueueError
-from transfer_queue.sampler.calls.call_messages import Question, SamplerCall, Shown, ViewReply
+from transfer_queue.sampler.calls.call_messages import Question, SamplerCall, SamplerRequest, Shown, ViewReply
 from transfer_queue.sampler.calls.remote_partition import PAGE
 from transfer_queue.sampler.ready_views import RankKey
 
@@ -311,3 +314,46 @@ def hosted_runner(sampler: AnySampler) -> HostedRunner | None:
     """Return what represents a sampler in a process of its own; None for other samplers."""
     runner = sampler.runner if isinstance(sampler, UserSampler) else None
     return runner if isinstance(runner, HostedRunner) else None
+
+
+def save_states(calls: SamplerAsks, samplers: Mapping[str, UserSampler]) -> Generator[Work, Any, dict[str, bytes]]:
+    """Return the states of these samplers by pattern, as msgpack. A sampler in a process of its own answers later.
+
+    Raises:
+        TransferQueueError: A sampler has not returned its state.
+    """
+    found: dict[str, bytes] = {}
+    for pattern, sampler in samplers.items():
+        found[pattern] = yield from _call(calls, sampler, "save_checkpoint", None)
+    return found
+
+
+def load_states(
+    calls: SamplerAsks, samplers: Mapping[str, UserSampler], states: Mapping[str, bytes]
+) -> Generator[Work, Any, None]:
+    """Replace the states of these samplers.
+
+    Raises:
+        TransferQueueError: A sampler refuses its state.
+    """
+    for pattern, sampler in samplers.items():
+        yield from _call(calls, sampler, "load_checkpoint", states[pattern])
+
+
+def _call(calls: SamplerAsks, sampler: UserSampler, kind: str, state: bytes | None) -> Generator[Work, Any, Any]:
+    """Make a call that belongs to no claim. Returns its result."""
+    call, runner = SamplerCall(kind, SamplerRequest("", "", 0, {}), state=state), hosted_runner(sampler)
+    if runner is None:
+        return sampler.runner.run(call, None, None)
+    hosted = runner
+
+    def begin(number: int, resume: Callable[[Any], list[Effect]]) -> list[Effect]:
+        calls.queue_call(hosted, call, resume)
+        return []
+
+    try:
+        return (yield Work(begin))
+    except (TransferQueueError, GivenUpError):
+        raise
+    except Exception as error:
+        raise SamplerError(f"a call failed: {error!r}") from error

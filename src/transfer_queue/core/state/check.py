@@ -19,8 +19,8 @@ from transfer_queue.core.columns.schema import BrokenInvariant, require
 from transfer_queue.core.state.check_blocks import NeededBlocks, check_digests, check_ranks, joined
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.dealt_batches import DealtBatches
-from transfer_queue.core.tables.row_table import CHUNK, CHUNK_BITS, CLAIMED, CONSUMED, Chunk
+from transfer_queue.core.tables.dealt import DealtBatches
+from transfer_queue.core.tables.rows import CHUNK, CHUNK_BITS, CLAIMED, CONSUMED, Chunk
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import NESTED, ORDERS, PartitionOptions
 from transfer_queue.sampler.sampler_spec import sampler_of

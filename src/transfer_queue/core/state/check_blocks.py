@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, PLACE
-from transfer_queue.core.blocks.block_table import BlockTable, pair_sums
-from transfer_queue.core.columns.intern_table import InternTable
+from transfer_queue.core.columns.kinds import InternTable
 from transfer_queue.core.columns.schema import MOST, BrokenInvariant, require
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.field_ranks import value_ranks
-from transfer_queue.core.tables.field_types import FieldStats, dims_parts
+from transfer_queue.core.tables.blocks import CHUNK_BITS, PLACE, BlockTable, pair_sums
+from transfer_queue.core.tables.fields import FieldStats, dims_parts, value_ranks
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import DIGEST, NESTED
 

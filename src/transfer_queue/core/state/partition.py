@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core.blocks.block_table import BlockTable
-from transfer_queue.core.columns.joined_columns import numbers_of_texts
+from transfer_queue.core.columns.kinds import numbers_of_texts
 from transfer_queue.core.columns.schema import (
     Column,
     Count,
@@ -27,23 +26,18 @@ from transfer_queue.core.columns.schema import (
     scalar,
     value_of,
 )
-from transfer_queue.core.columns.tag_columns import Places, pack_tags
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies_to_partition
-from transfer_queue.core.ready.deferred_updates import DeferredUpdates, Fields
-from transfer_queue.core.ready.ready_sets import ReadySet, ReadySets
-from transfer_queue.core.tables.admission_window import AdmissionWindow
-from transfer_queue.core.tables.change_feed import ChangeFeed
-from transfer_queue.core.tables.dealt_batches import DealtBatches
-from transfer_queue.core.tables.field_ranks import FieldRanks
-from transfer_queue.core.tables.field_types import BlockShape, FieldStats
-from transfer_queue.core.tables.group_table import GroupQuotas, GroupTable
-from transfer_queue.core.tables.lease_table import BatchKey, LeaseTable, UnseenBatches
-from transfer_queue.core.tables.lost_values import LostValues
-from transfer_queue.core.tables.retention_log import DropLog, RowAges
-from transfer_queue.core.tables.row_refcounts import RowRefcounts
-from transfer_queue.core.tables.row_table import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
-from transfer_queue.core.tables.skipped_rows import SkippedRows
+from transfer_queue.core.tables.blocks import BlockTable
+from transfer_queue.core.tables.changes import ChangeFeed, LostValues
+from transfer_queue.core.tables.dealt import DealtBatches, SkippedRows
+from transfer_queue.core.tables.fields import BlockShape, FieldRanks, FieldStats
+from transfer_queue.core.tables.groups import GroupQuotas, GroupTable
+from transfer_queue.core.tables.leases import BatchKey, LeaseTable, UnseenBatches
+from transfer_queue.core.tables.ready_sets import DeferredUpdates, Fields, ReadySet, ReadySets
+from transfer_queue.core.tables.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
+from transfer_queue.core.tables.tags import Places, pack_tags
+from transfer_queue.core.tables.windows import AdmissionWindow, DropLog, RowAges, RowRefcounts
 from transfer_queue.messages.descriptors import FieldType, NewBlock, PartitionOptions
 from transfer_queue.messages.tag_table import (
     COLUMNS_FROM,

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, PLACE
-from transfer_queue.core.blocks.block_table import BlockTable
-from transfer_queue.core.blocks.extent_records import ExtentRecord
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.earlier import current_tree
 from transfer_queue.core.state.check import check_state
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.field_types import MAX_FIELDS, count_live
+from transfer_queue.core.tables.blocks import CHUNK_BITS, PLACE, BlockTable
+from transfer_queue.core.tables.extents import ExtentRecord
+from transfer_queue.core.tables.fields import MAX_FIELDS, count_live
 from transfer_queue.errors import CheckpointError
 
 

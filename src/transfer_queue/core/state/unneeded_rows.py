@@ -1,6 +1,11 @@
-"""Decides which rows of a partition no client needs or will write. Reads the partition and returns records.
+"""Decides which rows of a partition go without a request that clears them. Reads the state and returns records.
 
-A client is finished with such rows, or the client that reserved them is gone, or no put took them.
+These are the rows that no client needs or will write: clients are finished with them, or the client that reserved them
+is gone, or no put took them, or the client has cancelled the put that added them.
+
+A put is withdrawn as a whole: if it added all of its rows, and since then no row was changed by another put, cleared,
+or dealt to a task. The version in its kept reply says both what it added and what has changed since. Nothing else of
+the partition changes with a withdrawal, so the rows leave their groups and all counts as if they had never been there.
 """
 
 from __future__ import annotations
@@ -11,7 +16,10 @@ import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.row_table import CHUNK_BITS, rows_without
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.rows import CHUNK_BITS, rows_without
+from transfer_queue.messages.claims import ClaimReply
+from transfer_queue.messages.puts import PublishReply
 
 GONE = "reserved by a client that is gone"
 
@@ -59,3 +67,32 @@ def finish_rows(partition: Partition, task: str, client: str, rows: np.ndarray) 
     there = positions >= 0
     free = mine[there][partition.holds.finished_rows(positions[there], task, times[there])]
     return [r.RowsFinished(partition.name, task, client, mine.tobytes(), free.tobytes())]
+
+
+CANCELLED = "put cancelled"
+
+
+def withdraw_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]:
+    """Return the record that withdraws a put or a reservation that its client cancels; none if its effect stays."""
+    kept = state.clients.get(client)
+    reply = None if kept is None else kept.replies.get(sequence)
+    if not isinstance(reply, (PublishReply, ClaimReply)) or reply.version <= 0 or reply.epoch != state.epoch:
+        return []
+    rows = np.frombuffer(reply.rows, "<i8")
+    for partition in state.partitions.values() if len(rows) else ():
+        positions = partition.rows.positions_of(rows)
+        if (positions >= 0).all():
+            changed = (partition.changes.versions_of(positions) > reply.version).any()
+            if changed or not are_undealt(partition, positions).all():
+                return []
+            return [r.RowsDropped(partition.name, np.unique(rows).tobytes(), CANCELLED, withdrawn=True)]
+    return []
+
+
+def are_undealt(partition: Partition, positions: np.ndarray) -> np.ndarray:
+    """Return for each row whether it is not dealt to any task, claimed, consumed or skipped by it (bool)."""
+    undealt = np.ones(len(positions), bool)
+    for _, chunk, at, where in partition.rows.split(positions):
+        for column in (*chunk.consumed.values(), *chunk.dealt.values()):
+            undealt[where] &= column[at] == 0
+    return undealt

@@ -14,7 +14,7 @@ from typing import Any, Union
 
 import msgspec
 
-from transfer_queue.core.tables.change_feed import is_first_watch
+from transfer_queue.core.tables.changes import is_first_watch
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.locks import TakeLock

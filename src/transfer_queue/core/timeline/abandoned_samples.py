@@ -17,8 +17,8 @@ import numpy as np
 
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.row_table import CONSUMED, Indexer, rows_without, runs_of, sort_with_values
-from transfer_queue.core.timeline.number_tables import LaneKey, cut_text
+from transfer_queue.core.tables.rows import CONSUMED, Indexer, rows_without, runs_of, sort_with_values
+from transfer_queue.core.timeline.event_ring import LaneKey, cut_text
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.reports.progress import describe_abandoned, describe_loss
 from transfer_queue.timeline.events import EventKind

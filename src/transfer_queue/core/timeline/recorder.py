@@ -13,25 +13,26 @@ from typing import Any, Protocol, Union
 
 import numpy as np
 
-from transfer_queue.core.blocks.block_table import Schema
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.tables.row_table import CHUNK_BITS, MASK, Chunk
-from transfer_queue.core.timeline.event_ring import PACKING, SIZE, EventRing
-from transfer_queue.core.timeline.number_tables import (
+from transfer_queue.core.tables.blocks import Schema
+from transfer_queue.core.tables.rows import CHUNK_BITS, MASK, Chunk
+from transfer_queue.core.timeline.event_ring import (
     MAX_FIELDS,
     MAX_NAMES,
     MAX_PARTITIONS,
+    PACKING,
+    SIZE,
+    EventRing,
     FieldTable,
     LaneTable,
     PartitionTable,
     cut_text,
 )
-from transfer_queue.core.timeline.publication_times import PolicyHistory, PublicationTimes
-from transfer_queue.core.timeline.row_history import RowHistory
+from transfer_queue.core.timeline.row_history import PolicyHistory, PublicationTimes, RowHistory
 from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import TakeGroupDemand

@@ -13,8 +13,7 @@ from collections.abc import Generator, Iterable
 import numpy as np
 
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.timeline.event_ring import EventRing
-from transfer_queue.core.timeline.number_tables import MAX_LANES, LaneTable
+from transfer_queue.core.timeline.event_ring import MAX_LANES, EventRing, LaneTable
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve

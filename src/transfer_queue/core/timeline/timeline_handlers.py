@@ -9,7 +9,7 @@ import numpy as np
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, handles
-from transfer_queue.core.timeline.number_tables import cut_names, cut_text
+from transfer_queue.core.timeline.event_ring import cut_names, cut_text
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim

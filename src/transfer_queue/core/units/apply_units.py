@@ -10,8 +10,8 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.lost_values import Found, LossEvent, values_in_blocks
-from transfer_queue.core.tables.row_table import CHUNK_BITS, ValueColumns
+from transfer_queue.core.tables.changes import Found, LossEvent, values_in_blocks
+from transfer_queue.core.tables.rows import CHUNK_BITS, ValueColumns
 from transfer_queue.messages.descriptors import MOVER, BlockLocation, NewBlock, UnitInfo
 
 MAX_FENCED = 4096  # writers proven dead that are remembered; connections of earlier ones ended long ago

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from transfer_queue.core.tables.row_table import Chunk
+from transfer_queue.core.tables.rows import Chunk
 from transfer_queue.messages.descriptors import Blocks, NewBlock
 
 _Hits = tuple[np.ndarray, np.ndarray, np.ndarray, int]

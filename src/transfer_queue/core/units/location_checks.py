@@ -12,11 +12,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from transfer_queue.core.blocks.block_table import MOST_PLACES, places_of
-from transfer_queue.core.blocks.extent_records import MOST_BYTES, MOST_EXTENTS
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.field_types import check_block
+from transfer_queue.core.tables.blocks import MOST_PLACES, places_of
+from transfer_queue.core.tables.extents import MOST_BYTES, MOST_EXTENTS
+from transfer_queue.core.tables.fields import check_block
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
 from transfer_queue.messages.lease_proof import lease_proof

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from transfer_queue.core.blocks.block_chunk import CHUNK_BITS, BlockChunk
 from transfer_queue.core.context import Context, observes
 from transfer_queue.core.events import records as r
+from transfer_queue.core.tables.blocks import CHUNK_BITS, BlockChunk
 from transfer_queue.core.units.compaction_candidates import SparseBlock, SparseRows, blocks_message, split_into_runs
 from transfer_queue.core.units.location_checks import are_apart
 from transfer_queue.core.units.mover import PlanSteps, Policy

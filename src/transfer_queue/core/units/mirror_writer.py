@@ -25,11 +25,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transfer_queue.core.blocks.block_chunk import CHUNK, CHUNK_BITS
 from transfer_queue.core.context import Context, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.state.wait_queues import RequestKey
+from transfer_queue.core.tables.blocks import CHUNK, CHUNK_BITS
 from transfer_queue.core.units.location_checks import close_reported_extents
 from transfer_queue.core.units.mover import PlanSteps, Policy
 from transfer_queue.messages.reports.progress import MirrorProgress

@@ -19,7 +19,7 @@ from transfer_queue.core.events.effects import Effect, FreeExtents, RemoveMirror
 from transfer_queue.core.events.records import LARGEST
 from transfer_queue.core.events.registry import Begin, Caller, Decision, Ends, Steps, Until, handles
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.row_table import indexes_in
+from transfer_queue.core.tables.rows import indexes_in
 from transfer_queue.core.units import location_checks
 from transfer_queue.core.units.mover import Mover
 from transfer_queue.core.units.store_servers import StoreServers, backend_of

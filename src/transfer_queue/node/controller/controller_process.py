@@ -16,7 +16,7 @@ import msgspec
 
 from transfer_queue.config.settings import SYSTEM, Settings
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.samplers.user_sampler import AnySampler, watched_tags
+from transfer_queue.core.samplers.calls import AnySampler, watched_tags
 from transfer_queue.core.units.unit_handlers import lose_missing_mirrors, lose_units_of_nodes
 from transfer_queue.errors import StartError
 from transfer_queue.journal.journal import Journal, Recovered, recover

@@ -32,7 +32,7 @@ from transfer_queue.core.events.effects import (
     WriteState,
 )
 from transfer_queue.core.events.registry import READS as CONTROLLER_READS
-from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler
+from transfer_queue.core.samplers.calls import AnySampler, HostedRunner, UserSampler
 from transfer_queue.core.state.restore import free_partitions
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import TransferQueueError

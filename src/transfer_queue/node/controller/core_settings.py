@@ -7,7 +7,7 @@ from typing import Any
 
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.configuration import CoreConfig, MaxLag, Watermarks
-from transfer_queue.core.samplers.user_sampler import AnySampler
+from transfer_queue.core.samplers.calls import AnySampler
 from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.row_columns import PerRow, per_row
+from transfer_queue.core.columns.kinds import PerRow, per_row
 from transfer_queue.core.columns.schema import (
     BrokenInvariant,
     Column,
@@ -28,7 +28,7 @@ from transfer_queue.core.columns.schema import (
     require,
     scalar,
 )
-from transfer_queue.core.columns.tag_columns import ChunkTags
+from transfer_queue.core.tables.tags import ChunkTags
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.tag_table import SentTags, TagTable
 
@@ -183,7 +183,7 @@ class Chunk(Persisted):
     owner: np.ndarray = per_row("i4")
     """Number of the client that reserved the row; 0 if there is none."""
     held: dict[str, np.ndarray] = per_row("u2", cleared=True, by_name=True)
-    """Task -> the number of references of clients to the row (`core.tables.row_refcounts`)."""
+    """Task -> the number of references of clients to the row (`core.tables.windows`)."""
     finished: dict[str, np.ndarray] = per_row("u2", cleared=True, by_name=True)
     """Task -> how often the row was finished."""
     lost: dict[str, np.ndarray] = per_row("i4", cleared=True, by_name=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from transfer_queue.core.columns.joined_columns import Joined, join_columns, split_columns
+from transfer_queue.core.columns.kinds import Joined, join_columns, split_columns
 from transfer_queue.core.columns.schema import (
     I8,
     Count,
@@ -23,7 +23,7 @@ from transfer_queue.core.columns.schema import (
     several,
     unique_dict,
 )
-from transfer_queue.core.tables.row_table import CHUNK_BITS, RowTable
+from transfer_queue.core.tables.rows import CHUNK_BITS, RowTable
 
 
 class Group:

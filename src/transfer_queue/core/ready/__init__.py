@@ -1,1 +1,0 @@
-"""Which rows a task could be dealt now."""
