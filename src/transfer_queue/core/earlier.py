@@ -7,7 +7,7 @@ saved states call it first, so that all other code knows the present form only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Union
+from typing import Any
 
 from transfer_queue.core.columns.joined_columns import unpack_texts
 from transfer_queue.core.events import records as r
@@ -86,13 +86,7 @@ class DigestsNoted(r.Record, frozen=True):
     fields: list[r.NotedField]
 
 
-JournalRecord = Union[
-    r.AnyRecord, RowsReserved, Published, RowsPut, RowsPutTogether, ValuesShared, DigestsNoted
-]  # fmt: skip
-"""A record in a journal, which an earlier build may have written."""
-
-
-def current_record(record: JournalRecord) -> r.AnyRecord:
+def current_record(record: r.Record) -> r.AnyRecord:
     """Return a record of a journal in its present form."""
     convert = _PRESENT_FORMS.get(type(record))
     present: Any = record if convert is None else convert(record)
@@ -150,6 +144,9 @@ _PRESENT_FORMS: dict[type, Callable[[Any], r.SamplesPut]] = {
     ValuesShared: _of_values_shared,
     DigestsNoted: _of_digests_noted,
 }
+
+EARLIER_RECORDS = tuple(_PRESENT_FORMS)
+"""The records of earlier builds that this build does not write."""
 
 # ------------------------------------------------------------ trees
 
