@@ -24,8 +24,10 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import decide, group_decisions
 from transfer_queue.core.queries import batch_metadata, value_locations
-from transfer_queue.core.ready import complete_groups, rankings
-from transfer_queue.core.samplers import remote_calls, user_sampler
+from transfer_queue.core.ready.complete_groups import CompleteDeclaredGroups, CompleteGroups, CompleteOrderedGroups
+from transfer_queue.core.ready.rankings import Ranking
+from transfer_queue.core.samplers import remote_calls
+from transfer_queue.core.samplers.user_sampler import HostedRunner, InlineRunner, UserSampler
 from transfer_queue.core.services import FEATURES, SERVICES
 from transfer_queue.core.tables.dealt_batches import DealtBatches
 from transfer_queue.core.tables.group_table import GroupTable
@@ -55,10 +57,10 @@ USED = {
 OF_FEATURES: list[ModuleType | type] = [
     lock_decisions, LockTable,
     LeaseTable,
-    GroupTable, group_decisions, complete_groups,
+    GroupTable, group_decisions, CompleteGroups, CompleteOrderedGroups, CompleteDeclaredGroups,
     DealtBatches, final_rounds, SkippedRows,
-    rankings, index_builder,
-    remote_calls, user_sampler,
+    Ranking, index_builder,
+    remote_calls, UserSampler, InlineRunner, HostedRunner,
     RowAges, DropLog, RowRefcounts, LostValues,
 ]  # fmt: skip
 """What belongs to features that are not used, beside the modules of `FEATURES`."""
