@@ -61,6 +61,8 @@ MAY_IMPORT = {
 
 # Modules that come before the rest of their folder, because other rooms use what they decide.
 BEFORE_THEIR_FOLDER = {
+    *("puts.apply", "puts.apply_clears", "claims.apply_leases", "units.apply_units"),
+    *("state.merge", "state.restore", "state.selection"),
     *("samplers.remote_calls", "samplers.sampler_states"),
     *("locks.lock_decisions", "claims.plan", "claims.final_rounds", "claims.lease_decisions"),
 }
@@ -73,7 +75,9 @@ CORE_ORDER: list[set[str]] = [
     {"ready"},
     {"earlier"},
     {"state"},
-    {"transitions"},
+    {"puts.apply", "puts.apply_clears", "claims.apply_leases", "units.apply_units"},
+    {"state.merge", "state.restore", "state.selection"},
+    {"appliers"},
     {"samplers"},
     {"configuration"},
     {"record_log", "measures"},

@@ -19,10 +19,10 @@ FUNCTIONS_AND_FILES = {
     "kv_batch_get": (105, 27),
 }
 """Operation -> the most functions and files of the package that it passes through, with 4 rows of 2 fields."""
-CORE_LINES = 16_580
-PACKAGE_LINES = 65_684
+CORE_LINES = 16_585
+PACKAGE_LINES = 65_683
 MODULES = 556
-IMPORTS_OF_A_CORE_MODULE = 59
+IMPORTS_OF_A_CORE_MODULE = 37
 """Other modules of the package that one module of the core imports."""
 
 SRC = Path(__file__).parents[1] / "src"

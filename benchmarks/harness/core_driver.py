@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.configuration import TIMELINE_EVENTS, CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, Send
 from transfer_queue.core.events.records import Dealt
 from transfer_queue.core.jobs import Jobs
-from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock

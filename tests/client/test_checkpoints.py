@@ -22,7 +22,7 @@ from transfer_queue.client.checkpoint.checkpoint_folder import MANIFEST, STATE, 
 from transfer_queue.client.conversion.arguments import consumed_by
 from transfer_queue.core.checkpoints import Checkpoints
 from transfer_queue.core.jobs import Jobs
-from transfer_queue.core.transitions import restore
+from transfer_queue.core.state import restore
 from transfer_queue.errors import (
     CapacityError,
     CheckpointError,

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import sameness
 
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
@@ -36,7 +37,6 @@ from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, 
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import Chunk
-from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
 from transfer_queue.journal.segment import JournalRecord

@@ -96,33 +96,33 @@ NOTED = [r.NotedField("x", 3, b"d", b"s")]
 RECORDS = [
     (
         earlier.RowsReserved("p", 5, 2, 1, ["a", "b", "c"], ["g", None, "g"], False, "c"),
-        r.SamplesPut("p", [r.PutPart("c", 3)], 5, 2, ["a", "b", "c"], ["g", None, "g"], taken=1),
+        r.SamplesPut("p", [r.WriterPart("c", 3)], 5, 2, ["a", "b", "c"], ["g", None, "g"], taken=1),
     ),
     (
         earlier.RowsReserved("p", 0, 4, pre_allocated=True),
-        r.SamplesPut("p", [r.PutPart("", 4)], 0, 4, pre_allocated=True),
+        r.SamplesPut("p", [r.WriterPart("", 4)], 0, 4, pre_allocated=True),
     ),
     (
         earlier.Published("p", ROWS, "w", 3, BLOCK, [{"n": 1}, None], True, ["g", "h"], [FURTHER]),
         r.SamplesPut(
-            "p", [r.PutPart("w", 2, [BLOCK, FURTHER])], groups=["g", "h"], tags=[{"n": 1}, None], first_block=3,
+            "p", [r.WriterPart("w", 2, [BLOCK, FURTHER])], groups=["g", "h"], tags=[{"n": 1}, None], first_block=3,
             rows=ROWS, replace_tags=True,
         ),
     ),
     (
         earlier.RowsPut("p", "c", 5, 2, ["a", "b"], ["g", "h"], [{"n": 1}, None], 3, BLOCK, [FURTHER]),
         r.SamplesPut(
-            "p", [r.PutPart("c", 2, [BLOCK, FURTHER])], 5, 2, ["a", "b"], ["g", "h"], [{"n": 1}, None], 3
+            "p", [r.WriterPart("c", 2, [BLOCK, FURTHER])], 5, 2, ["a", "b"], ["g", "h"], [{"n": 1}, None], 3
         ),
     ),
     (
         earlier.RowsPutTogether("p", 5, 3, [("c", BLOCK), ("d", FURTHER)], list("abcd"), [{"n": 1}, None, None, None]),
         r.SamplesPut(
-            "p", [r.PutPart("c", 2, [BLOCK]), r.PutPart("d", 2, [FURTHER])], 5, 4, list("abcd"), None,
+            "p", [r.WriterPart("c", 2, [BLOCK]), r.WriterPart("d", 2, [FURTHER])], 5, 4, list("abcd"), None,
             [{"n": 1}, None, None, None], 3,
         ),
     ),
-    (earlier.ValuesShared("p", ROWS, SHARED), r.SamplesPut("p", [r.PutPart("", 2)], rows=ROWS, shared=SHARED)),
+    (earlier.ValuesShared("p", ROWS, SHARED), r.SamplesPut("p", [r.WriterPart("", 2)], rows=ROWS, shared=SHARED)),
     (earlier.DigestsNoted("p", NOTED), r.SamplesPut("p", [], rows=b"", noted=NOTED)),
 ]  # fmt: skip
 

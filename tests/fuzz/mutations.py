@@ -33,9 +33,9 @@ from transfer_queue.core.events.effects import (
 )
 from transfer_queue.core.events.registry import HANDLERS, READS
 from transfer_queue.core.puts import limits
+from transfer_queue.core.state.restore import unpack
 from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.restore import unpack
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Failure

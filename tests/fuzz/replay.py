@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.events.records import AnyRecord
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.apply import apply_record
 
 
 def check_replay(records: Iterable[AnyRecord], state: State) -> None:

@@ -6,10 +6,10 @@ A module or a name that moves is changed here, and nowhere else in this folder.
 from tests.simulation import faulty_cluster
 from tests.simulation.faulty_cluster import CLOCK, FaultyCluster
 from transfer_queue.core import connections as departures
+from transfer_queue.core.controller import RECORDS
 from transfer_queue.core.events.records import BlocksMoved as Moved
 from transfer_queue.core.events.records import RequestParked as Parked
 from transfer_queue.core.events.records import StateLoaded, Unparked
-from transfer_queue.core.services import RECORDS
 from transfer_queue.core.state.serialization import load_state as restored
 from transfer_queue.core.state.serialization import save_state as saved
 from transfer_queue.core.tables import change_feed

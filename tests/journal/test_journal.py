@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
-from transfer_queue.core.events.records import AnyRecord, PartitionMade, PutPart, RequestParked, SamplesPut
-from transfer_queue.core.services import RECORDS
+from transfer_queue.core.controller import RECORDS, Controller
+from transfer_queue.core.events.records import AnyRecord, PartitionMade, RequestParked, SamplesPut, WriterPart
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import MAX_FIELDS
-from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.errors import JournalError
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import (
@@ -332,7 +331,10 @@ def test_a_partition_with_more_fields_than_are_allowed_is_named(tmp_path: Path, 
     writer = Writer(tmp_path)
     schema = [FieldSpec(f"f{number}", "object", "object", 1, False) for number in range(MAX_FIELDS + 1)]
     block = NewBlock(0, 1, 0, 1, 0, 1, schema, np.zeros(len(schema), "i8").tobytes())
-    records = [PartitionMade("p", PartitionOptions()), SamplesPut("p", [PutPart("c", 1, [block])], 0, 1, first_block=1)]
+    records = [
+        PartitionMade("p", PartitionOptions()),
+        SamplesPut("p", [WriterPart("c", 1, [block])], 0, 1, first_block=1),
+    ]
     for record in records:
         apply_record(writer.controller.state, record)
     if snapshot:

@@ -29,10 +29,10 @@ from transfer_queue.core.events.registry import Begin, Caller, Decision, Ends, G
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.samplers.sampler_states import load_states, save_states
 from transfer_queue.core.state import unneeded_rows
+from transfer_queue.core.state.merge import check_merge
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import check_field_numbers, load_untrusted, save_checked
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.merge import check_merge
 from transfer_queue.errors import CheckpointError, InvalidArgumentError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState

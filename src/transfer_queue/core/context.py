@@ -32,7 +32,6 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.errors import FieldTypeError, TransferQueueError
 from transfer_queue.messages.base import Failure
-from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import PublishReply
 
 ServiceT = TypeVar("ServiceT", bound="CoreService")
@@ -248,21 +247,17 @@ class Context:
         return claim_samplers.group_size(self.samplers.choose(task or "", {}, partition))
 
     def commit(self, caller: Caller, decision: Decision) -> list[Effect]:
-        """Apply what a request does, and reply to it; see `reply`."""
-        log = self.log
+        """Apply what a request does, reply to it, and keep the reply until the client has it.
+
+        A service may hold the reply to a put.
+        """
+        log, envelope = self.log, caller.envelope
         log.actor = caller.client
         for record in decision.records:
             log.apply(record)
         log.actor = ""
-        return self.reply(caller, decision.reply())
-
-    def reply(self, caller: Caller, reply: AnyReply) -> list[Effect]:
-        """Reply to a request that was applied, and keep the reply until the client has it.
-
-        A service may hold the reply to a put.
-        """
-        envelope = caller.envelope
-        self.log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished))
+        reply = decision.reply()
+        log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, envelope.finished))
         send = Send(caller.peer, envelope.sequence, reply)
         return [] if self._holding and self.is_held(caller.client, send) else [send]
 

@@ -6,7 +6,7 @@
     on_outcome(number, outcome, now)            an effect with a number of a job was carried out
     settle_further()                            the effects so far were carried out, and the event has more of them
 
-Each event is decided as records, which are applied (`core.transitions.apply`), and as effects for the server. Every
+Each event is decided as records, which are applied (`core.appliers`), and as effects for the server. Every
 request gets exactly one reply. The reply to a mutation is kept in the state until the client says that it has the
 reply, so the same request on a new connection gets the same reply. A request that waits is answered by the event that
 completes it, in order of arrival per (partition, task).
@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from transfer_queue.core.appliers import APPLIERS
 from transfer_queue.core.claims import claim_handler
 from transfer_queue.core.claims.claim_handler import SamplerCalls
 from transfer_queue.core.configuration import CoreConfig
@@ -43,6 +44,9 @@ from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import NOTICE, AnyRequest, RequestEnvelope
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
+
+RECORDS: tuple[type[r.Record], ...] = tuple(APPLIERS)
+"""The types of the records of all features, which a journal contains."""
 
 
 class Controller:
@@ -127,7 +131,7 @@ class Controller:
         try:
             kind = type(request)
             if kind in READS:
-                if kind in OF_AN_EPOCH:
+                if kind in OF_AN_EPOCH and request.epoch not in (None, state.epoch):  # type: ignore[attr-defined]
                     state.check_epoch(request)
                 reply: Any = HANDLERS[kind](context, caller, request)
                 effects = [Send(peer, sequence, reply)]
@@ -135,7 +139,8 @@ class Controller:
             effects = self.change(caller, request)
         except TransferQueueError as error:
             effects = [context.failure(peer, sequence, error)]
-        return self._settle_after(effects)
+        self._is_due_known = False
+        return effects + self._wakeups.settle()
 
     def _handle_notice(self, caller: Caller) -> list[Effect]:
         request = caller.envelope.body
@@ -244,7 +249,7 @@ class Controller:
         handle = HANDLERS.get(kind)
         if handle is None:
             raise ProtocolError(f"{kind.__name__} is not a request to a controller")
-        if kind in OF_AN_EPOCH:
+        if kind in OF_AN_EPOCH and request.epoch not in (None, self.state.epoch):  # type: ignore[attr-defined]
             self.state.check_epoch(request)
         for observe in self._observers.get(kind, ()):
             observe(caller.client, request)

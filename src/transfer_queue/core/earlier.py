@@ -6,8 +6,10 @@ saved states call it first, so that all other code knows the present form only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from transfer_queue.core.columns.joined_columns import unpack_texts
 from transfer_queue.core.events import records as r
@@ -18,7 +20,20 @@ from transfer_queue.messages.tag_table import SentTags
 # ------------------------------------------------------------ records
 
 
-class RowsReserved(r.Record, frozen=True):
+class _EarlierRecord(r.Record, frozen=True):
+    """Base of the records that this build does not write any more. All of them are of puts."""
+
+    def present(self) -> r.SamplesPut:
+        """Return the record in its present form."""
+        raise NotImplementedError
+
+
+def _part(client: str, count: int, block: NewBlock | None, further: Sequence[NewBlock] = ()) -> r.WriterPart:
+    """Return a put with the schemas of its blocks as lists, which may be in parts."""
+    return r.WriterPart(client, count, [] if block is None else [with_schema(each) for each in (block, *further)])
+
+
+class RowsReserved(_EarlierRecord, frozen=True):
     """Rows without values: pre-allocated ones were taken, new ones added."""
 
     partition: str
@@ -30,8 +45,16 @@ class RowsReserved(r.Record, frozen=True):
     pre_allocated: bool = False
     client: str = ""
 
+    def present(self) -> r.SamplesPut:
+        """See `_EarlierRecord`."""
+        part = _part(self.client, self.taken + self.count, None)
+        return r.SamplesPut(
+            self.partition, [part], self.first_index, self.count, self.keys, self.groups, taken=self.taken,
+            pre_allocated=self.pre_allocated,
+        )  # fmt: skip
 
-class Published(r.Record, frozen=True):
+
+class Published(_EarlierRecord, frozen=True):
     """Values, tags or groups of existing rows."""
 
     partition: str
@@ -42,10 +65,18 @@ class Published(r.Record, frozen=True):
     tags: SentTags | None = None
     replace_tags: bool = False
     groups: list[str | None] | None = None
-    further: list[NewBlock] = []
+    further: list[NewBlock] = msgspec.field(default_factory=list)
+
+    def present(self) -> r.SamplesPut:
+        """See `_EarlierRecord`."""
+        part = _part(self.writer, len(self.rows) // 8, self.block, self.further)
+        return r.SamplesPut(
+            self.partition, [part], groups=self.groups, tags=self.tags, first_block=self.block_number, rows=self.rows,
+            replace_tags=self.replace_tags,
+        )  # fmt: skip
 
 
-class RowsPut(r.Record, frozen=True):
+class RowsPut(_EarlierRecord, frozen=True):
     """New rows with their values."""
 
     partition: str
@@ -57,10 +88,17 @@ class RowsPut(r.Record, frozen=True):
     tags: SentTags | None = None
     block_number: int = 0
     block: NewBlock | None = None
-    further: list[NewBlock] = []
+    further: list[NewBlock] = msgspec.field(default_factory=list)
+
+    def present(self) -> r.SamplesPut:
+        """See `_EarlierRecord`."""
+        part = _part(self.client, self.count, self.block, self.further)
+        return r.SamplesPut(
+            self.partition, [part], self.first_index, self.count, self.keys, self.groups, self.tags, self.block_number
+        )  # fmt: skip
 
 
-class RowsPutTogether(r.Record, frozen=True):
+class RowsPutTogether(_EarlierRecord, frozen=True):
     """New rows of several clients, each with a block."""
 
     partition: str
@@ -70,82 +108,44 @@ class RowsPutTogether(r.Record, frozen=True):
     keys: list[str] | None = None
     tags: list[dict[str, Any] | None] | None = None
 
+    def present(self) -> r.SamplesPut:
+        """See `_EarlierRecord`."""
+        parts = [_part(client, block.rows, block) for client, block in self.puts]
+        count = sum(part.count for part in parts)
+        return r.SamplesPut(
+            self.partition, parts, self.first_index, count, self.keys, None, self.tags, self.block_number
+        )  # fmt: skip
 
-class ValuesShared(r.Record, frozen=True):
+
+class ValuesShared(_EarlierRecord, frozen=True):
     """Values that rows of a put shared with earlier puts, before the record of the put's own blocks."""
 
     partition: str
     rows: bytes
     fields: list[r.SharedField]
 
+    def present(self) -> r.SamplesPut:
+        """See `_EarlierRecord`."""
+        return r.SamplesPut(self.partition, [_part("", len(self.rows) // 8, None)], rows=self.rows, shared=self.fields)
 
-class DigestsNoted(r.Record, frozen=True):
+
+class DigestsNoted(_EarlierRecord, frozen=True):
     """Digests of the values of the put before."""
 
     partition: str
     fields: list[r.NotedField]
 
+    def present(self) -> r.SamplesPut:
+        """See `_EarlierRecord`."""
+        return r.SamplesPut(self.partition, [], rows=b"", noted=self.fields)
+
 
 def current_record(record: r.Record) -> r.AnyRecord:
     """Return a record of a journal in its present form."""
-    convert = _PRESENT_FORMS.get(type(record))
-    present: Any = record if convert is None else convert(record)
-    return present  # type: ignore[no-any-return]
+    return record.present() if isinstance(record, _EarlierRecord) else record
 
 
-def _part(client: str, count: int, block: NewBlock | None, further: Sequence[NewBlock] = ()) -> r.PutPart:
-    """Return a put with the schemas of its blocks as lists, which may be in parts."""
-    return r.PutPart(client, count, [] if block is None else [with_schema(each) for each in (block, *further)])
-
-
-def _of_reservation(old: RowsReserved) -> r.SamplesPut:
-    return r.SamplesPut(
-        old.partition, [_part(old.client, old.taken + old.count, None)], old.first_index, old.count, old.keys,
-        old.groups, taken=old.taken, pre_allocated=old.pre_allocated,
-    )  # fmt: skip
-
-
-def _of_published(old: Published) -> r.SamplesPut:
-    part = _part(old.writer, len(old.rows) // 8, old.block, old.further)
-    return r.SamplesPut(
-        old.partition, [part], groups=old.groups, tags=old.tags, first_block=old.block_number, rows=old.rows,
-        replace_tags=old.replace_tags,
-    )  # fmt: skip
-
-
-def _of_rows_put(old: RowsPut) -> r.SamplesPut:
-    part = _part(old.client, old.count, old.block, old.further)
-    return r.SamplesPut(
-        old.partition, [part], old.first_index, old.count, old.keys, old.groups, old.tags, old.block_number
-    )  # fmt: skip
-
-
-def _of_rows_put_together(old: RowsPutTogether) -> r.SamplesPut:
-    parts = [_part(client, block.rows, block) for client, block in old.puts]
-    count = sum(part.count for part in parts)
-    return r.SamplesPut(
-        old.partition, parts, old.first_index, count, old.keys, None, old.tags, old.block_number
-    )  # fmt: skip
-
-
-def _of_values_shared(old: ValuesShared) -> r.SamplesPut:
-    return r.SamplesPut(old.partition, [_part("", len(old.rows) // 8, None)], rows=old.rows, shared=old.fields)
-
-
-def _of_digests_noted(old: DigestsNoted) -> r.SamplesPut:
-    return r.SamplesPut(old.partition, [], rows=b"", noted=old.fields)
-
-
-_PRESENT_FORMS: dict[type, Callable[[Any], r.SamplesPut]] = {
-    RowsReserved: _of_reservation,
-    Published: _of_published,
-    RowsPut: _of_rows_put,
-    RowsPutTogether: _of_rows_put_together,
-    ValuesShared: _of_values_shared,
-    DigestsNoted: _of_digests_noted,
-}
-
-EARLIER_RECORDS = tuple(_PRESENT_FORMS)
+EARLIER_RECORDS = tuple(_EarlierRecord.__subclasses__())
 """The records of earlier builds that this build does not write."""
 
 # ------------------------------------------------------------ trees

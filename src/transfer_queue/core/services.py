@@ -11,7 +11,6 @@ from types import ModuleType
 from transfer_queue.core import absent_holders, activity, checkpoints, jobs, reconnect_grace, wakeups
 from transfer_queue.core.claims import background_deals, claim_handler, consumption_handlers, lease_deadlines, plan
 from transfer_queue.core.context import CoreService
-from transfer_queue.core.events.records import Record
 from transfer_queue.core.locks import lock_handlers
 from transfer_queue.core.puts import clears, decide, equal_values, partitions, retention
 from transfer_queue.core.queries import batch_metadata, change_answers, column_counts, partition_view, value_locations
@@ -24,7 +23,6 @@ from transfer_queue.core.reports import (
     wait_reasons,
 )
 from transfer_queue.core.timeline import abandoned_samples, recorder, timeline_handlers
-from transfer_queue.core.transitions.apply import APPLIERS
 from transfer_queue.core.units import migration_planner, mirror_writer, mover, store_servers, unit_handlers
 
 FEATURES: tuple[ModuleType, ...] = (
@@ -73,6 +71,3 @@ SERVICES: tuple[type[CoreService], ...] = tuple(
     if isinstance(found, type) and issubclass(found, CoreService) and found.__module__ == module.__name__
 )
 """The services of the features."""
-
-RECORDS: tuple[type[Record], ...] = tuple(APPLIERS)
-"""The types of the records of all features, which a journal contains."""

@@ -18,17 +18,14 @@ from transfer_queue.core.events.registry import HANDLERS, Caller, Decision
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import change_answers
-from transfer_queue.core.reports.explain import timeout_words
+from transfer_queue.core.reports.expiries import expiry_reply
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
-from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
-from transfer_queue.errors import CapacityError, TransferQueueError
-from transfer_queue.messages.base import Done, Failure
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
-from transfer_queue.messages.locks import TakeLock
-from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
@@ -72,7 +69,9 @@ class Wakeups(CoreService):
                 effects += service.when_settled()
             if not changes:
                 break
-        return effects + self._end()
+        if context.state.blocks.untold or self._after_event or context.emitted:
+            effects += self._end()
+        return effects
 
     def settle_further(self, part: int | None) -> list[Effect]:
         """Continue what `settle` has left, until there are at least `part` effects. None: until the end."""
@@ -126,7 +125,7 @@ class Wakeups(CoreService):
         now = self.context.now
         for waiting in self.context.state.waiting.expired(now):
             peer = self.context.parked.peers.get(waiting.waiter)
-            reply = self._expiry_reply(waiting, now)
+            reply = expiry_reply(self.context, waiting)
             self.context.measures.counters["failures"] += isinstance(reply, Failure)
             if self.context.journal_error and isinstance(reply, Failure):
                 reply = Failure(reply.kind, f"{reply.message}\nMeanwhile {self.context.journal_error}.")
@@ -222,31 +221,3 @@ class Wakeups(CoreService):
             return context.refuse(waiting, error)
         finally:
             context.log.arrived = None
-
-    def _expiry_reply(self, waiting: ParkedRequest, now: float) -> AnyReply:
-        """Return the reply to a request whose deadline has come."""
-        context, request = self.context, waiting.request
-        if isinstance(request, Watch):
-            return change_answers.empty_watch_reply(context.state, request)
-        if isinstance(request, Claim):
-            if request.probe or request.quiet:
-                return claim_handler.empty_reply(context, request, ended=False)
-            plan = context.services[Plans].of(context.state.partitions.get(request.partition), request)
-            waited = request.waited + now - waiting.since
-            abandoned = context.services[AbandonedSamples].find(request.partition)
-            words = timeout_words(context.state, request, waited, plan.group_size, abandoned)
-            return Failure("WaitTimeoutError", words)
-        if isinstance(request, TakeGroupDemand):
-            return Done(0)
-        if isinstance(request, TakeLock):
-            waited = now - waiting.since
-            words = lock_decisions.describe_wait(context.state, waiting.waiter, request, waited, now)
-            return Failure("WaitTimeoutError", f"Timeout: {words}. {lock_decisions.WAIT_ADVICE}")
-        if isinstance(request, AwaitDone):
-            return Done(False)
-        try:
-            limits.check_limits(context.state, request.partition, request.count)
-        except CapacityError as error:
-            refusal = limits.refused_put(error, request.wait, now - waiting.since)
-            return Failure(type(refusal).__name__, str(refusal))
-        return Failure("CapacityError", f"no capacity became free within {now - waiting.since:.3g} s")

@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.earlier import current_record
 from transfer_queue.core.events.records import AnyRecord, Record, RequestParked, StateLoaded, Unparked
 from transfer_queue.core.state import serialization
+from transfer_queue.core.state.restore import shift_ages
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.apply import apply_record
-from transfer_queue.core.transitions.restore import shift_ages
 from transfer_queue.errors import CheckpointError, JournalError
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates

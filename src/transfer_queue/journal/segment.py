@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Union
 
 import msgspec
 
+from transfer_queue.core.controller import RECORDS
 from transfer_queue.core.earlier import EARLIER_RECORDS
 from transfer_queue.core.events.records import AnyRecord, Record
-from transfer_queue.core.services import RECORDS
 from transfer_queue.errors import JournalError
 
 MAGIC = b"TQjrnl\x00\x01"

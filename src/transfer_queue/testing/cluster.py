@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from transfer_queue.config.settings import Settings
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.journal import state_file
 from transfer_queue.journal.loaded_states import LoadedStates

@@ -11,15 +11,15 @@ import pytest
 from harness import Harness, column, rows_of, through_file
 
 from transfer_queue.core.absent_holders import ABSENCE_SECONDS, FIRST_CHECK
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.claims.lease_deadlines import Leases
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.check import check_state
+from transfer_queue.core.state.merge import merge_state
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.apply import apply_record
-from transfer_queue.core.transitions.merge import merge_state
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import (
     Cancel,

@@ -13,7 +13,7 @@ from harness import Harness, column
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.claims import claim_handler, wake
+from transfer_queue.core.claims import answers, wake
 from transfer_queue.core.events.records import Dealt, RepliesSent, ReplySent
 from transfer_queue.messages.claims import Ack, Claim
 from transfer_queue.messages.partitions import Seal
@@ -218,23 +218,33 @@ def played(make: Any, free: bool, steps: list[Any], part: int | None = None, pau
     return h
 
 
-def unversioned(h: Harness) -> dict[Any, Any]:
-    """The replies without the version of the partition, which counts the records."""
-    return {
-        key: msgspec.structs.replace(reply, version=0) if isinstance(reply, PublishReply) else reply
-        for key, reply in h.replies.items()
-    }
+def unnumbered(h: Harness) -> dict[Any, Any]:
+    """The replies without the version of the partition, which counts the records, and without the numbers of tokens."""
+    replies: dict[Any, Any] = {}
+    for key, reply in h.replies.items():
+        if isinstance(reply, PublishReply):
+            replies[key] = msgspec.structs.replace(reply, version=0)
+        else:
+            replies[key] = msgspec.structs.replace(reply, token=bool(reply.token)) if hasattr(reply, "token") else reply
+    tokens = [reply.token for reply in h.replies.values() if getattr(reply, "token", 0)]
+    assert len(set(tokens)) == len(tokens)
+    return replies
+
+
+OTHER_TOKENS = [[PLAIN] * 4 + [(n, 2, ("x",), 1, 5.0, False) for n in range(2)]]
+OTHER_TOKENS += [[PLAIN] * 5 + [(0, 2, ("x",), 1, 5.0, False)], (6, False)]
 
 
 @settings(max_examples=120, deadline=None)
 @given(st.sampled_from(SAMPLERS), st.booleans(), STEPS)
 @example(SequentialSampler, False, [[PLAIN] * 2, (4, False), [PLAIN], (1, False)])  # a put after claims
 @example(SequentialSampler, False, [[PLAIN] * 4, (4, False), [PLAIN], "seal"])  # ends after other numbers of changes
+@example(RankAwareSampler, False, OTHER_TOKENS)  # the leases of shares are numbered in another order
 def test_claims_met_together_get_what_they_would_get_one_by_one(make: Any, free: bool, steps: list[Any]) -> None:
     at_once = played(make, free, steps)
     with one_by_one():
         alone = played(make, free, steps)
-    assert unversioned(at_once) == unversioned(alone)
+    assert unnumbered(at_once) == unnumbered(alone)
     assert sorted(at_once.state.waiting.by_waiter) == sorted(alone.state.waiting.by_waiter)
 
 
@@ -271,7 +281,7 @@ def test_the_first_replies_of_an_event_come_first_and_a_later_claim_is_behind_al
 
 
 def test_replies_have_locations_unless_there_are_many_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim_handler, "PLACED", 3)
+    monkeypatch.setattr(answers, "PLACED", 3)
     h = Harness()
     for count, told in ((3, True), (4, False)):
         request = Claim("p", "t", ["x"], 2, wait=9.0, places=True)

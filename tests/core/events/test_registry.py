@@ -8,11 +8,10 @@ import msgspec
 import pytest
 
 from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
+from transfer_queue.core.controller import RECORDS, Controller
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Send
 from transfer_queue.core.events.registry import APPLIERS, HANDLERS, READS, applies, handles
-from transfer_queue.core.services import RECORDS
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope

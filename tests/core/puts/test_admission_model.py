@@ -177,7 +177,7 @@ class Admission(RuleBasedStateMachine):
     def reset(self, task: str) -> None:
         """The harness recounts. What is ready again is not finished, and no task has skipped it for this one."""
         if any(task in row.consumed | row.claimed for row in self.rows):
-            return  # `test_flow_control` has this case
+            return  # `test_limits` has this case
         self.h.ask(ResetConsumption("p", task))
 
     @rule()

@@ -12,11 +12,11 @@ import pytest
 from harness import Harness, column
 
 from transfer_queue.core import checkpoints
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.columns.joined_columns import pack_texts
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.state import serialization
-from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.errors import CheckpointError
 from transfer_queue.messages.claims import Claim, ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from harness import Harness, rows_of
 
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.apply import apply_record
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, SamplerError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import ResetConsumption

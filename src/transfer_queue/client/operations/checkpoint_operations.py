@@ -29,9 +29,9 @@ from transfer_queue.config.validators import Boolean
 from transfer_queue.core.blocks.block_chunk import PLACE
 from transfer_queue.core.blocks.block_table import BlockTable
 from transfer_queue.core.columns.schema import MOST
+from transfer_queue.core.state.selection import select_samples
 from transfer_queue.core.state.serialization import load_untrusted, needed_blocks, save_state, set_locations
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.selection import select_samples
 from transfer_queue.errors import (
     AttachError,
     CheckpointError,

@@ -1,6 +1,6 @@
 """The records: the only changes of the controller's state, in the order in which they happen.
 
-`core.transitions.apply` applies them. A record contains outcomes and not reasons: a replay calls no sampler, reads no
+`core.appliers` applies them. A record contains outcomes and not reasons: a replay calls no sampler, reads no
 clock and checks no limit. Rows are named by global index (i8 bytes).
 """
 
@@ -55,7 +55,7 @@ class PartitionMade(Record, frozen=True):
     options: PartitionOptions
 
 
-class PutPart(msgspec.Struct, array_like=True, frozen=True):
+class WriterPart(msgspec.Struct, array_like=True, frozen=True):
     """What one client puts: rows, which follow those of the part before, and the blocks with their values."""
 
     client: str
@@ -98,7 +98,7 @@ class SamplesPut(Record, frozen=True):
     wakes: ClassVar[Wakes] = Wakes.ROWS
 
     partition: str
-    puts: list[PutPart]
+    puts: list[WriterPart]
     """Puts of several clients have one block each, with equal schemas.
 
     Empty: only digests are noted, which is no change of the partition (a record of an earlier build).
@@ -540,12 +540,12 @@ class WriterFenced(Record, frozen=True):
 
 
 class StateLoaded(Record, frozen=True):
-    """The state of a checkpoint replaced the state; see `core.transitions.restore`."""
+    """The state of a checkpoint replaced the state; see `core.state.restore`."""
 
     by_clock: ClassVar[str] = "time"
 
     state: bytes
-    """The saved state (`core.transitions.restore`) in records of older releases, and if there is no journal."""
+    """The saved state (`core.state.restore`) in records of older releases, and if there is no journal."""
     time: float
     """By the controller's clock."""
     file: str = ""
@@ -556,7 +556,7 @@ class StateLoaded(Record, frozen=True):
 
 
 class StateMerged(StateLoaded, frozen=True):
-    """The partitions of a checkpoint were added to the state; see `core.transitions.merge`."""
+    """The partitions of a checkpoint were added to the state; see `core.state.merge`."""
 
 
 class RowsRepacked(msgspec.Struct, array_like=True, frozen=True):

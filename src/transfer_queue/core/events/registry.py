@@ -123,7 +123,7 @@ HANDLERS: dict[type, Handler] = {}
 READS: set[type] = set()
 """The request types that change nothing."""
 OF_AN_EPOCH: set[type] = set()
-"""The request types that may name rows by metadata, which is valid in one epoch only (`core.kernel.check_epoch`)."""
+"""The request types that may name rows by metadata, which is valid in one epoch only (`State.check_epoch`)."""
 APPLIERS: dict[type[Any], Applier] = {}
 """Record type -> its applier."""
 

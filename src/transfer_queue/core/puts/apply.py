@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Union
+from collections.abc import Iterable, Sequence
+from typing import Union
 
 import numpy as np
 
@@ -20,18 +20,6 @@ NO_FIELDS: Fields = frozenset()
 Positions = Union[Sequence[int], np.ndarray]
 
 
-class _Values(NamedTuple):
-    """Where rows of a put have their values of some fields from now on."""
-
-    fields: Sequence[FieldSpec | r.SharedField]
-    blocks: int | np.ndarray
-    """The number of the block of all rows, or of each."""
-    slots: int | np.ndarray
-    """The row in the block."""
-    targets: np.ndarray | None = None
-    """The places of the rows among those of the put; None: all of them."""
-
-
 @applies(r.SamplesPut)
 def apply_put(state: State, put: r.SamplesPut) -> None:
     """Apply a reservation, a put, or puts of several clients."""
@@ -46,11 +34,11 @@ def apply_put(state: State, put: r.SamplesPut) -> None:
         digests = [field.digests[at : at + DIGEST] for at in range(0, len(field.digests), DIGEST)]
         values = {digest: (field.block, slot) for digest, slot in zip(digests, slots, strict=True)}
         state.blocks.equal.add(partition.number, field.name, values)
-    state.next_index = max(state.next_index, put.first_index + put.count)
     next_block = put.first_block
     for part in put.puts:
         next_block += len(part.blocks)
     state.next_block = max(state.next_block, next_block)
+    state.next_index = max(state.next_index, put.first_index + put.count)
 
 
 def _apply_to_rows(partition: Partition, put: r.SamplesPut) -> None:
@@ -86,15 +74,14 @@ def _add_rows(partition: Partition, put: r.SamplesPut) -> tuple[Sequence[RowsOfC
         added = list(table.split(np.array(positions, "i8")))
         for _, chunk, at, _ in added:
             chunk.waiting[at] = 0
-    numbers, counts = [], []
+    numbers = []
     for part in put.puts:
         numbers.append(owners.setdefault(part.client, len(owners) + 1))
-        counts.append(part.count if len(put.puts) > 1 else len(positions))
         if partition.wants.promised:
-            partition.wants.fulfil(part.client, counts[-1])
-    owner = np.repeat(np.array(numbers, "i4"), counts) if len(numbers) > 1 else None
+            partition.wants.fulfil(part.client, part.count if len(put.puts) > 1 else len(positions))
+    owner = numbers[0] if len(numbers) == 1 else np.repeat(numbers, [part.count for part in put.puts])
     for _, chunk, at, where in added:
-        chunk.owner[at] = numbers[0] if owner is None else owner[where]
+        chunk.owner[at] = owner if isinstance(owner, int) else owner[where]
     partition.admitted += len(positions)
     if partition.limits:
         partition.window.add_rows(len(positions))
@@ -122,16 +109,32 @@ def _join_groups(partition: Partition, groups: Sequence[str | None], positions: 
 def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfChunk], positions: Positions) -> None:
     """Add the blocks of a put, and record where its rows have their values from now on."""
     ranks = partition.field_ranks
+    released: list[np.ndarray] = []
     if ranks.names:
         for _, chunk, at, _ in rows:
             ranks.remove(chunk, at)
-    values, names = _find_values(partition, put)
-    released: list[np.ndarray] = []
-    for each in values:
-        its = rows
-        if each.targets is not None:
-            its = list(partition.rows.split(np.asarray(positions)[each.targets]))
-        released += _set_columns(partition, its, each)
+    for field in put.shared:
+        numbers = np.frombuffer(field.blocks, "<i8")
+        partition.blocks.retain(numbers)
+        its = partition.rows.split(np.asarray(positions)[np.frombuffer(field.targets, "<i4")])
+        released += _set_columns(partition, its, [field], numbers, np.frombuffer(field.slots, "<i4"))
+    names: Fields = frozenset([field.name for field in put.shared]) if put.shared else NO_FIELDS
+    number = put.first_block
+    for part in put.puts:
+        for block in part.blocks:
+            fields = add_types(partition, block, len(part.blocks) == 1)
+            names = names | fields if names else fields
+            if len(put.puts) == 1:
+                released += _set_block(partition, part, block, number, rows, positions)
+            else:
+                partition.blocks.add(number, part.client, block, part.count * len(fields), partition.number)
+            partition.nbytes += block.nbytes
+            number += 1
+    if len(put.puts) > 1:  # one block each, with equal schemas
+        counts = [part.count for part in put.puts]
+        numbers = np.repeat(np.arange(put.first_block, number), counts)
+        slots = np.concatenate([np.arange(count, dtype="i4") for count in counts])
+        _set_columns(partition, rows, put.puts[0].blocks[0].schema, numbers, slots)
     if ranks.names:
         for _, chunk, at, _ in rows:
             ranks.add(chunk, at)
@@ -144,69 +147,62 @@ def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfCh
         partition.update_awaited_sets(names)
 
 
-def _find_values(partition: Partition, put: r.SamplesPut) -> tuple[list[_Values], Fields]:
-    """Return where the values of a put are, and of which fields. Adds its blocks, and retains those that it shares."""
-    found: list[_Values] = []
-    for field in put.shared:
-        numbers = np.frombuffer(field.blocks, "<i8")
-        partition.blocks.retain(numbers)
-        found.append(_Values([field], numbers, np.frombuffer(field.slots, "<i4"), np.frombuffer(field.targets, "<i4")))
-    names: Fields = frozenset([field.name for field in put.shared]) if found else NO_FIELDS
-    number = put.first_block
-    for part in put.puts:
-        for block in part.blocks:
-            slots: int | np.ndarray = 0
-            targets = None
-            if block.slots is not None:
-                slots, targets = _slots_of(block.slots, part.count)
-            elif part.count > 1:
-                slots = np.arange(part.count, dtype="i4")
-            fields = add_types(partition, block, len(part.blocks) == 1)
-            needed = len(fields) * (part.count if targets is None else len(targets))
-            partition.blocks.add(number, part.client, block, needed, partition.number)
-            partition.nbytes += block.nbytes
-            found.append(_Values(block.schema, number, slots, targets))
-            names = fields if names <= fields else names | fields
-            number += 1
-    if len(put.puts) > 1:  # one block each, with equal schemas
-        counts = [part.count for part in put.puts]
-        numbers = np.repeat(np.arange(put.first_block, number), counts)
-        within = np.concatenate([np.arange(count, dtype="i4") for count in counts])
-        found = [_Values(found[0].fields, numbers, within)]
-    return found, names
+def _set_block(
+    partition: Partition,
+    part: r.WriterPart,
+    block: NewBlock,
+    number: int,
+    rows: Iterable[RowsOfChunk],
+    positions: Positions,
+) -> list[np.ndarray]:
+    """Add a block, and record that the rows of its put have its values. Return their former blocks."""
+    count = part.count
+    slots: int | np.ndarray = 0
+    if block.slots is not None:
+        slots = np.frombuffer(block.slots, "<i4")
+        targets = np.flatnonzero(slots >= 0)
+        if len(targets) < count:  # the put shares the other values
+            count, slots = len(targets), slots[targets]
+            rows = partition.rows.split(np.asarray(positions)[targets])
+    elif count > 1:
+        slots = np.arange(count, dtype="i4")
+    partition.blocks.add(number, part.client, block, count * len(block.schema), partition.number)
+    return _set_columns(partition, rows, block.schema, number, slots)
 
 
-def _slots_of(packed: bytes, count: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return the rows of a block that have the values of `count` rows of its put, and the places of these rows.
+def _set_columns(
+    partition: Partition,
+    rows: Iterable[RowsOfChunk],
+    fields: Sequence[FieldSpec | r.SharedField],
+    blocks: int | np.ndarray,
+    slots: int | np.ndarray,
+) -> list[np.ndarray]:
+    """Set the values of rows: the number of the block, and the row in the block, of all or of each of them.
 
-    The places are None if the block has a value of every row. Otherwise the put shares the other values.
+    Returns the former blocks of the rows.
     """
-    slots = np.frombuffer(packed, "<i4")
-    targets = np.flatnonzero(slots >= 0)
-    return (slots, None) if len(targets) == count else (slots[targets], targets)
-
-
-def _set_columns(partition: Partition, rows: Sequence[RowsOfChunk], values: _Values) -> list[np.ndarray]:
-    """Set the values of these rows. Return their former blocks."""
-    blocks, slots, losses = values.blocks, values.slots, partition.losses
     released: list[np.ndarray] = []
+    losses = partition.losses
     for _, chunk, at, where in rows:
         block = blocks if isinstance(blocks, int) else blocks[where]
         slot = slots if isinstance(slots, int) else slots[where]
-        for named in values.fields:
+        for named in fields:
             name = named.name
-            columns = chunk.field.get(name) or chunk.field_columns(name)
-            before = columns[0][at]  # of rows that were just added, whose places are a slice, a view on zeros
-            held = int(np.count_nonzero(before))
-            if held:
-                released.append(before)
-            if losses.counts:
-                losses.forget(chunk, name, at)
+            blocks_of, slots_of = chunk.field.get(name) or chunk.field_columns(name)
+            if isinstance(at, slice):  # rows that were just added, which have no value
+                gained = at.stop - at.start
+            else:
+                before = blocks_of[at]
+                gained = len(at) - int(np.count_nonzero(before))
+                if gained < len(at):
+                    released.append(before)
+                if losses.counts:
+                    losses.forget(chunk, name, at)
             field = partition.fields[name]
-            field.live += len(before) - held
-            field.ever += len(before) - held
-            columns[0][at] = block
-            columns[1][at] = slot
+            field.live += gained
+            field.ever += gained
+            blocks_of[at] = block
+            slots_of[at] = slot
     return released
 
 

@@ -201,7 +201,7 @@ def publish_several(context: Context, callers: Sequence[Caller]) -> list[Effect]
     for caller, (_, request) in zip(callers, puts, strict=True):
         rows = decided.rows[done : done + request.count]
         done += request.count
-        effects += context.reply(caller, _reply(state, request, decided._replace(rows=rows)))
+        effects += context.commit(caller, Decision([], partial(_reply, state, request, decided._replace(rows=rows))))
     return effects
 
 
@@ -248,7 +248,8 @@ class _NewRows(NamedTuple):
 
 def _new_rows(state: State, partition: Partition | None, name: str, count: int, pre_allocate: int) -> _NewRows:
     """Return the rows of a request for `count` ones. pre_allocate: the rows of a partition that it makes."""
-    made, first, free = list[r.AnyRecord](), state.next_index, NO_ROWS
+    made: list[r.AnyRecord] = []
+    first, free = state.next_index, NO_ROWS
     if partition is None:
         made = create_partition(state, CreatePartition(name, pre_allocate))
         free = np.arange(first, first + pre_allocate)
@@ -256,11 +257,10 @@ def _new_rows(state: State, partition: Partition | None, name: str, count: int, 
     limits.check_new(state, partition, count)
     if partition is not None and partition.waiting:
         free = partition.rows.indexes_of(np.array(partition.waiting[:count], "i8"))
+    if not len(free):
+        return _NewRows(made, np.arange(first, first + count), first, 0)
     taken = min(count, len(free))
-    indexes = np.arange(first, first + count - taken)
-    if taken:
-        indexes = np.concatenate([free[:taken], indexes])
-    return _NewRows(made, indexes, first, taken)
+    return _NewRows(made, np.concatenate([free[:taken], np.arange(first, first + count - taken)]), first, taken)
 
 
 def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyRecord], np.ndarray, bool]:
@@ -272,7 +272,8 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
         raise InvalidArgumentError("group_ids are only for new rows without keys, and there must be one per row")
     joining = join_groups(partition, request.groups, [-1] * request.count)
     count, keys = request.count, None
-    positions, unknown = None, list[str]()
+    positions: np.ndarray | None = None
+    unknown: list[str] = []
     if request.keys is not None:
         positions, unknown = _find_keys(partition, request.keys)
         keys = list(dict.fromkeys(unknown))
@@ -280,7 +281,7 @@ def reserve(state: State, client: str, request: Reserve) -> tuple[list[r.AnyReco
     new = _new_rows(state, partition, request.partition, count, request.pre_allocate)
     records = new.made
     if count:
-        part = r.PutPart(client, count)
+        part = r.WriterPart(client, count)
         records.append(
             r.SamplesPut(
                 request.partition, [part], new.first_index, count - new.taken, keys, joining.groups, taken=new.taken
@@ -335,7 +336,7 @@ def decide(state: State, puts: Sequence[tuple[str, Publish]]) -> DecidedPut:
     partition = state.partitions.get(request.partition)
     parts, are_next = [], True
     for client, put in puts:
-        part = r.PutPart(client, put.count, put.blocks)
+        part = r.WriterPart(client, put.count, put.blocks)
         are_next &= _check_put(state, partition, put, part)
         parts.append(part)
     if len(puts) > 1:
@@ -349,11 +350,12 @@ def decide(state: State, puts: Sequence[tuple[str, Publish]]) -> DecidedPut:
         members = [-1] * request.count if positions is None else positions.tolist()
         joining = join_groups(partition, request.groups, members, request.puts)
     count = request.count if positions is None else len(unknown)
-    made, indexes, first_index, taken = _NewRows([], NO_ROWS, 0, 0)
     if count:
         # the put would take rows of a new partition at once
         pre_allocate = request.pre_allocate if request.pre_allocate > count else 0
         made, indexes, first_index, taken = _new_rows(state, partition, request.partition, count, pre_allocate)
+    else:
+        made, indexes, first_index, taken = [], NO_ROWS, 0, 0
     if positions is not None:
         indexes = _indexes_of_keys(partition, positions, indexes)
     record = r.SamplesPut(
@@ -382,7 +384,7 @@ def decide(state: State, puts: Sequence[tuple[str, Publish]]) -> DecidedPut:
     return DecidedPut(records, indexes, positions is None and not joining.late, warning)
 
 
-def _check_put(state: State, partition: Partition | None, request: Publish, part: r.PutPart) -> bool:
+def _check_put(state: State, partition: Partition | None, request: Publish, part: r.WriterPart) -> bool:
     """Raise an error if a put is refused, whatever its rows are. Returns the result of `check_places`."""
     if part.client in state.fenced:
         raise ProtocolError("this writer was proven dead and its space was freed; put with a new client")

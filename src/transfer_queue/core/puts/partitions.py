@@ -95,7 +95,7 @@ def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord
     if request.policy_version:
         made.append(r.PolicyAdvanced(request.partition, request.policy_version))
     if request.pre_allocate:
-        part = r.PutPart("", request.pre_allocate)
+        part = r.WriterPart("", request.pre_allocate)
         made.append(r.SamplesPut(request.partition, [part], state.next_index, part.count, pre_allocated=True))
     return made
 

@@ -1,6 +1,6 @@
 """One partition: its rows, fields, keys, tags, groups, consumption and ready sets.
 
-Methods that change something are called only by `core.puts.apply` and `core.transitions`; all other code only reads.
+Methods that change something are called only by appliers of records; all other code only reads.
 """
 
 from __future__ import annotations

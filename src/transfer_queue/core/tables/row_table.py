@@ -370,8 +370,10 @@ class RowTable(Persisted):
             if last > chunk.capacity:
                 chunk.grow(last)
             at = slice(first, last)
-            chunk.index[at] = np.arange(first_index + done, first_index + done + take)
-            chunk.alive[at] = 1
+            if take == 1:  # numpy sets one entry faster than a slice
+                chunk.index[first], chunk.alive[first] = first_index + done, 1
+            else:
+                chunk.index[at], chunk.alive[at] = np.arange(first_index + done, first_index + done + take), 1
             if waiting:
                 chunk.waiting[at] = 1
             chunk.size = last

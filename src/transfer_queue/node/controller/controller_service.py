@@ -33,8 +33,8 @@ from transfer_queue.core.events.effects import (
 )
 from transfer_queue.core.events.registry import READS as CONTROLLER_READS
 from transfer_queue.core.samplers.user_sampler import AnySampler, HostedRunner, UserSampler
+from transfer_queue.core.state.restore import free_partitions
 from transfer_queue.core.timeline.recorder import TimelineRecorder
-from transfer_queue.core.transitions.restore import free_partitions
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.journal.terms import Term
 from transfer_queue.messages.base import Done, Failure, name_of

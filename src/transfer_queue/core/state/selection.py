@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from transfer_queue.core.puts import apply_clears
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.unknown_partitions import require_partition
 from transfer_queue.core.tables.row_table import CHUNK_BITS
-from transfer_queue.core.transitions import apply_clears
 from transfer_queue.errors import StorageKeyNotFoundError
 
 MOST_NAMED = 5  # unknown keys that an error names

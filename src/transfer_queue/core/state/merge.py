@@ -10,13 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from transfer_queue.core.blocks.block_chunk import CHUNK_BITS as BLOCK_BITS
+from transfer_queue.core.claims import apply_leases
+from transfer_queue.core.puts import apply_clears
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.restore import check_new_extents, keep_samplers
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.field_types import check_number
 from transfer_queue.core.tables.lost_values import LossEvent
 from transfer_queue.core.tables.row_table import CONSUMED, Chunk
-from transfer_queue.core.transitions import apply_clears, apply_leases
-from transfer_queue.core.transitions.restore import check_new_extents, keep_samplers
 from transfer_queue.errors import CapacityError, DuplicateError, InvalidArgumentError, SealedError
 from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
 from transfer_queue.messages.tag_table import TagTable

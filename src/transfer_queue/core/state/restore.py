@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.blocks.block_table import BlockTable
+from transfer_queue.core.claims.apply_leases import end_all_leases
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_state
 from transfer_queue.core.state.state import State
-from transfer_queue.core.transitions.apply_leases import end_all_leases
 from transfer_queue.errors import CheckpointError
 
 MOST_ORIGINS = 32  # checkpoints that are remembered; a checkpoint has no more files

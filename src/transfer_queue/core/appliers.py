@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from transfer_queue.core.claims import apply_leases
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import APPLIERS as APPLIERS
 from transfer_queue.core.events.registry import applies
 from transfer_queue.core.puts import apply as apply_puts
+from transfer_queue.core.puts import apply_clears
+from transfer_queue.core.state.merge import merge_state
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.restore import replace_state, take_loaded
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.lease_table import RowLease
 from transfer_queue.core.tables.lock_table import KeyLock
-from transfer_queue.core.transitions import apply_clears, apply_leases, apply_units
-from transfer_queue.core.transitions.merge import merge_state
-from transfer_queue.core.transitions.restore import replace_state, take_loaded
+from transfer_queue.core.units import apply_units
 
 MODULES = (apply_puts, apply_units)
 """The other modules with appliers, imported so that these are registered."""

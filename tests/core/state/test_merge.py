@@ -10,13 +10,13 @@ from harness import OBJECT, Harness, column, tensor, through_file
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.check import check_state
+from transfer_queue.core.state.merge import check_merge, merge_state
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.row_table import CHUNK
-from transfer_queue.core.transitions.apply import apply_record
-from transfer_queue.core.transitions.merge import check_merge, merge_state
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.sampler import PrioritySampler
 from transfer_queue.testing.state_recount import check_invariants
@@ -109,9 +109,9 @@ def test_rows_are_put_after_those_that_were_taken_over(h: Harness) -> None:
     h.put(3, keys=["a", "b", "c"], tags=[{"n": 1}] * 3)
     state = merged(h, False)
     keys = [f"k{i}" for i in range(40)]
-    apply_record(state, r.SamplesPut("p", [r.PutPart("w", 40)], state.next_index, 40, keys, None, [{"n": 2}] * 40))
+    apply_record(state, r.SamplesPut("p", [r.WriterPart("w", 40)], state.next_index, 40, keys, None, [{"n": 2}] * 40))
     first = column([state.next_index - 43])
-    apply_record(state, r.SamplesPut("p", [r.PutPart("w", 1)], tags=[{"m": 3}], rows=first))
+    apply_record(state, r.SamplesPut("p", [r.WriterPart("w", 1)], tags=[{"m": 3}], rows=first))
     check_invariants(state)
     partition = state.partitions["p"]
     assert partition.tags_of(np.array([0, 1, 42])) == [{"n": 1, "m": 3}, {"n": 1}, {"n": 2}]
