@@ -31,7 +31,7 @@ from transfer_queue.core.events.effects import (
     Send,
     SendToUnit,
 )
-from transfer_queue.core.events.records import AnyRecord, Unparked
+from transfer_queue.core.events.records import Unparked
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.samplers.calls import AnySampler, HostedRunner, UserSampler, copy_containers
 from transfer_queue.core.state import serialization
@@ -39,6 +39,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.rows import Chunk
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
+from transfer_queue.journal.segment import JournalRecord
 from transfer_queue.messages.base import DELETE_CODE, Done, Failure
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, ReportBatches
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
@@ -488,7 +489,7 @@ class Harness:
         """Replays all records at once, and half of them on a state that then gets the rest; both must agree."""
         self.records += self.controller.take_records()
         live = self.state.snapshot()
-        records = msgspec.msgpack.decode(encode(self.records), type=list[AnyRecord])
+        records = msgspec.msgpack.decode(encode(self.records), type=list[JournalRecord])
         whole = State(self.state.capacity)
         for record in records:
             apply_record(whole, record)

@@ -16,6 +16,7 @@ from transfer_queue.core.earlier import current_record
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.serialization import load_untrusted, save_state
 from transfer_queue.errors import CheckpointError, InvalidArgumentError
+from transfer_queue.journal.segment import JournalRecord
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.testing.state_recount import check_invariants
 
@@ -127,9 +128,9 @@ RECORDS = [
 
 
 @pytest.mark.parametrize(("before", "present"), RECORDS, ids=lambda record: type(record).__name__)
-def test_a_record_of_a_journal_is_converted(before: earlier.JournalRecord, present: r.SamplesPut) -> None:
+def test_a_record_of_a_journal_is_converted(before: JournalRecord, present: r.SamplesPut) -> None:
     packed = msgspec.msgpack.encode(before)
-    assert current_record(msgspec.msgpack.decode(packed, type=earlier.JournalRecord)) == present
+    assert current_record(msgspec.msgpack.decode(packed, type=JournalRecord)) == present
 
 
 @pytest.mark.parametrize("published", [False, True])
@@ -138,7 +139,7 @@ def test_the_schema_of_a_record_is_a_list(h: Harness, published: bool) -> None:
     parts = [encode(first.schema[:50]), encode(first.schema[50:])]
     sent = msgspec.structs.replace(first, schema=[], parts=parts)
 
-    def record(block: NewBlock) -> earlier.JournalRecord:
+    def record(block: NewBlock) -> JournalRecord:
         if published:
             return earlier.Published("p", b"", "w", 1, block, further=[second])
         return earlier.RowsPut("p", "w", 0, 2, block_number=1, block=block, further=[second])

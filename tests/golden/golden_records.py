@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 from golden_internals import (
-    AnyRecord,
+    RECORDS,
     Arena,
     FaultyCluster,
     Introduce,
@@ -432,7 +432,7 @@ def tag_of(kind: type[Any]) -> str:
 
 def journaled() -> set[str]:
     """The tags of all records that this build writes into a journal: all but those of waiting requests."""
-    return {tag_of(kind) for kind in get_args(AnyRecord)} - {tag_of(Parked), tag_of(Unparked)}
+    return {tag_of(kind) for kind in RECORDS} - {tag_of(Parked), tag_of(Unparked)}
 
 
 def known() -> set[str]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
 
 from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
+from transfer_queue.core.controller import RECORDS, Controller
 from transfer_queue.core.events.records import AnyRecord, PartitionMade, RequestParked, SamplesPut, WriterPart
 from transfer_queue.core.state import serialization
 from transfer_queue.core.state.state import State
@@ -313,7 +312,7 @@ def test_the_time_of_a_lock_is_converted_to_the_clock_of_another_machine(tmp_pat
 
 def test_every_time_of_a_record_in_the_journal_is_converted() -> None:
     """A time is an attribute of this name. Waiting requests are not in the journal."""
-    for kind in get_args(AnyRecord):
+    for kind in RECORDS:
         times = {"time", "since", "deadline"} & set(kind.__struct_fields__)
         assert times == ({kind.by_clock} - {""}) or kind is RequestParked, kind
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Union, get_args
+from typing import Any, Union
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.records import Wakes
+from transfer_queue.core.events.registry import APPLIERS
 from transfer_queue.core.record_log import RecordLog
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ShareKey
@@ -106,7 +107,7 @@ class ChangeLog:
         """The services with the hook `on_partition_changed`."""
         self.by_partition: dict[str, ChangeSet] = {}
         """Partition -> its changes. A partition without changes is not in here."""
-        kinds = {kind for kind in get_args(r.AnyRecord) if "partition" in kind.__struct_fields__}
+        kinds = {kind for kind in APPLIERS if "partition" in kind.__struct_fields__}
         log.observe([kind for kind in kinds if kind.wakes in _NOTES], self._note)
         log.observe([kind for kind in kinds if kind.wakes is Wakes.ALL_IF_FREED], self._note_finished)
         log.observe([r.UnitLost, r.ExtentsLost], self._note_loss)

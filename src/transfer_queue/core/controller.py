@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from transfer_queue.core.appliers import APPLIERS
 from transfer_queue.core.claims import claim_handler
 from transfer_queue.core.claims.claim_handler import SamplerCalls
 from transfer_queue.core.configuration import CoreConfig
@@ -43,6 +44,9 @@ from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import NOTICE, AnyRequest, RequestEnvelope
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
+
+RECORDS: tuple[type[r.Record], ...] = tuple(APPLIERS)
+"""The types of the records of all features, which a journal contains."""
 
 
 class Controller:

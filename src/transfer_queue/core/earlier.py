@@ -7,7 +7,7 @@ saved states call it first, so that all other code knows the present form only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import msgspec
 
@@ -140,16 +140,13 @@ class DigestsNoted(_EarlierRecord, frozen=True):
         return r.SamplesPut(self.partition, [], rows=b"", noted=self.fields)
 
 
-JournalRecord = Union[
-    r.AnyRecord, RowsReserved, Published, RowsPut, RowsPutTogether, ValuesShared, DigestsNoted
-]  # fmt: skip
-"""A record in a journal, which an earlier build may have written."""
-
-
-def current_record(record: JournalRecord) -> r.AnyRecord:
+def current_record(record: r.Record) -> r.AnyRecord:
     """Return a record of a journal in its present form."""
     return record.present() if isinstance(record, _EarlierRecord) else record
 
+
+EARLIER_RECORDS = tuple(_EarlierRecord.__subclasses__())
+"""The records of earlier builds that this build does not write."""
 
 # ------------------------------------------------------------ trees
 

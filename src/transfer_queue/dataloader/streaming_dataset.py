@@ -137,7 +137,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             sampler then deals one batch to every rank at a time, so that no rank takes samples that another rank needs,
             even if its workers fetch far ahead. Default: the `dp_size` of the sampler; if it has none, the number of
             ranks of torch.distributed, if that is initialized and each process has a dataset of this task. If the
-            number is not known, batches are dealt to the rank that asks (docs/architecture/controller.md, "Ranks").
+            number is not known, batches are dealt to the rank that asks (docs/architecture/dealing.md, "Ranks").
         shared: True: rows of a batch whose value is stored once share memory; see `TransferQueueClient.get_data`. With
             workers, such a value also goes once from the worker to the process that iterates. A `fetch_batch_fn` must
             pass `shared=` to `get_data` itself. Default: False.

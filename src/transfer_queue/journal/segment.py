@@ -22,11 +22,13 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Union
 
 import msgspec
 
-from transfer_queue.core.earlier import JournalRecord
-from transfer_queue.core.events.records import AnyRecord
+from transfer_queue.core.controller import RECORDS
+from transfer_queue.core.earlier import EARLIER_RECORDS
+from transfer_queue.core.events.records import AnyRecord, Record
 from transfer_queue.errors import JournalError
 
 MAGIC = b"TQjrnl\x00\x01"
@@ -37,6 +39,12 @@ _FRAME = struct.Struct("<4sQQI")
 _CHECKSUM = struct.Struct("<I")
 RESERVED_BYTES = 2 << 20  # bytes of disk space that are reserved for the next commits
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
+
+if TYPE_CHECKING:
+    JournalRecord = Record
+else:
+    JournalRecord = Union[(*RECORDS, *EARLIER_RECORDS)]
+"""A record in a journal, which an earlier build may have written."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[JournalRecord]).decode

@@ -11,9 +11,10 @@ from harness import Harness, made
 
 from transfer_queue.cli.status_table import format_table
 from transfer_queue.core import checkpoints
-from transfer_queue.core.events.records import AnyRecord, Dealt, RankAsked, SamplerRegistered
+from transfer_queue.core.events.records import Dealt, RankAsked, SamplerRegistered
 from transfer_queue.core.state import serialization
 from transfer_queue.errors import CheckpointError, InvalidArgumentError, WaitTimeoutError
+from transfer_queue.journal.segment import JournalRecord
 from transfer_queue.messages.checkpoints import BeginCheckpoint, LoadState
 from transfer_queue.messages.claims import RankGone, ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions
@@ -464,6 +465,6 @@ def test_a_rank_that_is_declared_gone_and_a_reset_leave_no_words() -> None:
 
 def test_records_of_earlier_releases_name_no_rank() -> None:
     old = msgspec.msgpack.encode(["Dealt", "p", "t", 0, 2, [[0, b""], [1, b""]], b""])
-    record = msgspec.msgpack.decode(old, type=AnyRecord)
+    record = msgspec.msgpack.decode(old, type=JournalRecord)
     assert isinstance(record, Dealt)
     assert record.unasked == []

@@ -52,7 +52,7 @@ class SendToUnit(msgspec.Struct, frozen=True):
 class ComputeDeal(msgspec.Struct, frozen=True):
     """Call `run()` outside the event loop. It takes long and reads nothing of the core's state.
 
-    Its result, or the exception that it raises, goes to `Controller.on_deal_computed` with this number.
+    Its result, or the exception that it raises, goes to `Controller.on_outcome` with this number.
     """
 
     number: int

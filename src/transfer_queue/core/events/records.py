@@ -610,11 +610,5 @@ class RowsDone(Record, frozen=True):
     count: int
 
 
-AnyRecord = Union[
-    PartitionMade, SamplesPut, ExtentsClosed, Dealt, RowsCleared, PartitionDropped, ConsumptionForgotten,
-    SealCounted, RequestParked, Unparked, ReplySent, ClientForgotten, UnitRegistered, WriterFenced, RowsDropped,
-    RowsHeld, RowsFinished, AgesRecorded, PolicyAdvanced, GroupsWanted, GroupsTaken, PassedOver, RowsLeased,
-    LeaseAcked, LeaseEnded, RankLeft, BlocksMoved, UnitDraining, UnitLost, ExtentsLost, ExtentsFreed, StateLoaded,
-    HoldInherited, RepliesSent, ClientIntroduced, LockGranted, LockEnded, RowsDone, StateMerged,
-    SamplerRegistered, RankAsked, HandedOver,
-]  # fmt: skip
+AnyRecord = Record
+"""A record that has an applier (`registry.applies`). A feature may declare its records in a module of its own."""

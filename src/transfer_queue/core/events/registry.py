@@ -123,8 +123,8 @@ HANDLERS: dict[type, Handler] = {}
 READS: set[type] = set()
 """The request types that change nothing."""
 OF_AN_EPOCH: set[type] = set()
-"""The request types that may name rows by metadata, which is valid in one epoch only (`core.kernel.check_epoch`)."""
-APPLIERS: dict[type, Applier] = {}
+"""The request types that may name rows by metadata, which is valid in one epoch only (`State.check_epoch`)."""
+APPLIERS: dict[type[Any], Applier] = {}
 """Record type -> its applier."""
 
 
@@ -152,7 +152,7 @@ def handles(
 
 
 def applies(record: type[RecordT]) -> Callable[[Callable[[StateT, RecordT], None]], Callable[[StateT, RecordT], None]]:
-    """Register the decorated function as the applier of a record type."""
+    """Register the decorated function as the applier of a record type, and the type as a record of journals."""
 
     def register(function: Callable[[StateT, RecordT], None]) -> Callable[[StateT, RecordT], None]:
         _add(APPLIERS, record, function)
