@@ -135,7 +135,7 @@ def deal_to(
         if is_new and not claim.count and not claim.probe:
             if first.waiting is not None:
                 context.parked.unpark(first.waiting.waiter)
-            return [Send(first.caller.peer, first.caller.envelope.sequence, ClaimReply(rows=b""))]
+            return [context.answer(first.caller.waiter, first.caller.peer, ClaimReply(rows=b""))]
         outcome = deal.decide(context, plan, claims, made)
     except Ask as ask:
         if pending is not None:
@@ -191,7 +191,7 @@ def _carry_out(context: Context, plan: ClaimPlan, claims: Sequence[OpenClaim], o
         context.services[TimelineRecorder].note_end(first.caller.client, claim, first.since)
     if claim.probe or (outcome.batches is None and not records):
         reply = empty_reply(context, claim, outcome.is_end)
-        return [Send(first.caller.peer, first.caller.envelope.sequence, reply)]
+        return [context.answer(first.caller.waiter, first.caller.peer, reply)]
     for record in records:
         for share in record.shares if isinstance(record, r.Dealt) else ():
             context.measures.counters["dealt_rows"] += len(share.rows) // 8
