@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from transfer_queue.core.state.state import State
+from transfer_queue.core.state.state import ReplyCache, State
+from transfer_queue.core.state.wait_queues import RequestKey
+from transfer_queue.messages.envelopes import AnyReply
 
 MAX_DEPARTED = 1024
 """Clients without a connection whose replies are kept."""
@@ -32,6 +34,11 @@ class Connections:
         """The clients that have announced that they close, and that still have connections."""
         self.departed: dict[str, None] = {}
         """The clients without a connection whose replies are kept, the first to leave first."""
+        self.unrecorded: dict[str, ReplyCache] = {}
+        """Client -> its replies that no record has: refusals, and those to requests that have changed nothing.
+
+        They are not part of the state: after a restart no connection is left on which such a request may still arrive.
+        """
 
     def note_opened(self, client: str, peer: int) -> None:
         """Note a connection of a client."""
@@ -45,6 +52,14 @@ class Connections:
             return False
         peers.discard(peer)
         return not peers
+
+    def note_answer(self, waiter: RequestKey, reply: AnyReply) -> None:
+        """Keep a reply that no record has, unless its client is gone or has given the request up."""
+        client, sequence = waiter
+        if client in self.peers:
+            kept = self.unrecorded.setdefault(client, ReplyCache())
+            if not kept.is_finished(sequence):
+                kept.replies[sequence] = reply
 
     def note_leaving(self, client: str) -> None:
         """Note that a client has announced that it closes."""
@@ -64,9 +79,11 @@ class Connections:
     def depart(self, client: str) -> list[str]:
         """Note that a client is gone. Returns the clients whose replies are not kept any longer."""
         if client not in self._state.clients:
+            self.unrecorded.pop(client, None)
             return []
         self.departed[client] = None
         forgotten = list(self.departed)[: max(0, len(self.departed) - MAX_DEPARTED)]
         for oldest in forgotten:
             del self.departed[oldest]
+            self.unrecorded.pop(oldest, None)
         return forgotten

@@ -29,7 +29,7 @@ from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.errors import FieldTypeError, TransferQueueError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.puts import PublishReply
@@ -272,16 +272,25 @@ class Context:
         for service in self.services.with_hook["on_client_gone"]:
             service.on_client_gone(client)
 
-    def failure(self, peer: int, sequence: int, error: TransferQueueError) -> Send:
+    def answer(self, waiter: RequestKey, peer: int, reply: AnyReply) -> Send:
+        """Reply to a request that no record tells of, and keep the reply until the client has it.
+
+        The request may arrive again on a connection that the client has abandoned. If it was carried out then, it would
+        have an effect although its client was told that it has none.
+        """
+        self.connections.note_answer(waiter, reply)
+        return Send(peer, waiter[1], reply)
+
+    def failure(self, error: TransferQueueError) -> Failure:
         """Return the reply to a request that is refused."""
         self.measures.counters["failures"] += 1
         kind, text = type(error).__name__, str(error)
         if isinstance(error, FieldTypeError):
-            return Send(peer, sequence, Failure(kind, text, error.tensors, error.field))
-        return Send(peer, sequence, Failure(kind, text))
+            return Failure(kind, text, error.tensors, error.field)
+        return Failure(kind, text)
 
     def refuse(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
         """End the wait of a request that cannot be met any more, and send the error to its client."""
         peer = self.parked.peers.get(waiting.waiter)
         self.parked.unpark(waiting.waiter, met=False)
-        return [] if peer is None else [self.failure(peer, waiting.sequence, error)]
+        return [] if peer is None else [self.answer(waiting.waiter, peer, self.failure(error))]

@@ -123,8 +123,16 @@ class Controller:
         waiting = state.waiting.by_waiter.get((client, sequence))
         if waiting is not None:
             return self._settle_after(self._wakeups.retry(waiting)) if context.parked.attach(waiting, peer) else []
-        if kept is not None and kept.is_finished(sequence):
-            return [context.failure(peer, sequence, ProtocolError(f"request {sequence} was acknowledged before"))]
+        finished = kept is not None and kept.is_finished(sequence)
+        unrecorded = context.connections.unrecorded.get(client)
+        if unrecorded is not None:
+            unrecorded.advance(envelope.acknowledged, envelope.finished)
+            if sequence in unrecorded.replies:
+                return self._settle_after([Send(peer, sequence, unrecorded.replies[sequence])])
+            finished = finished or unrecorded.is_finished(sequence)
+        if finished:
+            refusal = context.failure(ProtocolError(f"request {sequence} was acknowledged before"))
+            return [Send(peer, sequence, refusal)]
         if envelope.reads:
             context.services[TimelineRecorder].note_reads(client, envelope.reads)
         caller = Caller(client, peer, envelope)
@@ -138,7 +146,7 @@ class Controller:
                 return effects if report is None else self._settle_after(effects)
             effects = self.change(caller, request)
         except TransferQueueError as error:
-            effects = [context.failure(peer, sequence, error)]
+            effects = [context.answer(caller.waiter, peer, context.failure(error))]
         self._is_due_known = False
         return effects + self._wakeups.settle()
 
@@ -147,7 +155,7 @@ class Controller:
         if type(request) is ReportBatches:
             return self._settle_after(self.change(caller, request))
         words = f"only a ReportBatches may have the sequence 0, which gets no reply, not a {type(request).__name__}"
-        return [self.context.failure(caller.peer, NOTICE, ProtocolError(words))]
+        return [Send(caller.peer, NOTICE, self.context.failure(ProtocolError(words)))]
 
     def handle_puts(self, puts: Sequence[tuple[str, int, RequestEnvelope]], now: float) -> list[Effect]:
         """Puts of different clients arrived at the same time. Those of new samples are decided together if possible.
@@ -266,7 +274,7 @@ class Controller:
             return context.services[Jobs].begin(result.steps, caller.waiter, result.ends, caller)
         if isinstance(result, list):
             return result
-        return [Send(caller.peer, caller.envelope.sequence, result)]
+        return [context.answer(caller.waiter, caller.peer, result)]
 
     def _report(self, caller: Caller, report: ReportBatches) -> None:
         """Carry out a report that came with another request, and says only what was handed over."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transfer_queue.core.context import Context, CoreService
-from transfer_queue.core.events.effects import Effect, Send
+from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller, Decision, Ends, GivenUpError, Steps, Until
 from transfer_queue.errors import TransferQueueError
 
@@ -147,7 +147,7 @@ class Jobs(CoreService):
             del self._by_key[job.key]
             if caller is None or job.is_given_up:
                 return []
-            return [self.context.failure(caller.peer, caller.envelope.sequence, refusal)]
+            return self._answer(caller, self.context.failure(refusal))
         finally:
             log.actor = ""
         if yielded is None:
@@ -164,7 +164,7 @@ class Jobs(CoreService):
     def _answer(self, caller: Caller, reply: Any) -> list[Effect]:
         """Reply to a request. The records of a decision are applied even if its client is gone."""
         if not isinstance(reply, Decision):
-            return [Send(caller.peer, caller.envelope.sequence, reply)]
+            return [self.context.answer(caller.waiter, caller.peer, reply)]
         if caller.client in self.context.connections.peers:
             return self.context.commit(caller, reply)
         for record in reply.records:

@@ -131,7 +131,7 @@ class Wakeups(CoreService):
                 reply = Failure(reply.kind, f"{reply.message}\nMeanwhile {self.context.journal_error}.")
             self.context.parked.unpark(waiting.waiter, met=False)
             if peer is not None:
-                effects.append(Send(peer, waiting.sequence, reply))
+                effects.append(self.context.answer(waiting.waiter, peer, reply))
         return effects
 
     def on_connection_ended(self, client: str, peer: int) -> None:

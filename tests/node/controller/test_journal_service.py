@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,8 +22,11 @@ from transfer_queue.journal.journal import Journal, list_numbers, recover
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
+from transfer_queue.net.handshake import Hello
 from transfer_queue.node.controller import journal_service, state_writer
+from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.node.controller.journal_service import Journaling
+from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.controller.state_writer import StateWriter
 from transfer_queue.sampler import SequentialSampler
 
@@ -247,3 +251,29 @@ def test_mutations_wait_while_the_disk_is_full_and_this_is_logged_once(
     assert served.controller.context.measures.counters["journal_trouble"] == 0
     assert "can be written again" in caplog.text
     assert recover(tmp_path, CLOCK).state.row_count == 4
+
+
+def test_a_request_that_was_refused_while_the_disk_was_full_is_not_carried_out_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It arrives once more on a connection that its client has abandoned, when there is space again."""
+    served = Served(tmp_path)
+    service = ControllerService(served.controller, StateFiles(tmp_path / "states"), served.journaling)
+    for peer in (2, 3):
+        service.on_connect(peer, Hello("client", "late"))
+    request = msgspec.msgpack.encode(RequestEnvelope(1, 0, Publish("p", 1, tags=[{}], pre_allocate=0), within=0.0))
+
+    def full(file: int, data: bytes, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", full)
+        assert not served.put()
+        broken.setattr(served.journaling, "reserve_space", lambda: False)
+        assert not service.on_message(3, request, None, 0.0)
+        (refused,) = service.on_deadline(time.monotonic())
+        assert b"has changed nothing" in bytes(refused.body)
+    assert served.journaling.commit()
+    (again,) = service.on_message(2, request, None, 0.0)
+    assert again == refused._replace(peer=2)
+    assert served.rows == 1

@@ -54,7 +54,7 @@ def answer(context: Context, plan: ClaimPlan, claims: Sequence[OpenClaim], outco
         context.services[TimelineRecorder].note_end(first.caller.client, claim, first.since)
     if claim.probe or (outcome.batches is None and not records):
         reply = empty_reply(context, claim, outcome.is_end)
-        return [Send(first.caller.peer, first.caller.envelope.sequence, reply)]
+        return [context.answer(first.caller.waiter, first.caller.peer, reply)]
     for record in records:
         for share in record.shares if isinstance(record, r.Dealt) else ():
             context.measures.counters["dealt_rows"] += len(share.rows) // 8

@@ -15,7 +15,7 @@ from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLon
 from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim, Plans
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, Send
+from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.samplers.calls import Answers, AnySampler, Ask, RowsTakenError, name_of, watched_tags
 from transfer_queue.core.samplers.remote_calls import PendingCall, SamplerAsks, hosted_runner
@@ -121,7 +121,7 @@ def deal_to(
         if is_new and not claim.count and not claim.probe:
             if first.waiting is not None:
                 context.parked.unpark(first.waiting.waiter)
-            return [Send(first.caller.peer, first.caller.envelope.sequence, ClaimReply(rows=b""))]
+            return [context.answer(first.caller.waiter, first.caller.peer, ClaimReply(rows=b""))]
         outcome = deal.decide(context, plan, claims, made)
     except Ask as ask:
         if pending is not None:

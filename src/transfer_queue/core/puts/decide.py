@@ -176,7 +176,7 @@ def publish_several(context: Context, callers: Sequence[Caller]) -> list[Effect]
     state = context.state
     puts = [(caller.client, _put_of(caller)) for caller in callers]
     partition = state.partitions.get(puts[0][1].partition)
-    if partition is None or partition.waiting or not all(_is_first(state, caller) for caller in callers):
+    if partition is None or partition.waiting or not all(_is_first(context, caller) for caller in callers):
         return None
     try:
         for _, request in puts:
@@ -204,12 +204,15 @@ def publish_several(context: Context, callers: Sequence[Caller]) -> list[Effect]
     return effects
 
 
-def _is_first(state: State, caller: Caller) -> bool:
+def _is_first(context: Context, caller: Caller) -> bool:
     """Whether a request was not sent before: it has no reply yet, does not wait, and was not given up."""
-    if caller.waiter in state.waiting.by_waiter:
+    if caller.waiter in context.state.waiting.by_waiter:
         return False
-    kept, sequence = state.clients.get(caller.client), caller.envelope.sequence
-    return kept is None or not (sequence in kept.replies or kept.is_finished(sequence))
+    client, sequence = caller.client, caller.envelope.sequence
+    return not any(
+        kept is not None and (sequence in kept.replies or kept.is_finished(sequence))
+        for kept in (context.state.clients.get(client), context.connections.unrecorded.get(client))
+    )
 
 
 def _join(state: State, puts: Sequence[Publish], are_next: bool) -> Publish:

@@ -15,7 +15,7 @@ from transfer_queue.core.activity import Activity
 from transfer_queue.core.checkpoints import Checkpoints
 from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, FreeExtents, RemoveMirror, Send
+from transfer_queue.core.events.effects import Effect, FreeExtents, RemoveMirror
 from transfer_queue.core.events.records import LARGEST
 from transfer_queue.core.events.registry import Begin, Caller, Decision, Ends, Steps, Until, handles
 from transfer_queue.core.state.state import State
@@ -292,7 +292,7 @@ def handle_space_short(context: Context, caller: Caller, request: unit_reports.S
 
 
 @handles(Drain)
-def handle_drain(context: Context, caller: Caller, request: Drain) -> list[Effect] | Begin:
+def handle_drain(context: Context, caller: Caller, request: Drain) -> Done | Begin:
     """Drain a unit, or use it again. The reply has the number of blocks that are left in it."""
     record = _decide_drain(context.state, context.config.replicas, request)
     if record is not None:
@@ -300,7 +300,7 @@ def handle_drain(context: Context, caller: Caller, request: Drain) -> list[Effec
         context.services[Mover].drain(request.unit, record.draining)
     if request.wait is not None and request.wait > 0 and not request.undo:
         return Begin(_await_empty(context, request.unit, context.now + request.wait), Ends.WITH_CONNECTION)
-    return [Send(caller.peer, caller.envelope.sequence, Done(_remaining_blocks(context.state, request.unit)))]
+    return Done(_remaining_blocks(context.state, request.unit))
 
 
 def _await_empty(context: Context, unit: int, deadline: float) -> Steps:

@@ -327,7 +327,7 @@ class ControllerService(EnvelopeService):
         assert self._journaling is not None
         if envelope.sequence and sum(waiting.peer == peer for waiting in self._aside) >= MAX_WAITING:
             words = f"{MAX_WAITING} requests of this connection are waiting already. {self._journaling.trouble}"
-            return [self.answer(peer, envelope.sequence, Failure("CapacityError", words))]
+            return [self._refuse(hello, peer, envelope, Failure("CapacityError", words))]
         self._aside.append(_WaitingMutation(hello, peer, envelope, time.monotonic(), self._journaling.patience))
         return ()
 
@@ -337,7 +337,12 @@ class ControllerService(EnvelopeService):
         if expired:
             self._aside = deque(waiting for waiting in self._aside if waiting.until > now)
         for waiting in expired:
-            yield self.answer(waiting.peer, waiting.envelope.sequence, waiting.refusal(now, trouble))
+            yield self._refuse(waiting.hello, waiting.peer, waiting.envelope, waiting.refusal(now, trouble))
+
+    def _refuse(self, hello: Hello, peer: int, envelope: RequestEnvelope, refusal: Failure) -> Outgoing:
+        """Refuse a request of which the core did not know. If it arrives again, the core repeats the refusal."""
+        send = self._controller.context.answer((hello.client_id, envelope.sequence), peer, refusal)
+        return self.answer(send.peer, send.sequence, send.reply)
 
     def _serve_aside(self) -> Iterator[Outgoing]:
         """Serve some of the requests that waited for space, in order; other requests are served between the turns."""

@@ -1,0 +1,175 @@
+"""A request that was refused, or that has changed nothing, and that arrives once more on an abandoned connection.
+
+The client has sent it on an earlier connection, which broke for the client while the message was on its way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from harness import Harness, rows_of
+
+from transfer_queue.core.connections import MAX_DEPARTED, Connections
+from transfer_queue.core.state.state import ReplyCache, State
+from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.locks import ListLocks, ReleaseLock, TakeLock
+from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
+from transfer_queue.messages.puts import Reserve
+from transfer_queue.messages.system import Status
+
+
+def ask_on_newer(h: Harness, request: AnyRequest, name: str = "late") -> tuple[int, int, Any]:
+    """Send a request on a second connection; give the first one, the sequence, and the reply."""
+    abandoned = h.client(name).peer
+    h.connect(name)
+    sequence = h.send(request, name)
+    return abandoned, sequence, h.reply(sequence, name)
+
+
+def arrive_late(h: Harness, request: AnyRequest, abandoned: int, sequence: int, name: str = "late") -> Any:
+    """Let the request arrive on the abandoned connection; give the reply that is sent there."""
+    client = h.clients[name]
+    newer, client.peer = client.peer, abandoned
+    h.send(request, name, sequence)
+    reply = h.reply(sequence, name)
+    client.peer = newer
+    return reply
+
+
+def test_a_put_that_was_refused_has_no_effect_when_there_is_space() -> None:
+    h = Harness()
+    h.create(max_rows=2)
+    h.put(2)
+    request = h.publish(1, name="late")
+    abandoned, sequence, refusal = ask_on_newer(h, request)
+    assert refusal.kind == "PartitionFullError"
+    h.clear([0, 1])
+    assert arrive_late(h, request, abandoned, sequence) == refusal
+    assert h.state.partitions["p"].row_count == 0
+
+
+def test_a_put_that_was_refused_has_no_effect_when_it_arrives_together_with_others() -> None:
+    h = Harness()
+    h.create(max_rows=2)
+    h.put(2)
+    request = h.publish(1, name="late")
+    abandoned, sequence, refusal = ask_on_newer(h, request)
+    h.clear([0, 1])
+    h.clients["late"].sequence, h.clients["late"].peer = sequence - 1, abandoned
+    h.send_together([("w", h.publish(1)), ("late", request)])
+    assert h.reply(sequence, "late") == refusal
+    assert h.state.partitions["p"].row_count == 1
+
+
+def test_a_reservation_that_was_refused_has_no_effect() -> None:
+    h = Harness()
+    h.create(max_rows=2)
+    h.put(2)
+    request = Reserve("p", 1, None, 0)
+    abandoned, sequence, refusal = ask_on_newer(h, request)
+    h.clear([0, 1])
+    assert arrive_late(h, request, abandoned, sequence) == refusal
+    assert h.state.partitions["p"].row_count == 0
+
+
+@pytest.mark.parametrize("wait", [None, 5.0], ids=["at once", "after a wait"])
+def test_a_claim_that_got_nothing_takes_no_rows(wait: float | None) -> None:
+    h = Harness()
+    h.create()
+    request = Claim("p", "t", ["x"], 1, {}, wait)
+    abandoned, sequence, reply = ask_on_newer(h, request)
+    if wait is not None:
+        assert reply is None
+        h.tick(6.0)
+        reply = h.reply(sequence, "late")
+    assert isinstance(reply, ClaimReply if wait is None else Failure)
+    h.put(1)
+    assert arrive_late(h, request, abandoned, sequence) == reply
+    assert h.dealt(1) == [0]
+
+
+@pytest.mark.parametrize("wait", [None, 5.0], ids=["at once", "after a wait"])
+def test_a_lock_that_was_refused_is_not_taken(wait: float | None) -> None:
+    h = Harness()
+    token = h.ask(TakeLock("p", ["k"], 100.0)).token
+    request = TakeLock("p", ["k"], 100.0, wait)
+    abandoned, sequence, refusal = ask_on_newer(h, request)
+    if wait is not None:
+        h.tick(6.0)
+        refusal = h.reply(sequence, "late")
+    assert isinstance(refusal, Failure)
+    assert h.ask(ReleaseLock("p", token)).value
+    assert arrive_late(h, request, abandoned, sequence) == refusal
+    assert not h.ask(ListLocks()).locks
+
+
+def test_groups_that_were_not_promised_in_time_are_not_promised_later() -> None:
+    h = Harness()
+    h.create()
+    request = TakeGroupDemand("p", "t", 4, wait=5.0)
+    abandoned, sequence, _ = ask_on_newer(h, request)
+    h.tick(6.0)
+    reply = h.reply(sequence, "late")
+    assert reply.value == 0
+    h.ask(SetGroupDemand("p", "t", 3))
+    assert arrive_late(h, request, abandoned, sequence) == reply
+    assert h.ask(TakeGroupDemand("p", "t", 4), "producer").value == 3
+
+
+def test_it_is_refused_when_the_client_has_its_reply() -> None:
+    """The client has said so with a request that no record tells of either."""
+    h = Harness()
+    h.create(max_rows=2)
+    h.put(2)
+    request = h.publish(1, name="late")
+    abandoned, sequence, _ = ask_on_newer(h, request)
+    h.clients["late"].acknowledged = sequence
+    h.ask(Status(), "late")
+    h.clear([0, 1])
+    assert "acknowledged before" in arrive_late(h, request, abandoned, sequence).message
+    assert h.state.partitions["p"].row_count == 0
+
+
+def test_a_request_with_another_number_is_carried_out() -> None:
+    h = Harness()
+    h.create(max_rows=2)
+    h.put(2)
+    ask_on_newer(h, h.publish(1, name="late"))
+    h.clear([0, 1])
+    assert rows_of(h.ask(h.publish(1, name="late"), "late")) == [2]
+
+
+def test_a_reply_is_kept_until_the_client_has_it_or_is_gone() -> None:
+    h = Harness()
+    unrecorded = h.controller.context.connections.unrecorded
+    for _ in range(3):
+        assert isinstance(h.reply(h.claim(1, name="late"), "late"), ClaimReply)
+        assert len(unrecorded["late"].replies) == 1
+        h.clients["late"].acknowledged = h.clients["late"].sequence
+    h.ask(Status(), "late")
+    assert not unrecorded["late"].replies
+    given_up = h.claim(1, name="late", wait=5.0)
+    h.clients["late"].acknowledged = given_up
+    h.ask(Status(), "late")
+    h.tick(6.0)
+    assert not unrecorded["late"].replies
+    h.disconnect("late")
+    assert not unrecorded
+
+
+def test_they_are_forgotten_with_the_recorded_replies_of_a_client_that_is_gone() -> None:
+    state = State()
+    state.clients = {f"c{number}": ReplyCache() for number in range(MAX_DEPARTED + 1)}
+    connections = Connections(state)
+    for client in state.clients:
+        connections.note_answer((client, 1), Done())
+    assert connections.depart("c0") == []
+    assert "c0" in connections.unrecorded
+    assert [connections.depart(client) for client in list(state.clients)[1:]][-1] == ["c0"]
+    assert "c0" not in connections.unrecorded
+    connections.peers.clear()
+    connections.note_answer(("c0", 2), Done())
+    assert "c0" not in connections.unrecorded, "its reply does not arrive"
