@@ -16,6 +16,7 @@ import msgspec
 
 from tests.simulation import chaos, fault_injector, lock_run
 from tests.simulation.faulty_cluster import FaultyCluster
+from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.messages.checkpoints import LoadState
 from transfer_queue.messages.envelopes import RequestEnvelope
@@ -114,17 +115,16 @@ class Recorder:
         name: str,
         method: Callable[..., None],
         controller: Controller,
-        sampler: Any,
-        config: str,
+        config: CoreConfig,
         *given: Any,
         **more: Any,
     ) -> None:
-        method(controller, sampler, config, *given, **more)
+        method(controller, config, *given, **more)
         assert self._cluster is not None
         now = self._cluster.clock.now
         skew = self._cluster._controller_now - now
         if self._controller is None:
-            settings = msgspec.json.decode(config)["settings"]
+            settings, sampler = msgspec.json.decode(config.client_config)["settings"], config.sampler
             names = inspect.signature(type(sampler)).parameters
             arguments = {each: getattr(sampler, each) for each in names if hasattr(sampler, each)}
             self.events.append(["system", now, skew, settings, type(sampler).__name__, arguments])
