@@ -32,6 +32,7 @@ from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.errors import FieldTypeError, TransferQueueError
 from transfer_queue.messages.base import Failure
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import PublishReply
 
 ServiceT = TypeVar("ServiceT", bound="CoreService")
