@@ -127,7 +127,7 @@ class Controller:
         unrecorded = context.connections.unrecorded.get(client)
         if unrecorded is not None:
             unrecorded.advance(envelope.acknowledged, envelope.finished)
-            if sequence in unrecorded.replies:
+            if sequence in unrecorded.replies and not finished:
                 return self._settle_after([Send(peer, sequence, unrecorded.replies[sequence])])
             finished = finished or unrecorded.is_finished(sequence)
         if finished:
