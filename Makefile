@@ -82,7 +82,7 @@ test-oldest:
 		tests/client/test_put.py tests/client/test_get_data.py tests/client/test_get_meta.py \
 		tests/client/test_await_data.py tests/client/test_field_dtypes.py tests/client/data/test_known_fields.py \
 		tests/client/test_left_out.py tests/client/test_nested_tables.py tests/client/conversion/test_arguments.py tests/core/tables/test_field_types.py \
-		tests/core/puts/test_put_decisions.py tests/core/claims/test_batch_selection.py tests/core/state/test_serialization.py tests/test_metadata.py \
+		tests/core/puts/test_decide.py tests/core/claims/test_deal.py tests/core/state/test_serialization.py tests/test_metadata.py \
 		tests/metadata/test_field_columns.py tests/config $(ARGS)
 
 integrations: loggers trl verl

@@ -425,15 +425,6 @@ def test_a_retry_of_a_put_has_no_second_effect(h: Harness) -> None:
     assert h.state.snapshot() == before
 
 
-def test_the_reply_of_a_refusal_is_not_kept(h: Harness) -> None:
-    request = h.publish(1, ("y",), rows=[0])
-    sequence = h.send(request)
-    assert isinstance(h.reply(sequence), Failure)
-    h.put(1)
-    h.send(request, sequence=sequence)
-    assert not isinstance(h.reply(sequence), Failure)
-
-
 def test_replies_are_dropped_when_they_are_acknowledged(h: Harness) -> None:
     for _ in range(5):
         h.put(1)
