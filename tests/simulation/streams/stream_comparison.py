@@ -120,8 +120,10 @@ def _request_text(stream: Stream, request: tuple[int, int]) -> str:
 def _difference_of_states(recorded: Outcome, outcome: Outcome) -> str:
     wide = {found[1] for change in recorded.states for line in change.new if (found := WIDE_SCHEMA.search(line))}
     for change, other in zip(recorded.states, outcome.states, strict=False):
-        lines = _named_now(change.new) ^ _named_now(other.new), _named_now(change.gone) ^ _named_now(other.gone)
-        lines = tuple({line for line in some if not _is_of_schemas(line, wide)} for some in lines)
+        pairs = (change.new, other.new), (change.gone, other.gone)
+        lines = [
+            {line for line in _named_now(one) ^ _named_now(two) if not _is_of_schemas(line, wide)} for one, two in pairs
+        ]
         if any(lines):
             path = min(line.partition(" = ")[0] for line in lines[0] or lines[1])
             texts = [_line_of(path, each) for each in (change, other)]
