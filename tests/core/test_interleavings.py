@@ -433,10 +433,12 @@ class Interleavings(RuleBasedStateMachine):
         client, sequence, request = which
         if client is None or client not in self.h.clients or (client.startswith("w") and client != self.writer):
             return
-        kept = self.h.state.clients.get(client)
-        if kept is not None and kept.is_finished(sequence):
+        recorded = self.h.state.clients.get(client)
+        unrecorded = self.h.controller.context.connections.unrecorded.get(client)
+        all_kept = [kept for kept in (recorded, unrecorded) if kept is not None]
+        if any(kept.is_finished(sequence) for kept in all_kept):
             return
-        if kept is not None and sequence in kept.replies:
+        if any(sequence in kept.replies for kept in all_kept):
             before = self.h.state.snapshot()
             self.h.send(request, client, sequence)
             assert self.h.reply(sequence, client) == self.got[client, sequence]
