@@ -111,7 +111,7 @@ class MirrorWriter(Policy):
     @observes(r.StateLoaded, r.StateMerged, r.UnitLost, r.ExtentsLost)
     def rescan(self, record: r.AnyRecord | None = None) -> None:
         """Find again which blocks no mirror has, because locations were lost, or another state was loaded."""
-        if record is None or isinstance(record, r.StateLoaded):
+        if record is None or type(record) is r.StateLoaded:  # the blocks of this controller stay in a merged state
             self._before_start = self.state.next_block - 1
         before, now = self._behind, self.context.now
         self._behind = OrderedDict(
