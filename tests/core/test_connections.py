@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from harness import schema_of
 
+from transfer_queue.core.absent_clients import GRACE_SECONDS
 from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import ComputeDeal, Effect, FreeExtents, Send
 from transfer_queue.core.events.records import RequestParked, Unparked
-from transfer_queue.core.reconnect_grace import GRACE_SECONDS
 from transfer_queue.core.state.state import State
 from transfer_queue.journal.segment import ClockIdentity, Frames, Reading, SegmentHeader
 from transfer_queue.messages.base import Failure

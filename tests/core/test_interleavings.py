@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from transfer_queue.core.absent_holders import ABSENCE_SECONDS
+from transfer_queue.core.absent_clients import ABSENCE_SECONDS
 from transfer_queue.core.claims import deal as claim_deal
 from transfer_queue.core.claims.background_deals import LongDeals
 from transfer_queue.core.events.records import Dealt, HandedOver, LeaseEnded, PassedOver
@@ -436,7 +436,7 @@ class Interleavings(RuleBasedStateMachine):
         recorded = self.h.state.clients.get(client)
         unrecorded = self.h.controller.context.connections.unrecorded.get(client)
         all_kept = [kept for kept in (recorded, unrecorded) if kept is not None]
-        if any(kept.is_finished(sequence) for kept in all_kept):
+        if sequence <= self.h.clients[client].acknowledged or any(kept.is_finished(sequence) for kept in all_kept):
             return
         if any(sequence in kept.replies for kept in all_kept):
             before = self.h.state.snapshot()

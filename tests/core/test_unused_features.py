@@ -17,7 +17,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.core import absent_holders, activity, wakeups
+from transfer_queue.core import absent_clients, activity, wakeups
 from transfer_queue.core.claims import claim_handler, consumption_handlers, final_rounds, index_builder, plan
 from transfer_queue.core.context import Context
 from transfer_queue.core.controller import Controller
@@ -42,7 +42,7 @@ from transfer_queue.core.timeline import recorder
 from transfer_queue.testing import Client, Cluster
 
 USED = {
-    absent_holders,  # notes who holds a batch that is not handed over
+    absent_clients,  # notes who holds a batch that is not handed over
     activity,  # notes who produces and who consumes
     batch_metadata,
     claim_handler,

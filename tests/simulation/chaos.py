@@ -32,7 +32,7 @@ from tests.simulation.run_features import Features, drawn, drawn_with_store, dra
 from tests.simulation.simulated_store import StoreWorld
 from tests.simulation.takeover_cluster import TakeoverCluster
 from tests.simulation.workload import Workload
-from transfer_queue.core.absent_holders import ABSENCE_SECONDS
+from transfer_queue.core.absent_clients import ABSENCE_SECONDS
 from transfer_queue.core.events.records import BlocksMoved, RankLeft
 from transfer_queue.messages.descriptors import DISK
 

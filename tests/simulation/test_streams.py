@@ -29,11 +29,6 @@ def replayed(file: Path, capsys: pytest.CaptureFixture[str], *options: str) -> t
     return code, capsys.readouterr().out
 
 
-@pytest.fixture(autouse=True)
-def _logging_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "quieten", lambda: None)
-
-
 def test_the_build_that_recorded_streams_answers_equally(streams: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, text = replayed(streams, capsys)
     assert code == 0, text

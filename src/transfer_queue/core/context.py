@@ -1,8 +1,8 @@
 """What a feature of the controller keeps outside of the state, and when the controller calls it.
 
 A feature stands in modules of its own: handlers of its requests, records with their appliers, decisions, and a
-`CoreService` if something has to be kept. One line of `core.services` registers it. The controller calls the hooks of
-those services that run, and only the hooks that a service defines, and names none of them. So a feature that nobody has
+`CoreService` if something has to be kept. One line of `core.services` registers it. The controller does not name
+features: it calls the hooks of the services that run, as far as a service defines them. So a feature that nobody has
 used costs nothing.
 
 `Context` is what handlers and services work with: the state, the log of records, the connections, and the services that
@@ -11,25 +11,22 @@ run.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from transfer_queue.core.change_log import ChangeLog
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.connections import Connections
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.records import Record
 from transfer_queue.core.events.registry import Caller, Decision
-from transfer_queue.core.measures import ControllerMeasures
-from transfer_queue.core.parked_requests import ParkedRequests
-from transfer_queue.core.record_log import RecordLog
+from transfer_queue.core.record_log import ControllerMeasures, RecordLog
 from transfer_queue.core.samplers import claim_samplers
 from transfer_queue.core.samplers.claim_samplers import SamplerRegistry
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
+from transfer_queue.core.waiting import ChangeLog, ParkedRequests
 from transfer_queue.errors import FieldTypeError, TransferQueueError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.envelopes import AnyReply
@@ -57,9 +54,10 @@ class CoreService:
     """What one feature keeps outside of the state.
 
     A service starts when it is used for the first time (`context.services[Kind]`), or earlier by `must_start` and
-    `begins_with`. It must
-    derive everything from the state, because it has not seen the records before its start. Its methods that are named
-    like those here are hooks, which return the effects of what they do.
+    `begins_with`. It must derive everything from the state, because it has not seen the records before its start.
+
+    The public methods below are the hooks. A service defines those that it needs, and no other hook of it is called.
+    Most return the effects of what they do.
     """
 
     observed: ClassVar[list[tuple[type, str]]] = []
@@ -119,7 +117,7 @@ class CoreService:
         raise NotImplementedError
 
     def on_client_gone(self, client: str) -> None:
-        """Forget a client whose connections have all ended, or who has not come back after a restart in time."""
+        """Forget a client: its last connection has ended, or it has not reconnected in time after a restart."""
 
     def on_unit_gone(self, unit: int) -> None:
         """Forget the connection of a storage unit, and what it has reported on it."""
@@ -133,7 +131,7 @@ class CoreService:
         """Note that a request does not wait any more. met: whether it got what it waited for."""
 
     def holds_reply(self, client: str, send: Send, again: bool) -> bool:
-        """Return whether this service keeps a reply to a put back. again: the client has asked again."""
+        """Return whether this service holds a reply to a put. again: the client has sent the request again."""
         raise NotImplementedError
 
     def on_extents_unneeded(self) -> list[Effect]:
@@ -161,8 +159,7 @@ class Services(dict[type[Any], Any]):
         self.requests: dict[type, list[Callable[[str, Any], None]]] = {}
         """Type of a request -> the methods that observe it."""
         for kind in self._features:
-            if kind.begins_with:
-                context.log.observe(kind.begins_with, functools.partial(self._start, kind))
+            context.log.observe(kind.begins_with, self._starter(kind))
 
     if TYPE_CHECKING:
 
@@ -185,8 +182,8 @@ class Services(dict[type[Any], Any]):
                 self.requests.setdefault(observed, []).append(getattr(service, name))
         return service
 
-    def _start(self, kind: type[CoreService], record: Record) -> None:
-        self[kind]
+    def _starter(self, kind: type[CoreService]) -> Callable[[Any], Any]:
+        return lambda record: self[kind]
 
     def start_needed(self) -> None:
         """Start the services that must run now."""
@@ -263,7 +260,7 @@ class Context:
         return [] if self._holding and self.is_held(caller.client, send) else [send]
 
     def is_held(self, client: str, send: Send, again: bool = False) -> bool:
-        """Return whether a service holds this reply back, if it is one to a put. again: the client asked again."""
+        """Return whether a service holds this reply, if it is one to a put. again: the request was sent again."""
         is_put = isinstance(send.reply, PublishReply)
         return is_put and any(service.holds_reply(client, send, again) for service in self._holding)
 

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.core.appliers import APPLIERS
-from transfer_queue.core.claims import claim_handler
+from transfer_queue.core.claims import sampler_changes
 from transfer_queue.core.claims.claim_handler import SamplerCalls
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.context import Context
@@ -33,7 +33,6 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, OF_AN_EPOCH, READS, Begin, Caller, Decision, ParkDecision
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.puts import decide
-from transfer_queue.core.reports import status
 from transfer_queue.core.samplers.calls import AnySampler, watched_tags
 from transfer_queue.core.services import SERVICES
 from transfer_queue.core.state.state import State
@@ -42,7 +41,6 @@ from transfer_queue.core.wakeups import Wakeups
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import NOTICE, AnyRequest, RequestEnvelope
-from transfer_queue.messages.system import SystemStatus
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
 
 RECORDS: tuple[type[r.Record], ...] = tuple(APPLIERS)
@@ -111,7 +109,7 @@ class Controller:
             if report.returned or report.withdrawn or report.left:
                 effects = self.handle(client, peer, RequestEnvelope(NOTICE, 0, report), now)
                 return effects + self.handle(client, peer, msgspec.structs.replace(envelope, report=None), now)
-            self._report(Caller(client, peer, RequestEnvelope(NOTICE, 0, report)), report)
+            HANDLERS[ReportBatches](context, Caller(client, peer, RequestEnvelope(NOTICE, 0, report)), report)
         if sequence == NOTICE:
             return self._handle_notice(Caller(client, peer, envelope))
         context.measures.counters["requests"] += 1
@@ -242,7 +240,7 @@ class Controller:
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
-        return self._finish_last() + self._settle_after(claim_handler.use_sampler(self.context, sampler))
+        return self._finish_last() + self._settle_after(sampler_changes.use_sampler(self.context, sampler))
 
     # ------------------------------------------------------------ requests
 
@@ -275,14 +273,6 @@ class Controller:
         if isinstance(result, list):
             return result
         return [context.answer(caller.waiter, caller.peer, result)]
-
-    def _report(self, caller: Caller, report: ReportBatches) -> None:
-        """Carry out a report that came with another request, and says only what was handed over."""
-        HANDLERS[ReportBatches](self.context, caller, report)
-
-    def status(self, now: float) -> SystemStatus:
-        """Return the progress of every partition, and the counters."""
-        return status.collect_status(self.context, now)
 
     def _settle_after(self, effects: list[Effect]) -> list[Effect]:
         """Return these effects of an event, and those of the requests that can be met after it."""

@@ -1,13 +1,28 @@
-"""Applies records to the state, and keeps them until the journal takes them."""
+"""The records of the current event, and what the controller counts and times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from transfer_queue.core.events.records import AnyRecord
 from transfer_queue.core.events.registry import APPLIERS
 from transfer_queue.core.state.state import State
+from transfer_queue.metrics.timing import Load, Waits
+
+
+class ControllerMeasures:
+    """The counters and timings of the controller and of the server around it."""
+
+    def __init__(self) -> None:
+        self.counters = defaultdict[str, float](float, requests=0, failures=0, dealt_rows=0, published_rows=0)
+        self.server_counters: Mapping[str, float] = {}
+        """The counters of the server's connections. The server sets them."""
+        self.load = Load()
+        """What the server's loop has had to do. The server sets and measures it."""
+        self.waits = Waits()
+        """How long requests were parked."""
 
 
 class RecordLog:

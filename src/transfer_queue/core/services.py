@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from transfer_queue.core import absent_holders, activity, checkpoints, jobs, reconnect_grace, wakeups
-from transfer_queue.core.claims import background_deals, claim_handler, consumption_handlers, lease_deadlines, plan
+from transfer_queue.core import absent_clients, activity, checkpoints, jobs, wakeups
+from transfer_queue.core.claims import (
+    background_deals,
+    claim_handler,
+    consumption_handlers,
+    lease_deadlines,
+    plan,
+    sampler_changes,
+)
 from transfer_queue.core.context import CoreService
 from transfer_queue.core.locks import lock_handlers
-from transfer_queue.core.puts import clears, decide, equal_values, partitions, retention
+from transfer_queue.core.puts import clears, decide, equal_values, partitions
 from transfer_queue.core.queries import batch_metadata, partition_view, value_locations
-from transfer_queue.core.reports import explain, sample_report, status, waits
+from transfer_queue.core.reports import deadlock_detector, explain, sample_report, status, waits
 from transfer_queue.core.timeline import abandoned_samples, recorder, timeline_handlers
 from transfer_queue.core.units import migration_planner, mirror_writer, mover, store_servers, unit_handlers
 
@@ -22,29 +29,29 @@ FEATURES: tuple[ModuleType, ...] = (
     recorder,
     timeline_handlers,
     abandoned_samples,
-    reconnect_grace,
     checkpoints,
     activity,
     lease_deadlines,
     lock_handlers,
-    absent_holders,
-    retention,
+    absent_clients,
+    clears,
     wakeups,
     jobs,
     decide,
     partitions,
-    clears,
     equal_values,
     background_deals,
     claim_handler,
     consumption_handlers,
     plan,
+    sampler_changes,
     batch_metadata,
     partition_view,
     value_locations,
     mover,
     migration_planner,
     unit_handlers,
+    deadlock_detector,
     waits,
     mirror_writer,
     store_servers,

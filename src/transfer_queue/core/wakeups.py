@@ -7,21 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transfer_queue.core.change_log import ChangeSet
 from transfer_queue.core.claims import claim_handler
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.claims.wake import Wake
 from transfer_queue.core.context import Context, CoreService
-from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, Caller, Decision
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.reports.expiries import expiry_reply
-from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
+from transfer_queue.core.waiting import ChangeSet
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim
@@ -99,13 +97,14 @@ class Wakeups(CoreService):
 
     def _end(self) -> list[Effect]:
         """Return the effects of what is done after all requests that can be met."""
-        effects, self.context.emitted = self.context.emitted, []
+        effects: list[Effect] = []
         if self.context.state.blocks.untold:
             for service in self._on_unneeded:
                 effects += service.on_extents_unneeded()
         for service in self._after_event:
             effects += service.after_event()
-        return effects
+        emitted, self.context.emitted = self.context.emitted, []
+        return effects + emitted
 
     def retry(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a request that waits."""
@@ -137,24 +136,6 @@ class Wakeups(CoreService):
     def on_connection_ended(self, client: str, peer: int) -> None:
         """See `CoreService.on_connection_ended`. What waits on it is cancelled before anything can meet it."""
         self.context.parked.cancel(client, peer)
-
-    def on_client_gone(self, client: str) -> None:
-        """End what depends on a client that is gone: rows that it holds, groups it has promised, rows it has reserved.
-
-        Its kept replies are forgotten later, when many more clients have left.
-        """
-        context = self.context
-        for partition in list(context.state.partitions.values()):
-            for task, rows in partition.holds.references_of(client):
-                for record in unneeded_rows.finish_rows(partition, task, client, rows):
-                    context.log.apply(record)
-            for task in [task for task, name in partition.wants.promised if name == client]:
-                context.log.apply(r.GroupsTaken(partition.name, task, client, 0))
-            if partition.sealed and client in partition.owners:
-                for record in unneeded_rows.drop_abandoned(partition, context.connections.peers):
-                    context.log.apply(record)
-        for oldest in context.connections.depart(client):
-            context.log.apply(r.ClientForgotten(oldest))
 
     def _meet(self, name: str, partition: Partition | None, change: ChangeSet) -> Iterator[list[Effect]]:
         """Meet the requests that wait for what has changed in a partition; None if the partition has ended.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from harness import Harness, column
 
-from transfer_queue.core.absent_holders import FIRST_CHECK, LONGEST_CHECK, AbsentHolders
+from transfer_queue.core.absent_clients import FIRST_CHECK, LONGEST_CHECK, AbsentHolders
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.locks.lock_handlers import PAGE

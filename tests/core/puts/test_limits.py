@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from harness import Harness, column
 
-from transfer_queue.core.absent_holders import ABSENCE_SECONDS
+from transfer_queue.core.absent_clients import ABSENCE_SECONDS
 from transfer_queue.errors import InvalidArgumentError, StalenessError, UnknownPartitionError
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions

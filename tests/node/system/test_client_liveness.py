@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from transfer_queue.config.settings import Settings
+from transfer_queue.core.absent_clients import GRACE_SECONDS
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.reconnect_grace import GRACE_SECONDS
 from transfer_queue.journal.journal import Journal, recover
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.envelopes import RequestEnvelope

@@ -2,7 +2,8 @@
 
 import sys
 
-from tests.simulation.streams.stream_runs import main
+from tests.simulation.streams.stream_runs import main, quieten
 
 if __name__ == "__main__":
+    quieten()
     sys.exit(main())

@@ -41,7 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.build is not None:
         return run_with_build(options.build.resolve(), options)
-    quieten()
     if options.act == "replay":
         return _replay(options)
     first, _, last = options.seeds.partition("..")

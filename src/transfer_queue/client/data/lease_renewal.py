@@ -24,7 +24,7 @@ TIMES = 3
 
 REPEAT_SECONDS = 5.0
 """Seconds after which a notice is repeated if no request of the client was answered since it was written. The client
-must do this before it counts as gone (`core.absent_holders.ABSENCE_SECONDS`)."""
+must do this before it counts as gone (`core.absent_clients.ABSENCE_SECONDS`)."""
 
 
 class Renewable(Protocol):

@@ -12,7 +12,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from transfer_queue.core.absent_holders import AbsentHolders
+from transfer_queue.core.absent_clients import AbsentHolders
 from transfer_queue.core.activity import Activity
 from transfer_queue.core.claims import consumer_state, deal, lease_decisions
 from transfer_queue.core.claims.lease_deadlines import Leases

@@ -15,12 +15,12 @@ from typing import cast
 
 import msgspec
 
-from transfer_queue.core.change_log import ChangeSet
 from transfer_queue.core.claims import lease_decisions
 from transfer_queue.core.claims.plan import ClaimPlan, Plans
 from transfer_queue.core.samplers.calls import UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, RequestKey, share_key
+from transfer_queue.core.waiting import ChangeSet
 from transfer_queue.messages.claims import Claim
 
 TOGETHER = 128  # claims

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from transfer_queue.core.absent_holders import AbsentHolders
+from transfer_queue.core.absent_clients import AbsentHolders
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.events.effects import Effect

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from transfer_queue.core.absent_holders import AbsentHolders
+from transfer_queue.core.absent_clients import AbsentHolders
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
@@ -52,7 +52,6 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages.descriptors import NewBlock
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Publish, PublishReply, Reserve
 from transfer_queue.messages.tag_table import TagTable
 
@@ -253,7 +252,7 @@ def _new_rows(state: State, partition: Partition | None, name: str, count: int, 
     made: list[r.AnyRecord] = []
     first, free = state.next_index, NO_ROWS
     if partition is None:
-        made = create_partition(state, CreatePartition(name, pre_allocate))
+        made = create_partition(state, name, pre_allocate)
         free = np.arange(first, first + pre_allocate)
         first += pre_allocate
     limits.check_new(state, partition, count)

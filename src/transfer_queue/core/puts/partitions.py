@@ -9,7 +9,7 @@ import numpy as np
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
-from transfer_queue.core.puts import limits, retention
+from transfer_queue.core.puts import clears, limits
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.check import check_options
 from transfer_queue.core.state.partition import Partition
@@ -19,7 +19,6 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import partitions
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import PartitionOptions
-from transfer_queue.messages.partitions import CreatePartition
 
 
 @handles(partitions.CreatePartition)
@@ -27,9 +26,11 @@ def handle_create_partition(context: Context, caller: Caller, request: partition
     """Create a partition. The reply is False if it exists. Raises InvalidArgumentError if it has other options."""
     partition = context.state.partitions.get(request.partition)
     if partition is None:
-        records = create_partition(context.state, request)
-        if retention.has_limit(request.options):
-            context.services[retention.Retention]
+        records = create_partition(
+            context.state, request.partition, request.pre_allocate, request.options, request.policy_version
+        )
+        if clears.has_limit(request.options):
+            context.services[clears.Retention]
         if request.policy_version:
             context.services[TimelineRecorder].note_policy(caller.client, request.partition, 0, request.policy_version)
         return Decision(records, lambda: Done(True))
@@ -83,19 +84,20 @@ def handle_read_policy_version(context: Context, caller: Caller, request: partit
     return Done(require_partition(context.state.partitions, request.partition).policy_version)
 
 
-def create_partition(state: State, request: CreatePartition) -> list[r.AnyRecord]:
+def create_partition(
+    state: State, name: str, pre_allocate: int, options: PartitionOptions | None = None, policy_version: int = 0
+) -> list[r.AnyRecord]:
     """Return the records of a new partition with its pre-allocated rows."""
-    check_options(request.options)
-    if not 0 <= request.pre_allocate <= limits.MAX_RESERVED:
-        raise InvalidArgumentError(
-            f"pre_allocate must be from 0 to {limits.MAX_RESERVED} rows, got {request.pre_allocate}"
-        )
-    made: list[r.AnyRecord] = [r.PartitionMade(request.partition, request.options)]
-    if request.policy_version:
-        made.append(r.PolicyAdvanced(request.partition, request.policy_version))
-    if request.pre_allocate:
-        part = r.WriterPart("", request.pre_allocate)
-        made.append(r.SamplesPut(request.partition, [part], state.next_index, part.count, pre_allocated=True))
+    options = PartitionOptions() if options is None else options
+    check_options(options)
+    if not 0 <= pre_allocate <= limits.MAX_RESERVED:
+        raise InvalidArgumentError(f"pre_allocate must be from 0 to {limits.MAX_RESERVED} rows, got {pre_allocate}")
+    made: list[r.AnyRecord] = [r.PartitionMade(name, options)]
+    if policy_version:
+        made.append(r.PolicyAdvanced(name, policy_version))
+    if pre_allocate:
+        part = r.WriterPart("", pre_allocate)
+        made.append(r.SamplesPut(name, [part], state.next_index, part.count, pre_allocated=True))
     return made
 
 
@@ -122,7 +124,7 @@ def seal(state: State, name: str, connected: Collection[str], pre_allocate: int 
     """
     partition = state.partitions.get(name)
     if partition is None:
-        made = create_partition(state, CreatePartition(name, pre_allocate))
+        made = create_partition(state, name, pre_allocate)
         return [*made, r.SealCounted(name)]
     if partition.sealed:
         return []

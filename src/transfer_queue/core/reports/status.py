@@ -31,14 +31,9 @@ from transfer_queue.messages.system import Status, SystemStatus, Topology, Topol
 
 @handles(Status, reads=True)
 def handle_status(context: Context, caller: Caller, request: Status) -> SystemStatus:
-    """Reply with the progress of every partition and the counters."""
-    return collect_status(context, context.now)
-
-
-def collect_status(context: Context, now: float) -> SystemStatus:
-    """Return the progress of every partition, and the counters including those of the connections."""
+    """Reply with the progress of every partition, and the counters including those of the connections."""
     partitions = context.state.partitions.values()
-    return _collect(context, [progress(context, each, now) for each in partitions], now)
+    return _collect(context, [progress(context, each, context.now) for each in partitions], context.now)
 
 
 def _collect(context: Context, partitions: list[PartitionProgress], now: float) -> SystemStatus:

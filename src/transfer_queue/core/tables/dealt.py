@@ -91,13 +91,6 @@ class SkippedRows(Persisted):
                 out[where] = columns[key][at] != 0
         return out
 
-    def skipped_count(self) -> int:
-        """Return how many live rows any task has skipped."""
-        found: dict[int, np.ndarray] = {}
-        for _, key, column in self.columns():
-            found[key] = found.get(key, False) | (column != 0)
-        return sum(int(np.count_nonzero(column)) for column in found.values())
-
     def rows_of(self, task: str) -> dict[str, np.ndarray]:
         """Return reason -> positions of the live rows that the task skipped, ascending."""
         found: dict[str, list[np.ndarray]] = {}

@@ -13,7 +13,7 @@ from typing import Any, Union
 import msgspec
 
 from transfer_queue.config.settings import SYSTEM
-from transfer_queue.core.absent_holders import AbsentHolders
+from transfer_queue.core.absent_clients import AbsentHolders
 from transfer_queue.core.checkpoints import check_file_name
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (

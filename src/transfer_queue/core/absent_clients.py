@@ -1,7 +1,7 @@
-"""The clients that hold locks, batches or reserved rows and have no connection: detects that their processes are dead.
+"""The clients without a connection: those that may come back after a restart, and those that are gone.
 
-The locks of a dead client end before their leases do, what it has not handed over becomes ready again, and rows that it
-has reserved make space for other producers.
+A client whose process is dead holds nothing any more: its locks end before their leases do, what it has not handed over
+becomes ready again, and rows that it has reserved make space for other producers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,43 @@ from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.state import State
+
+GRACE_SECONDS = 10.0
+
+
+class ReconnectGrace(CoreService):
+    """The clients that a restored controller knows and that have not reconnected yet.
+
+    They count as connected during a grace period, in which they notice that their connection broke and make a new one.
+    A client that has not reconnected at its end is treated as if its connection had just ended.
+    """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.clients = context.connections.restored
+        self.until = context.now + GRACE_SECONDS
+        """The end of the grace period, on the controller's clock."""
+
+    @classmethod
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
+        return bool(context.connections.restored)
+
+    def next_due(self) -> float | None:
+        """See `CoreService.next_due`."""
+        return self.until if self.clients else None
+
+    def on_due(self) -> list[Effect]:
+        """Treat the clients as gone that have not come back, unless their processes are known to be alive."""
+        self.until = self.context.now + GRACE_SECONDS
+        connections = self.context.connections
+        awaited = [client for client in self.clients if not connections.peers.get(client)]
+        self.clients = [client for client in awaited if self.context.config.lives(client)]
+        for client in awaited:
+            if client not in self.clients:
+                self.context.forget_client(client)
+        return []
+
 
 FIRST_CHECK = 0.01
 """Seconds between the end of a client's last connection and the first check. The kernel closes the sockets of a killed
@@ -127,6 +164,33 @@ class AbsentHolders(CoreService):
         for record in records:
             self.context.log.apply(record)
         return bool(records)
+
+
+class GoneClients(CoreService):
+    """Ends what depends on a client that is gone."""
+
+    @classmethod
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
+        return True
+
+    def on_client_gone(self, client: str) -> None:
+        """End the references to rows that it holds, its promises of groups, and the rows that it has reserved.
+
+        Its kept replies are forgotten later, when many more clients have left.
+        """
+        context = self.context
+        for partition in list(context.state.partitions.values()):
+            for task, rows in partition.holds.references_of(client):
+                for record in unneeded_rows.finish_rows(partition, task, client, rows):
+                    context.log.apply(record)
+            for task in [task for task, name in partition.wants.promised if name == client]:
+                context.log.apply(r.GroupsTaken(partition.name, task, client, 0))
+            if partition.sealed and client in partition.owners:
+                for record in unneeded_rows.drop_abandoned(partition, context.connections.peers):
+                    context.log.apply(record)
+        for oldest in context.connections.depart(client):
+            context.log.apply(r.ClientForgotten(oldest))
 
 
 def _holders(state: State) -> dict[str, None]:
