@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from harness import Harness, rows_of
 
-from transfer_queue.core.connections import MAX_DEPARTED, Connections
-from transfer_queue.core.state.state import ReplyCache, State
+from transfer_queue.core.connections import Connections
+from transfer_queue.core.events.effects import RemoveState, Send, WriteState
+from transfer_queue.core.state.state import State
 from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.checkpoints import BeginCheckpoint, EndCheckpoint
 from transfer_queue.messages.claims import Claim, ClaimReply
-from transfer_queue.messages.envelopes import AnyRequest
+from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.locks import ListLocks, ReleaseLock, TakeLock
 from transfer_queue.messages.partitions import SetGroupDemand, TakeGroupDemand
 from transfer_queue.messages.puts import Reserve
@@ -160,16 +162,35 @@ def test_a_reply_is_kept_until_the_client_has_it_or_is_gone() -> None:
     assert not unrecorded
 
 
-def test_they_are_forgotten_with_the_recorded_replies_of_a_client_that_is_gone() -> None:
-    state = State()
-    state.clients = {f"c{number}": ReplyCache() for number in range(MAX_DEPARTED + 1)}
-    connections = Connections(state)
-    for client in state.clients:
-        connections.note_answer((client, 1), Done())
-    assert connections.depart("c0") == []
-    assert "c0" in connections.unrecorded
-    assert [connections.depart(client) for client in list(state.clients)[1:]][-1] == ["c0"]
-    assert "c0" not in connections.unrecorded
+def test_they_are_forgotten_when_no_connection_is_left_on_which_the_request_could_arrive() -> None:
+    connections = Connections(State())
+    connections.note_opened("c", 1)
+    connections.note_opened("c", 2)
+    connections.note_answer(("c", 1), Done())
+    assert not connections.note_closed("c", 1)
+    assert connections.unrecorded["c"].replies == {1: Done()}
+    assert connections.note_closed("c", 2)
+    assert not connections.unrecorded
     connections.peers.clear()
-    connections.note_answer(("c0", 2), Done())
-    assert "c0" not in connections.unrecorded, "its reply does not arrive"
+    connections.note_answer(("c", 2), Done())
+    assert not connections.unrecorded, "its reply does not arrive"
+
+
+def test_a_save_is_begun_again_if_its_client_was_away_when_the_reply_was_sent() -> None:
+    """The save has ended with the connections of the client, so its first reply does not hold any more."""
+    h = Harness()
+    h.put(1)
+    request = BeginCheckpoint("0" * 32)
+    (write,) = h.controller.handle("w", h.clients["w"].peer, RequestEnvelope(9, 0, request), h.now)
+    assert isinstance(write, WriteState)
+    (first,) = h.controller.on_outcome(write.number, None, h.now)
+    assert isinstance(first, Send)
+    assert RemoveState("0" * 32) in h.controller.on_disconnect("w", h.clients["w"].peer, h.now)
+    h.connect("w")
+    (again,) = h.controller.handle("w", h.clients["w"].peer, RequestEnvelope(9, 0, request), h.now)
+    assert isinstance(again, WriteState)
+    h.take(h.controller.on_outcome(again.number, None, h.now))
+    end = RequestEnvelope(10, 9, EndCheckpoint("0" * 32))
+    ended, _ = h.controller.handle("w", h.clients["w"].peer, end, h.now)
+    assert isinstance(ended, Send)
+    assert ended.reply == Done(True)

@@ -37,7 +37,8 @@ class Connections:
         self.unrecorded: dict[str, ReplyCache] = {}
         """Client -> its replies that no record has: refusals, and those to requests that have changed nothing.
 
-        They are not part of the state: after a restart no connection is left on which such a request may still arrive.
+        A copy of such a request may still arrive on another connection of its client. It must not be carried out when
+        the client was told that it was refused. When all connections have ended, no copy is left.
         """
 
     def note_opened(self, client: str, peer: int) -> None:
@@ -51,6 +52,8 @@ class Connections:
         if peers is None:
             return False
         peers.discard(peer)
+        if not peers:
+            self.unrecorded.pop(client, None)
         return not peers
 
     def note_answer(self, waiter: RequestKey, reply: AnyReply) -> None:
@@ -79,11 +82,9 @@ class Connections:
     def depart(self, client: str) -> list[str]:
         """Note that a client is gone. Returns the clients whose replies are not kept any longer."""
         if client not in self._state.clients:
-            self.unrecorded.pop(client, None)
             return []
         self.departed[client] = None
         forgotten = list(self.departed)[: max(0, len(self.departed) - MAX_DEPARTED)]
         for oldest in forgotten:
             del self.departed[oldest]
-            self.unrecorded.pop(oldest, None)
         return forgotten
