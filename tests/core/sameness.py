@@ -23,7 +23,7 @@ from transfer_queue.core.tables.digest_index import DigestIndex
 from transfer_queue.core.tables.extents import ExtentRecord
 from transfer_queue.core.tables.fields import FieldRanks, FieldStats
 from transfer_queue.core.tables.groups import Group, GroupQuotas, GroupTable
-from transfer_queue.core.tables.leases import Counts, KeyLock, LeaseTable, LockTable, RowLease, UnseenBatches
+from transfer_queue.core.tables.leases import KeyLock, LeaseTable, LockTable, RowLease, RowNumbers, UnseenBatches
 from transfer_queue.core.tables.rows import Chunk, RowTable
 from transfer_queue.core.tables.windows import AdmissionWindow, DropLog, RowAges, RowRefcounts
 
@@ -31,7 +31,7 @@ PARTS = (
     State, ReplyCache, Partition, RowTable, Chunk, ChangeFeed, GroupTable, Group, RowAges, RowRefcounts, DropLog,
     GroupQuotas, FieldStats, DealtBatches, DealtBatch, SkippedRows, BlockTable, BlockChunk, InternTable, ExtentRecord,
     DigestIndex, FieldRanks, AdmissionWindow,
-    IntervalSet, LostValues, LeaseTable, RowLease, Counts, LockTable, KeyLock, UnseenBatches, r.UnseenBatch,
+    IntervalSet, LostValues, LeaseTable, RowLease, RowNumbers, LockTable, KeyLock, UnseenBatches, r.UnseenBatch,
 )  # fmt: skip
 # Class -> attributes that are not saved, or are compared in another form.
 LEFT_OUT: dict[type, set[str]] = {

@@ -258,7 +258,7 @@ def _apply_client_forgotten(state: State, record: r.ClientForgotten) -> None:
 
 
 def _count_deliveries(state: State, partition: Partition, task: str, counted: bytes) -> None:
-    partition.leases.delivered.add(task, partition.rows.positions_of(np.frombuffer(counted, "<i8")))
+    partition.leases.delivered.add_one(task, partition.rows.positions_of(np.frombuffer(counted, "<i8")))
 
 
 def _free(state: State, partition: Partition, freed: bytes) -> None:

@@ -394,7 +394,7 @@ def test_a_reset_forgets_skipped_rows() -> None:
     assert passed(h) == {("t", "remainder"): 3}
     assert "is skipped" in h.ask(Explain("p", row=2, task="t")).value
     h.clear([2])
-    assert list(h.state.partitions["p"].passed.columns()) == []
+    assert list(h.state.partitions["p"].passed.codes.columns()) == []
     h.ask(ClearPartition("p"))
 
 

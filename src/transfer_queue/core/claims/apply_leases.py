@@ -36,7 +36,7 @@ def acknowledge(partition: Partition, record: r.LeaseAcked) -> None:
     rows, consumed = np.frombuffer(record.rows, "<i8"), np.frombuffer(record.consumed, "<i8")
     leases = partition.leases
     leases.remove_rows(record.token, rows)
-    leases.acked.add(record.task, partition.rows.positions_of(rows))
+    leases.acked.add_one(record.task, partition.rows.positions_of(rows))
     done = partition.rows.positions_of(consumed)
     if not len(done):
         return

@@ -95,7 +95,7 @@ def _lease_rows(
 
 def deliveries(partition: Partition, task: str, positions: np.ndarray) -> np.ndarray:
     """Return the delivery number of each row (i4), from 1, and 0 for a row that is cleared (position -1)."""
-    counts = partition.leases.delivered.counts_of(task, positions) + 1
+    counts = partition.leases.delivered.numbers_of(task, positions) + 1
     return np.where(positions < 0, 0, counts).astype("<i4")
 
 
@@ -155,7 +155,7 @@ def decide_ack(state: State, request: Ack) -> list[r.AnyRecord]:
     partition, lease, mine = found
     done = mine
     if lease.replicas > 1:
-        before = partition.leases.acked.counts_of(lease.task, partition.rows.positions_of(mine))
+        before = partition.leases.acked.numbers_of(lease.task, partition.rows.positions_of(mine))
         done = mine[before + 1 >= lease.replicas]
     return [_acked_record(partition, lease.task, lease.token, mine, done)]
 
@@ -248,7 +248,7 @@ def _poisoned_rows(partition: Partition, lease: RowLease, counted: np.ndarray, l
     if not limit or not len(counted):
         return NONE
     positions = partition.rows.positions_of(counted)
-    bad = partition.leases.delivered.counts_of(lease.task, positions) + 1 >= limit
+    bad = partition.leases.delivered.numbers_of(lease.task, positions) + 1 >= limit
     if lease.unit:
         groups = partition.groups.groups_of(positions, lease.unit)
         bad |= np.isin(groups, groups[bad])

@@ -45,7 +45,7 @@ def clear_rows(partition: Partition, positions: np.ndarray, *, withdrawn: bool =
         partition.leases.clear_rows(key, at)
         for column in (*chunk.held.values(), *chunk.finished.values()):
             column[at] = 0
-        partition.passed.clear_rows(key, at)
+        partition.passed.codes.clear_rows(key, at)
         for task, dealt in chunk.dealt.items():
             numbers, counts = np.unique(dealt[at], return_counts=True)
             for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):

@@ -78,7 +78,7 @@ def handle_show_rows(context: Context, caller: Caller, request: queries.ShowRows
     else:
         positions = partition.rows.live_positions_of(indexes_in(request.rows))
     if request.task is not None:
-        positions = positions[~partition.passed.skipped_by(request.task, positions)]
+        positions = positions[partition.passed.codes.numbers_of(request.task, positions) == 0]
     fields = [name for name in request.fields if name in partition.fields]
     produced = np.zeros(len(positions), bool)
     if fields:

@@ -302,7 +302,7 @@ class _Count:
         _add(ready, columns, edges, None if there is None else there & (state == 0))
         _add(claimed, columns, edges, state == CLAIMED)
         done = state == CONSUMED
-        codes = self._partition.passed.column_of(task, key)
+        codes = self._partition.passed.codes.column_of(task, key)
         if codes is not None:
             over = codes[at] != 0
             _add(passed, columns, edges, over)

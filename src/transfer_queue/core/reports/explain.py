@@ -171,7 +171,7 @@ def _task_words(state: State, partition: Partition, position: int, task: str) ->
     if reason is not None:
         more = " after the seal, too small for a batch of every dp_rank" if reason == REMAINDER else ""
         if reason == POISON:
-            times = int(partition.leases.delivered.counts_of(task, np.array([position]))[0])
+            times = int(partition.leases.delivered.numbers_of(task, np.array([position]))[0])
             more = f" (delivered {'once' if times == 1 else f'{times} times'}, never acknowledged)"
         return f"is skipped by task {task!r}: {reason}{more}"
     dealt = chunk.dealt.get(task)
@@ -193,7 +193,7 @@ def _claimed_words(state: State, partition: Partition, position: int, task: str)
     holders = list_workers(map(state.describe_client, clients))
     words += f" under a lease of {holders}, and is" if held else ", is not under a lease now, and is"
     words += " not acknowledged yet"
-    times = int(partition.leases.delivered.counts_of(task, np.array([position]))[0])
+    times = int(partition.leases.delivered.numbers_of(task, np.array([position]))[0])
     earlier = f"{times} earlier {'delivery was' if times == 1 else 'deliveries were'}"
     return words + (f" ({earlier} not acknowledged either)" if times else "")
 

@@ -340,7 +340,7 @@ def _tasks(context: Context, partition: Partition, position: int) -> Iterator[Sa
     for task in tasks_of(context, partition)[:MAX_TASKS]:
         column = chunk.consumed.get(task)
         taken = 0 if column is None else int(column[at])
-        known: dict[str, Any] = {"deliveries": int(partition.leases.delivered.counts_of(task, where)[0])}
+        known: dict[str, Any] = {"deliveries": int(partition.leases.delivered.numbers_of(task, where)[0])}
         batch = partition.batch_of(task, position)
         if batch is not None:
             known["rank"], known["batch_index"] = batch[1], batch[2]

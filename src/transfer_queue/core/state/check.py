@@ -264,7 +264,7 @@ def _check_tasks(partition: Partition) -> None:
     for task, dealt in partition.dealt.items():
         _check_dealt(partition, task, dealt)
     passed = partition.passed
-    for task, key, column in passed.columns():
+    for task, key, column in passed.codes.columns():
         require(key in chunks, f"{task!r} skipped rows of {name} that do not exist")
         require(int(column.max()) <= passed.reason_count, f"{task!r} skipped a row of {name} for an unknown reason")
 
@@ -319,7 +319,7 @@ def _check_leases(partition: Partition) -> None:
         rows = joined(parts)
         require(_distinct(rows), f"3: a row of {name} is in two leases")
         require(np.array_equal(np.sort(rows), claimed[~of_batch]), f"3: rows of {name} are claimed under no lease")
-        acked = positions[leases.acked.counts_of(task, positions) > 0]
+        acked = positions[leases.acked.numbers_of(task, positions) > 0]
         fine = bool(np.isin(acked, claimed[of_batch]).all())
         require(fine, f"7: rows of {name} count acknowledgements although they are in no dealt batch")
     for counts in (leases.delivered, leases.acked):

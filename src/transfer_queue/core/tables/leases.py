@@ -29,7 +29,7 @@ BatchKey = tuple[str, int, int]  # task, dp_rank, batch_index
 MOST = int(np.iinfo("u2").max)
 
 
-class Counts(Persisted, bare=True):
+class RowNumbers(Persisted, bare=True):
     """A small number for each (task, row), mostly 0, in u2 columns for the chunks in which any number is not 0."""
 
     _columns: dict[str, dict[int, np.ndarray]] = per_task(per_chunk("u2", CHUNK))
@@ -38,7 +38,7 @@ class Counts(Persisted, bare=True):
         super().__init__()
         self._rows = rows
 
-    def counts_of(self, task: str, positions: np.ndarray) -> np.ndarray:
+    def numbers_of(self, task: str, positions: np.ndarray) -> np.ndarray:
         """Return the number of each row (i8); 0 for position -1."""
         out = np.zeros(len(positions), "i8")
         columns = self._columns.get(task)
@@ -48,13 +48,35 @@ class Counts(Persisted, bare=True):
                     out[where] = columns[key][at]
         return out
 
-    def add(self, task: str, positions: np.ndarray) -> None:
+    def any_of(self, positions: np.ndarray) -> np.ndarray:
+        """Return which of these rows have a number other than 0 for any task, bool [rows]."""
+        out = np.zeros(len(positions), bool)
+        for task in self._columns:
+            out |= self.numbers_of(task, positions) != 0
+        return out
+
+    def column_of(self, task: str, key: int) -> np.ndarray | None:
+        """Return the numbers of the rows of a chunk; None if all of them are 0."""
+        return self._columns.get(task, {}).get(key)
+
+    def columns(self) -> Iterator[tuple[str, int, np.ndarray]]:
+        """Iterate over (task, chunk number, the numbers of its rows)."""
+        for task, columns in self._columns.items():
+            for key, column in columns.items():
+                yield task, key, column
+
+    def add_one(self, task: str, positions: np.ndarray) -> None:
         """Add one to the numbers of these rows, up to the largest u2."""
+        self.set(task, positions, np.minimum(self.numbers_of(task, positions) + 1, MOST))
+
+    def set(self, task: str, positions: np.ndarray, numbers: np.ndarray | int) -> None:
+        """Set the numbers of these rows."""
         columns = self._columns.setdefault(task, {})
-        for key, _, at, _ in self._rows.split(positions):
+        numbers = np.broadcast_to(np.asarray(numbers, "u2"), len(positions))
+        for key, _, at, where in self._rows.split(positions):
             if key not in columns:
                 columns[key] = np.zeros(CHUNK, "u2")
-            columns[key][at] = np.minimum(columns[key][at].astype("i8") + 1, MOST)
+            columns[key][at] = numbers[where]
 
     def reset(self, task: str, positions: np.ndarray) -> None:
         """Set the numbers of these rows to 0."""
@@ -77,12 +99,6 @@ class Counts(Persisted, bare=True):
     def forget(self, task: str) -> None:
         """Forget a task whose consumption is reset."""
         self._columns.pop(task, None)
-
-    def columns(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Iterate over (task, chunk number, the numbers of its rows)."""
-        for task, columns in self._columns.items():
-            for key, column in columns.items():
-                yield task, key, column
 
 
 class RowLease(msgspec.Struct, eq=False):
@@ -132,15 +148,15 @@ class LeaseTable(Persisted):
 
     by_token: dict[int, RowLease] = rows_of(RowLease, key="leases", array="rows", by="token")
     """The leases that have not ended, by token."""
-    delivered: Counts = part(Counts)
+    delivered: RowNumbers = part(RowNumbers)
     """(task, row) -> number of deliveries that ended without an acknowledgement."""
-    acked: Counts = part(Counts)
+    acked: RowNumbers = part(RowNumbers)
     """(task, row) -> number of acknowledgements of a row that needs more of them."""
 
     def __init__(self, rows: RowTable) -> None:
         super().__init__()
-        self.delivered = Counts(rows)
-        self.acked = Counts(rows)
+        self.delivered = RowNumbers(rows)
+        self.acked = RowNumbers(rows)
         self._rows = rows
         self._of_batch: dict[BatchKey, dict[int, None]] = {}
 

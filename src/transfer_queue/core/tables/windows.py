@@ -121,7 +121,8 @@ class AdmissionWindow(Persisted, bare=True):
 
         Rows that are cleared, not taken or skipped are neither.
         """
-        taken = (chunk.alive[at] == 1) & (chunk.waiting[at] == 0) & ~self._skipped.skipped(at + (key << CHUNK_BITS))
+        skipped = self._skipped.codes.any_of(at + (key << CHUNK_BITS))
+        taken = (chunk.alive[at] == 1) & (chunk.waiting[at] == 0) & ~skipped
         done = _consumed_by(self.tasks, chunk, at) & bool(self.tasks)
         return taken & ~done, taken & done
 
