@@ -145,6 +145,7 @@ def _named_now(lines: Iterable[str]) -> set[str]:
         path, _, value = line.partition(" = ")
         if not path.endswith("['field_groups']"):
             path = path.replace("['own_live']", "['live']").replace("['own_ever']", "['ever']")
+            path = path.replace("['passed']['_codes']", "['passed']['codes']['_columns']")
             found.add(f"{path} = {value}")
     return found
 
