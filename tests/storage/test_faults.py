@@ -51,7 +51,7 @@ class System:
         slot = self.ask(OpenSlot("w"))
         assert isinstance(slot, SlotReply)
         self.slot = slot.slot
-        early = self.ask(LeaseExtent(self.slot, 1, 1))
+        early = self.ask(LeaseExtent(self.slot, 1, 1), sequence=99)
         assert isinstance(early, Failure)
         assert "does not hold the lock" in early.message
         self.writer = child(WRITER, str(folder / "arena"), slot.lock_path)

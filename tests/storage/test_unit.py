@@ -31,7 +31,7 @@ from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.unit.extent_pool import PREFAULT_STEP, ArenaPool
 from transfer_queue.storage.unit.extent_recall import INTERVAL
-from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL, Limits, StorageUnit
+from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL, RECENT_ANSWERS, Limits, StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, Report, SendReply
 
 CAPACITY = 16 * GRANULE
@@ -52,17 +52,19 @@ class Writer:
         self.slots.held.add(self.path)
         return self
 
-    def send(self, body: AnyRequest, now: float = 0.0, sequence: int | None = None) -> list[Effect]:
+    def send(
+        self, body: AnyRequest, now: float = 0.0, sequence: int | None = None, acknowledged: int = 0
+    ) -> list[Effect]:
         if sequence is None:
             self.sequence += 1
             sequence = self.sequence
-        effects = self.unit.handle(self.name, self.peer, sequence, body, now)
+        effects = self.unit.handle(self.name, self.peer, sequence, body, now, None, acknowledged)
         self.unit.check()
         return effects
 
-    def ask(self, body: AnyRequest, now: float = 0.0) -> AnyReply:
+    def ask(self, body: AnyRequest, now: float = 0.0, acknowledged: int = 0) -> AnyReply:
         """Return the reply to this request. There must be no other effect."""
-        [effect] = self.send(body, now)
+        [effect] = self.send(body, now, acknowledged=acknowledged)
         assert isinstance(effect, SendReply)
         assert (effect.peer, effect.sequence) == (self.peer, self.sequence)
         return effect.reply
@@ -283,10 +285,70 @@ def test_only_the_latest_grants_are_remembered(tmp_path: Path, slots: StandInSlo
     unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "a", 4 * GRANULE)), slots)
     writer = Writer(unit, slots, "w", 1).locked()
     first = writer.lease(1)
-    for _ in range(64):
-        unit.free([writer.lease(1).extent])
+    for acknowledged in (0, 2):
+        for _ in range(RECENT_ANSWERS):
+            reply = writer.ask(LeaseExtent(writer.slot, GRANULE, GRANULE), acknowledged=acknowledged)
+            unit.free([reply.extent])
+        repeated = writer.send(LeaseExtent(writer.slot, GRANULE, GRANULE), sequence=2)[0].reply
+        assert repeated == first if acknowledged == 0 else failure(repeated, "ProtocolError", "answered before") is None
     assert writer.ask(Cancel(2)) == Done(False)
     assert unit.table.get(first.extent) is not None
+
+
+@pytest.mark.parametrize("ends", ["refused", "expired", "returned", "freed", "cancelled", "drained", "acknowledged"])
+def test_a_copy_that_arrives_late_on_an_abandoned_connection_leases_nothing(
+    unit: StorageUnit, writer: Writer, ends: str
+) -> None:
+    """The writer repeats a request on a new connection; the first copy arrives when nobody waits for its reply."""
+    full = writer.lease(16)
+    request = LeaseExtent(writer.slot, GRANULE, GRANULE, 5.0 if ends == "expired" else None)
+    if ends in ("refused", "expired"):
+        effects = writer.send(request) or unit.tick(6.0)
+        failure(effects[0], "CapacityError")
+    sequence = writer.sequence
+    if ends == "cancelled":
+        sequence = writer.park(1, 5)
+        writer.send(Cancel(sequence))
+    elif ends == "drained":
+        sequence = writer.park(1, 5)
+        unit.set_draining(True)
+        unit.set_draining(False)
+    if ends == "returned":
+        assert writer.ask(ReturnExtent(writer.slot, [full.extent])) == Done()
+    else:
+        unit.free([full.extent])
+    if ends == "acknowledged":
+        writer.ask(UnitStatus(), acknowledged=sequence + 3)
+        sequence += 1
+    [effect] = unit.handle(writer.name, writer.peer - 1, sequence, request, 7.0)
+    assert isinstance(effect, SendReply)
+    assert isinstance(effect.reply, Failure)
+    assert unit.table.leased == 0
+
+
+def test_a_late_copy_leaves_a_parked_lease_to_the_new_connection(unit: StorageUnit, writer: Writer) -> None:
+    lease = writer.lease(16)
+    writer.peer = 9
+    sequence = writer.park(1, 10)
+    assert unit.handle(writer.name, 1, sequence, LeaseExtent(writer.slot, GRANULE, GRANULE, 10), 1.0) == []
+    assert unit.on_disconnect(1, 2.0) == []
+    [effect] = unit.free([lease.extent])
+    assert isinstance(effect, SendReply)
+    assert (effect.peer, effect.sequence) == (9, sequence)
+
+
+def test_a_granted_lease_is_granted_again_while_the_unit_is_drained(unit: StorageUnit, writer: Writer) -> None:
+    lease = writer.lease(1)
+    unit.set_draining(True)
+    assert writer.send(LeaseExtent(writer.slot, GRANULE, GRANULE), 1.0, writer.sequence)[0].reply == lease
+
+
+def test_a_writer_on_another_node_can_cancel_a_lease(unit: StorageUnit) -> None:
+    [reply] = unit.handle("far", 5, 1, OpenSlot("far/1", remote=True), 0.0)
+    unit.handle("far", 5, 2, LeaseExtent(reply.reply.slot, GRANULE, GRANULE), 0.0)
+    assert unit.table.leased == GRANULE
+    assert unit.handle("far", 5, 3, Cancel(2), 0.0) == [SendReply(5, 3, Done(True))]
+    assert unit.table.leased == 0
 
 
 def test_extents_can_be_returned(unit: StorageUnit, writer: Writer, other: Writer) -> None:

@@ -500,8 +500,9 @@ class Cluster:
         if target == CONTROLLER:
             self._deliver_to_controller(name, connection, envelope)
         else:
-            unit, now = self.units[target[1]], self.clock.now
-            self._run_unit_effects(unit, unit.handle(name, connection, envelope.sequence, envelope.body, now))
+            unit, now, acknowledged = self.units[target[1]], self.clock.now, envelope.acknowledged
+            effects = unit.handle(name, connection, envelope.sequence, envelope.body, now, None, acknowledged)
+            self._run_unit_effects(unit, effects)
 
     def _deliver_to_controller(self, name: str, connection: int, envelope: RequestEnvelope) -> None:
         self._run_core_effects(self.controller.handle(name, connection, envelope, self._controller_now))

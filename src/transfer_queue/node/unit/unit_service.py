@@ -102,7 +102,7 @@ class UnitService(EnvelopeService):
     ) -> Iterable[Outgoing]:
         """See `EnvelopeService.handle`."""
         sequence, body = envelope.sequence, envelope.body
-        effects = self._unit.handle(hello.client_id, peer, sequence, body, now, payload)
+        effects = self._unit.handle(hello.client_id, peer, sequence, body, now, payload, envelope.acknowledged)
         if isinstance(body, LeaseExtent):
             answered = [(effect.peer, effect.sequence) for effect in effects if isinstance(effect, SendReply)]
             if (peer, sequence) not in answered:

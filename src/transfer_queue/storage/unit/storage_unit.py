@@ -21,7 +21,9 @@ too much space at the moment does not delay those behind it. For parked leases, 
 other writers (`storage.unit.extent_recall`).
 
 A client numbers its requests over all its connections, and repeats a request with the same number after a connection
-broke: a parked lease then waits for the new connection, and a lease that was just granted gets the same reply again.
+broke: a parked lease then waits for the new connection, and a lease that was answered gets the same reply again. The
+copy on the abandoned connection may also arrive after the other one was answered. No copy leases space once more, since
+nobody would use or return it.
 
 The unit records what it grants in the files of its pool and slots before it replies. So after it was killed, the next
 unit begins with the same extents, and with all slots as suspects.
@@ -73,7 +75,10 @@ VIEWS_INTERVAL = 0.25
 """Seconds between two checks whether readers still have views of freed extents."""
 SHORT_VIEWS_INTERVAL = 0.02
 """The same in seconds while leases wait for space."""
-_RECENT_GRANTS = 64
+RECENT_ANSWERS = 64
+"""Answers of one slot that are kept although the writer has acknowledged them: it may still cancel their requests."""
+MAX_ANSWERS = 4096
+"""Answers of one slot that are kept in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +103,21 @@ class _UnitSlot:
     """The writer is on another node and holds no lock: it is gone when its last connection ends."""
     peers: set[int] = field(default_factory=set)
     """All open connections on which this writer has made a request."""
-    grants: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    """Sequence -> extent, of the latest leases. Their replies may be lost, or their requests cancelled."""
-    cancelled: OrderedDict[int, None] = field(default_factory=OrderedDict)
-    """The latest sequences that were cancelled while no lease of that number was parked."""
+    acknowledged: int = 0
+    """The writer needs no reply up to this sequence."""
+    answers: OrderedDict[int, int | Failure] = field(default_factory=OrderedDict)
+    """Sequence -> the extent that was granted, or the refusal, of the latest requests for a lease.
+
+    Their replies may be lost, their requests cancelled, and copies of them may still arrive.
+    """
+
+    def note(self, sequence: int, answer: int | Failure) -> None:
+        """Note the answer to a request for a lease."""
+        self.answers[sequence] = answer
+        while len(self.answers) > RECENT_ANSWERS:
+            if len(self.answers) <= MAX_ANSWERS and next(iter(self.answers)) > self.acknowledged:
+                return
+            self.answers.popitem(last=False)
 
 
 @dataclass(slots=True)
@@ -179,9 +195,9 @@ class StorageUnit:
                     self._files.forget(number)
                 continue
             slot = _UnitSlot(number, known.writer, self._files.path(number), opening=not count)
-            for extent in map(self.table.get, self.table.extents_of_slot(number)[-_RECENT_GRANTS:]):
+            for extent in map(self.table.get, self.table.extents_of_slot(number)[-RECENT_ANSWERS:]):
                 if extent is not None:
-                    slot.grants[extent.sequence] = extent.number
+                    slot.note(extent.sequence, extent.number)
             self._slots[number] = self._writers[known.writer] = self._suspects[number] = slot
         if self._suspects:
             self._probe_at = 0.0
@@ -189,10 +205,22 @@ class StorageUnit:
     # ------------------------------------------------------------ events
 
     def handle(
-        self, writer: str, peer: int, sequence: int, body: AnyRequest, now: float, payload: memoryview | None = None
+        self,
+        writer: str,
+        peer: int,
+        sequence: int,
+        body: AnyRequest,
+        now: float,
+        payload: memoryview | None = None,
+        acknowledged: int = 0,
     ) -> list[Effect]:
-        """Handle a request of `writer`, which the connection `peer` has authenticated. Never raises for any request."""
-        self._note_connection(writer, peer)
+        """Handle a request of `writer`, which the connection `peer` has authenticated. Never raises for any request.
+
+        For `sequence` and `acknowledged` see `RequestEnvelope`. The numbers of connections ascend.
+        """
+        slot = self._note_connection(writer, peer)
+        if slot is not None:
+            slot.acknowledged = max(slot.acknowledged, acknowledged)
         try:
             self._check_unit(body)
             if isinstance(body, storage.LeaseExtent):
@@ -332,9 +360,9 @@ class StorageUnit:
         return [*served, *self._refuse_all(Failure("DeadlockError", words))]
 
     def _refuse_all(self, failure: Failure) -> list[Effect]:
-        refused = [SendReply(parked.peer, parked.sequence, failure) for parked in self._parked.values()]
+        refused: list[Effect] = [self._refuse(parked, failure) for parked in self._parked.values()]
         self._parked.clear()
-        return [*refused]
+        return refused
 
     def take_shortage_report(self) -> list[Effect]:
         """Return a report on the writers that wait for space, if it has changed. Call it after every event."""
@@ -459,6 +487,23 @@ class StorageUnit:
 
     def _lease(self, writer: str, peer: int, sequence: int, body: storage.LeaseExtent, now: float) -> list[Effect]:
         slot = self._slot(writer, body.slot)
+        parked = self._parked.get((slot.number, sequence))
+        if parked is not None:
+            parked.peer = max(parked.peer, peer)
+            return []
+        answer = self._answer_before(slot, sequence)
+        if answer is not None:
+            return [SendReply(peer, sequence, answer)]
+        try:
+            return self._lease_new(slot, writer, peer, sequence, body, now)
+        except TransferQueueError as error:
+            slot.note(sequence, Failure(type(error).__name__, str(error)))
+            raise
+
+    def _lease_new(
+        self, slot: _UnitSlot, writer: str, peer: int, sequence: int, body: storage.LeaseExtent, now: float
+    ) -> list[Effect]:
+        """Grant, park or refuse a lease whose request has not arrived before."""
         if self.draining:
             raise CapacityError(draining_message(self.number))
         if body.nbytes <= 0 or body.want < body.nbytes:
@@ -466,15 +511,6 @@ class StorageUnit:
                                        f"{body.nbytes} and want {body.want}")  # fmt: skip
         if body.wait is not None and math.isnan(body.wait):
             raise InvalidArgumentError("wait of a lease must be a number of seconds or None, got nan")
-        key = (slot.number, sequence)
-        if key in self._parked:
-            self._parked[key].peer = peer
-            return []
-        if sequence in slot.cancelled:
-            return [SendReply(peer, sequence, cancelled_failure(sequence))]
-        granted = self._find_granted(slot, sequence)
-        if granted is not None:
-            return [SendReply(peer, sequence, self._describe(slot, granted))]
         want = min(body.want, self.pool.capacity)
         waits = max(0.0, body.wait or 0.0)
         parked = _WaitingLease(slot, peer, sequence, body.nbytes, want, now, now + waits)
@@ -488,6 +524,7 @@ class StorageUnit:
                                 f"lock it first, and no other code of its process may open it")  # fmt: skip
         slot.opening = False
         # The new lease is queued like all others: an earlier one that can be met now goes first.
+        key = (slot.number, sequence)
         self._parked[key] = parked
         effects = [*self._serve(), *self._free_unheld(now, 0.0), *self._recall(now)]
         if key in self._parked and (waits == 0.0 or len(self._parked) > self._limits.parked):
@@ -546,17 +583,15 @@ class StorageUnit:
 
     def _cancel(self, writer: str, peer: int, sequence: int, body: Cancel) -> list[Effect]:
         """Drop a parked lease, or take back one that was just granted, because its writer will ignore the reply."""
-        slot = self._writers.get(writer)
+        slot = self._slot_of(writer)
         if slot is None:
             return [SendReply(peer, sequence, Done(False))]
+        cancelled = cancelled_failure(body.sequence)
         parked = self._parked.pop((slot.number, body.sequence), None)
         if parked is not None:
-            failure = SendReply(parked.peer, body.sequence, cancelled_failure(body.sequence))
-            return [failure, SendReply(peer, sequence, Done(True))]
-        slot.cancelled[body.sequence] = None  # the lease may still arrive on a connection that was given up
-        if len(slot.cancelled) > _RECENT_GRANTS:
-            slot.cancelled.popitem(last=False)
+            return [self._refuse(parked, cancelled), SendReply(peer, sequence, Done(True))]
         granted = self._find_granted(slot, body.sequence)
+        slot.note(body.sequence, cancelled)  # the lease may still arrive on a connection that was given up
         if granted is None:
             return [SendReply(peer, sequence, Done(False))]
         self._release_all([granted.number])
@@ -572,13 +607,18 @@ class StorageUnit:
             raise ProtocolError(f"slot {number} does not belong to {writer!r}; a writer must use its own slot")
         return slot
 
-    def _note_connection(self, writer: str, peer: int) -> None:
-        """Note that this connection belongs to the writer. This makes a suspect in use again."""
-        slot = self._writers.get(writer) or self._remote.get(writer)
+    def _slot_of(self, writer: str) -> _UnitSlot | None:
+        """Return the slot of a writer on this node or on another one; None if it has none."""
+        return self._writers.get(writer) or self._remote.get(writer)
+
+    def _note_connection(self, writer: str, peer: int) -> _UnitSlot | None:
+        """Note that this connection belongs to the writer, and return its slot. It makes a suspect in use again."""
+        slot = self._slot_of(writer)
         if slot is not None and peer not in slot.peers:
             slot.peers.add(peer)
             self._peers[peer] = slot
             self._trust(slot)
+        return slot
 
     def _trust(self, slot: _UnitSlot) -> None:
         self._suspects.pop(slot.number, None)
@@ -682,16 +722,25 @@ class StorageUnit:
         return effects
 
     def _grant(self, parked: _WaitingLease, extent: LeasedExtent) -> storage.ExtentLeaseReply:
-        grants = parked.slot.grants
-        grants[parked.sequence] = extent.number
-        if len(grants) > _RECENT_GRANTS:
-            grants.popitem(last=False)
+        parked.slot.note(parked.sequence, extent.number)
         return self._describe(parked.slot, extent)
 
+    def _answer_before(self, slot: _UnitSlot, sequence: int) -> storage.ExtentLeaseReply | Failure | None:
+        """Return the reply to a request for a lease that was answered before; None if it is new."""
+        answer = slot.answers.get(sequence)
+        if isinstance(answer, Failure):
+            return answer
+        granted = self._find_granted(slot, sequence)
+        if granted is not None:
+            return self._describe(slot, granted)
+        if answer is None and sequence > slot.acknowledged:
+            return None
+        return Failure("ProtocolError", f"request {sequence} was answered before; send a new request for a lease")
+
     def _find_granted(self, slot: _UnitSlot, sequence: int) -> LeasedExtent | None:
-        """Return the extent that was recently granted to this request, if it is still leased."""
-        number = slot.grants.get(sequence, 0)
-        return None if number in self._viewed else self.table.get(number)
+        """Return the extent that was granted to this request, if that is known and it is still leased."""
+        number = slot.answers.get(sequence)
+        return self.table.get(number) if isinstance(number, int) and number not in self._viewed else None
 
     def _describe(self, slot: _UnitSlot, extent: LeasedExtent) -> storage.ExtentLeaseReply:
         lease = extent.number, extent.offset, extent.length, self.pool.generation(extent.offset)
@@ -700,5 +749,8 @@ class StorageUnit:
     def _refusal(self, parked: _WaitingLease, now: float) -> SendReply:
         crowd = len(self._parked) if len(self._parked) >= self._limits.parked else 0
         status, waited = self.pool.status(), now - parked.since
-        failure = no_capacity(self.number, status, self.pool.folder, parked.nbytes, waited, crowd)
+        return self._refuse(parked, no_capacity(self.number, status, self.pool.folder, parked.nbytes, waited, crowd))
+
+    def _refuse(self, parked: _WaitingLease, failure: Failure) -> SendReply:
+        parked.slot.note(parked.sequence, failure)
         return SendReply(parked.peer, parked.sequence, failure)
