@@ -27,7 +27,7 @@ from benchmarks.harness.kept_results import MEASURED, ROOT
 from benchmarks.harness.peer_process import peers
 from benchmarks.harness.report import Scale, document, table
 from benchmarks.harness.runner import NAMES, module, results
-from transfer_queue.utils.usable_cores import usable_cores
+from transfer_queue.config.environment import usable_cores
 
 QUICK = ROOT / "runs" / "bench"
 

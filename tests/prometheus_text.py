@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from transfer_queue.metrics.compatible import COMPATIBLE
+from transfer_queue.metrics.exposition import COMPATIBLE
 from transfer_queue.metrics.families import FAMILIES
 
 DECLARED = {**FAMILIES, **COMPATIBLE}

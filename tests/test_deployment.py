@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from transfer_queue.cli import doctor
-from transfer_queue.cli.doctor import machine, shared_memory, storage_settings
+from transfer_queue.cli.doctor import machine
 from transfer_queue.config.loading import unknown_keys
 from transfer_queue.config.settings import Settings
 
@@ -130,11 +130,11 @@ class TestSizes:
     ) -> None:
         worker = groups()["workers"]
         size, limit = shared_memory_of(worker) // part, nbytes(container(worker)["resources"]["limits"]["memory"])
-        monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (size, size))
+        monkeypatch.setattr(machine, "file_system_space", lambda folder: (size, size))
         monkeypatch.setattr(machine, "memory_limit", lambda: limit)
         path = tmp_path / "config.yaml"
         path.write_text(settings_text(), "utf-8")
-        assert [each.level for each in storage_settings.check(path)] == [level]
+        assert [each.level for each in machine.check_storage_settings(path)] == [level]
 
     def test_the_page_names_the_sizes(self) -> None:
         worker = groups()["workers"]

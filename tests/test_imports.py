@@ -110,15 +110,14 @@ MACHINE = {
 # Exceptions: copies over several threads; the table of registered memory, which has a lock; the sampler that balances
 # lengths decodes lengths that are arrays of one element.
 EXCUSED = {
-    ("wire/buffers/copy_threads.py", "threading"),
-    ("wire/buffers/registered_memory.py", "threading"),
-    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.scalar_values"),
+    ("wire/buffers/copies.py", "threading"),
+    ("wire/blocks/device_memory.py", "threading"),
+    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.object_encoder"),
 }
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
 WITH_TENSORS = {
-    *(f"wire/buffers/{name}.py" for name in ("jagged", "registered_memory", "tensor_conversion", "tensors")),
+    *(f"wire/buffers/{name}.py" for name in ("jagged", "tensors")),
     *(f"wire/blocks/{name}.py" for name in ("column_sources", "device_memory", "encode", "gather", "gather_into")),
-    "wire/blocks/shared_rows.py",
     "wire/objects/torch_objects.py",
 }
 TENSORS_INSIDE_FUNCTIONS = {"wire/objects/object_values.py"}

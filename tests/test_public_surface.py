@@ -61,7 +61,7 @@ def test_servers_are_small():
 def test_commands_load_no_torch():
     """Commands that search a system answer immediately: torch alone takes seconds."""
     modules = ["cli.start_stop", "cli.watch", "cli.explain", "client.control_client", "node.system.launcher"]
-    search = "import transfer_queue.cli.system_search as c; c.find_system('of-no-system')"
+    search = "import transfer_queue.cli.options as c; c.find_system('of-no-system')"
     imports = "; ".join(f"import transfer_queue.{m}" for m in modules)
     tried = f"{imports}\ntry:\n    {search}\nexcept transfer_queue.errors.AttachError:\n    pass"
     assert "torch" not in loaded_after(tried)

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from transfer_queue.metrics.declaration import Family
 from transfer_queue.metrics.families import ROWS
+from transfer_queue.metrics.samples import Family
 
 FILE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue" / "metrics" / "grafana.json"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}

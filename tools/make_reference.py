@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from transfer_queue import cli, errors
-from transfer_queue.metrics.compatible import COMPATIBLE
-from transfer_queue.metrics.declaration import Family
+from transfer_queue.metrics.exposition import COMPATIBLE
 from transfer_queue.metrics.families import ROWS
+from transfer_queue.metrics.samples import Family
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 HEAD = "<!-- Made by tools/make_reference.py. Change {source} instead, and run the tool again. -->"

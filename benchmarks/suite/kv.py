@@ -24,8 +24,8 @@ from benchmarks.harness.payloads import Payload
 from benchmarks.harness.report import SHARE, Row, Scale, against, compared
 from benchmarks.harness.systems import System, Worker, raw_socket, system
 from transfer_queue import interface as tq
-from transfer_queue.client.data.views import is_view
-from transfer_queue.utils.usable_cores import usable_cores
+from transfer_queue.config.environment import usable_cores
+from transfer_queue.storage.arena.arena_views import is_view
 
 QUESTION = "How fast are puts with keys and tags, gets in another process, and clears of batches?"
 NOTE = """Rows are put with two tags; those of peers without tags. Peers run at most three rounds, and not with 2 GiB,

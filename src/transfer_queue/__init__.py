@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transfer_queue import errors
     from transfer_queue.client import TransferQueueClient
+    from transfer_queue.client.buffered_puts import BufferedPuts
     from transfer_queue.client.conversion.change_events import PartitionChange, SampleChange, SampleLoss
-    from transfer_queue.client.data.views import is_view
-    from transfer_queue.client.joining.buffered_puts import BufferedPuts
     from transfer_queue.client.key_lock import KVLock
     from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
     from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
         SequentialSampler,
         TokenBudgetSampler,
     )
+    from transfer_queue.storage.arena.arena_views import is_view
     from transfer_queue.summary_logger import SummaryLogger, log_stats
     from transfer_queue.wire.objects.object_values import DELETE
 
@@ -136,7 +136,7 @@ __all__ = [
 _WHERE = {
     "BaseSampler": "sampler",
     "BatchMeta": "metadata",
-    "BufferedPuts": "client.joining.buffered_puts",
+    "BufferedPuts": "client.buffered_puts",
     "DELETE": "wire.objects.object_values",
     "FreshnessSampler": "sampler",
     "GRPOGroupNSampler": "sampler",
@@ -161,7 +161,7 @@ _WHERE = {
     "TransferQueueClient": "client",
     "TransferQueueError": "errors",
     "Verdict": "messages.reports.timeline",
-    "is_view": "client.data.views",
+    "is_view": "storage.arena.arena_views",
     "log_stats": "summary_logger",
 }
 

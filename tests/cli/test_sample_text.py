@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from transfer_queue.cli.samples.first_values import ShownValue, shown, text_of_numbers
-from transfer_queue.cli.samples.report_text import lines_of
+from transfer_queue.cli.samples.report_text import ShownValue, lines_of, shown, text_of_numbers
 from transfer_queue.cli.samples.stuck import KnownWorkers
 from transfer_queue.cli.samples.stuck import lines_of as stuck_lines
-from transfer_queue.cli.shell.json_output import plain
-from transfer_queue.cli.shell.terminal import Styles, clock_text, columns_text, duration_text
+from transfer_queue.cli.shell.terminal import Styles, clock_text, columns_text, duration_text, plain
 from transfer_queue.cli.systems import ListedSystem
 from transfer_queue.cli.systems import lines_of as system_lines
 from transfer_queue.messages.reports.samples import (

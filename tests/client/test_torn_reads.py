@@ -18,7 +18,7 @@ from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, Uncarr
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.wire.blocks.gather import gather as real_gather
-from transfer_queue.wire.buffers import copy_threads
+from transfer_queue.wire.buffers import copies
 
 ROWS = 1 << 17  # of 8 bytes: an extent of its own, which is free as soon as its rows are cleared
 MIB = 1 << 20
@@ -28,7 +28,7 @@ MIB = 1 << 20
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of threads that share each copy."""
     for name, value in (("_most", request.param), ("PARALLEL", 1), ("PER_THREAD", 1), ("LEAST_PART", 1 << 14)):
-        monkeypatch.setattr(copy_threads, name, value)
+        monkeypatch.setattr(copies, name, value)
 
 
 @pytest.fixture

@@ -50,8 +50,14 @@ from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.messages.reports.unit_reports import DrainFinished, Move, RegisterUnit
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
-from transfer_queue.sampler.calls.remote_partition import RemotePartition, RemoteReady, RowsChanged
-from transfer_queue.sampler.calls.sampler_calls import RESULTS, answer, describe
+from transfer_queue.sampler.calls.sampler_calls import (
+    RESULTS,
+    RemotePartition,
+    RemoteReady,
+    RowsChanged,
+    answer,
+    describe,
+)
 from transfer_queue.sampler.sampler_wrapper import built_in
 from transfer_queue.testing.state_recount import check_invariants
 

@@ -12,10 +12,9 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from simulated import ragged, rows_of, same, table
 from transfer_queue.client._generated_methods import GeneratedMethods
-from transfer_queue.dataloader.pinned_memory import pin
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
-from transfer_queue.dataloader.worker_processes import Fetched
+from transfer_queue.dataloader.worker_processes import Fetched, pin
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
 from transfer_queue.wire.blocks.gather import stack_of

@@ -23,16 +23,7 @@ import warm
 from leftovers import arenas, files_in, processes_of
 from server_processes import server_process
 from transfer_queue.cli import main
-from transfer_queue.cli.doctor import (
-    limits,
-    machine,
-    runtime,
-    selftest,
-    selftest_reader,
-    shared_memory,
-    software,
-    storage_settings,
-)
+from transfer_queue.cli.doctor import machine, runtime, selftest, selftest_reader, software
 from transfer_queue.cli.doctor.report import Check, Finding, findings_of
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
@@ -91,7 +82,7 @@ def test_a_small_quota_is_warned_of(
 ) -> None:
     monkeypatch.setattr(machine, "cpus_allowed", lambda: 8)
     monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
-    got = found(machine.check)["processors"]
+    got = found(machine.check_machine)["processors"]
     assert (got.level, got.values["usable"]) == (level, usable)
 
 
@@ -113,9 +104,9 @@ def test_groups_of_the_first_version(monkeypatch: pytest.MonkeyPatch) -> None:
 def fake_limits(monkeypatch: pytest.MonkeyPatch, **given: tuple[int, int]) -> dict[str, Finding]:
     numbers = {getattr(resource, name): value for name, value in given.items()}
     infinite = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-    monkeypatch.setattr(limits, "limit", lambda number: numbers.get(number, infinite))
-    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (8 << 30, 8 << 30))
-    return found(limits.check)
+    monkeypatch.setattr(machine, "limit", lambda number: numbers.get(number, infinite))
+    monkeypatch.setattr(machine, "file_system_space", lambda folder: (8 << 30, 8 << 30))
+    return found(machine.check_limits)
 
 
 def test_without_limits_all_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +135,9 @@ def test_limits(monkeypatch: pytest.MonkeyPatch, limit: str, value: tuple[int, i
 
 
 def test_missing_shared_memory_says_where_samples_go_instead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
-    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (9 << 30, 9 << 30))
-    got = found(shared_memory.check)
+    monkeypatch.setattr(machine, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
+    monkeypatch.setattr(machine, "file_system_space", lambda folder: (9 << 30, 9 << 30))
+    got = found(machine.check_shared_memory)
     assert got["folder"].level == "warning"
     assert got["folder"].values["folder"] == str(tmp_path)
     assert f"{tmp_path / 'none'} does not exist" in got["folder"].advice
@@ -154,24 +145,24 @@ def test_missing_shared_memory_says_where_samples_go_instead(monkeypatch: pytest
 
 
 def test_no_space_anywhere_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
-    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (64 << 20, 1 << 20))
-    monkeypatch.setattr(shared_memory, "held", lambda folder: 0)
-    assert found(shared_memory.check)["folder"].level == "problem"
+    monkeypatch.setattr(machine, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
+    monkeypatch.setattr(machine, "file_system_space", lambda folder: (64 << 20, 1 << 20))
+    monkeypatch.setattr(machine, "held", lambda folder: 0)
+    assert found(machine.check_shared_memory)["folder"].level == "problem"
 
 
 def test_a_memory_limit_below_the_arena_is_warned_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path, least=0))
-    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (64 << 30, 64 << 30))
+    monkeypatch.setattr(machine, "choice", lambda: choose_folder(tmp_path, least=0))
+    monkeypatch.setattr(machine, "file_system_space", lambda folder: (64 << 30, 64 << 30))
     monkeypatch.setattr(machine, "memory_limit", lambda: 16 << 30)
-    got = found(shared_memory.check)["folder against memory"]
+    got = found(machine.check_shared_memory)["folder against memory"]
     assert got.level == "warning"
     assert "arena_bytes" in got.advice
 
 
 def test_allocation_that_fails_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "allocation_error", lambda folder: OSError(95, "Operation not supported"))
-    got = found(shared_memory.check)["allocation ahead"]
+    monkeypatch.setattr(machine, "allocation_error", lambda folder: OSError(95, "Operation not supported"))
+    got = found(machine.check_shared_memory)["allocation ahead"]
     assert (got.level, got.values["works"]) == ("warning", False)
     assert "Operation not supported" in got.words
 
@@ -180,13 +171,13 @@ def test_shared_memory_that_samples_fill_is_no_problem(monkeypatch: pytest.Monke
     """The probe of a container must not restart it, because that loses the samples."""
     unit = tmp_path / f"transfer_queue-{os.geteuid()}-mine-0123abcd" / "unit-0"
     unit.mkdir(parents=True)
-    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(shared_memory, "LEAST_SHARED_MEMORY", 2 << 20)
-    monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
-    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (4 << 20, 1 << 20))
-    assert found(shared_memory.check)["folder"].level == "problem"
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(machine, "LEAST_SHARED_MEMORY", 2 << 20)
+    monkeypatch.setattr(machine, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
+    monkeypatch.setattr(machine, "file_system_space", lambda folder: (4 << 20, 1 << 20))
+    assert found(machine.check_shared_memory)["folder"].level == "problem"
     (unit / "arena").write_bytes(b"1" * (3 << 20))
-    (got,) = found(shared_memory.check).values()
+    (got,) = found(machine.check_shared_memory).values()
     assert got.level == "warning"
     assert "1.0 MiB free, 3.0 MiB used by systems" in got.words
 
@@ -206,12 +197,12 @@ def test_shared_memory_that_samples_fill_is_no_problem(monkeypatch: pytest.Monke
 def test_the_storage_of_a_file_of_settings_must_fit(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arena_bytes: int | None, limit: int | None, level: str, words: str
 ) -> None:
-    monkeypatch.setattr(shared_memory, "file_system_space", lambda folder: (8 << 30, 8 << 30))
+    monkeypatch.setattr(machine, "file_system_space", lambda folder: (8 << 30, 8 << 30))
     monkeypatch.setattr(machine, "memory_limit", lambda: limit)
     storage = {"arena_bytes": arena_bytes, "arena_folder": str(tmp_path)}
     path = tmp_path / "conf.yaml"
     path.write_text(json.dumps({"backend": {"SimpleStorage": storage}}))
-    got = found(lambda: storage_settings.check(path))["arena size"]
+    got = found(lambda: machine.check_storage_settings(path))["arena size"]
     assert got.level == level
     assert words.replace("FOLDER", str(tmp_path)) in got.words
     assert bool(got.advice) == (level != "ok")
@@ -220,8 +211,8 @@ def test_the_storage_of_a_file_of_settings_must_fit(
 def test_a_missing_folder_of_arenas_and_a_missing_file_are_problems(tmp_path: Path) -> None:
     path = tmp_path / "conf.yaml"
     path.write_text(json.dumps({"backend": {"SimpleStorage": {"arena_folder": str(tmp_path / "none")}}}))
-    assert found(lambda: storage_settings.check(path))["arena folder"].level == "problem"
-    (got,) = found(lambda: storage_settings.check(tmp_path / "other.yaml")).values()
+    assert found(lambda: machine.check_storage_settings(path))["arena folder"].level == "problem"
+    (got,) = found(lambda: machine.check_storage_settings(tmp_path / "other.yaml")).values()
     assert got.level == "problem"
     assert "cannot be read" in got.words
 
@@ -294,7 +285,7 @@ def test_samples_that_nobody_uses_are_found(folder: Path, monkeypatch: pytest.Mo
     unit.mkdir()
     (unit / "header").write_text("{}")
     (unit / "arena").write_bytes(b"1" * (2 << 20))
-    monkeypatch.setattr(shared_memory, "choice", lambda: choose_folder(tmp_path, least=0))
+    monkeypatch.setattr(machine, "choice", lambda: choose_folder(tmp_path, least=0))
     got = found(runtime.check_systems)[str(arena)]
     assert got.level == "warning"
     assert got.words.startswith("2.0 MiB of a system that has ended")

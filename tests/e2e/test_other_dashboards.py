@@ -14,7 +14,7 @@ import transfer_queue as tq
 from other_dashboards import Query, choices, dashboards, queries
 from prometheus_text import DECLARED, read, value
 from promql import Scrape, evaluate, parse, selectors_of
-from transfer_queue.metrics.compatible import COMPATIBLE
+from transfer_queue.metrics.exposition import COMPATIBLE
 from transfer_queue.metrics.families import FAMILIES
 
 OTHERS = {

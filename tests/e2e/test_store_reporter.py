@@ -17,7 +17,7 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
 from transfer_queue.messages.reports.store_reports import ReportStoreServer
 from transfer_queue.node.system.launcher import RunningSystem, start_local
-from transfer_queue.node.system.store_reporter import ControllerFirstServer, StoreReporter
+from transfer_queue.node.system.store_process import ControllerFirstServer, StoreReporter
 
 SECONDS = 60.0
 

@@ -17,7 +17,7 @@ import torch
 
 import transfer_queue as tq
 from server_processes import server_process
-from transfer_queue.net.drivers import blocked_loop
+from transfer_queue.net.drivers import blocking_driver
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -122,7 +122,7 @@ def test_a_controller_that_does_not_respond_is_named(
 @pytest.fixture
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was logged of this process before."""
-    monkeypatch.setattr(blocked_loop, "_warned", set())
+    monkeypatch.setattr(blocking_driver, "_warned", set())
 
 
 def in_loop(call: Callable[[], object]) -> Callable[[], object]:
@@ -172,7 +172,7 @@ def test_a_blocked_event_loop_is_logged_once_with_the_asynchronous_form(
     # a put and claims that wait for each other are refused
     run_all([in_loop(call) for start, call in calls.items() if start.startswith("kv_put")])
     run_all([in_loop(call) for start, call in calls.items() if not start.startswith("kv_put")])
-    warned = [record.getMessage() for record in caplog.records if record.name == blocked_loop.__name__]
+    warned = [record.getMessage() for record in caplog.records if record.name == blocking_driver.__name__]
     assert sorted(text.removesuffix(".").split("In a coroutine, use ")[1] for text in warned) == sorted(INSTEAD)
     for text in warned:
         assert sum(text.startswith(start) for start in calls) == 1
@@ -180,7 +180,7 @@ def test_a_blocked_event_loop_is_logged_once_with_the_asynchronous_form(
     caplog.clear()
     in_loop(partial(client.await_batch, "x", 9, "full", "t", timeout=BLOCKING))()
     run_all([in_loop(calls["Queue.get has blocked the event loop"])])
-    warned = [record.getMessage() for record in caplog.records if record.name == blocked_loop.__name__]
+    warned = [record.getMessage() for record in caplog.records if record.name == blocking_driver.__name__]
     assert [text.split(" has")[0] for text in warned] == ["TransferQueueClient.await_batch"]
 
 
@@ -198,5 +198,5 @@ def test_what_blocks_no_event_loop_is_not_logged(
     run_all([call, lambda: asyncio.run(in_thread()), lambda: asyncio.run(awaited())])
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=object))
     in_loop(call)()
-    assert [record for record in caplog.records if record.name == blocked_loop.__name__] == []
+    assert [record for record in caplog.records if record.name == blocking_driver.__name__] == []
     assert all(record.levelno == logging.WARNING for record in caplog.records)

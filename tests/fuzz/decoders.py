@@ -280,7 +280,7 @@ def tags(data: bytes) -> None:
 
 def columns(data: bytes) -> None:
     """A lookup's reply, gathered out of a small arena in every layout, and joined with itself."""
-    from transfer_queue.client.operations.merge_lookups import merge_lookups
+    from transfer_queue.client.conversion.replies import merge_lookups
     from transfer_queue.wire.blocks.gather import gather
 
     try:

@@ -43,7 +43,7 @@ from golden_systems import (
     working_in,
 )
 
-from transfer_queue.dataloader.claim_view import claiming
+from transfer_queue.dataloader.batch_fetcher import claiming
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.wire.objects.object_values import DELETE

@@ -18,10 +18,10 @@ from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, S
 from transfer_queue.core.events.records import StateLoaded
 from transfer_queue.core.state import serialization
 from transfer_queue.errors import JournalError
-from transfer_queue.journal import loaded_states, state_file
+from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
-from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import ClockIdentity
+from transfer_queue.journal.state_file import LoadedStates
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.checkpoints import LoadState
 from transfer_queue.messages.envelopes import RequestEnvelope
@@ -279,7 +279,7 @@ def test_a_full_disk_refuses_the_load_and_leaves_the_old_state(
 ) -> None:
     server = offered(tmp_path)
     server.states = StateFiles(server.states.folder, LoadedStates(server.folder, sync=True))
-    owner = {"copyfileobj": loaded_states.shutil, "fsync": os}.get(step, loaded_states)
+    owner = {"copyfileobj": state_file.shutil, "fsync": os}.get(step, state_file)
     with monkeypatch.context() as full:
         full.setattr(owner, step, fails(step))
         answer = server.load()

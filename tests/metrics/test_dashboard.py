@@ -22,8 +22,8 @@ from grafana_foundation_sdk.models import common, dashboard, prometheus, timeser
 from promql import check, names_served
 from transfer_queue.cli import main
 from transfer_queue.cli.dashboard import FILE
-from transfer_queue.metrics.declaration import Family
 from transfer_queue.metrics.families import FAMILIES, ROWS
+from transfer_queue.metrics.samples import Family
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = FILE.read_text()

@@ -13,8 +13,7 @@ from transfer_queue.messages.reports.progress import FieldProgress, PartitionPro
 from transfer_queue.messages.reports.unit_reports import Measured, ServerMeasures, UnitMeasures
 from transfer_queue.messages.storage import UnitStatusReply
 from transfer_queue.metrics.exposition import LINES, exposition
-from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
-from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
+from transfer_queue.metrics.samples import MOST_OF_A_PARTITION, JournalMeasures, Snapshot
 from transfer_queue.metrics.timing import LOOP_BOUNDS, OTHER, WAIT_BOUNDS
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from transfer_queue.messages.reports.unit_reports import Measured, ServerMeasures, UnitMeasures
 from transfer_queue.messages.storage import UnitStatusReply
-from transfer_queue.metrics.samples import counter_of_controller, counter_of_units, series
-from transfer_queue.metrics.snapshot import Snapshot
+from transfer_queue.metrics.samples import Snapshot, counter_of_controller, counter_of_units, series
 
 SERVER = ServerMeasures([], [], {}, {}, {}, 0, 0, 0.0, 0, 0.0)
 

@@ -12,7 +12,7 @@ import pytest
 
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import ClearPartition
-from transfer_queue.node.hosting.server_process import spare_old_objects
+from transfer_queue.node.hosting.child_process import spare_old_objects
 
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 from harness import Harness

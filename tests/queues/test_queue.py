@@ -21,7 +21,7 @@ import transfer_queue as tq
 from transfer_queue.client.data import data_path
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.queues import Empty, Full, LeasedItem, ShutDown
-from transfer_queue.queues.exceptions import empty_error, full_error
+from transfer_queue.queues.handle import empty_error, full_error
 from transfer_queue.wire.objects import object_encoder
 
 

@@ -22,7 +22,7 @@ from transfer_queue.sampler.balance import (
     linear,
     quadratic,
 )
-from transfer_queue.sampler.balance.multistart import greedy_rows
+from transfer_queue.sampler.balance.division import greedy_rows
 
 integers = st.integers(0, 500)
 attention = quadratic(1, 1 / 1024)

@@ -23,7 +23,7 @@ from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.journal import terms
 from transfer_queue.journal.terms import Term, Terms
 from transfer_queue.messages.reports.unit_reports import ReleaseExtents
-from transfer_queue.net.notices import Notices
+from transfer_queue.net.session import Notices
 from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.testing import simulated_locks
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer_queue.journal import state_file
-from transfer_queue.journal.loaded_states import LoadedStates
+from transfer_queue.journal.state_file import LoadedStates
 
 MOST_SECONDS = 0.5  # of virtual time that a snapshot takes
 

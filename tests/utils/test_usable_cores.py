@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from transfer_queue.config.environment import RANKS_OF_NODE
-from transfer_queue.utils import usable_cores
-from transfer_queue.utils.usable_cores import cgroup_quota, copy_threads
+from transfer_queue.config import environment
+from transfer_queue.config.environment import RANKS_OF_NODE, cgroup_quota, copy_threads
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +66,8 @@ def test_without_cgroups_there_is_no_quota(tmp_path):
 )
 @pytest.mark.parametrize("variable", [each.name for each in RANKS_OF_NODE])
 def test_the_threads_of_a_copy(monkeypatch, variable, cores, quota, ranks, threads):
-    monkeypatch.setattr(usable_cores.os, "sched_getaffinity", lambda pid: range(cores))
-    monkeypatch.setattr(usable_cores, "cgroup_quota", lambda: quota)
+    monkeypatch.setattr(environment.os, "sched_getaffinity", lambda pid: range(cores))
+    monkeypatch.setattr(environment, "cgroup_quota", lambda: quota)
     if ranks is not None:
         monkeypatch.setenv(variable, str(ranks))
     assert copy_threads() == threads
@@ -82,14 +81,14 @@ def test_what_another_program_writes_into_its_variable_is_ignored(monkeypatch):
 PROGRAM = """
 import os, threading, torch
 import transfer_queue as tq
-from transfer_queue.wire.buffers import copy_threads
+from transfer_queue.wire.buffers import copies
 
 started = []
-start = copy_threads._thread.start_new_thread
+start = copies._thread.start_new_thread
 def counted(*arguments):
     started.append(arguments)
     return start(*arguments)
-copy_threads._thread.start_new_thread = counted
+copies._thread.start_new_thread = counted
 
 def got(partition):
     return torch.stack(list(tq.kv_batch_get(keys, partition)["x"].unbind()))

@@ -16,7 +16,7 @@ from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQ
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 from transfer_queue.wire.blocks.gather import gather
-from transfer_queue.wire.buffers import copies, copy_threads
+from transfer_queue.wire.buffers import copies
 from transfer_queue.wire.buffers.block_layout import MIXED_RANK, block_nbytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
@@ -333,7 +333,7 @@ def test_mixed_rank_in_one_block():
 def test_many_scattered_rows(monkeypatch, path, single):
     """The vectorised paths, at a size where they are taken."""
     for name, value in path.items():
-        monkeypatch.setattr(copies if hasattr(copies, name) else copy_threads, name, value)
+        monkeypatch.setattr(copies, name, value)
     random = np.random.default_rng(0)
     count = 700
     lengths = random.integers(0, 40, count)

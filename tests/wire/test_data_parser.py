@@ -6,7 +6,7 @@ import torch
 from carried_values import jagged, same
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from transfer_queue.client.conversion.data_parser import checked_parser_result, columns_of_row, parser_columns
+from transfer_queue.client.conversion.arguments import checked_parser_result, columns_of_row, parser_columns
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 

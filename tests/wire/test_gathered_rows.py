@@ -26,14 +26,13 @@ from transfer_queue.client.data.device_copies import HostArenas
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks import encode, remote_ranges
 from transfer_queue.wire.blocks import gather as gathering
-from transfer_queue.wire.blocks.device_memory import DeviceBlock, ReceivedArena
+from transfer_queue.wire.blocks.device_memory import DeviceBlock, ReceivedArena, host_to_device
 from transfer_queue.wire.blocks.encode import encode_columns
 from transfer_queue.wire.blocks.gather import Place, gather
 from transfer_queue.wire.blocks.remote_ranges import HERE, find_remote
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.blocks.row_addressing import gather as gather_units
-from transfer_queue.wire.buffers import copies, copy_threads, tensors
-from transfer_queue.wire.buffers.registered_memory import host_to_device
+from transfer_queue.wire.buffers import copies, tensors
 
 Shape = tuple[int, ...]
 NUMPY = {torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32, torch.float64, torch.complex128}
@@ -234,7 +233,7 @@ def thresholds(**given_: int) -> Iterator[None]:
     """Lower limits of the shortcuts, so that small inputs take them."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in given_.items():
-            for module in (copies, copy_threads, tensors, encode, gathering, remote_ranges):
+            for module in (copies, tensors, encode, gathering, remote_ranges):
                 if hasattr(module, name):
                     patch.setattr(module, name, value)
         yield

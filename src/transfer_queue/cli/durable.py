@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.cli.options import Commands, add_name
-from transfer_queue.cli.shell.json_output import add_json, print_json
+from transfer_queue.cli.shell.terminal import add_json, print_json
 from transfer_queue.errors import AttachError, StartError
 
 if TYPE_CHECKING:

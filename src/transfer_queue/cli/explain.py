@@ -6,9 +6,8 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from transfer_queue.cli.options import Commands, add_name
-from transfer_queue.cli.shell.json_output import add_json, print_json
-from transfer_queue.cli.system_search import find_system_that_replies
+from transfer_queue.cli.options import Commands, add_name, find_system_that_replies
+from transfer_queue.cli.shell.terminal import add_json, print_json
 from transfer_queue.display import printable_name
 from transfer_queue.messages.reports.progress import PartitionProgress
 from transfer_queue.names import nearest

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transfer_queue.cli.options import Commands, add_name, add_tokenizer
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.options import Commands, add_name, add_tokenizer, find_system
 from transfer_queue.errors import InvalidArgumentError, StartError
 
 if TYPE_CHECKING:

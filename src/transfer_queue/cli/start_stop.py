@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.cli.options import Commands, add_conf, add_name, read_conf
-from transfer_queue.cli.shell.json_output import add_json, print_json, system_as_json
-from transfer_queue.cli.system_search import find_system
+from transfer_queue.cli.options import Commands, add_conf, add_name, find_system, read_conf
+from transfer_queue.cli.shell.terminal import add_json, print_json, system_as_json
 from transfer_queue.errors import InvalidArgumentError, StartError
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from transfer_queue.cli.options import Commands, add_name, seconds_type
+from transfer_queue.cli.options import Commands, add_name, find_system_that_replies, seconds_type
 from transfer_queue.cli.shell.terminal import wrap
 from transfer_queue.cli.status_table import Layout, TimelineFacts, format_table, json_line
-from transfer_queue.cli.system_search import find_system_that_replies
 
 EVERY = 2.0  # default of --watch: seconds between two queries
 STYLES = {

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from transfer_queue.cli.shell.json_output import plain, system_as_json
-from transfer_queue.cli.shell.terminal import Styles, is_terminal, table_lines, width_of_output, wrap
+from transfer_queue.cli.shell.terminal import (
+    Styles,
+    is_terminal,
+    plain,
+    system_as_json,
+    table_lines,
+    width_of_output,
+    wrap,
+)
 from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.display import count_text, printable_name, short_name, size_text, worker_text
 from transfer_queue.messages.descriptors import DISK

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transfer_queue.cli.options import Commands
-from transfer_queue.cli.shell.json_output import add_json, print_json
+from transfer_queue.cli.shell.terminal import add_json, print_json
 from transfer_queue.errors import TransferQueueError
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from transfer_queue.cli.options import Commands, add_name, seconds_type
-from transfer_queue.cli.shell.json_output import add_json, print_json
-from transfer_queue.cli.system_search import find_system_that_replies
+from transfer_queue.cli.options import Commands, add_name, find_system_that_replies, seconds_type
+from transfer_queue.cli.shell.terminal import add_json, print_json
 
 LAST = 300.0  # default of --last, in seconds
 

@@ -11,9 +11,9 @@ from contextlib import closing
 from types import FrameType, TracebackType
 from typing import Protocol
 
+from transfer_queue.cli.options import find_system_that_replies
 from transfer_queue.cli.shell.terminal import wrap
 from transfer_queue.cli.status_table import Layout, Rates, TimelineFacts, format_table, json_line, rates
-from transfer_queue.cli.system_search import find_system_that_replies
 from transfer_queue.client.control_client import ENDED_ERRORS, ControlClient
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.reports.timeline import Verdict

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from transfer_queue.client.buffered_puts import BufferMethods
 from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.data.client_context import ClientContext, SystemAddress
 from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.data.lease_renewal import Renewer
-from transfer_queue.client.joining.buffered_puts import BufferMethods
 from transfer_queue.client.key_lock import LockMethods
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions

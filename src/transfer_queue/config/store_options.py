@@ -151,7 +151,7 @@ STORE_OPTIONS: dict[str, type] = {
 }
 """The options of each external store that `backend.storage_backend` may name without an import path.
 
-The docstring of a class introduces its section in `config.yaml`. `storage.stores.registry` names the stores' classes.
+The docstring of a class introduces its section in `config.yaml`. `storage.stores.base` names the stores' classes.
 """
 
 

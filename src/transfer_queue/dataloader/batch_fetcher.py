@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Union
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, Union
 
 import torch
 from tensordict import TensorDictBase
 from torch.utils.data import get_worker_info
 
 from transfer_queue.client._generated_methods import GeneratedMethods
+from transfer_queue.client.conversion.arguments import validated_seconds
 from transfer_queue.client.data.data_path import DataPath
+from transfer_queue.client.operations.fetch_operations import KnownRows
 from transfer_queue.client.operations.long_waits import report
-from transfer_queue.dataloader.claim_view import claiming
 from transfer_queue.dataloader.lease_delivery import give_back, hand_over
 from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Steps, ask_blocking, run_steps
-from transfer_queue.errors import TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import InvalidArgumentError, TransferQueueError, WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease, merge_leases
 
@@ -289,3 +292,94 @@ def _takes_names(function: FetchBatch) -> bool:
         return True
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return any(p.kind is p.VAR_KEYWORD for p in parameters) or named >= set(_FETCH_ARGUMENTS)
+
+
+class Delivery(NamedTuple):
+    """What a source returns for a batch."""
+
+    batch: Batch | None = None
+    """The batch; None if nothing is ready yet, or if its data is not kept."""
+    items: Sequence[Any] | None = None
+    """The finished items of the batch; None if they are still to be cut."""
+    ended: bool = False
+    """True if there will be no further batch."""
+    held: BatchMeta | None = None
+    """The metadata of a batch whose samples must still be finished (`create_partition(free_when=...)`) or acknowledged.
+    """
+    unseen: tuple[BatchLease, ...] = ()
+    """The leases of the batch that end when it is handed over."""
+    meta: BatchMeta | None = None
+    """The metadata of the batch, if there are finished items."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no batch has come yet."""
+        return self.batch is None and self.meta is None and not self.ended
+
+
+def checked_timeout(timeout: float | None) -> float | None:
+    """Return the timeout of a dataset. Raises InvalidArgumentError if it is not a positive number of seconds."""
+    seconds = validated_seconds(timeout)
+    if seconds is not None and seconds <= 0:
+        raise InvalidArgumentError(
+            f"timeout must be a positive number of seconds, or None for no limit, got {timeout!r}"
+        )
+    return seconds
+
+
+def deliver_in_time(
+    deliver: Callable[[float | None], Steps[Delivery]],
+    timeout: float | None,
+    position: Callable[[], tuple[str, int, int]],
+    make_fetcher: Callable[[], Fetcher],
+) -> Steps[Delivery]:
+    """Wait until a source delivers something, and return it. Return nothing if the position has changed meanwhile.
+
+    Args:
+        deliver: Returns the steps of one delivery, which wait for at most these seconds; None for no limit.
+        timeout: Seconds to wait for the batch; None for no limit.
+        position: Returns the partition and the number of the batch, and how often the position was changed.
+        make_fetcher: Returns the fetcher that finds out why no batch comes.
+
+    Raises:
+        WaitTimeoutError: No batch came for `timeout` seconds. The message says why, with the verdict.
+    """
+    place, left, deadline, fetcher = position(), timeout, math.inf, None
+    if timeout is not None:
+        fetcher = make_fetcher()
+        deadline = fetcher.clock() + timeout
+    found = yield from deliver(left)
+    while found.is_empty and position() == place:
+        if fetcher is not None:
+            left = deadline - fetcher.clock()
+            if left <= 0:
+                reason = yield from fetcher.explain(*place[:2])
+                raise WaitTimeoutError(f"Timeout: no batch came within {timeout:g} s. {reason}")
+        found = yield from deliver(left)
+    return found
+
+
+def claiming(client: GeneratedMethods, *, again: bool = False, known: KnownRows | None = None) -> GeneratedMethods:
+    """Return a view of a client whose claims hand nothing over: whoever uses it does, or returns the batches.
+
+    The leases of what it claims are in the metadata and in `_operations.held`. It has everything else of the client,
+    also what a subclass has changed.
+
+    Args:
+        client: The client.
+        again: True if the claims return only batches that were dealt before. Default: False.
+        known: Rows that they return instead, without a claim. Default: none.
+    """
+    operations = client._operations._claiming(again=again, known=known)  # connects, before the client is copied
+    view: Any = copy.copy(client)
+    view.__class__ = _view_of(type(client))
+    view._claims = operations
+    return view  # type: ignore[no-any-return]
+
+
+@lru_cache
+def _view_of(kind: type) -> type:
+    """Return the class of views of clients of this class."""
+    if "_claims" in vars(kind):
+        return kind  # it is the class of a view
+    return type(kind.__name__, (kind,), {"_claims": None, "_operations": property(lambda self: self._claims)})

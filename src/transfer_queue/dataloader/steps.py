@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar, Union
 
 from transfer_queue.client._generated_methods import GeneratedMethods
-from transfer_queue.net.drivers.blocked_loop import BLOCKED_SECONDS, blocks_loop, warn_of_blocked_loop
+from transfer_queue.net.drivers.blocking_driver import BLOCKED_SECONDS, blocks_loop, warn_of_blocked_loop
 
 T = TypeVar("T")
 

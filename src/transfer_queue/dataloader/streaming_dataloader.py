@@ -11,12 +11,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from transfer_queue.dataloader.async_iteration import AsyncItems
-from transfer_queue.dataloader.batch_fetcher import Batch
-from transfer_queue.dataloader.batch_wait import Delivery
-from transfer_queue.dataloader.pinned_memory import pin
+from transfer_queue.dataloader.batch_fetcher import Batch, Delivery
 from transfer_queue.dataloader.steps import Steps
 from transfer_queue.dataloader.streaming_dataset import Finish, LocalSource, StreamingDataset
-from transfer_queue.dataloader.worker_processes import Workers, begin_worker
+from transfer_queue.dataloader.worker_processes import Workers, begin_worker, pin
 from transfer_queue.errors import InvalidArgumentError
 
 

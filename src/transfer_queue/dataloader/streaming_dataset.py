@@ -32,13 +32,15 @@ from transfer_queue.config.environment import empty_batch_sleep_interval
 from transfer_queue.dataloader.async_iteration import AsyncItems
 from transfer_queue.dataloader.batch_fetcher import (
     Batch,
+    Delivery,
     FetchBatch,
     Fetcher,
+    checked_timeout,
     default_fetch_batch_fn,
+    deliver_in_time,
     number_in_rank,
     sampling_of,
 )
-from transfer_queue.dataloader.batch_wait import Delivery, checked_timeout, deliver_in_time
 from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
 from transfer_queue.dataloader.lease_delivery import (
     adopt_lease,

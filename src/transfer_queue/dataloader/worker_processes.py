@@ -1,4 +1,4 @@
-"""The worker processes of a StreamingDataLoader: their main loop, and the loader's side, which receives the batches."""
+"""The worker processes of a StreamingDataLoader: their main loop, and the loader's side, which pins batches."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tensordict import TensorDictBase
+import torch
+from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from torch.utils.data import get_worker_info
 
-from transfer_queue.dataloader.batch_fetcher import Batch, Fetcher
-from transfer_queue.dataloader.batch_wait import Delivery
+from transfer_queue.dataloader.batch_fetcher import Batch, Delivery, Fetcher
 from transfer_queue.dataloader.lease_delivery import PrefetchedBatch, take_unseen
-from transfer_queue.dataloader.pinned_memory import pin
 from transfer_queue.dataloader.steps import NOT_RECEIVED, ReceptionStep, Steps, call_in_thread, run_steps
 from transfer_queue.dataloader.streaming_dataset import Finish, StreamingDataset
 from transfer_queue.dataloader.worker_channel import (
@@ -31,7 +30,8 @@ from transfer_queue.dataloader.worker_channel import (
     StartFetching,
     WorkerChannelEnd,
 )
-from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.wire.blocks.gather import stack_of, tensor_rows
 
 
 @dataclass(frozen=True)
@@ -286,3 +286,61 @@ class Workers:
     def __del__(self) -> None:
         if hasattr(self, "_reception"):
             self.close()
+
+
+# ---------------------------------------------------------------- page-locked memory
+# Torch pins the types that it supports. Jagged and nested columns inside a TensorDict are pinned here, part by part,
+# and metadata is not changed.
+
+
+def pin(item: Any) -> Any:
+    """Return the item with its tensors pinned, also inside tuples, lists and mappings. Pinned tensors are not copied.
+
+    TensorDicts, tuples, lists and mappings are new objects.
+    """
+    if isinstance(item, torch.Tensor):
+        return _pinned_tensor(item)
+    if isinstance(item, BatchMeta | KVBatchMeta | str | bytes):
+        return item
+    if is_non_tensor(item):
+        return _pinned_stack(item)
+    if isinstance(item, TensorDictBase):
+        columns = {name: pin(item.get(name)) for name in item.keys()}  # noqa: SIM118
+        return TensorDict(columns, batch_size=item.batch_size)
+    if isinstance(item, tuple):
+        parts = [pin(part) for part in item]
+        return type(item)(*parts) if hasattr(item, "_fields") else type(item)(parts)
+    if isinstance(item, list):
+        return [pin(part) for part in item]
+    if isinstance(item, Mapping):
+        return {name: pin(part) for name, part in item.items()}
+    return item.pin_memory() if hasattr(item, "pin_memory") else item
+
+
+def _pinned_stack(column: Any) -> Any:
+    """Return a column of one value for each row, with its tensors pinned. Rows that are one tensor remain one."""
+    rows = tensor_rows(column)
+    if rows is None:
+        return column
+    pinned = {id(row): row for row in rows}
+    pinned = {key: _pinned_tensor(row) for key, row in pinned.items()}
+    return stack_of([pinned[id(row)] for row in rows], len(rows))
+
+
+def _pinned_tensor(tensor: Any) -> torch.Tensor:
+    if not tensor.is_nested:
+        return tensor.pin_memory()  # type: ignore[no-any-return]
+    if tensor.layout == torch.jagged:
+        return _pinned_jagged(tensor)
+    return torch._nested_view_from_buffer(
+        tensor.values().pin_memory(), tensor._nested_tensor_size(), tensor._nested_tensor_strides(),
+        tensor._nested_tensor_storage_offsets(),
+    )  # fmt: skip
+
+
+def _pinned_jagged(tensor: Any) -> torch.Tensor:
+    lengths = tensor.lengths()
+    return torch.nested.nested_tensor_from_jagged(
+        tensor.values().pin_memory(), tensor.offsets().pin_memory(), None if lengths is None else lengths.pin_memory(),
+        jagged_dim=tensor._ragged_idx, min_seqlen=tensor._maybe_min_seqlen, max_seqlen=tensor._maybe_max_seqlen,
+    )  # fmt: skip

@@ -2,7 +2,7 @@
 
     segment-<n>    records, in order (`segment.py`); each process and each snapshot begins a new one
     state-<n>      the state before the first record of segment n (`state_file.py`)
-    load-<hex>     the state of a loaded checkpoint; a record names it (`loaded_states.py`)
+    load-<hex>     the state of a loaded checkpoint; a record names it (`state_file.py`)
 
 Files older than the newest complete snapshot are removed. `recover` restores the state from the files, and `Journal`
 appends to them. Waiting requests are not recorded: their clients send them again on their new connections.
@@ -28,8 +28,8 @@ from transfer_queue.core.state.restore import shift_ages
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError, JournalError
 from transfer_queue.journal import state_file
-from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import ClockIdentity, Reading, SegmentHeader, SegmentWriter, sync_folder
+from transfer_queue.journal.state_file import LoadedStates
 
 RecordT = TypeVar("RecordT", bound=Record)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from transfer_queue.metrics.declaration import ARENA, SERVER, Family
 from transfer_queue.metrics.samples import (
+    ARENA,
+    SERVER,
+    Family,
     counter_of_controller,
     dropped_rows,
     journal_value,

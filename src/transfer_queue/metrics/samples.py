@@ -1,4 +1,4 @@
-"""Functions that return the samples of a metric in a snapshot. `metrics.families` names one for each metric.
+"""The measurements of one scrape, and functions from it to the samples of a metric, which `metrics.families` names.
 
 A sample is a value and the values of the family's labels, in their order; None if the sample does not have the label.
 """
@@ -6,12 +6,68 @@ A sample is a value and the values of the family's labels, in their order; None 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, SamplerCost, TaskProgress, Timing
 from transfer_queue.messages.reports.unit_reports import Measured, ServerMeasures, UnitMeasures
-from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
 from transfer_queue.metrics.timing import OTHER
+
+
+@dataclass(frozen=True)
+class JournalMeasures:
+    """Measurements of the journal."""
+
+    size: int
+    """The length of all files in bytes."""
+    records: int
+    """The number of records since the last snapshot."""
+    nbytes: int
+    """The length of these records in bytes."""
+    age: float
+    """The time in seconds since the last snapshot."""
+    commits: Timing
+    """The time of commits."""
+    last_commit: float
+    """The time of the last commit in seconds."""
+    failures: int
+    """The number of failed commits."""
+    trouble: bool
+    """Whether the journal cannot be written now."""
+    snapshot_failing: bool
+    """Whether the last snapshot could not be written."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The system at one moment, or within some milliseconds, because a large state is read in steps."""
+
+    server: ServerMeasures
+    """The measurements of the controller's process."""
+    counters: Mapping[str, float]
+    """`ControllerMeasures.counters`."""
+    count: int
+    """The number of all partitions."""
+    partitions: list[PartitionProgress]
+    """The partitions that are reported by name, and if there are more, one with the sums of all others."""
+    samplers: list[SamplerCost]
+    """The cost of each user's sampler."""
+    infos: list[UnitInfo]
+    """All storage units."""
+    units: Mapping[int, Measured | None]
+    """Unit -> its measurements; None if it did not reply."""
+    live: Mapping[int, int]
+    """Unit -> bytes of its blocks that are needed."""
+    series: Mapping[str, Mapping[tuple[str, ...], float]]
+    """Name -> label values -> value, for `samples.series`."""
+    journal: JournalMeasures | None
+    """The measurements of the journal; None if the system has no journal."""
+    timings: Mapping[str, list[Timing]] = field(default_factory=dict)
+    """Name -> histograms of tasks, for `samples.per_task_timing`."""
+    time: float = 0.0
+    """The time of the scrape, in seconds since the epoch."""
+
 
 MOST_OF_A_PARTITION = 50
 """Fields, tasks and reasons to drop of one partition that have their own samples. The others share one."""
@@ -178,3 +234,39 @@ def _bounded(names: Iterable[str], found: Iterable[T]) -> Iterator[tuple[T, str]
     """Yield each item, and the name under which it is reported."""
     for number, (name, each) in enumerate(zip(names, found)):
         yield each, name if number < MOST_OF_A_PARTITION else OTHER
+
+
+SERVER = ("server", "unit")
+"""server: "controller" or "unit"; unit: the number of a storage unit, absent for the controller."""
+
+ARENA = ("unit", "tier")
+"""tier: "memory", "disk" or "store" (an external one)."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A metric: all samples of one name."""
+
+    kind: str
+    """The type as Prometheus names it: "counter", "gauge" or "histogram"."""
+    help: str
+    """The meaning, for the endpoint, the reference page and the dashboard."""
+    labels: tuple[str, ...]
+    """The names of the labels that its samples may have."""
+    sample: Samples
+    """Returns the samples of a snapshot."""
+    combine: Callable[[tuple[float, float]], float] = sum
+    """Combines the values of two samples with equal labels. Use max for a longest time."""
+    bounds: tuple[float, ...] = ()
+    """The upper bounds of the buckets of a histogram, in the unit of its name."""
+    panel: str = ""
+    """The title of the dashboard panel, which several metrics of a row can share. Default: a panel of its own."""
+    legend: str = ""
+    """The name of its lines in the panel, with labels as "{{label}}". Default: its labels."""
+    queries: tuple[tuple[str, str], ...] = ()
+    """The queries of the dashboard: PromQL, in which METRIC is this metric with its filter, and the name of the lines.
+
+    Default: the rate of a counter, quantiles of a histogram, and the value of a gauge.
+    """
+    shown: bool = True
+    """Whether the dashboard has the metric."""

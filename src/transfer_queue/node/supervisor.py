@@ -40,17 +40,15 @@ from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
 from transfer_queue.net.server.sockets import bind_socket
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
-from transfer_queue.node.hosting.child_process import ChildServer
+from transfer_queue.node.hosting.child_process import ChildServer, Serves, run_server
 from transfer_queue.node.hosting.server_log import configure_logging, write_log_to
-from transfer_queue.node.hosting.server_process import Serves, run_server
 from transfer_queue.node.system import launcher_protocol, processes
 from transfer_queue.node.system.data_folders import DataFolders
 from transfer_queue.node.system.locks import StartLock, hold_liveness
 from transfer_queue.node.system.paths import Description, SystemFolder, no_link
 from transfer_queue.node.system.store_process import build_store_server, write_status
 from transfer_queue.node.unit.unit_process import UnitPlace, build_unit
-from transfer_queue.storage.stores.base import StoreAddress
-from transfer_queue.storage.stores.registry import has_server
+from transfer_queue.storage.stores.base import StoreAddress, has_server
 from transfer_queue.token_text import find_tokenizer
 
 CHANNEL = 3  # the descriptor of the launcher's pipe

@@ -24,8 +24,7 @@ from transfer_queue.errors import (
 from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.queries import Backlog
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.queues.exceptions import empty_error, full_error
-from transfer_queue.queues.handle import QueueHandle
+from transfer_queue.queues.handle import QueueHandle, empty_error, full_error
 from transfer_queue.queues.leased_item import LeasedItem
 from transfer_queue.wire.blocks.gather import UnreadableObject
 

@@ -1,18 +1,138 @@
-"""QueueHandle: the name of a queue, and the way to its system from any process."""
+"""QueueHandle: the name of a queue, the way to its system from any process, and the items taken ahead of its gets."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
+import threading
+import time
 import uuid
 import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Any
 
 from transfer_queue.attachment import client_of
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.operations.queue_operations import TASK
-from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.errors import InvalidArgumentError, QueueEmptyError, QueueFullError
 from transfer_queue.interface import init
-from transfer_queue.queues.prefetch_buffer import PrefetchBuffer
+
+# ---------------------------------------------------------------- exceptions
+# Ray is never imported here: code that catches Ray's exceptions has imported them.
+
+
+_OWN: dict[str, type[Exception]] = {"Empty": QueueEmptyError, "Full": QueueFullError}
+
+
+def empty_error(message: str) -> Exception:
+    """Return the exception for a queue that has no item."""
+    return _make("Empty", message)
+
+
+def full_error(message: str) -> Exception:
+    """Return the exception for a queue that has no space."""
+    return _make("Full", message)
+
+
+def _make(name: str, message: str) -> Exception:
+    theirs = getattr(sys.modules.get("ray.util.queue"), name, None)
+    return (_OWN[name] if theirs is None else _combined(name, theirs))(message)
+
+
+@lru_cache
+def _combined(name: str, theirs: type[Exception]) -> type[Exception]:
+    """Return a class that is the exception of this package and that of Ray."""
+    own = _OWN[name]
+
+    def reduce(error: Exception) -> tuple[Any, ...]:
+        """Pickle by name, because a process that loads the exception may not have Ray's."""
+        return _make, (name, *error.args)
+
+    return type(own.__name__, (own, theirs), {"__module__": own.__module__, "__reduce__": reduce})
+
+
+Fetch = Callable[["float | None"], "list[Any]"]
+AsyncFetch = Callable[["float | None"], "Awaitable[list[Any]]"]
+
+
+class PrefetchBuffer:
+    """The items that were taken ahead, separately for each lease time of the gets.
+
+    One thread, or one task of each event loop, fetches at a time and the others wait for the items that it fetches:
+    otherwise they would wait at the controller for further items while items are here.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._items: dict[float | None, deque[Any]] = {}
+        self._fetching: set[float | None] = set()
+        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        with self._changed:
+            return sum(map(len, self._items.values()))
+
+    def get(self, lease: float | None, wait: float | None, fetch: Fetch) -> Any:
+        """Return the next item.
+
+        Args:
+            lease: The lease time of the get.
+            wait: Seconds to wait; None does not wait.
+            fetch: Returns one or more items, and waits for them for the given seconds.
+        """
+        if wait is None:
+            found, item = self._pop(lease)
+            return item if found else self._keep(lease, fetch(None))
+        deadline = time.monotonic() + wait
+        with self._changed:
+            while not self._items.get(lease) and lease in self._fetching:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    raise empty_error(f"no item came within {wait:g} s")
+            if self._items.get(lease):
+                return self._items[lease].popleft()
+            self._fetching.add(lease)
+        try:
+            return self._keep(lease, fetch(max(0.0, deadline - time.monotonic())))
+        finally:
+            with self._changed:
+                self._fetching.discard(lease)
+                self._changed.notify_all()
+
+    async def get_async(self, lease: float | None, wait: float | None, fetch: AsyncFetch) -> Any:
+        """Return the next item in an event loop. See `get`."""
+        found, item = self._pop(lease)
+        if found:
+            return item
+        if wait is None:
+            return self._keep(lease, await fetch(None))
+        deadline = time.monotonic() + wait
+        turn = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        try:
+            await asyncio.wait_for(turn.acquire(), wait)
+        except asyncio.TimeoutError:
+            raise empty_error(f"no item came within {wait:g} s") from None
+        try:
+            found, item = self._pop(lease)
+            return item if found else self._keep(lease, await fetch(max(0.0, deadline - time.monotonic())))
+        finally:
+            turn.release()
+
+    def _pop(self, lease: float | None) -> tuple[bool, Any]:
+        with self._changed:
+            items = self._items.get(lease)
+            return (True, items.popleft()) if items else (False, None)
+
+    def _keep(self, lease: float | None, items: list[Any]) -> Any:
+        """Return the first of these items, and keep the others."""
+        with self._changed:
+            self._items.setdefault(lease, deque()).extend(items[1:])
+            self._changed.notify_all()
+        return items[0]
+
 
 _handles: weakref.WeakSet[QueueHandle] = weakref.WeakSet()
 

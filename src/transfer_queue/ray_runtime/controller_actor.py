@@ -29,7 +29,7 @@ from transfer_queue.messages.partitions import ClearPartition, CreatePartition, 
 from transfer_queue.messages.queries import SnapshotReply, TakeSnapshot
 from transfer_queue.messages.system import Drain, NodeGone, Topology, TopologyReply, UseSampler
 from transfer_queue.messages.tag_table import tag_rows
-from transfer_queue.node.samplers.sampler_files import SamplerFiles
+from transfer_queue.node.controller.sampler_loading import SamplerFiles
 from transfer_queue.node.system.launcher import RunningSystem, replace_supervisor, start_local, sweep_killed
 from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder

@@ -25,22 +25,20 @@ from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.journal import state_file
-from transfer_queue.journal.loaded_states import LoadedStates
+from transfer_queue.journal.state_file import LoadedStates
 from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
-from transfer_queue.node.controller.core_settings import core_config
+from transfer_queue.node.controller.controller_service import core_config
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.stores.base import StoreAddress, connect
 from transfer_queue.storage.unit import unit_effects as unit_effects
-from transfer_queue.storage.unit.disk_pool import DiskPool
-from transfer_queue.storage.unit.extent_pool import ArenaPool
-from transfer_queue.storage.unit.mirror_pool import MirrorPool
+from transfer_queue.storage.unit.extent_pool import ArenaPool, DiskPool, MirrorPool
 from transfer_queue.storage.unit.object_pool import UNLIMITED, ObjectNames, ObjectPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Begin
@@ -588,7 +586,7 @@ class Cluster:
         trouble = None
         try:
             state_file.write(self.states.path(write.name), write.tree(), sync=False)
-        except Exception as error:  # as in `node.controller.state_writer`
+        except Exception as error:  # as in `node.controller.state_files`
             trouble = f"{type(error).__name__}: {error}"
         self._run_later(
             lambda: self._run_core_effects(self.controller.on_outcome(write.number, trouble, self._controller_now))

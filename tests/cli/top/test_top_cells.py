@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from transfer_queue.cli.top.tables import cells
-from transfer_queue.cli.top.tables.cells import BarPart
+from transfer_queue.cli.top import cells
+from transfer_queue.cli.top.cells import BarPart
 from transfer_queue.timeline.spans import SpanState
 
 shares = st.one_of(st.floats(-1, 2), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.0]))

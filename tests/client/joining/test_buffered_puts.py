@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from transfer_queue.client.joining.buffered_puts import BufferedPuts, BufferMethods
+from transfer_queue.client.buffered_puts import BufferedPuts, BufferMethods
 from transfer_queue.core.events.records import SamplesPut
 from transfer_queue.errors import InvalidArgumentError, SealedError
 from transfer_queue.testing import Client, Cluster

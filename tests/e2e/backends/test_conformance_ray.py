@@ -289,7 +289,7 @@ def test_what_cannot_start_says_why(options: dict[str, Any], monkeypatch: pytest
 
 def without_nixl() -> type:
     """The actor where the package is missing."""
-    from transfer_queue.ray_runtime.direct_store_actor import DirectKeeperActor
+    from transfer_queue.ray_runtime.store_actors import DirectKeeperActor
 
     class Without(DirectKeeperActor):
         def __init__(self, *arguments: Any) -> None:

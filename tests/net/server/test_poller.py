@@ -1,4 +1,4 @@
-"""net.server.poller: which sockets have events."""
+"""net.server.sockets: which sockets have events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from transfer_queue.net.server.poller import READ, WRITE, Poller
+from transfer_queue.net.server.sockets import READ, WRITE, Poller
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from transfer_queue.node.controller import huge_pages
-from transfer_queue.node.controller.huge_pages import HUGE, SMALLEST, collapse_memory, huge_pages_of
+from transfer_queue.node.controller import controller_process
+from transfer_queue.node.controller.controller_process import HUGE, SMALLEST, collapse_memory, huge_pages_of
 
 MAPS = f"""\
 {HUGE:x}-{4 * HUGE:x} rw-p 00000000 00:00 0
@@ -23,7 +23,7 @@ def test_only_whole_huge_pages_of_private_anonymous_memory_are_collapsed() -> No
 
 
 def test_the_memory_keeps_its_contents() -> None:
-    collapse = huge_pages._load_collapse()
+    collapse = controller_process._load_collapse()
     assert collapse is not None
     objects = [(number, str(number)) for number in range(300_000)]
     before = _huge_kilobytes()
@@ -42,9 +42,9 @@ def test_a_large_process_is_collapsed_until_the_kernel_refuses(monkeypatch: pyte
         return next(answers)
 
     sizes = iter([SMALLEST - 1, SMALLEST, SMALLEST, SMALLEST])
-    monkeypatch.setattr(huge_pages, "_resident_bytes", lambda: next(sizes))
-    monkeypatch.setattr(huge_pages, "huge_pages_of", lambda maps: iter([HUGE]))
-    huge_pages._repeat(collapse, 0.0)
+    monkeypatch.setattr(controller_process, "_resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr(controller_process, "huge_pages_of", lambda maps: iter([HUGE]))
+    controller_process._repeat(collapse, 0.0)
     assert calls == [(HUGE, HUGE)] * 3  # the process was too small once
 
 

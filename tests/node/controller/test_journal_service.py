@@ -23,11 +23,10 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.net.handshake import Hello
-from transfer_queue.node.controller import journal_service, state_writer
+from transfer_queue.node.controller import journal_service, state_files
 from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.node.controller.journal_service import Journaling
-from transfer_queue.node.controller.state_files import StateFiles
-from transfer_queue.node.controller.state_writer import StateWriter
+from transfer_queue.node.controller.state_files import StateFiles, StateWriter
 from transfer_queue.sampler import SequentialSampler
 
 CLOCK = ClockIdentity(b"b" * 16, 0.0)
@@ -143,7 +142,7 @@ def test_a_child_that_is_killed_leaves_no_state(tmp_path: Path) -> None:
 
 
 def test_a_child_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_writer, "CHILD_SECONDS", 0.05)
+    monkeypatch.setattr(state_files, "CHILD_SECONDS", 0.05)
     words, path = written(tmp_path, lambda: time.sleep(1000))
     assert words == "the process that writes the state took longer than 0.05 s and was killed"
     assert not path.exists()

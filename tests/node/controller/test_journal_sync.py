@@ -13,7 +13,7 @@ from transfer_queue.core.events.records import SealCounted
 from transfer_queue.journal.journal import Journal, recover
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.net.server.server_loop import Outgoing
-from transfer_queue.node.controller.journal_sync import SYNC_SECONDS, JournalSync
+from transfer_queue.node.controller.journal_service import SYNC_SECONDS, JournalSync
 
 CLOCK = ClockIdentity(b"b" * 16, 1000.0)
 SECONDS = 60

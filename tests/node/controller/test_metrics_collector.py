@@ -17,7 +17,7 @@ from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.reports.unit_reports import Measure, Measured, RegisterUnit, ServerMeasures, UnitMeasures
 from transfer_queue.messages.storage import UnitStatusReply
 from transfer_queue.metrics.exposition import exposition
-from transfer_queue.metrics.snapshot import Snapshot
+from transfer_queue.metrics.samples import Snapshot
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.controller import metrics_collector
 from transfer_queue.node.controller.metrics_collector import Collector

@@ -9,8 +9,7 @@ import socket
 import pytest
 
 from transfer_queue.node.hosting import child_process
-from transfer_queue.node.hosting.child_process import LONGEST_PAUSE, STEADY_SECONDS, ChildServer
-from transfer_queue.node.hosting.server_process import READY
+from transfer_queue.node.hosting.child_process import LONGEST_PAUSE, READY, STEADY_SECONDS, ChildServer
 
 
 class Clock:

@@ -16,8 +16,8 @@ from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.storage import ReadPieces
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
-from transfer_queue.node.unit import remote_fetch
-from transfer_queue.node.unit.remote_fetch import fetch_blocks
+from transfer_queue.node.unit import unit_service
+from transfer_queue.node.unit.unit_service import fetch_blocks
 from transfer_queue.storage.unit.unit_effects import Fetch
 
 KEY = bytes(range(32))
@@ -95,7 +95,7 @@ def test_units_are_asked_at_once() -> None:
 
 
 def test_more_units_than_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_fetch, "MOST_LANES", 1)
+    monkeypatch.setattr(unit_service, "MOST_LANES", 1)
     with units(1) as remotes:
         fetch, into = order({1: remotes[1], 2: remotes[1]}, [(1, 0, 1, 5), (2, 0, 1, 5), (1, 64, 0, 5)])
         assert fetch_blocks(fetch, KEY) == {0, 1}, "the last was gone"

@@ -29,11 +29,11 @@ from transfer_queue.core.puts.apply import apply_put
 from transfer_queue.core.state.state import State
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, recover
-from transfer_queue.journal.loaded_states import LoadedStates
 from transfer_queue.journal.segment import ClockIdentity
+from transfer_queue.journal.state_file import LoadedStates
 from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport
-from transfer_queue.node.controller.core_settings import core_config
+from transfer_queue.node.controller.controller_service import core_config
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
 

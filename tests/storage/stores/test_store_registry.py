@@ -7,8 +7,7 @@ import importlib
 import pytest
 
 from transfer_queue.config.store_options import STORE_OPTIONS
-from transfer_queue.storage.stores.base import Store
-from transfer_queue.storage.stores.registry import BUILT_IN, has_server
+from transfer_queue.storage.stores.base import BUILT_IN, Store, has_server
 from transfer_queue.storage.stores.store_server import StoreServer
 
 

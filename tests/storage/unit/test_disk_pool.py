@@ -15,8 +15,7 @@ from transfer_queue.messages.reports.unit_reports import Move
 from transfer_queue.node.system.paths import mount_of
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
-from transfer_queue.storage.unit.disk_pool import A_TURN, PAUSES, DiskPool
-from transfer_queue.storage.unit.extent_pool import ArenaPool
+from transfer_queue.storage.unit.extent_pool import DROP_PAUSES, DROPS_A_TURN, ArenaPool, DiskPool
 
 SIZE = 16 * GRANULE
 
@@ -65,7 +64,7 @@ def test_pages_of_moved_blocks_are_dropped(tmp_path: Path) -> None:
     os.close(file)
     now = 100.0
     assert pool.next_deadline() == 0.0
-    for pause in PAUSES:
+    for pause in DROP_PAUSES:
         pool.begin_period(now)
         due = pool.next_deadline()
         assert due is not None
@@ -84,15 +83,15 @@ def test_pages_of_moved_blocks_are_dropped(tmp_path: Path) -> None:
 def test_pages_of_many_extents_are_dropped_in_turns(tmp_path: Path) -> None:
     source = Arena.create(tmp_path / "memory", SIZE)
     source.grow(SIZE)
-    pool = DiskPool(Arena.create(tmp_path / "disk", 4 * A_TURN * GRANULE, DISK))
-    for _ in range(A_TURN + 3):
+    pool = DiskPool(Arena.create(tmp_path / "disk", 4 * DROPS_A_TURN * GRANULE, DISK))
+    for _ in range(DROPS_A_TURN + 3):
         move(pool, source, 0, 100)
     pool.begin_period(0.0)
-    assert pool.next_deadline() == PAUSES[0]
-    pool.begin_period(PAUSES[0])
-    assert pool.next_deadline() == PAUSES[0], "the rest is next"
-    pool.begin_period(PAUSES[0])
-    assert pool.next_deadline() == PAUSES[0] + PAUSES[1]
+    assert pool.next_deadline() == DROP_PAUSES[0]
+    pool.begin_period(DROP_PAUSES[0])
+    assert pool.next_deadline() == DROP_PAUSES[0], "the rest is next"
+    pool.begin_period(DROP_PAUSES[0])
+    assert pool.next_deadline() == DROP_PAUSES[0] + DROP_PAUSES[1]
     for arena in (source, pool.arena):
         arena.close()
 

@@ -16,7 +16,7 @@ from transfer_queue.storage.arena import arena as arena_module
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import SlotFolder
-from transfer_queue.storage.unit.mirror_pool import MOST_SPARED, MirrorPool
+from transfer_queue.storage.unit.extent_pool import MOST_SPARED, MirrorPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, Report
 

@@ -15,9 +15,8 @@ from transfer_queue.messages.storage import OpenSlot, ReadPieces
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import SlotFolder
-from transfer_queue.storage.unit import retired_pool
-from transfer_queue.storage.unit.mirror_pool import MirrorPool
-from transfer_queue.storage.unit.retired_pool import RetiredPool
+from transfer_queue.storage.unit import extent_pool
+from transfer_queue.storage.unit.extent_pool import MirrorPool, RetiredPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import SendReply
 
@@ -94,7 +93,7 @@ def test_the_arena_is_removed_with_its_folders(former: MirrorPool) -> None:
 
 
 def test_an_arena_that_cannot_be_read_is_refused(former: MirrorPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retired_pool, "PAUSE", 0.0)
+    monkeypatch.setattr(extent_pool, "REOPEN_PAUSE", 0.0)
     (former.folder / "generations").unlink()
     with pytest.raises(AttachError, match="generations"):
         RetiredPool.open(former.folder)
@@ -105,5 +104,5 @@ def test_a_table_that_changes_while_it_is_read_is_read_again(
 ) -> None:
     away = former.folder.with_name("away")
     shutil.move(former.folder / "generations", away)
-    monkeypatch.setattr(retired_pool.time, "sleep", lambda seconds: shutil.move(away, former.folder / "generations"))
+    monkeypatch.setattr(extent_pool.time, "sleep", lambda seconds: shutil.move(away, former.folder / "generations"))
     assert len(RetiredPool.open(former.folder).table.leased_extents()) == 3

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from differential import differential
 from transfer_queue.messages.queries import LookupReply
+from transfer_queue.wire.blocks.contiguous_rows import equal_rows
 from transfer_queue.wire.blocks.encode import encode_columns
-from transfer_queue.wire.blocks.equal_blocks import equal_rows
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.blocks.row_addressing import locate_rows
 from transfer_queue.wire.buffers.copies import gather_equal, gather_pieces

@@ -11,10 +11,10 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
 from tests.differential import differential
 from tests.wire.codec_arenas import Arenas
+from transfer_queue.wire.blocks.column_sources import LEAST_SAVED, find_equal_keys, find_same_memory
 from transfer_queue.wire.blocks.encode import encode_columns, encode_put
 from transfer_queue.wire.blocks.equal_rows import hash_put
 from transfer_queue.wire.blocks.gather import gather
-from transfer_queue.wire.blocks.shared_rows import LEAST_SAVED, find_equal_keys, find_same_memory
 
 LARGE = LEAST_SAVED // 4
 """The number of float32 elements of a value that is worth storing once."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from differential import differential
-from transfer_queue.wire.buffers import copies, copy_threads
+from transfer_queue.wire.buffers import copies
 from transfer_queue.wire.buffers.copies import address_of, allocate, copy_all, copy_bytes, gather_pieces
 
 SHARED = {"PARALLEL": 0, "PER_THREAD": 1, "LEAST_PART": 1}
@@ -42,7 +42,7 @@ def pieces(draw):
 def test_gather(settings_of_paths, places):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings_of_paths.items():
-            patch.setattr(copies if hasattr(copies, name) else copy_threads, name, value)
+            patch.setattr(copies, name, value)
         found = gather_pieces(MEMORY, *places)
     assert found.tolist() == naive(MEMORY, *places).tolist()
     assert found.flags.writeable
@@ -152,10 +152,10 @@ def test_large_copies():
 def test_many_copies_are_one(sizes, threads):
     data = np.arange(3 << 20, dtype=np.uint32).view(np.uint8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copy_threads, "_most", threads)
-        patch.setattr(copy_threads, "PARALLEL", 1 << 20)
-        patch.setattr(copy_threads, "PER_THREAD", 1 << 18)
-        patch.setattr(copy_threads, "LEAST_PART", 1 << 18)
+        patch.setattr(copies, "_most", threads)
+        patch.setattr(copies, "PARALLEL", 1 << 20)
+        patch.setattr(copies, "PER_THREAD", 1 << 18)
+        patch.setattr(copies, "LEAST_PART", 1 << 18)
         pairs = [(np.zeros(size, np.uint8), data[i * 64 : i * 64 + size]) for i, size in enumerate(sizes)]
         copy_all(pairs)
     for destination, source in pairs:

@@ -6,9 +6,8 @@ import weakref
 import numpy as np
 import pytest
 
-from transfer_queue.wire.buffers import copy_threads
-from transfer_queue.wire.buffers.copies import copy_bytes
-from transfer_queue.wire.buffers.copy_threads import PARALLEL, PER_THREAD, run_in_parts, set_copy_threads
+from transfer_queue.wire.buffers import copies
+from transfer_queue.wire.buffers.copies import PARALLEL, PER_THREAD, copy_bytes, run_in_parts, set_copy_threads
 
 MANY = 8 * PER_THREAD
 """Bytes of which eight threads have enough."""
@@ -16,7 +15,7 @@ MANY = 8 * PER_THREAD
 
 @pytest.fixture(params=[2, 4, 8])
 def threads(request, monkeypatch):
-    monkeypatch.setattr(copy_threads, "_most", request.param)
+    monkeypatch.setattr(copies, "_most", request.param)
     return request.param
 
 
@@ -60,14 +59,14 @@ def test_all_threads_do_all_of_it_once(threads, nbytes):
 @pytest.mark.parametrize(("nbytes", "others"), [(PARALLEL - 1, 0), (PARALLEL, 1), (5 * PER_THREAD, 4), (1 << 30, 63)])
 def test_each_thread_has_enough_to_copy(monkeypatch, nbytes, others):
     started = []
-    monkeypatch.setattr(copy_threads, "_most", 64)
-    monkeypatch.setattr(copy_threads._thread, "start_new_thread", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(copies, "_most", 64)
+    monkeypatch.setattr(copies._thread, "start_new_thread", lambda *arguments: started.append(arguments))
     run_in_parts(nbytes, nbytes, lambda start, stop: None)
     assert len(started) == others
 
 
 def test_one_thread_is_the_callers(monkeypatch):
-    monkeypatch.setattr(copy_threads, "_most", copy_threads._most)
+    monkeypatch.setattr(copies, "_most", copies._most)
     set_copy_threads(1)
     who = set()
     run_in_parts(100, 100 * PARALLEL, lambda start, stop: who.add((threading.get_ident(), start, stop)))
@@ -77,7 +76,7 @@ def test_one_thread_is_the_callers(monkeypatch):
 def test_threads_that_get_no_core_are_not_waited_for(threads, monkeypatch):
     begun = []
     monkeypatch.setattr(
-        copy_threads._thread, "start_new_thread", lambda function, arguments: begun.append((function, arguments))
+        copies._thread, "start_new_thread", lambda function, arguments: begun.append((function, arguments))
     )
     data = np.random.default_rng(0).integers(0, 256, MANY, dtype=np.uint8)
     destination = np.empty_like(data)
@@ -94,7 +93,7 @@ def test_what_starts_no_thread_is_done_by_the_caller(threads, monkeypatch):
     def refuse(function, arguments):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(copy_threads._thread, "start_new_thread", refuse)
+    monkeypatch.setattr(copies._thread, "start_new_thread", refuse)
     data, destination = np.ones(MANY, np.uint8), np.zeros(MANY, np.uint8)
     copy_bytes(destination, data)
     assert destination.all()

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from differential import differential
-from transfer_queue.wire.buffers.copies import address_of
-from transfer_queue.wire.buffers.registered_memory import (
+from transfer_queue.wire.blocks.device_memory import (
     add_range,
     device_to_host,
     host_to_device,
     pieces,
     remove_range,
 )
+from transfer_queue.wire.buffers.copies import address_of
 
 SIZE = 64
 cuts = st.lists(st.integers(0, SIZE), max_size=8, unique=True).map(sorted)

@@ -85,20 +85,20 @@ def _selftest(mebibytes: int) -> Iterator[Finding]:
 
 
 def _storage_settings(path: Path) -> Iterator[Finding]:
-    from transfer_queue.cli.doctor.storage_settings import check
+    from transfer_queue.cli.doctor.machine import check_storage_settings
 
-    return check(path)
+    return check_storage_settings(path)
 
 
 def checks() -> list[tuple[str, Check]]:
     """Return all checks by topic, in the order in which they run."""
-    from transfer_queue.cli.doctor import limits, machine, runtime, shared_memory, software
+    from transfer_queue.cli.doctor import machine, runtime, software
 
     return [
         ("software", software.check),
-        ("processors and memory", machine.check),
-        ("shared memory", shared_memory.check),
-        ("limits", limits.check),
+        ("processors and memory", machine.check_machine),
+        ("shared memory", machine.check_shared_memory),
+        ("limits", machine.check_limits),
         ("runtime folder", runtime.check_folder),
         ("systems", runtime.check_systems),
         ("environment", runtime.check_environment),

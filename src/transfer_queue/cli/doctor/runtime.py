@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from transfer_queue.cli.doctor import shared_memory
+from transfer_queue.cli.doctor import machine
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
 from transfer_queue.config import environment
 from transfer_queue.display import printable_name, size_text
@@ -42,7 +42,7 @@ def _candidates() -> set[Path]:
     paths = [Path(asked)] if asked is not None else []
     paths += [
         Path(f"/run/user/{os.geteuid()}/transfer_queue"),
-        shared_memory.temporary() / f"{ARENA_PREFIX}{os.geteuid()}",
+        machine.temporary() / f"{ARENA_PREFIX}{os.geteuid()}",
     ]
     return {above for path in paths for above in (path, *path.parents) if not above.exists()}
 
@@ -173,7 +173,7 @@ def _duration(seconds: float) -> str:
 
 def _arenas(linked: set[Path]) -> Iterator[Finding]:
     """Report arenas that belong to no system here and that no process uses."""
-    folders = {Path("/dev/shm"), shared_memory.choice().folder}
+    folders = {Path("/dev/shm"), machine.choice().folder}
     found = [
         path for folder in folders for path in folder.glob(f"{ARENA_PREFIX}{os.geteuid()}-*") if path not in linked
     ]

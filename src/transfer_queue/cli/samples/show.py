@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transfer_queue.cli.options import Commands, add_name, add_tokenizer
-from transfer_queue.cli.shell.json_output import add_json, plain, print_json
-from transfer_queue.cli.system_search import find_system_that_replies
+from transfer_queue.cli.options import Commands, add_name, add_tokenizer, find_system_that_replies
+from transfer_queue.cli.shell.terminal import add_json, plain, print_json
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         return 1
     values = {}
     if report.state == LIVE and report.fields and not options.no_values:
-        from transfer_queue.cli.samples.first_values import read_values
+        from transfer_queue.cli.samples.report_text import read_values
 
         values = read_values(system, report, tokens)
     if options.json:

@@ -9,9 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer_queue.cli.options import Commands, add_name, seconds_type
-from transfer_queue.cli.shell.json_output import add_json, print_json
-from transfer_queue.cli.system_search import find_system_that_replies
+from transfer_queue.cli.options import Commands, add_name, find_system_that_replies, seconds_type
+from transfer_queue.cli.shell.terminal import add_json, print_json
 
 if TYPE_CHECKING:
     from transfer_queue.cli.shell.terminal import Styles

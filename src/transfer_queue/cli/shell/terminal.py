@@ -1,15 +1,25 @@
-"""Styles, widths and times for what commands print: colors only on a terminal, and never if NO_COLOR is set."""
+"""Styles, widths and times for what commands print, and JSON. Colors only on a terminal, never if NO_COLOR is set."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
 import re
 import shutil
 import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from transfer_queue.config import environment
+
+if TYPE_CHECKING:
+    from transfer_queue.node.system.launcher import RunningSystem
+
 
 WIDTH_OF_FILES = 160
 """The width of lines that do not go to a terminal."""
@@ -151,3 +161,39 @@ def table_lines(
 def cut(line: str, width: int) -> str:
     """Return a line with at most `width` characters; the end of a longer one is replaced by an ellipsis."""
     return line if len(line) <= width else line[: max(0, width - 1)] + "…"
+
+
+# ---------------------------------------------------------------- JSON
+# The option `--json`: one JSON document on standard output, with the attributes of the messages by name.
+
+
+def add_json(command: argparse.ArgumentParser, summary: str = "print one JSON document") -> None:
+    """Add the option `--json`."""
+    command.add_argument("--json", action="store_true", help=summary)
+
+
+def plain(value: Any) -> Any:
+    """Return a message as JSON values. A number that JSON does not have (NaN) becomes null."""
+    if isinstance(value, msgspec.Struct):  # on the wire it is an array: names make it readable
+        return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {str(name): plain(entry) for name, entry in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def system_as_json(system: RunningSystem) -> dict[str, Any]:
+    """Return what identifies a running system."""
+    its = system.description
+    return {
+        "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
+        "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
+    }  # fmt: skip
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on one line. An object that is not a JSON value is printed as its `repr`."""
+    print(json.dumps(plain(value), default=repr))

@@ -9,8 +9,7 @@ import signal
 import sys
 import threading
 
-from transfer_queue.cli.options import Commands, add_name, seconds_type
-from transfer_queue.cli.system_search import find_system_that_replies
+from transfer_queue.cli.options import Commands, add_name, find_system_that_replies, seconds_type
 
 EVERY = 1.0  # default of --every: seconds between two refreshes
 HANG_UP = 128 + signal.SIGHUP  # exit code if the terminal is closed

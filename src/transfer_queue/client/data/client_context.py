@@ -33,6 +33,7 @@ from transfer_queue.client.data.remote_io import fetch_remote, receive_pieces
 from transfer_queue.client.data.store_io import StoreAllocator, StoreConnections, StoredBlocks
 from transfer_queue.client.data.timeline_reader import TimelineReader
 from transfer_queue.client.tracing import find_tracing
+from transfer_queue.config.environment import copy_threads
 from transfer_queue.config.settings import Settings
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import (
@@ -61,12 +62,10 @@ from transfer_queue.storage.arena.writer_locks import HeldSlot, hold_slot
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
-from transfer_queue.utils.usable_cores import copy_threads
 from transfer_queue.wire.blocks.gather import Place, View
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges
 from transfer_queue.wire.blocks.row_addressing import Memory
-from transfer_queue.wire.buffers.copies import U8
-from transfer_queue.wire.buffers.copy_threads import set_copy_threads
+from transfer_queue.wire.buffers.copies import U8, set_copy_threads
 
 if TYPE_CHECKING:
     import ssl

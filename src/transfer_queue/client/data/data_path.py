@@ -18,8 +18,7 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.client.conversion import arguments, replies
-from transfer_queue.client.conversion.arguments import Columns, DataParser
-from transfer_queue.client.conversion.data_parser import checked_parser_result, parser_columns
+from transfer_queue.client.conversion.arguments import Columns, DataParser, checked_parser_result, parser_columns
 from transfer_queue.client.data import store_io
 from transfer_queue.client.data.block_groups import BlockGroup, describe_block, group_bytes, place_blocks
 from transfer_queue.client.data.client_context import ClientContext

@@ -12,9 +12,8 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.client.conversion import arguments
-from transfer_queue.client.conversion.empty_columns import column_of_no_rows
+from transfer_queue.client.conversion.replies import column_of_no_rows, merge_lookups
 from transfer_queue.client.data.data_path import DataPath, Operation
-from transfer_queue.client.operations.merge_lookups import merge_lookups
 from transfer_queue.config.environment import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
 from transfer_queue.messages.claims import Claim, ClaimReply, ReportBatches

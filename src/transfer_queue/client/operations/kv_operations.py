@@ -12,8 +12,7 @@ from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import DataPath, Operation
-from transfer_queue.client.joining.lookup_joiner import LookupJoiner
-from transfer_queue.client.joining.put_joiner import PutJoiner, PutPart
+from transfer_queue.client.joiners import LookupJoiner, PutJoiner, PutPart
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import queries

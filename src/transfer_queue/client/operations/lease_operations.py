@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.data.data_path import DataPath, Operation
-from transfer_queue.client.joining.ack_joiner import AckJoiner
+from transfer_queue.client.joiners import AckJoiner
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Ack, Nack, RankGone, Renew, ReportBatches
 from transfer_queue.metadata import BatchMeta

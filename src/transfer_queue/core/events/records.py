@@ -549,7 +549,7 @@ class StateLoaded(Record, frozen=True):
     time: float
     """By the controller's clock."""
     file: str = ""
-    """The name of the journal's file that contains the loaded state (`journal.loaded_states`), or "".
+    """The name of the journal's file that contains the loaded state (`journal.state_file`), or "".
 
     A replay reads this file into `State.prepared` before it applies the record.
     """

@@ -26,7 +26,7 @@ from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.core.tables.ready_sets import ReadySet
 from transfer_queue.errors import SamplerError, TransferQueueError
 from transfer_queue.sampler.calls.call_messages import Question, SamplerCall, SamplerRequest, Shown, ViewReply
-from transfer_queue.sampler.calls.remote_partition import PAGE
+from transfer_queue.sampler.calls.sampler_calls import PAGE
 from transfer_queue.sampler.ready_views import RankKey
 
 MOST_GROUPS = 1 << 16  # groups in the reply to one question

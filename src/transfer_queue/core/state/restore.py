@@ -33,7 +33,7 @@ _decoder = msgspec.msgpack.Decoder(ext_hook=_decode)
 def unpack(packed: bytes) -> Any:
     """Return the tree of a loaded state that an older release wrote into a record. Its arrays are copies.
 
-    This release writes a loaded state into a file of its own, which the record names (`journal.loaded_states`).
+    This release writes a loaded state into a file of its own, which the record names (`journal.state_file`).
     """
     return _decoder.decode(packed)
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Union
 from transfer_queue.errors import advice_on_open_files
 from transfer_queue.net.fd_limits import RateLimitedLog, ReservedDescriptor
 from transfer_queue.net.handshake import refusal_message
-from transfer_queue.net.server.poller import READ, Poller
-from transfer_queue.net.server.sockets import BoundPath, Listener, bind_socket
+from transfer_queue.net.server.sockets import READ, BoundPath, Listener, Poller, bind_socket
 
 if TYPE_CHECKING:
     import ssl

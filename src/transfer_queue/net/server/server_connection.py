@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Union
 
 from transfer_queue.net.framing import Frame, FrameReader, pack_frame
 from transfer_queue.net.handshake import Hello, ServerHandshake
-from transfer_queue.net.server.poller import READ
+from transfer_queue.net.server.sockets import READ
 
 if TYPE_CHECKING:
     from transfer_queue.net.tls import Tls

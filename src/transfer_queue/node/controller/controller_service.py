@@ -12,9 +12,10 @@ from typing import Any, Union
 
 import msgspec
 
-from transfer_queue.config.settings import SYSTEM
+from transfer_queue.config.settings import SYSTEM, Settings
 from transfer_queue.core.absent_clients import AbsentHolders
 from transfer_queue.core.checkpoints import check_file_name
+from transfer_queue.core.configuration import CoreConfig, MaxLag, Watermarks
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     AskSampler,
@@ -44,18 +45,17 @@ from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.reports import store_reports, unit_reports
 from transfer_queue.messages.reports.overview import MeasureServers, ServersReply, ShowViews, ViewsReply
 from transfer_queue.messages.system import UseSampler
-from transfer_queue.metrics.snapshot import JournalMeasures
+from transfer_queue.metrics.samples import JournalMeasures
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.controller.journal_service import Journaling
-from transfer_queue.node.controller.state_files import StateFiles
-from transfer_queue.node.controller.state_writer import StateWriter
+from transfer_queue.node.controller.sampler_host import Loop, SamplerHost
+from transfer_queue.node.controller.sampler_loading import AnyMade, SamplerFiles
+from transfer_queue.node.controller.state_files import StateFiles, StateWriter
 from transfer_queue.node.hosting.service_base import BackgroundThread, EnvelopeService
-from transfer_queue.node.samplers.sampler_files import SamplerFiles
-from transfer_queue.node.samplers.sampler_host import Loop, SamplerHost
-from transfer_queue.node.samplers.sampler_loading import AnyMade
 from transfer_queue.node.system.client_liveness import DepartedClients
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 logger = logging.getLogger(__name__)
 
@@ -551,3 +551,27 @@ def _ignore_result(outcome: object) -> None:
 def core_sampler(made: AnyMade, pattern: str = SYSTEM) -> AnySampler:
     """Return the sampler as the core uses it: a built-in sampler itself, a `UserSampler` for one in a process."""
     return UserSampler(HostedRunner(made.facts, pattern)) if isinstance(made, SamplerHost) else made
+
+
+def core_config(settings: Settings, sampler: AnySampler, client_config: str, **environment: Any) -> CoreConfig:
+    """Return the configuration of a controller.
+
+    Args:
+        settings: The settings of the system.
+        sampler: The sampler of the system.
+        client_config: JSON text that clients get when they attach.
+        environment: Other fields of `CoreConfig`, which the process of the controller knows.
+    """
+    return CoreConfig(
+        sampler,
+        client_config=client_config,
+        capacity=settings.total_storage_size,
+        max_deliveries=settings.max_deliveries,
+        replicas=settings.replicas,
+        marks=Watermarks(settings.offload_high, settings.offload_low),
+        max_lag=None if settings.max_lag is None else MaxLag(*settings.max_lag),
+        strict=settings.strict,
+        timeline_events=settings.timeline_events,
+        values=partial(decode_tag_value_copied, allow_pickle=settings.allow_pickle),
+        **environment,
+    )

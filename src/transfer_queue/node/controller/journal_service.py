@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,10 +16,91 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.records import AnyRecord, StateLoaded
 from transfer_queue.journal.journal import Journal, snapshot_of, snapshot_path
 from transfer_queue.journal.segment import RESERVED_BYTES, ClockIdentity
-from transfer_queue.metrics.snapshot import JournalMeasures
+from transfer_queue.metrics.samples import JournalMeasures
 from transfer_queue.metrics.timing import LOOP_BOUNDS, NOTEWORTHY, Histogram
-from transfer_queue.node.controller.journal_sync import JournalSync
-from transfer_queue.node.controller.state_writer import Done
+from transfer_queue.net.server.server_loop import Outgoing
+from transfer_queue.node.controller.state_files import Done
+from transfer_queue.node.hosting.service_base import BackgroundThread
+
+# ---------------------------------------------------------------- journals that are written to the disk later
+# A commit then waits only for the operating system. SYNC_SECONDS later at most, another thread begins to wait for the
+# disk. The mirror overwrites the space of extents that are freed, so it is ordered to free them only when the disk has
+# the records that made them free. Otherwise a state that is recovered after a failure of the machine could name values
+# that were overwritten.
+
+
+SYNC_SECONDS = 1.0
+
+
+CallSoon = Callable[[Callable[[], Iterable[Outgoing]]], None]
+
+
+class JournalSync:
+    """Writes one journal through."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._worker = BackgroundThread()
+        self._call_soon: CallSoon | None = None
+        self._commits = 0
+        """Commits so far."""
+        self._synced = 0
+        """The commits that the disk has."""
+        self._waiting: deque[tuple[int, Outgoing]] = deque()
+        """(number of the commit, what is sent when the disk has it), ascending."""
+        self._busy = False
+        self._next = 0.0
+
+    def attach(self, call_soon: CallSoon) -> None:
+        """Set how the thread reaches the loop."""
+        self._call_soon = call_soon
+
+    def note_commit(self) -> None:
+        """Note that records were committed."""
+        self._commits += 1
+
+    def send_later(self, outgoing: Outgoing) -> None:
+        """Send this when the disk has the records of the current event, which the next commit writes."""
+        self._waiting.append((self._commits + 1, outgoing))
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` has work to do; None if it has none."""
+        return self._next if self._synced < self._commits and not self._busy else None
+
+    def tick(self, now: float) -> None:
+        """Begin to wait for the disk, if it is time."""
+        due = self.next_deadline()
+        if due is None or due > now:
+            return
+        assert self._call_soon is not None
+        call_soon, commits, files = self._call_soon, self._commits, self._journal.unsynced_files()
+        self._busy, self._next = True, now + SYNC_SECONDS
+        self._worker.begin(lambda: _sync(files), lambda outcome: call_soon(lambda: self._done(commits, outcome)))
+
+    def _done(self, commits: int, outcome: Any) -> list[Outgoing]:
+        self._busy = False
+        if isinstance(outcome, Exception):
+            logger.error("the disk cannot write the journal in %s: %s; tried again", self._journal.folder, outcome)
+            self._next = time.monotonic() + SYNC_SECONDS
+            return []
+        self._synced = commits
+        ready = []
+        while self._waiting and self._waiting[0][0] <= commits:
+            ready.append(self._waiting.popleft()[1])
+        return ready
+
+
+def _sync(files: list[int]) -> None:
+    """Wait until the disk has these files, and close them."""
+    try:
+        for file in files:
+            os.fsync(file)
+    finally:
+        for file in files:
+            os.close(file)
+
+
+# ---------------------------------------------------------------- the journal
 
 SNAPSHOT_RECORDS = 20_000  # since the last snapshot; a replay of them takes a third of a second
 MOST_RECORDS = 100_000  # with more records, the next snapshot begins without a rest
@@ -30,7 +113,7 @@ logger = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
-    """Writes states to files, as `node.controller.state_writer.StateWriter`."""
+    """Writes states to files, as `node.controller.state_files.StateWriter`."""
 
     @property
     def busy(self) -> bool:

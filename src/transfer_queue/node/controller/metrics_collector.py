@@ -19,10 +19,10 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.state_metrics import StateMeasures, UnitLoads, measure, measure_units
 from transfer_queue.messages.reports.overview import JournalSummary, ServersReply, UnitServer, UnitViews, ViewsReply
 from transfer_queue.messages.reports.unit_reports import Measure, Measured
-from transfer_queue.metrics.snapshot import JournalMeasures, Snapshot
+from transfer_queue.metrics.samples import JournalMeasures, Snapshot
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.node.controller.controller_service import CallSoon
-from transfer_queue.node.hosting.process_metrics import ProcessMetrics
+from transfer_queue.node.hosting.service_base import ProcessMetrics
 
 LOOP_SECONDS = 5.0  # within which the loop must run a step
 STEP_SECONDS = 0.001  # of one step in the loop

@@ -1,18 +1,24 @@
-"""The folder through which the controller's states get to clients that save and come from clients that load.
+"""Files of the controller's state: the folder that it shares with clients which save and load, and how it writes them.
 
 Requests contain names of files, which the core has checked: 32 hex digits, no path. The folder belongs to the system.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
-from collections.abc import Iterable
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from transfer_queue.core.checkpoints import SavedState, build_saved_state, check_file_name
 from transfer_queue.journal import state_file
-from transfer_queue.journal.loaded_states import LoadedStates
+from transfer_queue.journal.state_file import LoadedStates
 
 
 class StateFiles:
@@ -77,3 +83,108 @@ class StateFiles:
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""
         (self.folder / name).unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- writing states
+# The process forks. The child has the state of that moment, writes it and exits; it does not see later changes of the
+# parent. A thread of the parent waits for the child and reports to the loop.
+
+
+CHILD_SECONDS = 600.0  # after which a child that is still writing is killed
+_WORDS = 4096  # bytes of an error's text
+_FIRST = 3  # the first descriptor that is not a standard one
+_PR_SET_PDEATHSIG = 1
+
+Done = Callable[[str | None], Any]
+
+
+class StateWriter:
+    """Writes one state file at a time, in a forked child.
+
+    `call_soon` may be called in any thread. It runs a function in the loop's thread and sends its result.
+    """
+
+    def __init__(self, call_soon: Callable[[Callable[[], Any]], object]) -> None:
+        self.busy = False
+        """Whether a child is writing."""
+        self._call_soon = call_soon
+
+    def begin(self, path: Path, tree: Callable[[], Any], done: Done, sync: bool) -> None:
+        """Begin to write `tree()`, which is called in the child, to `path`. The file is complete or does not exist.
+
+        At the end, `done` is called in the loop's thread with None or with the text of the error. For `sync` see
+        `state_file.write`. Raises OSError if the process cannot fork.
+        """
+        assert not self.busy
+        said, say = os.pipe()
+        die_with_parent = _death_signal()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(said)
+            os.close(say)
+            raise
+        if not pid:
+            _write(path, tree, sync, say, die_with_parent)
+        os.close(say)
+        self.busy = True
+        threading.Thread(target=self._wait, args=(pid, said, done), name="state writer", daemon=True).start()
+
+    def _wait(self, pid: int, said: int, done: Done) -> None:
+        words = _wait_for_child(pid, said)
+
+        def ended() -> Any:
+            self.busy = False
+            return done(words)
+
+        self._call_soon(ended)
+
+
+def _wait_for_child(pid: int, said: int) -> str | None:
+    """Wait for the end of a child. Returns the text of its error, or None if it succeeded."""
+    poll = select.poll()
+    poll.register(said, select.POLLIN)
+    heard = b""
+    if poll.poll(CHILD_SECONDS * 1000):
+        heard = os.read(said, _WORDS)
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        heard = f"the process that writes the state took longer than {CHILD_SECONDS:g} s and was killed".encode()
+    os.close(said)
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if not code:
+        return None
+    return heard.decode("utf-8", "replace") or f"the process that writes the state ended with status {code}"
+
+
+def _write(path: Path, tree: Callable[[], Any], sync: bool, say: int, die_with_parent: Callable[[], object]) -> None:
+    """Run the child. Never returns. It must not log, because other threads of the parent may have held any lock."""
+    code = 1
+    try:
+        parent = os.getppid()
+        # sockets, locks and pipes belong to the parent: its peers must see the parent's end, not the child's
+        os.closerange(_FIRST, say)
+        os.closerange(say + 1, os.sysconf("SC_OPEN_MAX"))
+        gc.disable()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        die_with_parent()
+        if os.getppid() == parent:
+            state_file.write(path, tree(), sync)
+            code = 0
+    except BaseException as error:
+        with contextlib.suppress(BaseException):
+            os.write(say, f"{type(error).__name__}: {error}".encode()[:_WORDS])
+    finally:
+        os._exit(code)
+
+
+def _death_signal() -> Callable[[], object]:
+    """Return what a child calls to be killed with its parent, if the kernel supports it. Call it before the fork."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+        return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    return lambda: None

@@ -7,13 +7,13 @@
         successor                 `ControllerPlace`, if another node has taken over the controller
         alive                     locked by every process of the system (`node.system.locks`)
         arena                     link to the folder of the arenas, preferably in memory
-        disk                      link to the folder of arenas on disk, if there are any (`node.unit.disk_tier`)
+        disk                      link to the folder of arenas on disk, if there are any (`node.system.data_folders`)
         journal/                  the controller's records (`journal.journal`), unless the user chose another folder
         clients/                  locks of the clients that live (`node.system.client_liveness`)
         slots-0/                  slot locks of writers (`storage.arena.writer_locks`)
         states/                   states of the controller, while clients save or load (`node.controller.state_files`)
         live                      0600, the address of the page that shows the system, if `live.enabled` is set
-        samplers/                 samplers sent to the running system (`node.samplers.sampler_files`)
+        samplers/                 samplers sent to the running system (`node.controller.sampler_loading`)
         controller.sock, unit-0.sock
         logs/                     supervisor.log, controller.log, unit-0.log; sampler.log of a user's sampler
     <runtime dir>/.<name>.lock    while a process starts the system or removes its files

@@ -1,4 +1,4 @@
-"""A storage unit behind the server loop: serves writers, and is itself a peer of the controller.
+"""A storage unit behind the server loop: serves writers, and is itself a peer of the controller and of other units.
 
 If its controller is gone, a unit continues to serve its writers and connects again: it registers with the extents that
 it has leased, and reports again what no controller has confirmed.
@@ -7,26 +7,34 @@ it has leased, and reports again what no controller has confirmed.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_queue.errors import ProtocolError
+from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import UNREADABLE, Done, Failure
 from transfer_queue.messages.envelopes import AnyRequest, RequestEnvelope
 from transfer_queue.messages.reports import store_reports, unit_reports
-from transfer_queue.messages.storage import LeaseExtent
+from transfer_queue.messages.storage import LeaseExtent, ReadPieces
 from transfer_queue.metrics.timing import Waits
+from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing
-from transfer_queue.net.session import Session
-from transfer_queue.node.hosting.process_metrics import ProcessMetrics
-from transfer_queue.node.hosting.service_base import EnvelopeService
-from transfer_queue.storage.unit.retired_pool import RetiredPool
+from transfer_queue.net.session import Session, raise_failure
+from transfer_queue.node.hosting.service_base import EnvelopeService, ProcessMetrics
+from transfer_queue.node.system.paths import host_and_port
+from transfer_queue.storage.unit.extent_pool import RetiredPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, Fetch, Report, SendReply
+
+if TYPE_CHECKING:
+    import ssl
+
 
 logger = logging.getLogger(__name__)
 
@@ -283,3 +291,79 @@ def _check_columns(order: unit_reports.Move) -> None:
     counts = {len(column) / 4 for column in fours} | {len(column) / 8 for column in eights}
     if len(counts) != 1 or counts.pop() % 1:
         raise ProtocolError("the controller ordered a move whose columns of blocks differ in length")
+
+
+# ---------------------------------------------------------------- blocks of units on other nodes
+# Fetches blocks from units on other nodes, several units at once. Blocking: a unit runs it in a thread.
+
+
+CALL_SECONDS = 30.0  # for one reply of another unit
+AT_ONCE = 256 << 20  # bytes of one reply
+MOST_LANES = 8  # units from which blocks are fetched at once
+
+
+def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) -> set[int]:
+    """Fetch the blocks of an order, with the key and TLS context of the system. Returns the numbers of those fetched.
+
+    Blocks that were freed before they were copied, and blocks whose unit cannot be reached, are not among them.
+    """
+    units = list(dict.fromkeys(block[0] for block in order.wanted))
+    good: list[int] = []
+
+    def receive(lane: list[int]) -> None:
+        for unit in lane:
+            wanted = [at for at, block in enumerate(order.wanted) if block[0] == unit]
+            try:
+                good.extend(_fetch_from_unit(unit, host_and_port(order.remotes[unit]), key, tls, order, wanted))
+            except (OSError, KeyError, TransferQueueError) as error:
+                logger.warning("%d blocks cannot be fetched from storage unit %d: %s", len(wanted), unit, error)
+
+    lanes = [units[first::MOST_LANES] for first in range(min(MOST_LANES, len(units)))]
+    threads = [threading.Thread(target=receive, args=(lane,), name="fetch blocks", daemon=True) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return set(good)
+
+
+def _fetch_from_unit(
+    unit: int, address: tuple[str, int], key: bytes, tls: ssl.SSLContext | None, order: Fetch, wanted: list[int]
+) -> list[int]:
+    session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit")
+    connection = Connection(address)
+    try:
+        connection.connect(address, session.role, session.client_id, key, time.monotonic() + CALL_SECONDS, tls)
+        return [at for at in wanted if _receive(session, connection, order.wanted[at], order.into[at])]
+    finally:
+        connection.close()
+        session.close()
+
+
+def _receive(session: Session, connection: Connection, block: tuple[int, int, int, int], into: memoryview) -> bool:
+    """Whether the block was fetched, and still had its generation after that."""
+    unit, offset, generation, nbytes = block
+    for begin in range(0, nbytes, AT_ONCE):
+        part = into[begin : min(nbytes, begin + AT_ONCE)]
+        if not _read_pieces(session, connection, (unit, offset, generation), [(offset + begin, part)]):
+            return False
+    return _read_pieces(session, connection, (unit, offset, generation), [])
+
+
+def _read_pieces(
+    session: Session, connection: Connection, block: tuple[int, int, int], parts: Sequence[tuple[int, memoryview]]
+) -> bool:
+    unit, offset, generation = block
+    starts, lengths = (
+        np.array(c, "<i8").tobytes() for c in ([at for at, _ in parts], [len(part) for _, part in parts])
+    )
+    place = np.array([offset], "<i8").tobytes(), np.array([generation], "<i8").tobytes()
+    sequence, frame = session.begin_request(ReadPieces(unit, starts, lengths, *place))
+    deadline = time.monotonic() + CALL_SECONDS
+    try:
+        into = [part for _, part in parts]
+        body = connection.exchange_into(frame, deadline, into) if into else connection.exchange(frame, deadline)
+        reply = raise_failure(session.decode_reply(body).body)
+        return isinstance(reply, Done) and bool(reply.value)
+    finally:
+        session.finish(sequence)

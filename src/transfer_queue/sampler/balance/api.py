@@ -8,10 +8,8 @@ from itertools import chain
 import numpy as np
 
 from transfer_queue.errors import BalanceInputError
-from transfer_queue.sampler.balance.caps import level, spread_capped
-from transfer_queue.sampler.balance.differencing import divide_by_differencing
-from transfer_queue.sampler.balance.first_fit import first_fit
-from transfer_queue.sampler.balance.multistart import spread
+from transfer_queue.sampler.balance.caps import first_fit, level, spread_capped
+from transfer_queue.sampler.balance.division import divide_by_differencing, spread
 from transfer_queue.sampler.balance.validation import (
     Cost,
     Floats,

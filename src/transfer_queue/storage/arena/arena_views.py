@@ -27,17 +27,20 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from transfer_queue.errors import AttachError
+from transfer_queue.errors import AttachError, InvalidArgumentError
 from transfer_queue.messages.storage import ReadHold
 from transfer_queue.storage.arena.arena import Arena, boot_id_of, stretches
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.read_holds import CAN_HOLD, REGISTERED, HoldLocks
 from transfer_queue.storage.protocols import Bytes
+
+if TYPE_CHECKING:
+    import torch
 
 MAPPINGS = 4
 """The largest number of private mappings of one arena, and so of views of the same bytes at a time.
@@ -480,6 +483,35 @@ def _after_fork_in_child() -> None:
             os.close(theirs)
     finally:
         _lock.release()
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a view of values in the store, as a get with `copy=False` returns them.
+
+    A slice of a view is one, too. A view holds the space of its values in the store: it is free for other values when
+    no tensor refers to it any more.
+
+    Args:
+        tensor: The tensor, also a nested one.
+
+    Returns:
+        True if the elements are those in the store; False if they are in memory of their own.
+
+    Raises:
+        InvalidArgumentError: `tensor` is not a tensor.
+
+    Example:
+        >>> put = client.kv_batch_put(["a", "b"], "train_0", {"reward": torch.zeros(2)})
+        >>> values = client.kv_batch_get(["a", "b"], "train_0", copy=False)
+        >>> tq.is_view(values["reward"]), tq.is_view(values["reward"].clone())
+        (True, False)
+    """
+    import torch  # not for servers
+
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(f"tensor must be a torch.Tensor, got a {type(tensor).__name__}; pass one field")
+    elements = tensor.values() if tensor.is_nested else tensor
+    return elements.is_cpu and elements.numel() > 0 and is_viewed(elements.data_ptr())
 
 
 if hasattr(os, "register_at_fork"):

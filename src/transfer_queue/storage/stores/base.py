@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,11 +22,11 @@ import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.storage.protocols import Bytes
-from transfer_queue.storage.stores.registry import BUILT_IN
 from transfer_queue.utils.logging_utils import get_logger
 
 if TYPE_CHECKING:
     import torch
+
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25  # seconds between two attempts
 
@@ -178,6 +179,35 @@ class Store(ABC):
 
     def close(self) -> None:  # noqa: B027 - not every store has something to close
         """Close the connection. What was written stays. Further calls do nothing."""
+
+
+@dataclass(frozen=True)
+class BuiltInStore:
+    """Where a built-in store is implemented. Both paths have the form "package.module:Class"."""
+
+    path: str
+    """The subclass of `Store`."""
+    server: str = ""
+    """The class of its store server, if the system starts one; see `store_server`."""
+
+
+BUILT_IN: dict[str, BuiltInStore] = {
+    "MooncakeStore": BuiltInStore(
+        "transfer_queue.storage.stores.mooncake:MooncakeStore",
+        server="transfer_queue.storage.stores.mooncake_server:MooncakeKeeper",
+    ),
+    "Yuanrong": BuiltInStore(
+        "transfer_queue.storage.stores.yuanrong:YuanrongStore",
+        server="transfer_queue.storage.stores.yuanrong_server:YuanrongKeeper",
+    ),
+    "RayStore": BuiltInStore("transfer_queue.storage.stores.ray_store:RayStore"),
+}
+"""The stores that `backend.storage_backend` may name without an import path."""
+
+
+def has_server(backend: str) -> bool:
+    """Whether the system starts a store server for this backend."""
+    return backend in BUILT_IN and BUILT_IN[backend].server != ""
 
 
 class StoreAddress(msgspec.Struct, frozen=True):

@@ -174,7 +174,7 @@ class Spares:
 
 
 class DirectClient:
-    """Writes to and reads from an actor that has blocks in its own memory (`ray_runtime.direct_store_actor`).
+    """Writes to and reads from an actor that has blocks in its own memory (`ray_runtime.store_actors`).
 
     An actor that was created with `enable_tensor_transport=True` transfers large blocks directly. In all other cases
     blocks are arguments and results of calls, which Ray carries, in its object store if they are large.

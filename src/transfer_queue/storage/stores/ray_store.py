@@ -1,6 +1,6 @@
 """RayStore: blocks in Ray's object store, owned by an actor, so that they outlive their writers.
 
-The actor is in `ray_runtime.block_store_actor`. A writer puts a block and passes the reference to the actor, which puts
+The actor is in `ray_runtime.store_actors`. A writer puts a block and passes the reference to the actor, which puts
 it once more: an object ends with the process that has put it, and since version 2.56 Ray has no other way to transfer
 its ownership. A reader asks the actor for all references of a batch at once, and copies out of the object store's
 memory. The storage unit, a process without Ray, removes blocks through a socket of the actor, which is on the same

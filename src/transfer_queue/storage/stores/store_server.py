@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from transfer_queue.errors import StartError
-from transfer_queue.storage.stores.base import StoreAddress
-from transfer_queue.storage.stores.registry import BUILT_IN, has_server
+from transfer_queue.storage.stores.base import BUILT_IN, StoreAddress, has_server
 from transfer_queue.utils.host_addresses import resolve, source_address
 
 LOOPBACK = "127.0.0.1"

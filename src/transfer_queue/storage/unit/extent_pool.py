@@ -6,13 +6,17 @@ in an external store, whose extents are names.
 
 from __future__ import annotations
 
+import os
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from transfer_queue.errors import CapacityError
+from transfer_queue.errors import AttachError, CapacityError
+from transfer_queue.messages.descriptors import MIRROR
 from transfer_queue.messages.reports.unit_reports import BlockMissing, BlocksMovedReport, Move
 from transfer_queue.messages.storage import ReadHold, ReadPieces, UnitStatusReply, WriteBytes
 from transfer_queue.storage.arena.arena import SEGMENT, Arena
@@ -20,7 +24,7 @@ from transfer_queue.storage.arena.block_copier import BlockCopier
 from transfer_queue.storage.arena.extent_table import GRANULE, ExtentTable, LeasedExtent, LeasedExtents, round_up
 from transfer_queue.storage.arena.free_space_reclaim import FreeSpaceReclaimer
 from transfer_queue.storage.arena.remote_access import read_pieces, write_bytes
-from transfer_queue.storage.unit.unit_effects import Effect
+from transfer_queue.storage.unit.unit_effects import Begin, Effect
 from transfer_queue.wire.buffers.copies import U8
 
 PREFAULT_STEP = 4 * 1024 * 1024
@@ -337,3 +341,164 @@ class ArenaPool(ExtentPool):
         for extent in leased:
             granules = slice(extent.offset // GRANULE, (extent.offset + extent.length) // GRANULE)
             assert not arena.holes[granules].any(), f"{extent} was returned to the file system"
+
+
+# ---------------------------------------------------------------- arenas on disk
+# Values on disk must not take memory as well until they are read. After a write the unit calls `Arena.drop_pages` at
+# once, so that the kernel starts to write the pages. It calls it again when that should be done, so that the kernel
+# drops the pages, and once more in case the disk was slow. Pages of readers are not touched: the kernel drops them if
+# it needs memory.
+
+
+DROP_PAUSES = (1.0, 5.0)
+"""Seconds between the calls."""
+DROPS_A_TURN = 64
+
+
+class DiskPool(ArenaPool):
+    """The extent pool of an arena on disk. It differs from one in memory only in this."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena)
+        self._fresh: list[LeasedExtent] = []
+        self._rounds: list[deque[tuple[float, LeasedExtent]]] = [deque() for _ in DROP_PAUSES]
+        """For each pause, the written extents with the time of their next call."""
+
+    def begin_move(
+        self,
+        unit: int,
+        order: Move,
+        lease: Callable[[int], LeasedExtent | None],
+        brought: Mapping[int, U8] | None = None,
+    ) -> BlockCopier:
+        """See `ExtentPool.begin_move`."""
+        return BlockCopier(unit, self.arena, order, lease, brought, self._note_written)
+
+    def _note_written(self, extent: LeasedExtent) -> None:
+        self.arena.drop_pages(extent.offset, extent.length)
+        self._fresh.append(extent)
+
+    def next_deadline(self) -> float | None:
+        """See `ExtentPool.next_deadline`."""
+        if self._fresh:
+            return 0.0
+        times = [round_[0][0] for round_ in self._rounds if round_]
+        trims = super().next_deadline()
+        return min(times if trims is None else [*times, trims], default=None)
+
+    def begin_period(self, now: float) -> bool:
+        """See `ExtentPool.begin_period`. Lets go of the pages that are due."""
+        self._rounds[0].extend((now + DROP_PAUSES[0], extent) for extent in self._fresh)
+        self._fresh.clear()
+        for number, round_ in enumerate(self._rounds):
+            for _ in range(DROPS_A_TURN):
+                if not round_ or round_[0][0] > now:
+                    break
+                _, extent = round_.popleft()
+                self.arena.drop_pages(extent.offset, extent.length)
+                if number + 1 < len(DROP_PAUSES):
+                    self._rounds[number + 1].append((now + DROP_PAUSES[number + 1], extent))
+        return super().begin_period(now)
+
+
+# ---------------------------------------------------------------- mirrors
+# What a move has copied is reported only when the disk has it. The unit waits for the disk in another thread, so it
+# serves readers meanwhile. One order has the blocks of many puts (`core.units.mirror_writer`), so that many puts need
+# one `fsync`.
+
+
+MOST_SPARED = 256 << 20
+LEAST_SPARED = 12 << 20  # while the journal begins a new file, it has reserved space in two
+
+
+class MirrorPool(DiskPool):
+    """The extent pool of an arena on disk that survives the failure of the machine.
+
+    It leaves a tenth of its file system free, from LEAST_SPARED to MOST_SPARED bytes. If the disk is full, the journal
+    there can still be written, so that samples can be cleared and the mirror gets space again.
+    """
+
+    def __init__(self, arena: Arena, begin: Begin) -> None:
+        super().__init__(arena)
+        disk = os.statvfs(arena.folder)
+        arena.spared = min(MOST_SPARED, max(LEAST_SPARED, disk.f_blocks * disk.f_frsize // 10))
+        self._begin = begin
+
+    def settle(self, then: Callable[[str], list[Effect]]) -> list[Effect]:
+        """See `ExtentPool.settle`. Waits until the disk has what was copied."""
+
+        def done(outcome: Any) -> list[Effect]:
+            failed = isinstance(outcome, Exception)
+            return then(f"the disk cannot write: {outcome}" if failed else "")
+
+        self._begin(self.arena.sync, done)
+        return []
+
+
+# ---------------------------------------------------------------- mirrors of earlier terms
+# The unit of the earlier term may only be frozen or cut off, and may continue at any moment with what it was doing:
+# copy blocks into space that it has leased, or free extents. So this pool changes nothing in the files of the arena,
+# and no space of it is used again. What the former unit still does concerns only extents that no journal names, and
+# extents that no row needs. The arena is removed as a whole when no block in it is needed any more.
+
+
+REOPEN_ATTEMPTS = 5
+REOPEN_PAUSE = 0.05  # seconds between two attempts to read the table of extents
+
+
+class RetiredPool(ArenaPool):
+    """The extent pool of an arena that is only read. What is freed is forgotten in this process."""
+
+    @classmethod
+    def open(cls, folder: Path) -> RetiredPool:
+        """Open the arena in a folder. Raises AttachError, with the reason, if this is not possible."""
+        attempt = 1
+        while True:
+            try:
+                return cls(Arena.reopen(folder, MIRROR))
+            except AttachError:  # the former unit may have changed the table of extents while it was read
+                if attempt == REOPEN_ATTEMPTS:
+                    raise
+            attempt += 1
+            time.sleep(REOPEN_PAUSE)
+
+    def take_slot(self) -> int:
+        """See `ExtentPool.take_slot`. Raises CapacityError, because there are no writers."""
+        raise CapacityError("no capacity for writers in the mirror of an earlier controller, which is only read")
+
+    def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
+        """See `ExtentPool.lease`. There is no space."""
+        return None
+
+    def free(self, extent: LeasedExtent) -> bool:
+        """See `ExtentPool.free`. The space stays as it is, so views of readers do not matter."""
+        self._table.free(extent.number)
+        return True
+
+    def cut(self, extent: LeasedExtent, keep: int) -> None:
+        """See `ExtentPool.cut`. Keeps the whole extent."""
+
+    def next_deadline(self) -> float | None:
+        """See `ExtentPool.next_deadline`."""
+        return None
+
+    def begin_period(self, now: float) -> bool:
+        """See `ExtentPool.begin_period`."""
+        return False
+
+    def work_ahead(self, short: bool) -> bool:
+        """See `ExtentPool.work_ahead`."""
+        return False
+
+    def check(self) -> None:
+        """See `ExtentPool.check`."""
+        self._table.check()
+
+    def remove(self) -> None:
+        """Remove the arena, and its folder and that of the mirror if they are empty then."""
+        self.arena.remove()
+        for folder in (self.folder, self.folder.parent):
+            try:
+                folder.rmdir()
+            except OSError:  # on network storage, a file that a reader still has open
+                return

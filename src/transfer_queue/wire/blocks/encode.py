@@ -28,28 +28,32 @@ from tensordict import (
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldSpec
 from transfer_queue.wire.blocks.column_sources import (
+    LEAST_SAVED,
     ArrayColumn,
     ColumnSource,
     DeviceColumn,
     EncodedBytes,
     PieceColumn,
+    SharedRows,
     StridedColumn,
     TensorMemory,
-    lies_on,
-)
-from transfer_queue.wire.blocks.device_memory import KINDS, flat_on_device
-from transfer_queue.wire.blocks.shared_rows import (
-    LEAST_SAVED,
-    SharedRows,
     find_same_memory,
     find_same_objects,
+    lies_on,
     rows_of_one_value,
 )
+from transfer_queue.wire.blocks.device_memory import KINDS, flat_on_device
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES, MIXED_RANK, align
 from transfer_queue.wire.buffers.copies import U8, Copies, address_of, allocate, copy_all
 from transfer_queue.wire.buffers.jagged import check_lengths
-from transfer_queue.wire.buffers.tensor_conversion import first_without_tensor, tensors_of
-from transfer_queue.wire.buffers.tensors import NAMES, dtype_name, is_carriable, to_host
+from transfer_queue.wire.buffers.tensors import (
+    NAMES,
+    dtype_name,
+    first_without_tensor,
+    is_carriable,
+    tensors_of,
+    to_host,
+)
 from transfer_queue.wire.objects.extensions import Buffer
 from transfer_queue.wire.objects.object_encoder import Refusal, encode_parts
 

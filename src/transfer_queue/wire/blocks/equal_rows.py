@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.messages.descriptors import NESTED, EqualField, FieldSpec
-from transfer_queue.wire.blocks.column_sources import EncodedBytes
+from transfer_queue.wire.blocks.column_sources import EncodedBytes, find_equal_keys
 from transfer_queue.wire.blocks.encode import Column, EncodedBlock
 from transfer_queue.wire.blocks.repack import repack_block
-from transfer_queue.wire.blocks.shared_rows import find_equal_keys
 from transfer_queue.wire.buffers.block_layout import columns
 from transfer_queue.wire.buffers.copies import U8
 

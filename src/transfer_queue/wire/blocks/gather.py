@@ -21,9 +21,8 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError, UncarriableValueError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldType, parents
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.blocks.contiguous_rows import RowRun, row_runs, some_row_runs
+from transfer_queue.wire.blocks.contiguous_rows import EqualRows, RowRun, equal_rows, row_runs, some_row_runs
 from transfer_queue.wire.blocks.device_memory import DeviceArena, ReceivedArena
-from transfer_queue.wire.blocks.equal_blocks import EqualRows, equal_rows
 from transfer_queue.wire.blocks.remote_ranges import HERE
 from transfer_queue.wire.blocks.row_addressing import (
     LOOKUP_REPLY,

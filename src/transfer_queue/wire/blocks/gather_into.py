@@ -14,11 +14,10 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.contiguous_rows import RowRun, some_row_runs
-from transfer_queue.wire.blocks.device_memory import flat_on_device
+from transfer_queue.wire.blocks.device_memory import flat_on_device, host_to_device
 from transfer_queue.wire.blocks.gather import dense_rows, gather, promoted_rows, table_of
 from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, FieldRows, Memory, locate_rows
 from transfer_queue.wire.buffers.copies import Copies, copy_all
-from transfer_queue.wire.buffers.registered_memory import host_to_device
 from transfer_queue.wire.buffers.tensors import DTYPES, dtype_name, flat_bytes, promote_dtypes
 
 

@@ -1,0 +1,489 @@
+"""The columns of the tables of `tq top`."""
+
+from __future__ import annotations
+
+from transfer_queue.cli.status_table import staleness_text
+from transfer_queue.cli.top.cells import (
+    FILLS,
+    BarPart,
+    Cell,
+    bar,
+    count,
+    duration,
+    name_text,
+    percent,
+    rate,
+    sparkline,
+    stacked_bar,
+    state_piece,
+    strip,
+    task_text,
+)
+from transfer_queue.cli.top.live_table import TableColumn, TableDesign
+from transfer_queue.cli.top.rows import (
+    LoadRow,
+    MemoryRow,
+    PartitionRow,
+    RankRow,
+    SampleRow,
+    StageRow,
+    WaitMember,
+    WaitRow,
+)
+from transfer_queue.core.claims.lease_decisions import POISON
+from transfer_queue.display import count_text, printable_name, short_repr, size_text
+from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, TaskProgress
+from transfer_queue.messages.reports.progress_text import notes_of, tier_name
+from transfer_queue.timeline.spans import SpanState
+from transfer_queue.timeline.verdict import HOLDS
+
+NOTICED = 0.02  # a task that waits for a smaller share has nothing in the column "waits for"
+WIDE = 60  # the width of a column for texts, at most
+
+
+def _share(share: float, width: int, role: str) -> Cell:
+    """Return a bar with the share as a number."""
+    return [*bar(share, max(width - 6, 1), role), (f" {percent(share):>5}", role if share >= 0.005 else "dim")]
+
+
+def _progress(done: int, total: int, width: int, role: str) -> Cell:
+    """Return a bar with a number out of another."""
+    numbers = f" {count(done)}/{count(total)}"
+    return [*bar(done / total if total else 0.0, max(width - 16, 2), role), (f"{numbers:>15}", "")]
+
+
+# ---------------------------------------------------------------- stages
+
+
+def _stage_mark(row: StageRow, width: int) -> Cell:
+    return [state_piece("slowest" if row.slowest else row.state)]
+
+
+def _ranks(row: StageRow, width: int) -> Cell:
+    its = row.account
+    gone = [(f" ×{its.gone:,}", "gone")] if its.gone else []
+    return [(f"{its.alive:,}", "" if its.alive else "gone"), *gone]
+
+
+def _where_time_goes(row: StageRow, width: int) -> Cell:
+    its = row.account
+    rest = max(1.0 - its.works - its.held - its.waits, 0.0)
+    only_puts = not its.takes  # a task that only puts works whenever it does not wait
+    return stacked_bar(
+        [
+            BarPart(its.works + (rest if only_puts else 0.0), FILLS[SpanState.WORKS], "works"),
+            BarPart(its.held, FILLS[SpanState.HELD], "held"),
+            BarPart(its.waits, FILLS[SpanState.WAITS], "waits"),
+            BarPart(0.0 if only_puts else rest, FILLS[SpanState.IDLE], "faint"),
+        ],
+        width,
+    )
+
+
+def _waiting(row: StageRow, width: int) -> Cell:
+    its = row.account
+    return _share(its.held, width, "held") if its.held > its.waits else _share(its.waits, width, "waits")
+
+
+def _growth(row: StageRow, width: int) -> Cell:
+    growth = row.account.queue_growth
+    if not row.account.takes or abs(growth) < 0.05:
+        return [("", "")]
+    return [(f"{'+' if growth > 0 else '-'}{rate(abs(growth))}", "waits" if growth > 0 else "dim")]
+
+
+def _waits_for(row: StageRow, width: int) -> Cell:
+    its = row.account
+    if its.held > its.waits and its.held >= NOTICED:
+        return [(f"held: {HOLDS.get(row.hold_cause, 'capacity or policy version')}", "held")]
+    if its.waits < NOTICED or not row.missing:
+        return [("", "")]
+    field, maker, _ = row.missing[0]
+    more = [(f" +{len(row.missing) - 1}", "dim")] if len(row.missing) > 1 and row.missing[1][2] >= 0.1 else []
+    by = "no task" if maker is None else task_text(maker)
+    return [(name_text(field), ""), (" ← ", "dim"), (by, "strong"), *more]
+
+
+def _known(number: float, text: str) -> Cell:
+    return [(text, "") if number >= 0 else ("", "")]
+
+
+STAGES: TableDesign[StageRow] = TableDesign(
+    "Stages",
+    [
+        TableColumn("", _stage_mark, 1),
+        TableColumn("stage", lambda row, _: [(task_text(row.name), "strong" if row.slowest else "")], 8, 24, fits=True,
+               sort=lambda row: row.name),
+        TableColumn("ranks", _ranks, 5, 10, right=True, fits=True, sort=lambda row: row.account.gone, descending=True),
+        TableColumn("waiting", _waiting, 12, 24, sort=lambda row: max(row.account.waits, row.account.held),
+                    descending=True),
+        TableColumn("works █ held ▒ waits ░", _where_time_goes, 22, 40, rank=4),
+        TableColumn("ready", lambda row, _: [(count(row.account.queue_rows) if row.account.takes else "", "")], 7,
+               right=True, sort=lambda row: row.account.queue_rows, descending=True),
+        TableColumn("+/s", _growth, 7, rank=2, right=True, sort=lambda row: row.account.queue_growth, descending=True),
+        TableColumn("takes/s", lambda row, _: [(rate(row.account.claim_rate) if row.account.takes else "", "")], 7,
+               right=True, sort=lambda row: row.account.claim_rate, descending=True),
+        TableColumn("puts/s", lambda row, _: [(rate(row.account.put_rate) if row.account.puts else "", "")], 7,
+               right=True, sort=lambda row: row.account.put_rate, descending=True),
+        TableColumn("waits for ← from", _waits_for, 16, 44),
+        TableColumn("last minute", lambda row, width: sparkline(row.history, width, "works"), 16, 30, rank=5),
+        TableColumn("bytes/s", lambda row, _: [(size_text(row.nbytes) if row.nbytes else "", "")], 10, rank=6,
+                    right=True, sort=lambda row: row.nbytes, descending=True),
+        TableColumn("step", lambda row, _: _known(row.account.step or -1, duration(row.account.step)), 8, rank=7,
+               right=True, sort=lambda row: row.account.step, descending=True),
+        TableColumn("was ready", lambda row, _: _known(row.age.median, duration(row.age.median)), 9, rank=8, right=True,
+               sort=lambda row: row.age.median, descending=True),
+        TableColumn("staleness", lambda row, _: _known(row.staleness.median, staleness_text(row.staleness)), 12, rank=7,
+               right=True, sort=lambda row: row.staleness.mean, descending=True),
+    ],
+    key=lambda row: row.name,
+    text=lambda row: f"{task_text(row.name)} {' '.join(row.account.takes)} {' '.join(row.account.puts)}",
+    empty="No task has claimed or put anything in the time that the timeline covers.",
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- waits
+
+
+def _wait_fields(row: WaitRow, width: int) -> Cell:
+    if row.kind == "held":
+        return [(HOLDS["demand"] if row.demand else "capacity or policy version", "held")]
+    others = [name for name in row.fields if name != row.rarest]
+    rest = [(", " + ", ".join(map(name_text, others)), "dim")] if others else []
+    return [(name_text(row.rarest), "strong"), *rest]
+
+
+def _put_by(row: WaitRow, width: int) -> Cell:
+    if row.kind == "held":
+        return [("", "")]
+    return [(", ".join(map(task_text, row.producers)), "")] if row.producers else [("no task yet", "gone")]
+
+
+WAITS: TableDesign[WaitRow] = TableDesign(
+    "Who waits for what",
+    [
+        TableColumn("", lambda row, _: [state_piece(row.kind)], 1),
+        TableColumn("task", lambda row, _: [(task_text(row.task), "")], 8, 24, fits=True, sort=lambda row: row.task),
+        TableColumn("ranks", lambda row, _: [(f"{len(row.members):,}", "")], 5, right=True,
+               sort=lambda row: len(row.members), descending=True),
+        TableColumn("for", lambda row, _: [(duration(row.seconds), "waits" if row.seconds >= 10 else "")], 8,
+                    right=True, sort=lambda row: row.seconds, descending=True),
+        TableColumn("waits for", _wait_fields, 16, WIDE, sort=lambda row: row.rarest),
+        TableColumn("put by", _put_by, 10, 24, sort=lambda row: row.producers),
+        TableColumn("partition", lambda row, _: [(name_text(row.partition), "")], 9, 24, fits=True,
+               sort=lambda row: row.partition),
+        TableColumn("rows", lambda row, _: [(count(row.rows), "")], 7, rank=1, right=True, sort=lambda row: row.rows,
+               descending=True),
+    ],
+    key=lambda row: (row.kind, row.task, row.partition, row.fields),
+    text=lambda row: f"{task_text(row.task)} {row.partition} {' '.join(row.fields)} {' '.join(row.producers)}",
+    empty="Nothing waits at this moment.",
+)  # fmt: skip
+
+MEMBERS: TableDesign[WaitMember] = TableDesign(
+    "Ranks that wait",
+    [
+        TableColumn("rank", lambda row, _: [(name_text(row.rank), "")], 12, 48, fits=True, sort=lambda row: row.rank),
+        TableColumn("process", lambda row, _: [(row.process, "dim")], 12, 32, fits=True, rank=1),
+        TableColumn("for", lambda row, _: [(duration(row.seconds), "")], 8, right=True, sort=lambda row: row.seconds,
+               descending=True),
+        TableColumn("rows", lambda row, _: [(count(row.rows), "")], 8, right=True, sort=lambda row: row.rows,
+               descending=True),
+    ],
+    key=lambda row: row.rank,
+    text=lambda row: f"{row.rank} {row.process}",
+    empty="The task does not wait any more.",
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- partitions
+
+
+def _rarest(row: PartitionRow, width: int) -> Cell:
+    name, produced = row.rarest
+    if not row.progress.fields:
+        return [("no fields", "dim")]
+    rows = row.progress.rows
+    words = count_text(len(row.progress.fields), "field") if produced >= rows else name_text(name)
+    return [*_share(produced / rows if rows else 0.0, 12, "works"), (f" {words}", "dim")]
+
+
+def _slowest(row: PartitionRow, width: int) -> Cell:
+    name, consumed = row.slowest
+    if not row.progress.tasks:
+        return [("no task", "dim")]
+    rows = row.progress.rows
+    words = count_text(len(row.progress.tasks), "task") if consumed >= rows else task_text(name)
+    return [*_share(consumed / rows if rows else 0.0, 12, "good"), (f" {words}", "dim")]
+
+
+def _partition_waits(row: PartitionRow, width: int) -> Cell:
+    return [(f"{row.waiting:,}" if row.waiting else "", "waits")]
+
+
+def _policy(row: PartitionRow, width: int) -> Cell:
+    policy = row.progress.policy
+    return [("" if policy is None else f"{policy.version:,}", "")]
+
+
+def _notes(row: PartitionRow, width: int) -> Cell:
+    its = row.progress
+    lost = sum(field.lost for field in its.fields)
+    alarm = [(f"{lost:,} LOST ", "gone")] if lost else []
+    # The first two notes are the number of samples and bytes, which have columns of their own.
+    return [*alarm, (", ".join(note for note in notes_of(its)[2:] if not note.startswith("policy version")), "dim")]
+
+
+PARTITIONS: TableDesign[PartitionRow] = TableDesign(
+    "Partitions",
+    [
+        TableColumn("partition", lambda row, _: [(name_text(row.progress.name), "")], 9, 32, fits=True,
+               sort=lambda row: row.progress.name),
+        TableColumn("samples", lambda row, _: [(count(row.progress.rows), "")], 7, right=True,
+               sort=lambda row: row.progress.rows, descending=True),
+        TableColumn("size", lambda row, _: [(size_text(row.progress.nbytes), "dim")], 9, rank=2, right=True,
+               sort=lambda row: row.progress.nbytes, descending=True),
+        TableColumn("rarest field", _rarest, 23, 32,
+               sort=lambda row: row.rarest[1] / row.progress.rows if row.progress.rows else 1.0),
+        TableColumn("slowest task", _slowest, 21, 32, rank=1,
+               sort=lambda row: row.slowest[1] / row.progress.rows if row.progress.rows else 1.0),
+        TableColumn("wait", _partition_waits, 4, right=True, sort=lambda row: row.waiting, descending=True),
+        TableColumn("policy", _policy, 6, rank=3, right=True,
+               sort=lambda row: -1 if row.progress.policy is None else row.progress.policy.version, descending=True),
+        TableColumn("puts/s", lambda row, _: [(rate(row.put_rate), "")], 7, rank=4, right=True,
+               sort=lambda row: row.put_rate, descending=True),
+        TableColumn("takes/s", lambda row, _: [(rate(row.claim_rate), "")], 7, rank=4, right=True,
+               sort=lambda row: row.claim_rate, descending=True),
+        TableColumn("notes", _notes, 12, WIDE, rank=5),
+    ],
+    key=lambda row: row.progress.name,
+    text=lambda row: row.progress.name,
+    empty="The system has no partitions.",
+)  # fmt: skip
+
+
+class FieldRow:
+    """A field of a partition, with its rate.
+
+    Args:
+        progress: Its progress.
+        rows: The samples of the partition.
+        speed: The rows per second that get it; None if this is not known.
+        producers: The tasks that put it.
+    """
+
+    def __init__(self, progress: FieldProgress, rows: int, speed: float | None, producers: list[str]) -> None:
+        self.progress = progress
+        self.rows = rows
+        self.speed = speed
+        self.producers = producers
+
+
+class TaskRow:
+    """A task of a partition, with its rate.
+
+    Args:
+        progress: Its progress.
+        partition: The partition.
+        speed: The rows per second that it consumes; None if this is not known.
+    """
+
+    def __init__(self, progress: TaskProgress, partition: PartitionProgress, speed: float | None) -> None:
+        self.progress = progress
+        self.rows = partition.rows
+        self.skipped = partition.passed.get(progress.name, {})
+        self.speed = speed
+
+
+def _field_progress(row: FieldRow, width: int) -> Cell:
+    return _progress(row.progress.produced, row.rows, width, "works")
+
+
+def _field_notes(row: FieldRow, width: int) -> Cell:
+    lost = [(f"  {row.progress.lost:,} LOST with their storage unit; put them again", "gone")]
+    return [(printable_name(row.progress.type), "dim"), *(lost if row.progress.lost else [])]
+
+
+FIELDS: TableDesign[FieldRow] = TableDesign(
+    "Fields",
+    [
+        TableColumn("field", lambda row, _: [(name_text(row.progress.name), "")], 8, 32, fits=True,
+               sort=lambda row: row.progress.name),
+        TableColumn("samples that have it", _field_progress, 28, 48, sort=lambda row: row.progress.produced),
+        TableColumn("puts/s", lambda row, _: [(rate(row.speed), "")], 7, right=True, sort=lambda row: row.speed or 0.0,
+               descending=True),
+        TableColumn("put by", lambda row, _: [(", ".join(map(task_text, row.producers)), "")], 8, 24,
+               sort=lambda row: row.producers),
+        TableColumn("type", _field_notes, 12, WIDE, rank=1, sort=lambda row: row.progress.type),
+    ],
+    key=lambda row: row.progress.name,
+    text=lambda row: row.progress.name,
+    empty="The partition has no fields.",
+)  # fmt: skip
+
+
+def _task_progress(row: TaskRow, width: int) -> Cell:
+    return _progress(row.progress.consumed, row.rows, width, "good")
+
+
+def _task_notes(row: TaskRow, width: int) -> Cell:
+    its, words = row.progress, []
+    if its.claimed:
+        words.append(f"{its.claimed:,} claimed, not acknowledged")
+    if its.held:
+        words.append(its.held_text)
+    for reason, number in row.skipped.items():
+        words.append(f"{number:,} skipped ({'poison' if reason == POISON else printable_name(reason)})")
+    waits = [(f"{its.waiting:,} wait, {duration(its.longest_wait)}  ", "waits")] if its.waiting else []
+    return [*waits, (", ".join(words), "dim")]
+
+
+TASKS: TableDesign[TaskRow] = TableDesign(
+    "Tasks",
+    [
+        TableColumn("task", lambda row, _: [(task_text(row.progress.name), "")], 8, 32, fits=True,
+               sort=lambda row: row.progress.name),
+        TableColumn("samples consumed", _task_progress, 28, 48, sort=lambda row: row.progress.consumed),
+        TableColumn("takes/s", lambda row, _: [(rate(row.speed), "")], 7, right=True, sort=lambda row: row.speed or 0.0,
+               descending=True),
+        TableColumn("waiting, claimed, skipped", _task_notes, 20, WIDE, sort=lambda row: row.progress.longest_wait,
+               descending=True),
+    ],
+    key=lambda row: row.progress.name,
+    text=lambda row: row.progress.name,
+    empty="No task has claimed samples of the partition.",
+)  # fmt: skip
+
+
+def _has(row: SampleRow, width: int) -> Cell:
+    return [("".join("●" if has else "○" for has in row.produced), "works")]
+
+
+def _missing(row: SampleRow, width: int) -> Cell:
+    return [(", ".join(map(name_text, row.missing)), "waits")] if row.missing else [("complete", "good")]
+
+
+SAMPLES: TableDesign[SampleRow] = TableDesign(
+    "Samples",
+    [
+        TableColumn("index", lambda row, _: [(str(row.index), "")], 7, 12, fits=True, right=True,
+               sort=lambda row: row.index),
+        TableColumn("key", lambda row, _: [(name_text(row.key) if row.key is not None else "", "")], 6, 32, fits=True,
+               sort=lambda row: row.key or ""),
+        TableColumn("fields", _has, 6, 50, fits=True, rank=2),
+        TableColumn("missing", _missing, 16, WIDE, sort=lambda row: len(row.missing), descending=True),
+        TableColumn("consumed by", lambda row, _: [(", ".join(map(task_text, row.consumers)), "")], 12, 40,
+               sort=lambda row: len(row.consumers)),
+        TableColumn("tag", lambda row, _: [(short_repr(dict(row.tag)) if row.tag else "", "dim")], 10, WIDE, rank=1),
+    ],
+    key=lambda row: row.index,
+    text=lambda row: f"{row.index} {row.key or ''} {' '.join(row.missing)}",
+    empty="The partition has no samples.",
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- memory and load
+
+
+def _memory_name(row: MemoryRow, width: int) -> Cell:
+    if row.unit is None:
+        return [(tier_name(row.tier), "strong")]
+    return [(f"  unit {row.unit.unit}", "")]
+
+
+def _memory_bar(row: MemoryRow, width: int) -> Cell:
+    if not row.capacity:
+        return [("", "")]
+    held = row.held if row.held is not None else 0
+    leased = max(row.leased - held, 0)
+    parts = [BarPart(held / row.capacity, "█", "works"), BarPart(leased / row.capacity, "▒", "held")]
+    used = max(row.leased, held) / row.capacity
+    pieces = stacked_bar(parts, max(width - 6, 1))
+    return [*pieces[:-1], ("·" * len(pieces[-1][0]), "faint"), (f" {percent(used):>5}", "gone" if used > 0.9 else "")]
+
+
+def _memory_note(row: MemoryRow, width: int) -> Cell:
+    if row.unit is None:
+        return [(f"{row.units:,} {'unit' if row.units == 1 else 'units'}", "dim")]
+    return [("being drained" if row.unit.drained else "", "held")]
+
+
+MEMORY: TableDesign[MemoryRow] = TableDesign(
+    "Memory",
+    [
+        TableColumn("values", _memory_name, 9, 24, fits=True, sort=lambda row: (row.tier, row.unit is not None)),
+        TableColumn("held █ leased ▒", _memory_bar, 15, 40, sort=lambda row: row.leased, descending=True),
+        TableColumn("held", lambda row, _: [("" if row.held is None else size_text(row.held), "")], 9, right=True,
+               sort=lambda row: row.held or 0, descending=True),
+        TableColumn("leased", lambda row, _: [(size_text(row.leased), "")], 9, right=True, sort=lambda row: row.leased,
+               descending=True),
+        TableColumn("capacity", lambda row, _: [(size_text(row.capacity) if row.capacity else "not known", "")], 9,
+               right=True, sort=lambda row: row.capacity, descending=True),
+        TableColumn("", _memory_note, 13, rank=1),
+    ],
+    key=lambda row: (row.tier, None if row.unit is None else row.unit.unit),
+    text=lambda row: f"{tier_name(row.tier)} unit {'' if row.unit is None else row.unit.unit}",
+    empty="The system has no storage units.",
+)  # fmt: skip
+
+
+def _load_name(row: LoadRow, width: int) -> Cell:
+    return [("sampler " if row.sampler else "", "dim"), (name_text(row.name), "")]
+
+
+def _busy(row: LoadRow, width: int) -> Cell:
+    return [("", "")] if row.busy is None else _share(row.busy, width, "gone" if row.busy > 0.7 else "works")
+
+
+LOAD: TableDesign[LoadRow] = TableDesign(
+    "Controller",
+    [
+        TableColumn("request", _load_name, 12, 28, fits=True, sort=lambda row: row.name),
+        TableColumn("each s", lambda row, _: [(rate(row.rate), "")], 7, right=True, sort=lambda row: row.rate or 0.0,
+               descending=True),
+        TableColumn("busy", _busy, 12, 24, sort=lambda row: row.busy or 0.0, descending=True),
+        TableColumn("mean", lambda row, _: [(duration(row.typical), "")], 8, right=True, sort=lambda row: row.typical,
+               descending=True),
+        TableColumn("99 %", lambda row, _: [(duration(row.slow), "")], 8, right=True, sort=lambda row: row.slow,
+               descending=True),
+        TableColumn("total", lambda row, _: [(count(row.total), "dim")], 7, rank=1, right=True,
+               sort=lambda row: row.total, descending=True),
+    ],
+    key=lambda row: (row.sampler, row.name),
+    text=lambda row: row.name,
+    empty="The controller has served no requests yet.",
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def ranks_design(start: float, end: float) -> TableDesign[RankRow]:
+    """Return the columns of the ranks of a task in a window.
+
+    Args:
+        start: When the window begins, in Unix seconds.
+        end: When it ends.
+    """
+    return TableDesign(
+        "Ranks",
+        [
+            TableColumn("", lambda row, _: [state_piece(row.state)], 1),
+            TableColumn("rank", lambda row, _: [(name_text(row.name), "")], 8, 40, fits=True,
+                   sort=lambda row: (row.number, row.client)),
+            TableColumn("now", lambda row, _: [(row.state, row.state)], 5, sort=lambda row: row.state),
+            TableColumn("for", lambda row, _: [(duration(row.seconds), "")], 8, right=True,
+                   sort=lambda row: row.seconds if row.seconds == row.seconds else -1.0, descending=True),
+            TableColumn("waits", lambda row, width: _share(row.shares["waits"], width, "waits"), 12, 16,
+                   sort=lambda row: row.shares["waits"], descending=True),
+            TableColumn("works", lambda row, _: [(percent(row.shares["works"]), "works")], 5, rank=1, right=True,
+                   sort=lambda row: row.shares["works"], descending=True),
+            TableColumn("rows/s", lambda row, _: [(rate(row.rate), "")], 7, right=True, sort=lambda row: row.rate),
+            TableColumn(f"the last {duration(end - start)}: works █ held ▒ waits ░",
+                   lambda row, width: strip(row.spans, start, end, width), 20, 200),
+            TableColumn("process", lambda row, _: [(row.process, "dim")], 12, 32, fits=True, rank=2),
+        ],
+        key=lambda row: row.worker,
+        text=lambda row: f"{row.name} {row.state} {row.process}",
+        empty="No rank of this task is known.",
+    )  # fmt: skip

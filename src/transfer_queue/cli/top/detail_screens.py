@@ -1,0 +1,457 @@
+"""The screens of `tq top` about one thing: a task, a wait, a partition, a sample."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from textual import on
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widget import Widget
+from textual.widgets import Static
+
+from transfer_queue.cli.samples.report_text import lines_of
+from transfer_queue.cli.shell.terminal import LEAST_WIDTH, Styles, sentence_lines
+from transfer_queue.cli.top.cells import (
+    Cell,
+    Piece,
+    count,
+    duration,
+    name_text,
+    percent,
+    rate,
+    state_piece,
+    task_text,
+)
+from transfer_queue.cli.top.designs import FIELDS, MEMBERS, SAMPLES, TASKS, FieldRow, TaskRow, ranks_design
+from transfer_queue.cli.top.follower import LiveState
+from transfer_queue.cli.top.live_table import LiveTable
+from transfer_queue.cli.top.picture import Picture, SamplePage, list_ranks, make_page, queues_of
+from transfer_queue.cli.top.rows import UNKNOWN, PartitionRow, RankRow, SampleRow, StageRow, WaitRow
+from transfer_queue.cli.top.top_screen import TopScreen
+from transfer_queue.display import count_text, listed_names, time_of_day
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
+from transfer_queue.messages.reports.progress_text import notes_of
+
+SAMPLES_EVERY = 5.0  # seconds after which the samples are read again, if one page contains all of them
+MOST_QUEUES = 3  # the number of partitions that the screen of a task names
+
+
+class DetailScreen(TopScreen):
+    """A screen that is opened from another one, with some sentences and tables."""
+
+    DEFAULT_CSS = """
+    DetailScreen #facts { max-height: 12; margin: 1 0; }
+    DetailScreen.-low #facts { margin: 0; }
+    DetailScreen.-low #words { margin: 0; }
+    DetailScreen #words { height: auto; max-height: 50%; margin-bottom: 1; scrollbar-size-vertical: 1; }
+    DetailScreen #words Static { height: auto; }
+    """
+
+    def __init__(self, state: LiveState) -> None:
+        super().__init__(state)
+        self.facts = Static(id="facts", markup=False)
+        """What is known in sentences."""
+
+    def show_facts(self, pieces: Cell) -> None:
+        """Show what is known in sentences."""
+        self.put(self.facts, pieces)
+
+
+def _labelled(pairs: Iterable[tuple[str, Cell]]) -> list[Piece]:
+    """Return lines of a label and a text."""
+    pieces: list[Piece] = []
+    for number, (label, text) in enumerate(pairs):
+        pieces += [("\n" if number else "", ""), (f"{label:<10} ", "dim"), *text]
+    return pieces
+
+
+class TaskScreen(DetailScreen):
+    """A task: its rates and queues, what it waits for, and its ranks over time.
+
+    Args:
+        state: What is known of the system.
+        task: The name of the task.
+    """
+
+    def __init__(self, state: LiveState, task: str) -> None:
+        super().__init__(state)
+        self.task_name = task
+        """The name of the task."""
+        self.ranks = LiveTable(ranks_design(0.0, 0.0), id="ranks")
+
+    def place(self) -> str:
+        """See `TopScreen`."""
+        return f"task {task_text(self.task_name)}"
+
+    def compose_body(self) -> Iterable[Widget]:
+        """See `TopScreen`."""
+        yield self.facts
+        yield self.ranks
+
+    def show_picture(self, picture: Picture) -> None:
+        """See `TopScreen`."""
+        row = picture.stage(self.task_name)
+        line = picture.account.spans.line
+        self.ranks.design = ranks_design(line.start, line.end)
+        self.ranks.set_rows(list_ranks(picture, self.task_name))
+        if row is None:
+            self.show_facts([("The task has done nothing in the time that the timeline covers.", "dim")])
+        else:
+            self.show_facts(_labelled(_task_facts(row, picture)))
+
+    @on(LiveTable.Opened)
+    def open_wait(self, event: LiveTable.Opened) -> None:
+        """Open what a rank waits for."""
+        row = event.row
+        waits = self.state.shown.picture.waits if self.state.shown is not None else ()
+        if isinstance(row, RankRow):
+            mine = (each for each in waits if each.task == self.task_name)
+            found = next((each for each in mine if any(one.rank == row.name for one in each.members)), None)
+            if found is not None:
+                self.app.push_screen(WaitScreen(self.state, found))
+            else:
+                self.notify(f"{row.name} does not wait at this moment.", markup=False, timeout=3)
+
+
+def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
+    its = row.account
+    gone: list[Piece] = []
+    if its.gone:
+        since = f" since {time_of_day(its.gone_since)}" if its.gone_since is not None else ""
+        gone = [(f"  × {its.gone:,} gone{since}", "gone")]
+    slowest: list[Piece] = [("  ▲ the slowest stage", "slowest")] if row.slowest else []
+    yield "ranks", [(f"{its.alive:,} connected", ""), *gone, *slowest]
+    shares: list[Piece] = []
+    for state, share in (("works", its.works), ("waits", its.waits), ("held", its.held), ("idle", its.idle)):
+        name = "puts or is idle" if state == "idle" and not its.takes else state
+        if share >= 0.005:
+            shares += [state_piece(state), (f" {name} {percent(share)}   ", state)]
+    yield "time", shares or [("nothing is known", "dim")]
+    if its.takes:
+        growth = f", {rate(abs(its.queue_growth))} {'more' if its.queue_growth > 0 else 'fewer'} each second"
+        yield (
+            "takes",
+            [
+                (listed_names(its.takes), ""),
+                (f"  {rate(its.claim_rate)} samples each second", "dim"),
+                (f", a claim every {duration(its.step)}" if its.step else "", "dim"),
+            ],
+        )
+        yield (
+            "ready",
+            [
+                (f"{its.queue_rows:,} samples", ""),
+                (growth if abs(its.queue_growth) >= 0.05 else "", "dim"),
+                (_queues(picture, row.name), "dim"),
+            ],
+        )
+    if its.puts:
+        yield "puts", [(listed_names(its.puts), ""), (f"  {rate(its.put_rate)} samples each second", "dim")]
+    waits: list[Piece] = []
+    for field, maker, share in row.missing[:4]:
+        by = "which no task puts" if maker is None else f"put by {task_text(maker)}"
+        waits += [(f"{percent(share * its.waits)} ", "waits"), (name_text(field), "strong"), (f" {by}   ", "dim")]
+    if waits:
+        yield "waits for", waits
+    if row.age is not UNKNOWN or row.staleness is not UNKNOWN:
+        age, stale = row.age, row.staleness
+        yield "samples", [
+            (f"were ready for {duration(age.median)} (median), {duration(age.largest)} at most   "
+             if age is not UNKNOWN else "", ""),
+            (f"{stale.mean:.1f} policy versions old (mean), {stale.largest:.0f} at most"
+             if stale is not UNKNOWN else "", ""),
+        ]  # fmt: skip
+
+
+def _queues(picture: Picture, task: str) -> str:
+    """Return the partitions with the most samples that a task has not consumed."""
+    left = [(rows - consumed, name) for name, consumed, rows in queues_of(picture, task) if rows > consumed]
+    left.sort(key=lambda each: -each[0])
+    queues = ", ".join(f"{count(rows)} in {name_text(name)}" for rows, name in left[:MOST_QUEUES])
+    more = f", and in {len(left) - MOST_QUEUES:,} more partitions" if len(left) > MOST_QUEUES else ""
+    return f"; not consumed: {queues}{more}" if queues else ""
+
+
+class ExplainedScreen(DetailScreen):
+    """A screen that asks the controller for an explanation at each refresh."""
+
+    def __init__(self, state: LiveState) -> None:
+        super().__init__(state)
+        self._asked = False
+        self._explanation = Static(id="explanation", markup=False)
+
+    def words(self, can_focus: bool = False) -> Widget:
+        """Return the widget that shows the explanation. can_focus: whether keys scroll it."""
+        return VerticalScroll(self._explanation, id="words", can_focus=can_focus)
+
+    def question(self) -> Callable[[Any], str]:
+        """Return the function that asks a `ControlClient` for the text to show."""
+        raise NotImplementedError
+
+    def show_picture(self, picture: Picture) -> None:
+        """See `TopScreen`."""
+        if not self._asked:
+            self._asked = True
+            self.state.ask(self.question(), self._show_words)
+
+    def _show_words(self, words: Any) -> None:
+        self._asked = False
+        self.put(self._explanation, [(str(words), "waits" if isinstance(words, Exception) else "")])
+
+
+class WaitScreen(ExplainedScreen):
+    """What some ranks wait for, in words, and since when.
+
+    Args:
+        state: What is known of the system.
+        row: The wait.
+    """
+
+    def __init__(self, state: LiveState, row: WaitRow) -> None:
+        super().__init__(state)
+        self.row = row
+        """The wait."""
+        self.members = LiveTable(MEMBERS, id="members")
+
+    def place(self) -> str:
+        """See `TopScreen`."""
+        return f"wait of {task_text(self.row.task)}"
+
+    def compose_body(self) -> Iterable[Widget]:
+        """See `TopScreen`."""
+        yield self.facts
+        yield self.words()
+        yield self.members
+
+    def question(self) -> Callable[[Any], str]:
+        """See `ExplainedScreen`."""
+        row = self.row
+        if row.kind == "held":
+            request = Explain(row.partition, task=row.task, fields=list(row.fields))
+        else:
+            request = Explain(row.partition, task=row.task, fields=list(row.fields), count=row.rows)
+        return lambda client: sentence_lines(str(client.request(request, Done).value))
+
+    def show_picture(self, picture: Picture) -> None:
+        """See `TopScreen`."""
+        super().show_picture(picture)
+        old = self.row
+        same = (old.kind, old.task, old.partition, old.fields)
+        row = next(
+            (each for each in picture.waits if (each.kind, each.task, each.partition, each.fields) == same), None
+        )
+        self.members.set_rows(row.members if row is not None else ())
+        self.row = row or old
+        what_waits = "put" if old.kind == "held" else "claim"
+        number = count_text(len(row.members) if row is not None else 0, what_waits)
+        verb = "waits" if row is not None and len(row.members) == 1 else "wait"
+        what: list[Piece] = (
+            [(listed_names(old.fields), "strong")] if old.fields else [("space or a policy version", "held")]
+        )
+        makers = ", ".join(map(task_text, self.row.producers)) or "no task yet"
+        by: list[Piece] = [("put by", "dim"), (f" {makers}", "")] if old.fields else []
+        self.show_facts(
+            _labelled(
+                [
+                    ("task", [(task_text(old.task), "strong"), (f"  {number} {verb}", "")]),
+                    ("partition", [(name_text(old.partition), "")]),
+                    (
+                        "for",
+                        [*what, *([(f"   {name_text(self.row.rarest)} is the rarest, ", "dim"), *by] if by else [])],
+                    ),
+                ]
+            )
+        )
+
+
+class PartitionScreen(DetailScreen):
+    """A partition: its fields, its tasks and its samples.
+
+    Args:
+        state: What is known of the system.
+        partition: The name of the partition.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("g", "go", "Go to sample"),
+        Binding("r", "read", "Read samples", show=False),
+        Binding("tab", "next(1)", "Next", show=False),
+        Binding("shift+tab", "next(-1)", "Previous", show=False),
+        *(Binding(str(key), f"choose({key - 1})", "", show=False) for key in range(1, 4)),
+    ]
+
+    def __init__(self, state: LiveState, partition: str) -> None:
+        super().__init__(state)
+        self.partition = partition
+        """The name of the partition."""
+        self.fields = LiveTable(FIELDS, "1", "fields")
+        self.tasks_table = LiveTable(TASKS, "2", "tasks")
+        self.samples = LiveTable(SAMPLES, "3", "samples")
+        self._pages: list[SamplePage] = []
+        self._reads = False
+        self._read_at = -math.inf
+        self._more_wanted = False
+
+    def place(self) -> str:
+        """See `TopScreen`."""
+        return f"partition {name_text(self.partition)}"
+
+    def compose_body(self) -> Iterable[Widget]:
+        """See `TopScreen`."""
+        yield self.facts
+        yield self.fields
+        yield self.tasks_table
+        yield self.samples
+
+    def show_picture(self, picture: Picture) -> None:
+        """See `TopScreen`."""
+        row = picture.partition(self.partition)
+        if row is None:
+            self.show_facts([("The partition does not exist any more.", "gone")])
+            return
+        self.show_facts(_partition_facts(row))
+        speeds, its = picture.rates_of(row.progress), row.progress
+        makers = picture.account.table.puts.items()
+        self.fields.set_rows(
+            [
+                FieldRow(
+                    each, its.rows, speeds.get((its.name, "field", each.name)),
+                    [task for task, fields in makers if each.name in fields],
+                )
+                for each in its.fields
+            ]
+        )  # fmt: skip
+        self.tasks_table.set_rows([TaskRow(each, its, speeds.get((its.name, "task", each.name))) for each in its.tasks])
+        if len(self._pages) < 2 and time.monotonic() - self._read_at >= SAMPLES_EVERY:
+            self._read(0, None)
+
+    def fit_tables(self) -> None:
+        """See `TopScreen`."""
+        height = self.size.height
+        if height:
+            self.fields.styles.height = min(self.fields.lines_wanted, max(height // 4, 6))
+            self.tasks_table.styles.height = min(self.tasks_table.lines_wanted, max(height // 5, 6))
+
+    # ------------------------------------------------------------ samples
+
+    def _read(self, start: int, made: int | None) -> None:
+        """Read a page of samples."""
+        if not self._reads:
+            self._reads = True
+            request = TakeSnapshot(self.partition, made, start)
+            self.state.ask(lambda client: client.request(request, SnapshotReply), self._show_page)
+
+    def _show_page(self, reply: Any) -> None:
+        self._reads, self._read_at = False, time.monotonic()
+        if not isinstance(reply, SnapshotReply) or not reply.known:
+            return
+        page = make_page(reply)
+        first = not self._pages or page.made != self._pages[0].made or (len(self._pages) == 1 and not self._more_wanted)
+        self._pages = [page] if first else [*self._pages, page]
+        self._more_wanted = False
+        samples = [each for one in self._pages for each in one.samples]
+        note = f"as of {time.strftime('%H:%M:%S')}; enter opens one, g goes to one"
+        if page.next_start is not None:
+            note = f"the first {len(samples):,}, {note}"
+        self.samples.set_rows(samples, note)
+        self.fit_tables()
+
+    @on(LiveTable.EndReached)
+    def read_more(self, event: LiveTable.EndReached) -> None:
+        """Read the next page of samples."""
+        if event.table is self.samples and self._pages and self._pages[-1].next_start is not None:
+            self._more_wanted = True
+            self._read(self._pages[-1].next_start, self._pages[-1].made)
+
+    def action_read(self) -> None:
+        """Read the samples again, from the first one on."""
+        self._pages = []
+        self._read(0, None)
+
+    def action_go(self) -> None:
+        """Ask which sample to open."""
+        self.open_input("a key, or a global index", "", self._open_named)
+
+    def _open_named(self, text: str) -> None:
+        text = text.strip()
+        known = any(each.key == text for each in self.samples.rows)
+        index = int(text) if text.isascii() and text.isdigit() and not known else None
+        self.app.push_screen(SampleScreen(self.state, self.partition, index, None if index is not None else text))
+
+    # ------------------------------------------------------------ keys
+
+    def action_next(self, step: int) -> None:
+        """Go to the next table."""
+        tables = self.tables()
+        current = tables.index(self.focused) if isinstance(self.focused, LiveTable) else -step
+        self.set_focus(tables[(current + step) % len(tables)])
+
+    def action_choose(self, at: int) -> None:
+        """Go to a table by its number."""
+        self.set_focus(self.tables()[at])
+
+    @on(LiveTable.Opened)
+    def open_row(self, event: LiveTable.Opened) -> None:
+        """Open a sample, a task, or the task that puts a field."""
+        row = event.row
+        if isinstance(row, SampleRow):
+            self.app.push_screen(SampleScreen(self.state, self.partition, row.index, None))
+        elif isinstance(row, TaskRow):
+            self.app.push_screen(TaskScreen(self.state, row.progress.name))
+        elif isinstance(row, FieldRow) and row.producers:
+            self.app.push_screen(TaskScreen(self.state, row.producers[0]))
+
+
+def _partition_facts(row: PartitionRow) -> Cell:
+    its = row.progress
+    pieces: list[Piece] = [(", ".join(notes_of(its)), "")]
+    if row.put_rate or row.claim_rate:
+        pieces.append((f"\n{rate(row.put_rate)} rows are put each second, {rate(row.claim_rate)} are claimed", "dim"))
+    return pieces
+
+
+class SampleScreen(ExplainedScreen):
+    """A sample: its fields, who put them, its state for each task, its history, and why it is not dealt.
+
+    Args:
+        state: What is known of the system.
+        partition: The name of its partition.
+        index: Its global index; None if `key` names it.
+        key: Its key; None if `index` names it.
+    """
+
+    DEFAULT_CSS = """
+    SampleScreen #words { height: 1fr; max-height: 100%; }
+    """
+
+    def __init__(self, state: LiveState, partition: str, index: int | None, key: str | None) -> None:
+        super().__init__(state)
+        self.partition = partition
+        """The name of its partition."""
+        self.index = index
+        """Its global index; None if `key` names it."""
+        self.key = key
+        """Its key; None if `index` names it."""
+
+    def place(self) -> str:
+        """See `TopScreen`."""
+        name = f"{self.index}" if self.index is not None else name_text(self.key or "")
+        return f"sample {name} of {name_text(self.partition)}"
+
+    def compose_body(self) -> Iterable[Widget]:
+        """See `TopScreen`."""
+        yield self.words(can_focus=True)
+
+    def question(self) -> Callable[[Any], str]:
+        """See `ExplainedScreen`."""
+        partition, index, key, width = self.partition, self.index, self.key, max(LEAST_WIDTH, self.size.width - 2)
+
+        def report(client: Any) -> str:
+            return "\n".join(lines_of(client.describe_sample(partition, index, key), {}, width, Styles(False)))
+
+        return report

@@ -1,0 +1,273 @@
+"""Joins operations of one client that are under way at the same time: one request, and an answer for each.
+
+`net.drivers.join_queues` decides which operations travel together. Puts are joined into one block and one request, gets
+into one lookup, and acknowledgements of leases into one request. If a joined request of puts is refused, or anything is
+missing for one of the gets, each goes on alone, so that it gets its own error and waits by itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from transfer_queue.client.conversion import replies
+from transfer_queue.client.data.client_context import ClientContext
+from transfer_queue.client.data.data_path import UNCERTAIN, Operation
+from transfer_queue.config.environment import pre_alloc_sample_num
+from transfer_queue.errors import TransferQueueError, by_name
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.claims import Ack, AckMany
+from transfer_queue.messages.descriptors import Blocks, Placement
+from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.messages.puts import PublishReply
+from transfer_queue.messages.queries import Lookup, LookupReply
+from transfer_queue.messages.system import Topology
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, JoinKey
+from transfer_queue.wire.blocks.encode import EncodedBlock, encode_rows
+
+
+def share_error(calls: Sequence[Call], error: TransferQueueError) -> None:
+    """Let each operation raise the error, in an object of its own."""
+    for call in calls:
+        call.outcome = copy.copy(error)
+        call.outcome.__cause__ = error.__cause__
+
+
+MOST_FIELDS = 64
+"""The number of fields of a put that joins others."""
+MOST_BYTES = 1 << 16
+"""The bytes of one value of a put that joins others. Larger ones are copied no faster together."""
+
+
+class PutPart(NamedTuple):
+    """One put of one sample."""
+
+    key: str
+    fields: Any
+    """A dict of its values; None to change only its tag."""
+    tag: Mapping[str, Any] | None
+    group: str | None
+
+
+class PutJoiner:
+    """Joins the puts of one client.
+
+    Args:
+        state: The client.
+        publish: `DataPath._publish`.
+        encode_tags: `DataPath._tags`.
+    """
+
+    def __init__(
+        self,
+        state: ClientContext,
+        publish: Callable[..., Operation[PublishReply]],
+        encode_tags: Callable[[Sequence[Mapping[str, Any] | None]], Any],
+    ) -> None:
+        self._state = state
+        self._publish = publish
+        self._encode_tags = encode_tags
+        self._large: set[str] = set()
+        """The fields that have had objects of more than MOST_BYTES. Puts with them do not join others."""
+
+    def key_of(self, partition: str, fields: object, group: str | None) -> JoinKey | None:
+        """Return what a put has in common with those that it may join; None if it must go alone."""
+        tracing = self._state.tracing
+        if self._state.settings.dedup_fields or (tracing is not None and tracing.tracer() is not None):
+            return None
+        shape: list[Any] = [partition, group is None]
+        if fields is not None:
+            if type(fields) is not dict or not 0 < len(fields) <= MOST_FIELDS:
+                return None
+            for name, value in fields.items():
+                if type(name) is not str or name in self._large:
+                    return None
+                if type(value) is torch.Tensor:
+                    if not value.is_cpu or value.is_nested or value.layout is not torch.strided:
+                        return None
+                    if value.nbytes > MOST_BYTES:
+                        return None
+                    shape += name, value.dtype, value.dim()
+                elif isinstance(value, torch.Tensor):
+                    return None
+                else:
+                    shape += name, None
+        return self, tuple(shape)
+
+    def run(self, calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
+        """See `net.calls.Joiner.run`. Puts of the same key are sent one after the other, in their order."""
+        for some in _with_distinct_keys(calls):
+            if len(some) > 1:
+                yield from self._put(some)
+            else:
+                some[0].outcome = NOT_MADE
+
+    def _put(self, calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
+        parts: list[PutPart] = [call.part for call in calls]
+        try:
+            encoded, sent = self._encode(parts)
+            if encoded is not None and self._is_large(encoded):
+                reply = None
+            else:
+                assert calls[0].join is not None
+                reply = yield from self._publish(
+                    encoded, None, partition=calls[0].join[1][0], count=len(parts), keys=[part.key for part in parts],
+                    tags=sent, groups=None if parts[0].group is None else [part.group for part in parts],
+                    pre_allocate=pre_alloc_sample_num(), puts=[1] * len(parts),
+                )  # fmt: skip
+        except UNCERTAIN as error:
+            share_error(calls, error)
+            return
+        except Exception:  # each put gets its own error alone
+            reply = None
+        if reply is None:
+            for call in calls:
+                call.outcome = NOT_MADE
+            return
+        for call, (fields, tag) in zip(calls, self._results(encoded, sent, reply, len(parts)), strict=True):
+            call.outcome = Done((fields, tag))
+
+    def _encode(self, parts: Sequence[PutPart]) -> tuple[EncodedBlock | None, Any]:
+        """Return the block of the puts, and their tags as they are sent."""
+        allow_pickle = self._state.settings.allow_pickle
+        rows = [part.fields for part in parts if part.fields is not None]
+        encoded = encode_rows(rows, allow_pickle=allow_pickle) if rows else None
+        tags = [part.tag for part in parts]
+        return encoded, None if tags.count(None) == len(tags) else self._encode_tags(tags)
+
+    def _is_large(self, encoded: EncodedBlock) -> bool:
+        """Whether some field has large objects. Puts with this field go alone from now on."""
+        names = [
+            spec.name
+            for spec, _, nbytes, _, _ in encoded.columns
+            if spec.kind != "tensor" and nbytes > MOST_BYTES * encoded.rows
+        ]
+        self._large.update(names)
+        return bool(names)
+
+    def _results(
+        self, encoded: EncodedBlock | None, sent: Any, reply: PublishReply, count: int
+    ) -> list[tuple[list[str], dict[str, Any]]]:
+        """Return the fields and the tag of the sample of each put."""
+        merged = replies.merged_tags(reply, sent)
+        if reply.fields is None:  # all keys are new, so their samples have the fields of the puts
+            fields = [] if encoded is None else sorted(spec.name for spec in encoded.schema)
+            each = [fields[:] for _ in range(count)]
+        else:
+            each = [fields[:] for fields in reply.each]
+        return list(zip(each, replies.tag_list(merged, count, self._state.settings.allow_pickle), strict=True))
+
+
+def _with_distinct_keys(calls: Sequence[Call]) -> list[list[Call]]:
+    """Return the calls in groups without repeated keys. A key is in the groups in the order of its puts."""
+    groups: list[list[Call]] = []
+    times: dict[str, int] = {}
+    for call in calls:
+        at = times[call.part.key] = times.get(call.part.key, -1) + 1
+        if at == len(groups):
+            groups.append([])
+        groups[at].append(call)
+    return groups
+
+
+MOST_KEYS = 16
+"""The number of keys of a get that joins others."""
+_I4 = 4  # bytes of an entry
+_WIDTHS = {"unit": 4, "offset": 8, "generation": 8, "nbytes": 8, "rows": 4, "schema": 4, "dims": 4}
+
+
+class LookupJoiner:
+    """Joins the lookups of one client.
+
+    Args:
+        look_up: `DataPath._look_up`.
+    """
+
+    def __init__(self, look_up: Callable[[Lookup, float | None], Operation[LookupReply]]) -> None:
+        self._look_up = look_up
+
+    def call_for(self, request: Lookup, timeout: float | None) -> Call | None:
+        """Return the call with which a get asks to join others; None if it must go alone."""
+        keys, fields = request.keys, request.fields
+        if timeout is not None or not keys or len(keys) > MOST_KEYS:
+            return None
+        key = self, (request.partition, None if fields is None else tuple(fields))
+        return Call(CONTROLLER, Topology(), join=key, part=request)
+
+    def run(self, calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
+        """See `net.calls.Joiner.run`."""
+        requests: list[Lookup] = [call.part for call in calls]
+        counts = [len(request.keys or ()) for request in requests]
+        try:
+            reply = None
+            if len(calls) > 1:
+                keys = [key for request in requests for key in request.keys or ()]
+                reply = yield from self._look_up(Lookup(requests[0].partition, None, keys, requests[0].fields), None)
+        except UNCERTAIN as error:
+            share_error(calls, error)
+            return
+        except TransferQueueError:
+            reply = None
+        complete = reply is not None and reply.count == sum(counts) and reply.types and not reply.lacking
+        end = 0
+        for call, count in zip(calls, counts, strict=True):
+            start, end = end, end + count
+            if reply is None or not complete:
+                call.outcome = NOT_MADE
+            else:
+                call.outcome = part_of(reply, start, end)
+
+
+def part_of(reply: LookupReply, start: int, end: int) -> LookupReply:
+    """Return the reply about the rows from `start` to before `end`, with the blocks that these need."""
+    blocks = [np.frombuffer(placed.block[_I4 * start : _I4 * end], "<i4") for placed in reply.placements]
+    used, positions = np.unique(np.concatenate(blocks), return_inverse=True)
+    renumbered = positions.astype("<i4").reshape(len(blocks), end - start)
+    placements = [
+        Placement(placed.fields, mine.tobytes(), placed.slot[_I4 * start : _I4 * end])
+        for placed, mine in zip(reply.placements, renumbered, strict=True)
+    ]
+    return LookupReply(end - start, reply.types, _some_blocks(reply.blocks, used.tolist()), placements)
+
+
+def _some_blocks(blocks: Blocks, used: list[int]) -> Blocks:
+    columns = {
+        name: b"".join([getattr(blocks, name)[width * at : width * (at + 1)] for at in used])
+        for name, width in _WIDTHS.items()
+    }
+    return Blocks(**columns, schemas=blocks.schemas, dims_values=blocks.dims_values)
+
+
+class AckJoiner:
+    """Joins the acknowledgements of one client.
+
+    Args:
+        ask: Makes a request of acknowledgements and returns its reply.
+    """
+
+    def __init__(self, ask: Callable[[AckMany], Operation[Done]]) -> None:
+        self._ask = ask
+
+    def call_for(self, ack: Ack, timeout: float | None) -> Call | None:
+        """Return the call with which an acknowledgement asks to join others; None if it must go alone."""
+        return None if timeout is not None else Call(CONTROLLER, Topology(), join=(self, ()), part=ack)
+
+    def run(self, calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
+        """See `net.calls.Joiner.run`."""
+        if len(calls) == 1:
+            calls[0].outcome = NOT_MADE
+            return
+        try:
+            reply = yield from self._ask(AckMany([call.part for call in calls]))
+        except UNCERTAIN as error:
+            share_error(calls, error)
+        except TransferQueueError:
+            for call in calls:
+                call.outcome = NOT_MADE
+        else:
+            for call, counts in zip(calls, reply.value, strict=True):
+                call.outcome = Done(counts) if isinstance(counts, bool) else by_name(counts[0])(counts[1])

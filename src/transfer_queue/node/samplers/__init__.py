@@ -1,1 +1,0 @@
-"""The processes in which users' samplers run."""
