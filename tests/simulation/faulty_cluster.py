@@ -431,8 +431,9 @@ class FaultyCluster(Cluster):
         assert self._journal is not None
         assert self.fuse is not None
         draw, size = self.network.random, self._journal._segment.size
-        self._journaling.commit()
-        if self.fuse == len(records):
+        if not self._journaling.commit():
+            pass  # it does not reach the storage, so nothing was written and nothing is answered
+        elif self.fuse == len(records):
             if self._may_answer():
                 self._happened(records)
                 self._carry_out(effects[: draw.randint(0, len(effects))])
