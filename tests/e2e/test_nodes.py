@@ -28,9 +28,8 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.storage import ReadPieces, UnitStatus, UnitStatusReply
 from transfer_queue.messages.system import NodeGone, Topology, TopologyReply
 from transfer_queue.net.calls import Call
-from transfer_queue.net.drivers.blocking_driver import run_blocking
+from transfer_queue.net.drivers.blocking_driver import run_blocking, run_parallel
 from transfer_queue.net.drivers.connection import Pool
-from transfer_queue.net.drivers.parallel_calls import run_parallel
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
 from transfer_queue.node.system.launcher import RunningSystem, start_local

@@ -191,7 +191,7 @@ def test_who_is_interrupted_leaves_nothing_open(two: Servers, monkeypatch: pytes
 
     calls = [Call(("unit", number), CreatePartition("x")) for number in range(2)]
     with monkeypatch.context() as patch:
-        patch.setattr("transfer_queue.net.drivers.parallel_calls._receive", interrupted)
+        patch.setattr("transfer_queue.net.drivers.blocking_driver._receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_blocking(two.session, at_once(calls))
     assert not two.session._unfinished

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
-from transfer_queue.client.operations.lock_operations import LockLease, validated_lock_keys
+from transfer_queue.client.operations.lease_operations import LockLease, validated_lock_keys
 from transfer_queue.errors import InvalidArgumentError, LockLostError, TransferQueueError
 
 LEASE_SECONDS = 30.0

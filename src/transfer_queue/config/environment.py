@@ -16,6 +16,9 @@ from transfer_queue.config.validators import LogLevel, SystemName, not_allowed
 
 T = TypeVar("T", covariant=True)
 
+VARIABLES: list[EnvironmentVariable[object]] = []
+"""All variables, in the order of the reference page."""
+
 
 class EnvironmentVariable(Generic[T]):
     """An environment variable; calling it returns its value, or its default if it is unset or empty.
@@ -38,6 +41,7 @@ class EnvironmentVariable(Generic[T]):
         self.default = default
         self.meaning = meaning
         self._parse = parse
+        VARIABLES.append(self)
 
     @property
     def summary(self) -> str:
@@ -170,13 +174,6 @@ empty_batch_sleep_interval = EnvironmentVariable[float](
     "The most seconds that a loader waits before it asks again for a batch. It asks earlier if samples become ready.",
 )
 
-ray_address = EnvironmentVariable[str | None](
-    "RAY_ADDRESS",
-    None,
-    _text,
-    "The cluster of Ray that this process belongs to. If it is set, `runtime: auto` means `ray`.",
-)
-
 RANKS_OF_NODE = [
     EnvironmentVariable[int](
         name,
@@ -192,6 +189,13 @@ RANKS_OF_NODE = [
     )
 ]
 """The variables with which launchers tell a process how many ranks its node has."""
+
+ray_address = EnvironmentVariable[str | None](
+    "RAY_ADDRESS",
+    None,
+    _text,
+    "The cluster of Ray that this process belongs to. If it is set, `runtime: auto` means `ray`.",
+)
 
 no_color = EnvironmentVariable[str | None](
     "NO_COLOR",
@@ -264,30 +268,6 @@ otel_traces_protocol = EnvironmentVariable[str | None](
     _text,
     "The protocol of OpenTelemetry's collector for spans, if it differs from that of other signals.",
 )
-
-VARIABLES: tuple[EnvironmentVariable[object], ...] = (
-    address,
-    system_name,
-    attach_mode,
-    runtime_dir,
-    logging_level,
-    pre_alloc_sample_num,
-    get_metadata_timeout,
-    empty_batch_sleep_interval,
-    *RANKS_OF_NODE,
-    ray_address,
-    no_color,
-    terminal,
-    hf_hub_cache,
-    hf_home,
-    otel_sdk_disabled,
-    otel_traces_exporter,
-    otel_endpoint,
-    otel_traces_endpoint,
-    otel_protocol,
-    otel_traces_protocol,
-)
-"""All variables, in the order of the reference page."""
 
 # ---------------------------------------------------------------- cores
 # Determines how many cores a process may use for its copies: by its affinity, its cgroups and the ranks beside it.

@@ -64,11 +64,7 @@ def write(path: Path, tree: Any, sync: bool = True) -> None:
             draft.unlink()
         raise
     if sync:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
 
 
 def _private(path: str, flags: int) -> int:

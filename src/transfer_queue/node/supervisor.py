@@ -535,11 +535,11 @@ def _describe_exit(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def log_tail(system: SystemFolder, server: str, lines: int = 40) -> str:
+def log_tail(system: SystemFolder, server: str) -> str:
     """Return the last lines of a server's log."""
     try:
         with open(system.log(server), encoding="utf-8", errors="replace", opener=no_link) as file:
-            return "".join(file.readlines()[-lines:])
+            return "".join(file.readlines()[-40:])
     except OSError as error:
         return f"({error})"
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 
@@ -53,6 +53,16 @@ MOST_WORK_SECONDS = 0.1  # of virtual time that work beside the core's loop take
 PART = 2  # effects of an event after which others may interrupt it
 MOST_DELIVERIES = 1_000_000
 MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
+
+ToUnit = Union[
+    unit_reports.ReleaseExtents,
+    unit_reports.RefuseWriters,
+    unit_reports.Move,
+    unit_reports.DrainFinished,
+    store_reports.CheckStore,
+    store_reports.CheckExtents,
+]
+"""A request of the controller to a unit."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _envelope = msgspec.msgpack.Decoder(RequestEnvelope)
@@ -532,29 +542,11 @@ class Cluster:
             elif isinstance(effect, core_effects.RefuseLeases):
                 self._deliver_to_unit(effect.unit, unit_reports.RefuseWriters(effect.words))
 
-    def _deliver_to_unit(
-        self,
-        number: int,
-        request: unit_reports.ReleaseExtents
-        | unit_reports.RefuseWriters
-        | unit_reports.Move
-        | unit_reports.DrainFinished
-        | store_reports.CheckStore
-        | store_reports.CheckExtents,
-    ) -> None:
+    def _deliver_to_unit(self, number: int, request: ToUnit) -> None:
         """Deliver a request of the controller to a unit."""
         self._tell(self._find_unit(number), request)
 
-    def _tell(
-        self,
-        unit: StorageUnit,
-        request: unit_reports.ReleaseExtents
-        | unit_reports.RefuseWriters
-        | unit_reports.Move
-        | unit_reports.DrainFinished
-        | store_reports.CheckStore
-        | store_reports.CheckExtents,
-    ) -> None:
+    def _tell(self, unit: StorageUnit, request: ToUnit) -> None:
         if isinstance(request, unit_reports.ReleaseExtents):
             effects = unit.free(request.extents)
         elif isinstance(request, unit_reports.Move):

@@ -11,10 +11,9 @@ from pipeline_scenarios import Expected, Scenario, grpo
 from textual.widgets import Input
 from top_pilot import FakeSource, TopPilot, empty_picture, partition, picture_at, run_top, seen
 
-from transfer_queue.cli.top.app import HelpScreen, TopApp
+from transfer_queue.cli.top.app import HelpScreen, OverviewScreen, TopApp
 from transfer_queue.cli.top.detail_screens import PartitionScreen, SampleScreen, TaskScreen, WaitScreen
 from transfer_queue.cli.top.follower import Broken, Followed, Silent, SystemEnded
-from transfer_queue.cli.top.overview_screen import OverviewScreen
 from transfer_queue.errors import ConnectionLostError
 
 SLOW = picture_at(200.0)

@@ -160,7 +160,7 @@ def test_connections_over_the_cap_are_told_why(tmp_path: Path) -> None:
 def test_running_out_of_descriptors_pauses_accepting_and_recovers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transfer_queue.net.server.acceptor.ACCEPT_PAUSE", 0.05)
+    monkeypatch.setattr("transfer_queue.net.server.sockets.ACCEPT_PAUSE", 0.05)
     exhausted = threading.Event()
     exhausted.set()
     accept = socket.socket.accept

@@ -136,7 +136,6 @@ def table_lines(
     width: int | None,
     style: Styles,
     right: frozenset[int] = frozenset(),
-    indent: str = "  ",
 ) -> list[list[str]]:
     """Return a table as the lines of each row, first those of the headings. Columns without a cell are left out.
 
@@ -145,10 +144,10 @@ def table_lines(
     used = [column for column in range(len(headings)) if any(row[column] for row in rows)]
     cells = [[row[column] for column in used] for row in (headings, *rows)]
     aligned = frozenset(at for at, column in enumerate(used) if column in right)
-    lines = columns_text(cells, aligned, indent)
+    lines = columns_text(cells, aligned)
     if not lines or width is None or max(map(len, lines)) <= width or len(used) < 2 or len(used) - 1 in aligned:
         return [[style(lines[0], "dim")], *([line] for line in lines[1:])] if lines else []
-    begin = columns_text([row[:-1] for row in cells], aligned, indent)
+    begin = columns_text([row[:-1] for row in cells], aligned)
     start = max(map(len, begin)) + 2
     found = []
     for head, row in zip(begin, cells):

@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
+from transfer_queue.journal.segment import sync_folder
 from transfer_queue.node.system.paths import no_link
 
 METADATA = "metadata.json"
@@ -173,15 +174,6 @@ def sync(folder: Path) -> None:
     """Sync the names in a folder and in those below it. The files must be synced already."""
     for path, _, _ in os.walk(folder):
         sync_folder(Path(path))
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync the names in one folder, so that they survive a crash."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -40,6 +40,7 @@ from transfer_queue.errors import (
     UnitLostError,
 )
 from transfer_queue.journal import state_file
+from transfer_queue.journal.segment import sync_folder
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState
 from transfer_queue.net.calls import CONTROLLER, Call
@@ -193,7 +194,7 @@ class CheckpointOperations(DataPath):
             if cut is None:
                 yield from self.end_checkpoint(made, timeout=timeout)
             draft.replace(target)
-            checkpoint_folder.sync_folder(target.parent)
+            sync_folder(target.parent)
         except BaseException as error:
             draft.unlink(missing_ok=True)
             if cut is None:

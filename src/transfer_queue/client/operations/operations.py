@@ -11,8 +11,7 @@ from __future__ import annotations
 from transfer_queue.client.operations.checkpoint_operations import CheckpointOperations
 from transfer_queue.client.operations.fetch_operations import FetchOperations
 from transfer_queue.client.operations.kv_operations import KVOperations
-from transfer_queue.client.operations.lease_operations import LeaseOperations
-from transfer_queue.client.operations.lock_operations import LockOperations
+from transfer_queue.client.operations.lease_operations import LeaseOperations, LockOperations
 from transfer_queue.client.operations.partition_operations import PartitionOperations
 from transfer_queue.client.operations.queue_operations import QueueOperations
 from transfer_queue.client.operations.sample_operations import SampleOperations

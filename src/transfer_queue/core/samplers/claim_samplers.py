@@ -14,8 +14,8 @@ from transfer_queue.messages.descriptors import ORDERS
 from transfer_queue.messages.reports.progress import SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, PrioritySampler, RankAwareSampler, SequentialSampler
 from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler
+from transfer_queue.sampler.factory import sampler_of
 from transfer_queue.sampler.ready_views import RankKey
-from transfer_queue.sampler.sampler_spec import sampler_of
 from transfer_queue.sampler.sampler_wrapper import built_in, with_group_size, with_open_dp_size
 
 NONE_OF_TASKS: Mapping[str, AnySampler] = {}
@@ -52,7 +52,7 @@ class SamplerRegistry:
             values: Decodes a value of a message, for a user's sampler in this process.
             strict: See `self.strict`.
             of_tasks: Task, or pattern of tasks -> the sampler in the configuration.
-            registered: Returns the samplers that datasets have registered, by task (`sampler.sampler_spec`).
+            registered: Returns the samplers that datasets have registered, by task (`sampler.factory`).
         """
         self.strict = strict
         """Whether unknown entries of a sampling_config are errors instead of warnings."""

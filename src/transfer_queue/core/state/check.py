@@ -23,7 +23,7 @@ from transfer_queue.core.tables.dealt import DealtBatches
 from transfer_queue.core.tables.rows import CHUNK, CHUNK_BITS, CLAIMED, CONSUMED, Chunk
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import NESTED, ORDERS, PartitionOptions
-from transfer_queue.sampler.sampler_spec import sampler_of
+from transfer_queue.sampler.factory import sampler_of
 
 MOST_ROUNDS = 1 << 28  # of one task in one partition; more than one round each second for eight years
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+import select
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from types import FrameType
 from typing import TypeVar, cast
 
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import CONTROLLER, Call
-from transfer_queue.net.drivers.connection import Pool
-from transfer_queue.net.drivers.parallel_calls import retry_until_reply, run_parallel
+from transfer_queue.net.drivers.connection import LONGEST_POLL, Connection, Pool, ReplyReader
 from transfer_queue.net.drivers.thread_joins import ThreadJoins
 from transfer_queue.net.session import RetryPolicy, Session, raise_failure
 from transfer_queue.utils.logging_utils import get_logger
@@ -173,3 +173,219 @@ def _asynchronous_form(frame: FrameType) -> tuple[str, str] | None:
         if not name.startswith("_") and hasattr(type(owner), form):
             return f"{kind}.{name}", f"`await {kind}.{form}(...)`"
     return None
+
+
+# ---------------------------------------------------------------- calls in parallel
+# Calls of one thread over the pooled connections of a session: one until it has its reply, or several at once.
+#
+# Several requests are all sent, then the replies are received in any order. Each call has its own connection, deadline
+# and outcome. When all calls have ended, those whose connection broke are tried again one after the other, like single
+# calls.
+
+Report = Callable[[Session, RetryPolicy], None]
+"""Reports the wait of a call, and warns if it blocks an event loop, each if it is due."""
+
+
+def run_parallel(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
+    """Make these calls and set the `outcome` of each: the reply, or the error with which the call failed."""
+    tries: list[_Try] = []
+    try:
+        for call in calls:
+            try:
+                if call.work is not None:
+                    call.work()
+                    call.outcome = Done()
+                elif call.pause is not None:
+                    time.sleep(call.pause)
+                    call.outcome = Done()
+                else:
+                    tries.append(_Try(session, pool, call))
+            except TransferQueueError as error:
+                call.outcome = error
+        for step in (_Try.connect, _Try.send):
+            for each in tries:
+                each.step(step)
+        _receive([each for each in tries if each.incoming is not None])
+        for each in tries:
+            each.end()
+    finally:
+        for each in tries:
+            each.stop_waiting()
+
+
+def _receive(tries: Sequence[_Try]) -> None:
+    """Receive until each call has its reply or has failed."""
+    poll = select.poll()
+    waiting: dict[int, _Try] = {}
+    for each in tries:
+        assert each.connection is not None
+        waiting[each.connection.sock.fileno()] = each
+        poll.register(each.connection.sock, select.POLLIN)
+    while waiting:
+        now = time.monotonic()
+        left = min(each.attempts.deadline for each in waiting.values()) - now
+        ready = {number for number, _ in poll.poll(max(0.0, min(left, LONGEST_POLL)) * 1000)}
+        for number, each in list(waiting.items()):
+            each.step(_Try.receive if number in ready else _Try.wait)
+            if each.is_finished:
+                poll.unregister(number)
+                del waiting[number]
+
+
+class _Try:
+    """The first try of a call."""
+
+    def __init__(self, session: Session, pool: Pool, call: Call) -> None:
+        self._session = session
+        self._pool = pool
+        self._call = call
+        self.attempts = RetryPolicy(session, call)
+        self.connection: Connection | None = None
+        self.incoming: ReplyReader | None = None
+        self._broken: OSError | TransferQueueError | None = None
+        """The error with which the try failed, if it did."""
+        self._sequence, self._frame = session.begin_request(
+            call.request, 0 if call.payload is None else len(call.payload), call.target, call.within
+        )
+        call.sequence = self._sequence
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more is to be received."""
+        return self._broken is not None or (self.incoming is not None and self.incoming.whole)
+
+    def step(self, step: Callable[[_Try], None]) -> None:
+        """Run a step, unless the try has failed."""
+        if self._broken is None:
+            try:
+                step(self)
+            except (OSError, TransferQueueError) as error:
+                self._broken, self.incoming = error, None
+                self._discard()
+                if isinstance(error, ConnectionError):
+                    self._pool.close_idle(self._call.target)  # the other idle connections led to the same server
+
+    def connect(self) -> None:
+        """Take an idle connection, or make one."""
+        target = self._call.target
+        self.connection = self._pool.take(target) or self._pool.connect(self._session, target, self.attempts.deadline)
+
+    def send(self) -> None:
+        """Send the request."""
+        assert self.connection is not None
+        self.connection.send(self._frame, self.attempts.deadline, self._call.payload)
+        self.incoming = ReplyReader(self.connection, self._call.into, self.attempts.deadline)
+
+    def receive(self) -> None:
+        """Read the bytes of the reply that have arrived."""
+        assert self.incoming is not None
+        self.incoming.receive()
+
+    def wait(self) -> None:
+        """Raise `TimeoutError` if the deadline has passed. Called when no bytes have arrived."""
+        if time.monotonic() > self.attempts.deadline:
+            raise TimeoutError("no reply before the deadline")
+
+    def end(self) -> None:
+        """Set the outcome of the call. If the connection broke, try again first."""
+        self.step(_Try._take)
+        try:
+            if isinstance(self._broken, TransferQueueError):
+                raise self._broken
+            if self._broken is not None:
+                args = self._session, self._pool, self._call, self.attempts, self._sequence, self._frame
+                self._call.outcome = raise_failure(retry_until_reply(*args, self._broken))
+        except TransferQueueError as error:
+            self._call.outcome = error
+
+    def _take(self) -> None:
+        assert self.incoming is not None
+        assert self.incoming.body is not None
+        assert self.connection is not None
+        answer = self._session.decode_reply(self.incoming.body)
+        if answer.sequence != self._sequence:
+            raise ProtocolError(f"expected the reply to request {self._sequence}, got the reply to {answer.sequence}")
+        self._pool.give_back(self._call.target, self.connection)
+        self.connection = None
+        self._call.outcome = _reply_or_error(answer.body)
+
+    def _discard(self) -> None:
+        if self.connection is not None:
+            self._pool.discard(self.connection)
+            self.connection = None
+
+    def stop_waiting(self) -> None:
+        """Stop waiting for the reply. If it has not arrived, its connection is closed."""
+        self._discard()
+        self._session.finish(self._sequence)
+
+
+def _reply_or_error(reply: AnyReply) -> AnyReply | TransferQueueError:
+    try:
+        return raise_failure(reply)
+    except TransferQueueError as error:
+        return error
+
+
+def retry_until_reply(
+    session: Session,
+    pool: Pool,
+    call: Call,
+    attempts: RetryPolicy,
+    sequence: int,
+    frame: bytes,
+    broken: OSError | None = None,
+    report: Report | None = None,
+) -> AnyReply:
+    """Send a request until its reply arrives, and return the reply.
+
+    Args:
+        session: The session.
+        pool: Its connections.
+        call: The call.
+        attempts: When it is tried again and reported.
+        sequence: The sequence of its request.
+        frame: The request.
+        broken: The error of an earlier try, if any.
+        report: Called when a report is due; None if the call does not wait for long.
+    """
+    target = call.target
+    while True:
+        if broken is not None:
+            delay = attempts.next_delay(broken)
+            if delay:
+                time.sleep(delay)
+            frame = attempts.frame_to_retry(sequence, frame)
+            if report is not None and attempts.next_report <= session.clock():
+                report(session, attempts)
+        connection: Connection | None = None
+        try:
+            connection = pool.take(target) or pool.connect(session, target, attempts.deadline)
+            if call.into:
+                body = connection.exchange_into(frame, attempts.deadline, call.into)
+            else:
+                connection.send(frame, attempts.deadline, call.payload)
+                body = _receive_reply(session, connection, attempts, report)
+            answer = session.decode_reply(body)
+            if answer.sequence != sequence:
+                raise ProtocolError(f"expected the reply to request {sequence}, got the reply to {answer.sequence}")
+            pool.give_back(target, connection)
+            return answer.body
+        except BaseException as error:
+            if connection is not None:
+                pool.discard(connection)
+                if isinstance(error, ConnectionError):
+                    pool.close_idle(target)  # the other idle connections led to the same server
+            if not isinstance(error, OSError) or isinstance(error, TransferQueueError):
+                raise
+            broken = error
+
+
+def _receive_reply(session: Session, connection: Connection, attempts: RetryPolicy, report: Report | None) -> bytes:
+    deadline = attempts.deadline
+    while report is not None and (due := attempts.next_report) < deadline:
+        try:
+            return connection.receive_reply(due, deadline)
+        except TimeoutError:
+            report(session, attempts)
+    return connection.receive_reply(deadline, deadline)

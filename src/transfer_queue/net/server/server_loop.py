@@ -38,7 +38,6 @@ from transfer_queue.metrics.timing import Longest
 from transfer_queue.net.fd_limits import RateLimitedLog
 from transfer_queue.net.framing import MAX_BODY, MAX_PAYLOAD, FrameReader
 from transfer_queue.net.handshake import HANDSHAKE_SECONDS, NEEDS_TLS, ServerHandshake
-from transfer_queue.net.server.acceptor import Acceptor
 from transfer_queue.net.server.server_connection import (
     OUTPUT_MARK,
     Outgoing,
@@ -49,7 +48,7 @@ from transfer_queue.net.server.server_connection import (
     frame_pieces,
     is_lent,
 )
-from transfer_queue.net.server.sockets import BACKLOG, READ, WRITE, Poller, Waker, set_tcp_options
+from transfer_queue.net.server.sockets import BACKLOG, READ, WRITE, Acceptor, Poller, Waker, set_tcp_options
 
 if TYPE_CHECKING:
     import ssl

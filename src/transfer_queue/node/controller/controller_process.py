@@ -193,11 +193,11 @@ Collapse = Callable[[int, int], bool]
 """Collapses (address, bytes); returns whether the range is in huge pages."""
 
 
-def collapse_regularly(pause: float = PAUSE) -> None:
-    """Begin to collapse the memory of this process, every `pause` seconds, until the kernel collapses nothing."""
+def collapse_regularly() -> None:
+    """Begin to collapse the memory of this process, every PAUSE seconds, until the kernel collapses nothing."""
     collapse = _load_collapse()
     if collapse is not None:
-        threading.Thread(target=_repeat, args=(collapse, pause), name="huge pages", daemon=True).start()
+        threading.Thread(target=_repeat, args=(collapse, PAUSE), name="huge pages", daemon=True).start()
 
 
 def _repeat(collapse: Collapse, pause: float) -> None:

@@ -594,12 +594,12 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def log_tails(folder: SystemFolder, lines: int = 30) -> str:
+def log_tails(folder: SystemFolder) -> str:
     """Return the ends of all logs of a system."""
     texts = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.logs.glob("*.log")):
             with open(path, encoding="utf-8", errors="replace", opener=no_link) as file:
-                text = file.read().splitlines()[-lines:]
+                text = file.read().splitlines()[-30:]
             texts.append("\n".join([f"--- {path}", *text]))
     return "\n".join(texts) or "It has written no log."

@@ -270,29 +270,19 @@ class SystemFolder:
 
     def describe(self, description: Description) -> None:
         """Write system.json atomically: from now on the system is found."""
-        draft = self.description.with_suffix(".new")
-        _write(draft, msgspec.json.encode(description))
-        draft.replace(self.description)
+        _replace(self.description, msgspec.json.encode(description))
 
     def write_heir(self, pid: int, started: int | None) -> None:
         """Record that this process replaces the system's starter, which has died or is about to."""
-        draft = self.heir.with_suffix(f".{pid}")
-        _write(draft, msgspec.json.encode((pid, started)))
-        draft.replace(self.heir)
+        _replace(self.heir, msgspec.json.encode((pid, started)))
 
     def write_controller_place(self, place: ControllerPlace) -> None:
         """Write where the controller is now. Call it under the lock."""
-        draft = self.successor.with_suffix(f".{os.getpid()}")
-        draft.unlink(missing_ok=True)
-        _write(draft, msgspec.json.encode(place))
-        draft.replace(self.successor)
+        _replace(self.successor, msgspec.json.encode(place))
 
     def write_live_address(self, address: str) -> None:
         """Write the address of the page that shows the system."""
-        draft = self.live.with_suffix(f".{os.getpid()}")
-        draft.unlink(missing_ok=True)
-        _write(draft, address.encode())
-        draft.replace(self.live)
+        _replace(self.live, address.encode())
 
     # ------------------------------------------------------------ reading
 
@@ -421,6 +411,14 @@ def _write(path: Path, content: bytes) -> None:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with open(file, "wb") as stream:
         stream.write(content)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file atomically, in place of the one that is there."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    _write(draft, content)
+    draft.replace(path)
 
 
 def read_private(path: Path) -> bytes:
