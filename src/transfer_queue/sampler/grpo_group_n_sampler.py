@@ -6,11 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import (
     RankConsistentSampler,
     Share,
-    check_batch_size,
     split_in_order,
     validated_count,
 )
@@ -81,10 +79,3 @@ class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
         if len(groups) < count:
             return {}
         return split_in_order(ranks, list(chain.from_iterable(groups)))
-
-    def _groups_in(self, batch_size: int, config: Mapping[str, Any]) -> int:
-        check_batch_size(batch_size)
-        size = self._group_size(config)
-        if batch_size % size:
-            raise InvalidArgumentError(f"batch_size ({batch_size}) must be a multiple of n_samples_per_prompt ({size})")
-        return batch_size // size

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, cast, overload, runtime_checkable
 import numpy as np
 
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.sampler.base import GROUP_SIZE, ReadyIndexes, validated_positive
+from transfer_queue.sampler.base import GROUP_SIZE, ReadyIndexes, check_batch_size, validated_positive
 from transfer_queue.sampler.numeric_tags import Floats, TagColumns, numbers
 
 
@@ -270,6 +270,14 @@ class DealsGroups:
                 f"leave it out of the sampling_config, or make the sampler without it"
             )
         return size
+
+    def _groups_in(self, batch_size: int, config: Mapping[str, Any]) -> int:
+        """Return the number of groups in a batch."""
+        check_batch_size(batch_size)
+        size = self._group_size(config)
+        if batch_size % size:
+            raise InvalidArgumentError(f"batch_size ({batch_size}) must be a multiple of n_samples_per_prompt ({size})")
+        return batch_size // size
 
 
 def pick_groups(ready_indexes: Sequence[int], size: int, count: int) -> list[list[int]]:

@@ -15,7 +15,6 @@ from transfer_queue.sampler.base import (
     Deal,
     RankConsistentSampler,
     Share,
-    check_batch_size,
     validated_count,
     validated_positive,
 )
@@ -226,10 +225,3 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
                 f"tokens there, finite and not negative; put it with the sample"
             )
         return [float(length) for length in found.reshape(len(groups), -1).sum(axis=1)]
-
-    def _groups_in(self, batch_size: int, config: Mapping[str, Any]) -> int:
-        check_batch_size(batch_size)
-        size = self._group_size(config)
-        if batch_size % size:
-            raise InvalidArgumentError(f"batch_size ({batch_size}) must be a multiple of n_samples_per_prompt ({size})")
-        return batch_size // size
