@@ -64,7 +64,7 @@ BEFORE_THEIR_FOLDER = {
     *("puts.apply", "puts.apply_clears", "claims.apply_leases", "units.apply_units"),
     *("state.merge", "state.restore", "state.selection"),
     "samplers.remote_calls",
-    *("locks.lock_decisions", "claims.plan", "claims.final_rounds", "claims.lease_decisions"),
+    *("claims.plan", "claims.final_rounds", "claims.lease_decisions"),
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.
 CORE_ORDER: list[set[str]] = [
@@ -85,11 +85,11 @@ CORE_ORDER: list[set[str]] = [
     {"samplers.remote_calls"},
     {"timeline"},
     {"queries"},
-    {"locks.lock_decisions", "claims.plan"},
+    {"locks"},
+    {"claims.plan"},
     {"claims.final_rounds"},
     {"claims.lease_decisions"},
     {"absent_clients"},
-    {"locks"},
     {"claims"},
     {"checkpoints"},
     {"units"},

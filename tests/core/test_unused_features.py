@@ -17,11 +17,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from transfer_queue.core import absent_clients, activity, wakeups
+from transfer_queue.core import absent_clients, activity, locks, wakeups
 from transfer_queue.core.claims import claim_handler, consumption_handlers, final_rounds, index_builder, plan
 from transfer_queue.core.context import Context
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import decide, group_decisions
 from transfer_queue.core.queries import batch_metadata, value_locations
 from transfer_queue.core.samplers import remote_calls
@@ -56,7 +55,7 @@ USED = {
 """The features that a put, a claim and a get are made of. A new feature does not belong here."""
 
 OF_FEATURES: list[ModuleType | type] = [
-    lock_decisions, LockTable,
+    locks, LockTable,
     LeaseTable,
     GroupTable, group_decisions, CompleteGroups, CompleteOrderedGroups, CompleteDeclaredGroups,
     DealtBatches, final_rounds, SkippedRows,
@@ -125,12 +124,12 @@ def test_a_gate_of_a_feature_is_found(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def with_gates(controller: Controller, *request: Any) -> Any:
         state = controller.state
-        assert not lock_decisions.release_all(state, "a")
+        assert not locks.release_all(state, "a")
         return change(controller, *request)
 
     monkeypatch.setattr(Controller, "change", with_gates)
     with Cluster(tmp_path, seed=1) as cluster:
         found = passed_features(cluster, cluster.client("a"))
-    assert found == {"transfer_queue.core.locks.lock_decisions: release_all", "LockTable: locks_of"} | {
+    assert found == {"transfer_queue.core.locks: release_all", "LockTable: locks_of"} | {
         name for name in found if name.endswith("<listcomp>")
     }

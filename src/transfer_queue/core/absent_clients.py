@@ -12,7 +12,7 @@ from transfer_queue.core.claims import lease_decisions
 from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
-from transfer_queue.core.locks import lock_decisions
+from transfer_queue.core.locks import release_all
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.state import State
 
@@ -71,6 +71,8 @@ class AbsentHolders(CoreService):
     leases, and their batches after ABSENCE_SECONDS.
     """
 
+    begins_with = (r.LockGranted,)
+
     def __init__(self, context: Context) -> None:
         """Check the holders of a restored state, which have no connection yet."""
         super().__init__(context)
@@ -91,7 +93,7 @@ class AbsentHolders(CoreService):
         return bool(_holders(context.state))
 
     def note_holder(self, client: str) -> None:
-        """Note that a client gets a lock, a batch or reserved rows."""
+        """Note that a client gets a batch or reserved rows, or got a lock."""
         if client not in self._verifiable:
             self._verifiable[client] = self._is_alive(client)
 
@@ -108,6 +110,11 @@ class AbsentHolders(CoreService):
             self._end_holds(client, "left")
         self._note_disconnected(client)
         return []
+
+    @observes(r.LockGranted)
+    def note_lock(self, record: r.LockGranted) -> None:
+        """Note that a client got a lock."""
+        self.note_holder(record.client)
 
     @observes(r.WriterFenced)
     def note_dead(self, record: r.WriterFenced) -> None:
@@ -150,7 +157,7 @@ class AbsentHolders(CoreService):
 
     def _end_holds(self, client: str, reason: str, *, locks: bool = True) -> None:
         """End what a client still holds: batches that it has not handed over, and its locks. reason: of the records."""
-        released = lock_decisions.release_all(self._state, client) if locks else []
+        released = release_all(self._state, client) if locks else []
         settled = lease_decisions.settle_unseen(self._state, self.context.config.handed_over, client, reason)
         for record in [*settled, *released]:
             self.context.log.apply(record)

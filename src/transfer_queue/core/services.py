@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from transfer_queue.core import absent_clients, activity, checkpoints, jobs, wakeups
+from transfer_queue.core import absent_clients, activity, checkpoints, jobs, locks, wakeups
 from transfer_queue.core.claims import (
     background_deals,
     claim_handler,
@@ -18,7 +18,6 @@ from transfer_queue.core.claims import (
     sampler_changes,
 )
 from transfer_queue.core.context import CoreService
-from transfer_queue.core.locks import lock_handlers
 from transfer_queue.core.puts import clears, decide, equal_values, partitions
 from transfer_queue.core.queries import batch_metadata, partition_view, value_locations
 from transfer_queue.core.reports import deadlock_detector, explain, sample_report, status, waits
@@ -32,7 +31,7 @@ FEATURES: tuple[ModuleType, ...] = (
     checkpoints,
     activity,
     lease_deadlines,
-    lock_handlers,
+    locks,
     absent_clients,
     clears,
     wakeups,

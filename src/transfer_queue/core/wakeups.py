@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from transfer_queue.core import locks
 from transfer_queue.core.claims import claim_handler
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.claims.wake import Wake
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, Caller, Decision
-from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.reports.expiries import expiry_reply
@@ -146,7 +146,7 @@ class Wakeups(CoreService):
         peers = context.parked.peers
         for waiter, reply in partition_view.watch_replies(context.state, name, peers):
             yield [self._reply(waiter, reply)]
-        for waiting in lock_decisions.grantable(context.state, name, peers) if change.locks else ():
+        for waiting in locks.grantable(context.state, name, peers) if change.locks else ():
             yield self._retry_decision(waiting)
         gained: set[str] = set()
         if partition is not None:

@@ -9,7 +9,7 @@ from harness import Harness, column
 from transfer_queue.core.absent_clients import FIRST_CHECK, LONGEST_CHECK, AbsentHolders
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.locks.lock_handlers import PAGE
+from transfer_queue.core.locks import PAGE
 from transfer_queue.errors import InvalidArgumentError, LockLostError, ProtocolError, WaitTimeoutError
 from transfer_queue.messages.claims import Cancel, Renew
 from transfer_queue.messages.locks import ListLocks, LockEntry, LockReply, ReleaseLock, TakeLock

@@ -11,8 +11,7 @@ from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
-from transfer_queue.core.locks import lock_decisions
-from transfer_queue.core.locks.lock_handlers import Locks
+from transfer_queue.core.locks import Locks, release_unseen
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.state import State, unknown_partition_warning
 from transfer_queue.core.tables.rows import indexes_in
@@ -190,7 +189,7 @@ def handle_cancel(context: Context, caller: Caller, request: claims.Cancel) -> l
         known = context.parked.peers.get(waiter, caller.peer)
         context.parked.unpark(waiter, met=False)
         effects.append(Send(known, request.sequence, Failure("WaitTimeoutError", "the client cancelled this request")))
-    for decide in (lease_decisions.return_unseen, lock_decisions.release_unseen, unneeded_rows.withdraw_unseen):
+    for decide in (lease_decisions.return_unseen, release_unseen, unneeded_rows.withdraw_unseen):
         for record in decide(state, *waiter):
             context.log.apply(record)
             undone = True

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from transfer_queue.core import locks
 from transfer_queue.core.claims import answers
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.context import Context
-from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.reports.explain import timeout_words
@@ -37,8 +37,8 @@ def expiry_reply(context: Context, waiting: ParkedRequest) -> AnyReply:
         return Done(0)
     if isinstance(request, TakeLock):
         waited = now - waiting.since
-        words = lock_decisions.describe_wait(context.state, waiting.waiter, request, waited, now)
-        return Failure("WaitTimeoutError", f"Timeout: {words}. {lock_decisions.WAIT_ADVICE}")
+        words = locks.describe_wait(context.state, waiting.waiter, request, waited, now)
+        return Failure("WaitTimeoutError", f"Timeout: {words}. {locks.WAIT_ADVICE}")
     if isinstance(request, AwaitDone):
         return Done(False)
     try:

@@ -12,7 +12,7 @@ from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
-from transfer_queue.core.locks.lock_decisions import describe_lock
+from transfer_queue.core.locks import describe_lock
 from transfer_queue.core.puts import limits
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State, suggestion

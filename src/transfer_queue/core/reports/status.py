@@ -6,10 +6,10 @@ from collections import Counter
 
 import msgspec
 
+from transfer_queue.core import locks
 from transfer_queue.core.claims.consumer_state import missing_groups
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
-from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
@@ -46,7 +46,7 @@ def _collect(context: Context, partitions: list[PartitionProgress], now: float) 
         found,
         requests=context.measures.load.timings(),
         longest=context.measures.load.longest.longest(now),
-        locks=lock_decisions.summarize(context.state, now),
+        locks=locks.summarize(context.state, now),
         mirror=None if mirror is None else mirror.progress(),
         stores=_stores(context),
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from transfer_queue.core import locks
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.jobs import Jobs
-from transfer_queue.core.locks import lock_decisions
 from transfer_queue.core.puts import limits
 from transfer_queue.core.reports.explain import waiting_words
 from transfer_queue.core.state.partition import Partition
@@ -39,7 +39,7 @@ def _describe_wait(context: Context, waiting: ParkedRequest) -> str:
         return waiting_words(state, request, context.services[Plans].of(partition, request).group_size)
     if isinstance(request, TakeLock):
         waited = context.now - waiting.since
-        text = lock_decisions.describe_wait(state, waiting.waiter, request, waited, context.now)
+        text = locks.describe_wait(state, waiting.waiter, request, waited, context.now)
         return f"{text[0].upper()}{text[1:]}."
     if isinstance(request, (Publish, Reserve)):
         return _describe_put(state, request)

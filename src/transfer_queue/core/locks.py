@@ -1,4 +1,4 @@
-"""Decides which client gets a lock of keys, and how locks end. Reads the state and returns records.
+"""Locks of keys: which client gets one, how they end, and how they are described.
 
 A request gets all of its keys at once or none, so two clients never wait for each other. Requests are served in the
 order in which they arrived: a request waits while one of its keys is locked, or an earlier request waits for it.
@@ -7,17 +7,106 @@ order in which they arrived: a request waits while one of its keys is locked, or
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from itertools import islice
 
+from transfer_queue.core.context import Context, CoreService, observes
+from transfer_queue.core.deadlines import Deadlines
 from transfer_queue.core.events import records as r
+from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.core.tables.leases import KeyLock
-from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages.locks import LockEntry, LockReply, LockSummary, TakeLock
+from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
+from transfer_queue.messages.base import Done
+from transfer_queue.messages.locks import (
+    ListLocks,
+    LockEntry,
+    LockReply,
+    LocksReply,
+    LockSummary,
+    ReleaseLock,
+    TakeLock,
+)
 
 RELEASED, EXPIRED, GONE = "released", "expired", "client gone"
 SHOWN = 3  # keys that a message names
+PAGE = 256  # locks and waiting requests in one page of a list
 WAIT_ADVICE = "Pass a longer timeout= to wait for the lock, or end the block that holds it."
+
+
+class Locks(CoreService):
+    """The deadlines of the locks."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.deadlines = Deadlines(
+            [(lock.partition, lock) for lock in context.state.locks.by_token.values()],
+            lambda name, token: context.state.locks.by_token.get(token),
+            context.now,
+        )
+
+    @classmethod
+    def must_start(cls, context: Context) -> bool:
+        """See `CoreService.must_start`."""
+        return bool(context.state.locks.by_token or context.state.waiting.locks)
+
+    @observes(r.LockGranted)
+    def begin(self, record: r.LockGranted) -> None:
+        """Set the deadline of a new lock."""
+        self.deadlines.begin(record.partition, self.context.state.locks.by_token[record.token], self.context.now)
+
+    def next_due(self) -> float | None:
+        """See `CoreService.next_due`."""
+        return self.deadlines.next_deadline()
+
+    def on_due(self) -> list[Effect]:
+        """End the locks whose time is over."""
+        for _, lock in self.deadlines.expired(self.context.now):
+            self.context.log.apply(_end(lock, EXPIRED))
+        return []
+
+    def on_wait_ended(self, waiting: ParkedRequest, met: bool) -> None:
+        """See `CoreService.on_wait_ended`. The requests behind one for a lock do not wait for it any more."""
+        if isinstance(waiting.request, TakeLock):
+            self.context.changes.changes_of(waiting.request.partition).locks = True
+
+
+# ------------------------------------------------------------ requests
+
+
+@handles(TakeLock)
+def handle_take_lock(context: Context, caller: Caller, request: TakeLock) -> Decision | ParkDecision:
+    """Lock keys, or park the request while one of them is locked or an earlier request waits for one of them."""
+    check_request(request)
+    state, now = context.state, context.now
+    context.services[Locks]  # also a request that waits needs it
+    if must_wait(state, request, caller.waiter, context.parked.peers):
+        if request.wait is not None and request.wait > 0:
+            return ParkDecision(request, request.wait)
+        raise WaitTimeoutError(f"Timeout: {describe_wait(state, caller.waiter, request, 0.0, now)}. {WAIT_ADVICE}")
+    token = state.next_token
+    granted = r.LockGranted(request.partition, token, request.keys, caller.client, request.lease, now)
+    return Decision([granted], lambda: LockReply(token))
+
+
+@handles(ReleaseLock)
+def handle_release_lock(context: Context, caller: Caller, request: ReleaseLock) -> Decision:
+    """Release a lock. The reply says whether the client held it."""
+    records = release(context.state, caller.client, request.token)
+    return Decision(records, lambda: Done(bool(records)))
+
+
+@handles(ListLocks, reads=True)
+def handle_list_locks(context: Context, caller: Caller, request: ListLocks) -> LocksReply:
+    """Reply with a page of the locks and of the requests that wait for one."""
+    found = entries(context.state, context.now, request.partitions)
+    page = list(islice(found, request.start, request.start + PAGE))
+    more = next(found, None) is not None
+    return LocksReply(page, request.start + len(page) if more else None)
+
+
+# ------------------------------------------------------------ decisions
 
 
 def check_request(request: TakeLock) -> None:
@@ -57,11 +146,6 @@ def grantable(state: State, partition: str, connected: Container[RequestKey]) ->
     return found
 
 
-def grant(state: State, client: str, request: TakeLock, now: float) -> r.LockGranted:
-    """Return the record of a lock."""
-    return r.LockGranted(request.partition, state.next_token, request.keys, client, request.lease, now)
-
-
 def release(state: State, client: str, token: int) -> list[r.AnyRecord]:
     """Return the record that ends a lock of this client; none if it has ended, or another client holds it."""
     lock = state.locks.by_token.get(token)
@@ -78,11 +162,6 @@ def release_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord
 def release_all(state: State, client: str) -> list[r.AnyRecord]:
     """Return the records that end all locks of a client that is gone."""
     return [_end(lock, GONE) for lock in state.locks.locks_of(client)]
-
-
-def expire(lock: KeyLock) -> r.LockEnded:
-    """Return the record that ends a lock whose lease has ended."""
-    return _end(lock, EXPIRED)
 
 
 def _end(lock: KeyLock, reason: str) -> r.LockEnded:
