@@ -61,10 +61,10 @@ MAY_IMPORT = {
 
 # Modules that come before the rest of their folder, because other rooms use what they decide.
 BEFORE_THEIR_FOLDER = {
-    *("puts.apply", "puts.apply_clears", "claims.apply_leases", "units.apply_units"),
+    *("puts.apply", "puts.apply_clears", "units.apply_units"),
     *("state.merge", "state.restore", "state.selection"),
     "samplers.remote_calls",
-    *("claims.plan", "claims.final_rounds", "claims.lease_decisions"),
+    *("claims.plan", "claims.final_rounds", "claims.row_leases"),
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.
 CORE_ORDER: list[set[str]] = [
@@ -73,7 +73,7 @@ CORE_ORDER: list[set[str]] = [
     {"tables"},
     {"earlier"},
     {"state"},
-    {"puts.apply", "puts.apply_clears", "claims.apply_leases", "units.apply_units"},
+    {"puts.apply", "puts.apply_clears", "units.apply_units"},
     {"state.merge", "state.restore", "state.selection"},
     {"appliers"},
     {"samplers"},
@@ -88,7 +88,7 @@ CORE_ORDER: list[set[str]] = [
     {"locks"},
     {"claims.plan"},
     {"claims.final_rounds"},
-    {"claims.lease_decisions"},
+    {"claims.row_leases"},
     {"absent_clients"},
     {"claims"},
     {"checkpoints"},

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from transfer_queue.core.absent_clients import ABSENCE_SECONDS
 from transfer_queue.core.claims import deal as claim_deal
-from transfer_queue.core.claims.background_deals import LongDeals
+from transfer_queue.core.claims.deal_jobs import LongDeals
 from transfer_queue.core.events.records import Dealt, HandedOver, LeaseEnded, PassedOver
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, Nack, ResetConsumption

@@ -18,7 +18,7 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.core import absent_clients, activity, locks, wakeups
-from transfer_queue.core.claims import claim_handler, consumption_handlers, final_rounds, index_builder, plan
+from transfer_queue.core.claims import claim_handler, consumption_handlers, deal_jobs, final_rounds, plan
 from transfer_queue.core.context import Context
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.puts import decide, group_decisions
@@ -59,7 +59,7 @@ OF_FEATURES: list[ModuleType | type] = [
     LeaseTable,
     GroupTable, group_decisions, CompleteGroups, CompleteOrderedGroups, CompleteDeclaredGroups,
     DealtBatches, final_rounds, SkippedRows,
-    Ranking, index_builder,
+    Ranking, deal_jobs,
     remote_calls, UserSampler, InlineRunner, HostedRunner,
     RowAges, DropLog, RowRefcounts, LostValues,
 ]  # fmt: skip

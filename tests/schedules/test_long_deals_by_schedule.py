@@ -9,7 +9,7 @@ import pytest
 
 from simulated import Start, numbers
 from transfer_queue.core.claims import deal
-from transfer_queue.core.claims.background_deals import LongDeals
+from transfer_queue.core.claims.deal_jobs import LongDeals
 from transfer_queue.core.events.records import ConsumptionForgotten, Dealt, PartitionDropped
 from transfer_queue.errors import BatchGoneError
 from transfer_queue.metadata import BatchMeta

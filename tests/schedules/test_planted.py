@@ -15,7 +15,7 @@ from tests.simulation import chaos, lock_run
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from transfer_queue.client.data.client_context import ClientContext
-from transfer_queue.core.claims import lease_decisions
+from transfer_queue.core.claims import answers
 from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim
 from transfer_queue.core.events.effects import Effect, FreeExtents
 from transfer_queue.core.state.state import State
@@ -76,14 +76,14 @@ def test_space_taken_back_from_a_silent_writer(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_batches_that_are_over_when_the_controller_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    grant = lease_decisions.grant
+    grant = answers.grant
 
     def forget(state: State, plan: ClaimPlan, claims: Sequence[OpenClaim], *others: Any) -> Any:
         asked = [msgspec.structs.replace(each.claim, hand_over=False) for each in claims]
         forgotten = [msgspec.structs.replace(each, claim=claim) for each, claim in zip(claims, asked, strict=True)]
         return grant(state, plan, forgotten, *others)
 
-    monkeypatch.setattr(lease_decisions, "grant", forget)
+    monkeypatch.setattr(answers, "grant", forget)
     words = str(found({"break": 1, "kill_one": 1}))
     assert "nobody has seen them" in words or "is lost" in words
 

@@ -12,7 +12,7 @@ from tests.simulation.ledger import FIELDS, Ledger, LedgerError, read
 from tests.simulation.rank_actors import TASK
 from tests.simulation.retrying_client import RetryingClient
 from tests.simulation.run_features import EQUAL, MAIN, MOVED, TASKS, Features, fields_of
-from transfer_queue.core.claims.lease_decisions import POISON
+from transfer_queue.core.claims.row_leases import POISON
 from transfer_queue.core.events.records import ExtentsLost
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import TransferQueueError

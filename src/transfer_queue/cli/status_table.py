@@ -19,7 +19,7 @@ from transfer_queue.cli.shell.terminal import (
     width_of_output,
     wrap,
 )
-from transfer_queue.core.claims.lease_decisions import POISON
+from transfer_queue.core.claims.row_leases import POISON
 from transfer_queue.display import count_text, printable_name, short_name, size_text, worker_text
 from transfer_queue.messages.descriptors import DISK
 from transfer_queue.messages.reports.progress import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from transfer_queue.core.claims import lease_decisions
+from transfer_queue.core.claims import row_leases
 from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
@@ -158,7 +158,7 @@ class AbsentHolders(CoreService):
     def _end_holds(self, client: str, reason: str, *, locks: bool = True) -> None:
         """End what a client still holds: batches that it has not handed over, and its locks. reason: of the records."""
         released = release_all(self._state, client) if locks else []
-        settled = lease_decisions.settle_unseen(self._state, self.context.config.handed_over, client, reason)
+        settled = row_leases.settle_unseen(self._state, self.context.config.handed_over, client, reason)
         for record in [*settled, *released]:
             self.context.log.apply(record)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.core.claims import apply_leases
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import APPLIERS as APPLIERS
 from transfer_queue.core.events.registry import applies
@@ -19,6 +18,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.restore import replace_state, take_loaded
 from transfer_queue.core.state.state import ReplyCache, State
 from transfer_queue.core.state.wait_queues import ParkedRequest
+from transfer_queue.core.tables.dealt import DealtBatches
 from transfer_queue.core.tables.leases import KeyLock, RowLease
 from transfer_queue.core.units import apply_units
 
@@ -60,7 +60,7 @@ def _apply_dealt(state: State, record: r.Dealt) -> None:
             claimed, consumed = consumed[claimed], consumed[~claimed]
         else:
             consumed = consumed[:0]
-        apply_leases.claim_rows(partition, record.task, claimed)
+        partition.claim(record.task, claimed)
     partition.consume(record.task, consumed)
     for batch in record.unseen:
         partition.unseen_batches.by_token[batch.token] = batch
@@ -91,7 +91,19 @@ def _apply_handed_over(state: State, record: r.HandedOver) -> None:
 @applies(r.LeaseAcked)
 def _apply_lease_acked(state: State, record: r.LeaseAcked) -> None:
     partition = state.new_version(record.partition)
-    apply_leases.acknowledge(partition, record)
+    rows, consumed = np.frombuffer(record.rows, "<i8"), np.frombuffer(record.consumed, "<i8")
+    leases = partition.leases
+    leases.remove_rows(record.token, rows)
+    leases.acked.add_one(record.task, partition.rows.positions_of(rows))
+    done = partition.rows.positions_of(consumed)
+    if len(done):
+        batch = partition.batch_of(record.task, int(done[0]))
+        if batch is not None:
+            leases.remove_consumed(batch, consumed)
+        leases.acked.reset(record.task, done)
+        partition.consume(record.task, done)
+        if record.token:  # without a lease, the client that got the rows still refers to them
+            partition.holds.skip(record.task, done)
     _free(state, partition, record.freed)
 
 
@@ -99,19 +111,35 @@ def _apply_lease_acked(state: State, record: r.LeaseAcked) -> None:
 def _apply_lease_ended(state: State, record: r.LeaseEnded) -> None:
     partition = state.new_version(record.partition)
     if record.token in partition.unseen_batches.by_token:
-        apply_leases.take_back_batch(partition, record.token)
+        partition.take_back(record.token)
         return
     partition.leases.remove_rows(record.token, np.frombuffer(record.rows, "<i8"))
     _count_deliveries(state, partition, record.task, record.counted)
     returned = partition.rows.positions_of(np.frombuffer(record.returned, "<i8"))
-    apply_leases.return_rows(partition, record.task, returned)
+    partition.return_claimed(record.task, returned)
 
 
 @applies(r.RankLeft)
 def _apply_rank_left(state: State, record: r.RankLeft) -> None:
     partition = state.new_version(record.partition)
     _count_deliveries(state, partition, record.task, record.counted)
-    apply_leases.apply_rank_left(partition, record)
+    task = record.task
+    for token in record.tokens:
+        partition.leases.remove(token)
+    dealt = partition.dealt.setdefault(task, DealtBatches())
+    dealt.left.add(record.dp_rank)
+    dealt.unasked.discard(record.dp_rank)
+    positions = partition.rows.positions_of(np.frombuffer(record.rows, "<i8"))
+    for key in {partition.batch_of(task, position) for position in positions.tolist()}:
+        assert key is not None
+        batch = dealt.find(*key[1:])
+        assert batch is not None
+        everything = partition.rows.positions_of(batch.rows)
+        dealt.remove_rows(dealt.by_key[key[1:]], batch.live)
+        for _, chunk, at, _ in partition.rows.split(everything[everything >= 0]):
+            chunk.dealt[task][at] = 0
+    partition.leases.acked.reset(task, positions)
+    partition.return_claimed(task, positions)
 
 
 @applies(r.LockGranted)

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from transfer_queue.core.claims import lease_decisions
+from transfer_queue.core.claims import row_leases
 from transfer_queue.core.claims.claim_handler import SamplerCalls
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
@@ -158,7 +158,7 @@ def _save(context: Context, client: str, name: str) -> Steps:
     samplers, saves = context.samplers.of_users, context.services[Checkpoints].saves
     states = yield from save_states(context.services[SamplerCalls], samplers)
     forms = {pattern: {"name": samplers[pattern].name, "state": state} for pattern, state in states.items()}
-    for record in lease_decisions.settle_unseen(context.state, context.config.handed_over):
+    for record in row_leases.settle_unseen(context.state, context.config.handed_over):
         context.log.apply(record)
     of_tasks = {pattern: form for pattern, form in forms.items() if pattern}
     extents = frozenset(place for place, extent in context.state.blocks.extents.items() if extent.blocks)

@@ -24,8 +24,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.core.appliers import APPLIERS
-from transfer_queue.core.claims import sampler_changes
-from transfer_queue.core.claims.claim_handler import SamplerCalls
+from transfer_queue.core.claims.claim_handler import SamplerCalls, use_sampler
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
@@ -240,7 +239,7 @@ class Controller:
 
     def use_sampler(self, sampler: AnySampler) -> list[Effect]:
         """Replace the sampler. Batches that are dealt stay; claims that wait are checked and decided again."""
-        return self._finish_last() + self._settle_after(sampler_changes.use_sampler(self.context, sampler))
+        return self._finish_last() + self._settle_after(use_sampler(self.context, sampler))
 
     # ------------------------------------------------------------ requests
 

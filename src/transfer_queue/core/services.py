@@ -10,12 +10,11 @@ from types import ModuleType
 
 from transfer_queue.core import absent_clients, activity, checkpoints, jobs, locks, wakeups
 from transfer_queue.core.claims import (
-    background_deals,
     claim_handler,
     consumption_handlers,
-    lease_deadlines,
+    deal_jobs,
     plan,
-    sampler_changes,
+    row_leases,
 )
 from transfer_queue.core.context import CoreService
 from transfer_queue.core.puts import clears, decide, equal_values, partitions
@@ -30,7 +29,7 @@ FEATURES: tuple[ModuleType, ...] = (
     abandoned_samples,
     checkpoints,
     activity,
-    lease_deadlines,
+    row_leases,
     locks,
     absent_clients,
     clears,
@@ -39,11 +38,10 @@ FEATURES: tuple[ModuleType, ...] = (
     decide,
     partitions,
     equal_values,
-    background_deals,
+    deal_jobs,
     claim_handler,
     consumption_handlers,
     plan,
-    sampler_changes,
     batch_metadata,
     partition_view,
     value_locations,

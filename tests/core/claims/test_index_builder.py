@@ -10,7 +10,7 @@ from harness import Harness, column, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transfer_queue.core.claims import index_builder
+from transfer_queue.core.claims import deal_jobs
 from transfer_queue.core.events import records as r
 from transfer_queue.core.puts import clears
 from transfer_queue.core.tables.rows import CHUNK
@@ -30,9 +30,9 @@ ROWS = 2 * CHUNK + 400
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clears, "STEP", ROWS)
-    monkeypatch.setattr(index_builder, "SMALL", 0)
+    monkeypatch.setattr(deal_jobs, "SMALL", 0)
     for name in ("BUILT", "COUNTED", "COUNTED_DECLARED", "MARKED", "RANKED"):
-        monkeypatch.setattr(index_builder, name, 1)
+        monkeypatch.setattr(deal_jobs, name, 1)
 
 
 def filled(sampler: BaseSampler | None = None, **more: Any) -> Harness:
@@ -168,7 +168,7 @@ def test_indexes_built_in_parts_equal_those_built_at_once(which: int, declared: 
         parts.tick(parts.now)
     finish(parts)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(index_builder, "SMALL", 1 << 30)
+        patched.setattr(deal_jobs, "SMALL", 1 << 30)
         for number in range(4):
             if number:
                 claims.append(parts.claim(8, wait=60.0))

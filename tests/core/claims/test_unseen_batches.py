@@ -12,7 +12,7 @@ from harness import Harness, column, rows_of, through_file
 
 from transfer_queue.core.absent_clients import ABSENCE_SECONDS, FIRST_CHECK
 from transfer_queue.core.appliers import apply_record
-from transfer_queue.core.claims.lease_deadlines import Leases
+from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.columns.schema import BrokenInvariant
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller

@@ -8,8 +8,8 @@ from collections.abc import Generator
 import pytest
 from harness import Harness
 
-from transfer_queue.core.claims import lease_deadlines
-from transfer_queue.core.claims.lease_deadlines import Leases
+from transfer_queue.core.claims import row_leases
+from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.reports import state_metrics
 from transfer_queue.core.reports.state_metrics import StateMeasures, measure
 from transfer_queue.messages.claims import Cancel, RankGone
@@ -141,7 +141,7 @@ def test_rows_of_a_gone_rank_count_as_delivered_again() -> None:
 
 
 def test_very_many_tasks_are_counted_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_deadlines, "MOST_NAMES", 2)
+    monkeypatch.setattr(row_leases, "MOST_NAMES", 2)
     h.put(1)
     for task in "abcd":
         h.ack(h.lease(1, task))

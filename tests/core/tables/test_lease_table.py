@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from harness import Harness, column, rows_of, through_file
 
-from transfer_queue.core.claims.lease_deadlines import Leases
+from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.columns import schema
 from transfer_queue.core.deadlines import LEAST
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, UnknownPartitionError

@@ -30,7 +30,7 @@ from transfer_queue.cli.top.rows import (
     WaitMember,
     WaitRow,
 )
-from transfer_queue.core.claims.lease_decisions import POISON
+from transfer_queue.core.claims.row_leases import POISON
 from transfer_queue.display import count_text, printable_name, short_repr, size_text
 from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, TaskProgress
 from transfer_queue.messages.reports.progress_text import notes_of, tier_name

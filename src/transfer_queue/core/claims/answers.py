@@ -14,9 +14,9 @@ import numpy as np
 
 from transfer_queue.core.absent_clients import AbsentHolders
 from transfer_queue.core.activity import Activity
-from transfer_queue.core.claims import consumer_state, deal, lease_decisions
-from transfer_queue.core.claims.lease_deadlines import Leases
-from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim, Plans
+from transfer_queue.core.claims import deal, row_leases
+from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim, Plans, consumer_of, rank_of
+from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
@@ -24,6 +24,8 @@ from transfer_queue.core.events.registry import Decision
 from transfer_queue.core.queries import value_locations
 from transfer_queue.core.queries.batch_metadata import meta_reply
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State
+from transfer_queue.core.tables.rows import rows_without, sort_unique
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.envelopes import AnyReply
@@ -72,11 +74,11 @@ def _meet(
 ) -> list[Effect]:
     """Record what these claims get, and reply to them."""
     partition, claim = cast(Partition, plan.partition), claims[0].claim
-    tokens = lease_decisions.grant(context.state, plan, claims, batches, records)
+    tokens = grant(context.state, plan, claims, batches, records)
     held = []
     if plan.task in partition.holds.tasks and not (tokens and claim.lease is not None):
         for each, rows in zip(claims, batches, strict=True):
-            held.append(consumer_state.hold_records(partition, each.caller.client, each.claim, rows))
+            held.append(_hold_records(partition, each.caller.client, each.claim, rows))
     context.log.actor = claims[0].caller.client
     for record in [*records, *chain.from_iterable(held)]:
         context.log.apply(record)
@@ -102,6 +104,31 @@ def _meet(
     return effects
 
 
+def grant(
+    state: State, plan: ClaimPlan, claims: Sequence[OpenClaim], batches: list[np.ndarray], records: list[r.AnyRecord]
+) -> list[int]:
+    """Add what clients hold to the records of their claims, and return the token of each; [] if they hold nothing.
+
+    With a lease, a client holds the rows that are claimed after the deals are recorded. Without a lease, it holds what
+    was dealt for no rank until it has handed it over, and the rows of a dealt batch that wait for an ack are consumed.
+
+    Several claims do not get rows that wait for an ack without a lease (`wake`).
+    """
+    claim, partition = claims[0].claim, cast(Partition, plan.partition)
+    deal = records[0] if records else None  # the deals are first
+    if claim.lease is not None or (deal is None and partition.claimed.get(plan.task)):
+        return row_leases.lease_rows(state, plan, claims, batches, records)
+    if not claim.hand_over or not isinstance(deal, r.Dealt) or deal.batch_index is not None or not deal.consumed:
+        return []  # a batch under a key stays under it
+    token, version = state.next_token, partition.policy_version
+    unseen: list[r.UnseenBatch] = []
+    for at, each in enumerate(claims):
+        rows = deal.consumed if len(claims) == 1 else deal.shares[at].rows
+        unseen.append(r.UnseenBatch(token + at, plan.task, each.caller.client, rows, version))
+    records[0] = msgspec.structs.replace(deal, unseen=unseen)
+    return [*range(token, token + len(claims))]
+
+
 def _make_replies(
     context: Context,
     plan: ClaimPlan,
@@ -112,14 +139,14 @@ def _make_replies(
 ) -> list[ClaimReply]:
     """Return the replies to claims that are met, and note what the clients have now.
 
-    tokens: see `lease_decisions.grant`. held: for each claim, the record that its client references the rows.
+    tokens: see `row_leases.grant`. held: for each claim, the record that its client references the rows.
     """
     partition, claim = cast(Partition, plan.partition), claims[0].claim
     rows = batches[0] if len(batches) == 1 else np.concatenate(batches)
     positions = partition.rows.positions_of(rows)
     whole = meta_reply(partition, positions, rows, claim.fields)
     replies = [whole] if len(batches) == 1 else _cut_reply(partition, plan, whole, batches)
-    counts = lease_decisions.deliveries(partition, plan.task, positions) if tokens and claim.lease is not None else None
+    counts = row_leases.deliveries(partition, plan.task, positions) if tokens and claim.lease is not None else None
     warning = plan.warning
     if plan.groups_by_order and partition.name not in context.samplers.warned:
         warning = _add_spanning_warning(context, plan, rows)
@@ -129,7 +156,7 @@ def _make_replies(
         end = start + len(batches[at])
         client, reply, token = each.caller.client, replies[at], tokens[at] if tokens else 0
         timeline.note_claim(client, each.claim, each.since, partition, reply.rows, positions[start:end])
-        activity.begin_work(client, consumer_state.consumer_of(each.claim))
+        activity.begin_work(client, consumer_of(each.claim))
         numbers = None
         if counts is not None:
             context.services[Leases].begin(partition.name, partition.leases.by_token[token])
@@ -166,7 +193,34 @@ def _cut_reply(partition: Partition, plan: ClaimPlan, whole: ClaimReply, batches
 def _add_spanning_warning(context: Context, plan: ClaimPlan, rows: np.ndarray) -> str | None:
     """Return the plan's warning, with one, once for each partition, about groups with rows of several clients."""
     partition = cast(Partition, plan.partition)
-    words = consumer_state.describe_spanning_group(partition, rows, plan.group_size or 1)
+    words = _describe_spanning_group(partition, rows, plan.group_size or 1)
     if words is not None:
         context.samplers.warned.add(partition.name)
     return ". ".join(filter(None, (words, plan.warning))) or None
+
+
+def _hold_records(partition: Partition, client: str, claim: Claim, rows: np.ndarray) -> list[r.AnyRecord]:
+    """Return the record that a client references these rows, if the partition frees finished rows."""
+    holds = partition.holds
+    if claim.probe or claim.task not in holds.tasks:
+        return []
+    rank = rank_of(claim)
+    live = rows[partition.rows.positions_of(rows) >= 0]
+    fresh = rows_without(sort_unique(live), holds.rows_of(claim.task, client, rank))
+    return [r.RowsHeld(partition.name, claim.task, client, rank, fresh.tobytes())] if len(fresh) else []
+
+
+def _describe_spanning_group(partition: Partition, rows: np.ndarray, size: int) -> str | None:
+    """Return a warning if several clients reserved one of these dealt groups of `size`; None otherwise."""
+    if len(partition.owners) < 2 or len(rows) % size:
+        return None
+    groups = rows.reshape(-1, size)
+    owners = partition.rows.owners_of(partition.rows.positions_of(rows)).reshape(-1, size)
+    mixed = np.flatnonzero((owners != owners[:, :1]).any(axis=1))
+    if not len(mixed):
+        return None
+    return (
+        f"groups of partition {partition.name!r} are formed by order of reservation, {size} samples each, but several "
+        f"clients reserve samples there: samples {groups[mixed[0]].tolist()} were dealt as one group, although they "
+        f"come from different clients. Put samples with group_ids= so that groups do not mix prompts."
+    )

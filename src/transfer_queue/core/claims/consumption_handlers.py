@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from transfer_queue.core.activity import Activity
-from transfer_queue.core.claims import consumer_state, lease_decisions
-from transfer_queue.core.claims.lease_deadlines import Leases
+from transfer_queue.core.claims import row_leases
+from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, handles
 from transfer_queue.core.locks import Locks, release_unseen
 from transfer_queue.core.state import unneeded_rows
-from transfer_queue.core.state.state import State, unknown_partition_warning
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.state import State, require_partition, unknown_partition_warning
 from transfer_queue.core.tables.rows import indexes_in
 from transfer_queue.core.timeline.recorder import TimelineRecorder
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 from transfer_queue.messages import claims
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.envelopes import AnyReply
@@ -42,11 +43,19 @@ def handle_finish(context: Context, caller: Caller, request: claims.Finish) -> D
 
     def reply() -> AnyReply:
         activity = context.services[Activity]
-        for consumer in consumer_state.idle_consumers(partition, request.task, request.holder, activity.busy):
+        for consumer in _idle_consumers(partition, request.task, request.holder, activity.busy):
             activity.end_work(request.holder, consumer)
         return Done()
 
     return Decision(unneeded_rows.finish_rows(partition, request.task, request.holder, indexes_in(request.rows)), reply)
+
+
+def _idle_consumers(
+    partition: Partition, task: str, client: str, busy: dict[str, set[tuple[str, str, int]]]
+) -> list[tuple[str, str, int]]:
+    """Return as which consumers of this task a client that has not fetched again references no rows any more."""
+    mine = [consumer for consumer in busy.get(client, ()) if consumer[:2] == (partition.name, task)]
+    return [consumer for consumer in mine if not len(partition.holds.rows_of(task, client, consumer[2]))]
 
 
 @handles(claims.Ack)
@@ -57,7 +66,7 @@ def handle_ack(context: Context, caller: Caller, request: claims.Ack) -> Decisio
 
 
 def _decide_ack(context: Context, caller: Caller, request: claims.Ack) -> list[r.AnyRecord]:
-    records = lease_decisions.decide_ack(context.state, request)
+    records = row_leases.decide_ack(context.state, request)
     for record in records:
         assert isinstance(record, r.LeaseAcked)
         context.services[TimelineRecorder].note_ack(caller.client, record.partition, record.task, record.rows)
@@ -85,7 +94,7 @@ def handle_ack_many(context: Context, caller: Caller, request: claims.AckMany) -
 @handles(claims.Nack)
 def handle_nack(context: Context, caller: Caller, request: claims.Nack) -> Decision:
     """Return rows of a lease. The reply says whether the lease had any of them."""
-    records = lease_decisions.decide_nack(context.state, request, context.config.max_deliveries)
+    records = row_leases.decide_nack(context.state, request, context.config.max_deliveries)
     return Decision(records, lambda: Done(bool(records)))
 
 
@@ -94,10 +103,10 @@ def handle_report_batches(context: Context, caller: Caller, request: claims.Repo
     """Note which batches were handed over or are returned, and cancel claims. A notice gets no reply."""
     hand_over(context, request)
     for name, token in request.returned:
-        for record in lease_decisions.return_batch(context.state, name, token):
+        for record in row_leases.return_batch(context.state, name, token):
             context.log.apply(record)
     if request.left:
-        for record in lease_decisions.settle_unseen(context.state, context.config.handed_over, caller.client, "left"):
+        for record in row_leases.settle_unseen(context.state, context.config.handed_over, caller.client, "left"):
             context.log.apply(record)
     effects = [effect for sequence in request.withdrawn for effect in _withdraw(context, caller, sequence)]
     sequence = caller.envelope.sequence
@@ -131,28 +140,7 @@ def hand_over(context: Context, report: claims.ReportBatches) -> None:
 @handles(claims.RankGone)
 def handle_rank_gone(context: Context, caller: Caller, request: claims.RankGone) -> Decision:
     """Make the unacknowledged rows of a rank ready again. The reply has their number."""
-    records, count = lease_decisions.decide_rank_gone(context.state, request, context.config.max_deliveries)
-    return Decision(records, lambda: Done(count))
-
-
-@handles(SetGroupDemand)
-def handle_set_group_demand(context: Context, caller: Caller, request: SetGroupDemand) -> Decision:
-    """Set how many groups a task wants."""
-    return Decision(consumer_state.decide_demand(context.state, request), Done)
-
-
-@handles(TakeGroupDemand)
-def handle_take_group_demand(context: Context, caller: Caller, request: TakeGroupDemand) -> Decision | ParkDecision:
-    """Reply with the number of groups that a producer is to make, or park the request."""
-    partition = context.state.partitions.get(request.partition)
-    size = context.group_size_of(request.partition, request.task) or 1
-    if (
-        request.wait is not None
-        and request.wait > 0
-        and not consumer_state.missing_groups(partition, request.task, size)
-    ):
-        return ParkDecision(request, request.wait)
-    count, records = consumer_state.decide_production(partition, caller.client, request, size)
+    records, count = row_leases.decide_rank_gone(context.state, request, context.config.max_deliveries)
     return Decision(records, lambda: Done(count))
 
 
@@ -189,7 +177,7 @@ def handle_cancel(context: Context, caller: Caller, request: claims.Cancel) -> l
         known = context.parked.peers.get(waiter, caller.peer)
         context.parked.unpark(waiter, met=False)
         effects.append(Send(known, request.sequence, Failure("WaitTimeoutError", "the client cancelled this request")))
-    for decide in (lease_decisions.return_unseen, release_unseen, unneeded_rows.withdraw_unseen):
+    for decide in (row_leases.return_unseen, release_unseen, unneeded_rows.withdraw_unseen):
         for record in decide(state, *waiter):
             context.log.apply(record)
             undone = True
@@ -200,3 +188,70 @@ def handle_cancel(context: Context, caller: Caller, request: claims.Cancel) -> l
     reply = Done(undone)
     context.log.apply(r.ReplySent(caller.client, envelope.sequence, envelope.acknowledged, reply, finished))
     return [*effects, Send(caller.peer, envelope.sequence, reply)]
+
+
+# ------------------------------------------------------------ groups that tasks want, and that producers promise
+
+
+@handles(SetGroupDemand)
+def handle_set_group_demand(context: Context, caller: Caller, request: SetGroupDemand) -> Decision:
+    """Set how many groups a task wants."""
+    return Decision(decide_demand(context.state, request), Done)
+
+
+@handles(TakeGroupDemand)
+def handle_take_group_demand(context: Context, caller: Caller, request: TakeGroupDemand) -> Decision | ParkDecision:
+    """Reply with the number of groups that a producer is to make, or park the request."""
+    partition = context.state.partitions.get(request.partition)
+    size = context.group_size_of(request.partition, request.task) or 1
+    if request.wait is not None and request.wait > 0 and not missing_groups(partition, request.task, size):
+        return ParkDecision(request, request.wait)
+    count, records = decide_production(partition, caller.client, request, size)
+    return Decision(records, lambda: Done(count))
+
+
+def missing_groups(partition: Partition | None, task: str, size: int) -> int:
+    """Return how many groups the task wants in addition to those that exist undealt or that producers have promised.
+
+    They are not more than the limit of staleness admits now.
+
+    size: samples of a group, used if the partition was created without a group_size.
+    """
+    if partition is None or task not in partition.wants.groups:
+        return 0
+    size = partition.groups.size or size
+    consumed = partition.tasks.get(task, 0) + partition.claimed.get(task, 0)
+    if partition.groups.explicit:
+        there = len(partition.groups.declared) - partition.groups.broken - consumed // size
+    else:
+        there = -(-(partition.row_count - consumed) // size)
+    promised = -(-partition.wants.promised_rows(task) // size)
+    missing = partition.wants.groups[task] - max(0, there) - promised
+    if partition.window.limit is not None:
+        space = partition.window.limit - partition.window.counted - sum(partition.wants.promised.values())
+        missing = min(missing, space // size)
+    return max(0, missing)
+
+
+def decide_demand(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:
+    """Return the record that sets how many groups a task wants; none if nothing changes."""
+    if request.groups < 0:
+        raise InvalidArgumentError(f"groups must not be negative, got {request.groups}")
+    partition = require_partition(state.partitions, request.partition)
+    if partition.wants.groups.get(request.task, 0) == request.groups:
+        return []
+    return [r.GroupsWanted(request.partition, request.task, request.groups)]
+
+
+def decide_production(
+    partition: Partition | None, client: str, request: TakeGroupDemand, size: int
+) -> tuple[int, list[r.AnyRecord]]:
+    """Return how many groups a producer is to make, and the record of its promise to make them."""
+    count = missing_groups(partition, request.task, size)
+    if request.most is None or not count or partition is None:
+        return count, []
+    if request.most < 1:
+        raise InvalidArgumentError(f"most must be positive or None, got {request.most}")
+    count = min(count, request.most)
+    rows = min(count * (partition.groups.size or size), r.LARGEST)
+    return count, [r.GroupsTaken(request.partition, request.task, client, rows)]

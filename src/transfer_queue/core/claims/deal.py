@@ -13,10 +13,10 @@ from typing import Any, Union, cast
 import msgspec
 import numpy as np
 
-from transfer_queue.core.claims import consumer_state, final_rounds, index_builder, lease_decisions
-from transfer_queue.core.claims.background_deals import ComputedDeal, DealTooLong, LongDeals, Shares
+from transfer_queue.core.claims import deal_jobs, final_rounds, row_leases
+from transfer_queue.core.claims.deal_jobs import ComputedDeal, DealTooLong, LongDeals, Shares
 from transfer_queue.core.claims.final_rounds import column_of
-from transfer_queue.core.claims.plan import ClaimPlan, Key, OpenClaim
+from transfer_queue.core.claims.plan import ClaimPlan, Key, OpenClaim, rank_of
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.samplers.calls import UserSampler, call_sampler, name_of
@@ -72,14 +72,14 @@ def decide(
         if claim.again:
             require_partition(context.state.partitions, claim.partition)
         return NOTHING
-    if len(partition.rows.chunks) > index_builder.SMALL and index_builder.needs_indexes(context, partition, plan):
+    if len(partition.rows.chunks) > deal_jobs.SMALL and deal_jobs.needs_indexes(context, partition, plan):
         return BUSY
     is_timed = plan.is_timed and not claim.again
     began = context.config.timer() if is_timed else 0.0
     try:
         if not claim.again:  # otherwise nothing is dealt, so nothing is skipped
             dealt = partition.dealt.get(plan.task)
-            for rank in [consumer_state.rank_of(each.claim) for each in claims] if dealt and dealt.unasked else ():
+            for rank in [rank_of(each.claim) for each in claims] if dealt and dealt.unasked else ():
                 if dealt and rank in dealt.unasked:  # it asks for the first time, but rounds hold batches for it
                     context.log.apply(r.RankAsked(claim.partition, claim.task, rank))
             if partition.options.max_staleness is not None:
@@ -211,7 +211,7 @@ class Dealing(msgspec.Struct):
     def _unasked_ranks(self, deal: r.Dealt) -> list[int]:
         """Return the ranks of a deal that have never asked: they were dealt no batch, and do not wait for one."""
         dealt = self.partition.dealt.get(self.plan.task)
-        asked = {consumer_state.rank_of(self.claim)}.union(() if dealt is None else dealt.issued, self._waiting_ranks())
+        asked = {rank_of(self.claim)}.union(() if dealt is None else dealt.issued, self._waiting_ranks())
         return [share.dp_rank for share in deal.shares if share.dp_rank not in asked]
 
     def _waiting_ranks(self) -> set[int]:
@@ -231,7 +231,7 @@ class Dealing(msgspec.Struct):
             return None
         batch = dealt.find(*key)
         words = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
-        if batch is not None and lease_decisions.has_poisoned_rows(partition, claim.task, batch.rows):
+        if batch is not None and row_leases.has_poisoned_rows(partition, claim.task, batch.rows):
             raise BatchGoneError(
                 f"{words} too often without an ack (max_deliveries), so the task skips its samples; explain() "
                 f"describes them. Fetch the next batch_index."

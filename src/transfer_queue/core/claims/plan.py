@@ -44,6 +44,17 @@ TAKEN_BY_ALL = frozenset({"sampler", "task_name", "partition_id", "partition", "
 Key = tuple[int, int]  # dp_rank, batch_index
 
 
+def rank_of(claim: Claim) -> int:
+    """Return the dp_rank of a claim; 0 if it has none."""
+    rank = claim.sampling.get("dp_rank")
+    return rank if isinstance(rank, int) else 0
+
+
+def consumer_of(claim: Claim) -> tuple[str, str, int]:
+    """Return the consumer of a claim, by which its next claim is recognized: (partition, task, dp_rank)."""
+    return claim.partition, claim.task, rank_of(claim)
+
+
 class OpenClaim(msgspec.Struct, frozen=True):
     """A claim that is not answered yet."""
 

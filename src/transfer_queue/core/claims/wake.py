@@ -15,7 +15,7 @@ from typing import cast
 
 import msgspec
 
-from transfer_queue.core.claims import lease_decisions
+from transfer_queue.core.claims import row_leases
 from transfer_queue.core.claims.plan import ClaimPlan, Plans
 from transfer_queue.core.samplers.calls import UserSampler
 from transfer_queue.core.state.partition import Partition
@@ -175,7 +175,7 @@ def _is_simple(plan: ClaimPlan, claim: Claim) -> bool:
     if plan.user is not None or partition is None or claim.probe or claim.ahead:
         return False
     acks = claim.lease is None and partition.claimed.get(plan.task)
-    skips = partition.losses.counts or (plan.task, lease_decisions.POISON) in partition.passed.counts
+    skips = partition.losses.counts or (plan.task, row_leases.POISON) in partition.passed.counts
     return claim.since is None and claim.least is None and not acks and not skips
 
 

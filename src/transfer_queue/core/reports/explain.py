@@ -8,8 +8,8 @@ from itertools import islice
 import numpy as np
 
 from transfer_queue.core.claims.final_rounds import REMAINDER
-from transfer_queue.core.claims.lease_decisions import POISON
 from transfer_queue.core.claims.plan import Plans
+from transfer_queue.core.claims.row_leases import POISON
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.locks import describe_lock

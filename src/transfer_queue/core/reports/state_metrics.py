@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_queue.core.claims.lease_deadlines import Leases
+from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.context import Context
 from transfer_queue.core.reports.status import progress, stored_bytes, tier_of
 from transfer_queue.core.tables.blocks import BlockChunk, pair_sums

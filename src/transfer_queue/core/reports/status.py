@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 
 from transfer_queue.core import locks
-from transfer_queue.core.claims.consumer_state import missing_groups
+from transfer_queue.core.claims.consumption_handlers import missing_groups
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.puts import limits

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from transfer_queue.core.claims import apply_leases
 from transfer_queue.core.puts import apply_clears
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.restore import check_new_extents, keep_samplers
@@ -206,7 +205,7 @@ class _Merge:
         """Copy what tasks have consumed and skipped. Rows under a lease, or not handed over, are ready again."""
         source, target = self._source, self._target
         for token in list(source.unseen_batches.by_token):
-            apply_leases.take_back_batch(source, token)
+            source.take_back(token)
         for task in source.tasks:
             taken = source.consumption_states(task, self._from) == CONSUMED
             skipped = source.passed.rows_of(task)

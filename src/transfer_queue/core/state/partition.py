@@ -496,8 +496,41 @@ class Partition(Persisted):
             self.consumed_ever[task] = self.consumed_ever.get(task, 0) + len(fresh)
             self.remove_from_ready_sets(task, key, chunk, fresh)
 
-    def take_back(self, batch: r.UnseenBatch) -> None:
-        """Make the rows of a batch that are not cleared ready again, as if they had not been dealt."""
+    def claim(self, task: str, positions: np.ndarray) -> None:
+        """Record that the task got these rows under a lease."""
+        self.add_task(task)
+        for key, chunk, at, _ in self.rows.split(positions):
+            column = chunk.consumed_column(task)
+            fresh = at[(column[at] == 0) & (chunk.alive[at] == 1)]
+            column[fresh] = CLAIMED
+            self.claimed[task] = self.claimed.get(task, 0) + len(fresh)
+            self.remove_from_ready_sets(task, key, chunk, fresh)
+
+    def return_claimed(self, task: str, positions: np.ndarray) -> None:
+        """Make those of these rows that the task has claimed ready again."""
+        for key, chunk, at, _ in self.rows.split(positions):
+            column = chunk.consumed_column(task)
+            back = at[column[at] == CLAIMED]
+            self.count_unclaimed(task, column[back])
+            column[back] = 0
+            self.update_ready_sets(task, key, chunk, back)
+
+    def end_all_leases(self) -> None:
+        """End all leases. Their rows are delivered again, without counting as delivered."""
+        for token in list(self.unseen_batches.by_token):
+            self.take_back(token)
+        for token, lease in list(self.leases.by_token.items()):
+            if lease.batch is None:
+                self.return_claimed(lease.task, self.rows.positions_of(self.leases.live_rows(lease)))
+            self.leases.remove(token)
+
+    def take_back(self, token: int) -> None:
+        """Make the rows of a batch that was not handed over ready again, as if they had not been dealt.
+
+        Its client does not refer to them any longer.
+        """
+        batch = self.unseen_batches.by_token.pop(token)
+        self.holds.drop(batch.task, batch.indexes)
         task, is_current = batch.task, batch.policy_version == self.policy_version
         for key, chunk, at, _ in self.rows.split(self.rows.positions_of(batch.indexes)):
             column = chunk.consumed_column(task)

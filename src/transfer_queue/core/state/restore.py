@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.core.claims.apply_leases import end_all_leases
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_state
@@ -65,7 +64,7 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
         partition.version = partition.changes.made = state.changes
         partition.epoch = state.epoch
         _forget_clients(partition)
-        end_all_leases(partition)
+        partition.end_all_leases()
 
 
 def take_loaded(state: State, record: r.StateLoaded) -> tuple[dict[str, Any], State]:

@@ -9,7 +9,7 @@ The locks of keys belong to the system and not to a partition: a key is locked b
 a lock that has ended is refused.
 
 Tokens fence: they come from one counter that never decreases, and a token has no effect on rows that are not in its
-lease any more. The deadlines of leases and locks belong to the controller (`core.claims.lease_deadlines`) and are not
+lease any more. The deadlines of leases and locks belong to the controller (`core.claims.row_leases`) and are not
 part of the state.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from transfer_queue.core.claims.lease_decisions import POISON
+from transfer_queue.core.claims.row_leases import POISON
 from transfer_queue.live import payload
 from transfer_queue.live.view.observation import Observation
 from transfer_queue.messages.reports.overview import ServersReply

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from transfer_queue.core.claims.lease_deadlines import Leases
+from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.state_metrics import StateMeasures, UnitLoads, measure, measure_units
 from transfer_queue.messages.reports.overview import JournalSummary, ServersReply, UnitServer, UnitViews, ViewsReply
