@@ -290,5 +290,5 @@ class Context:
     def refuse(self, waiting: ParkedRequest, error: TransferQueueError) -> list[Effect]:
         """End the wait of a request that cannot be met any more, and send the error to its client."""
         peer = self.parked.peers.get(waiting.waiter)
-        self.parked.unpark(waiting.waiter, met=False)
+        self.parked.unpark(waiting, met=False)
         return [] if peer is None else [self.answer(waiting.waiter, peer, self.failure(error))]

@@ -225,11 +225,13 @@ class Controller:
         """The process of a user's sampler answered a call. outcome: see `AskSampler`."""
         before = self._finish_last()
         self.context.log.now = now
-        return before + self._settle_after(self.context.services[SamplerCalls].on_answer(number, outcome))
+        queue = self.context.services[SamplerCalls].queue_in_call(number)
+        return before + self._settle_after([] if queue is None else queue.on_answer(outcome))
 
     def answer_sampler_read(self, number: int, question: Question) -> ViewReply:
-        """Return the reply to what a user's sampler reads during a call."""
-        return self.context.services[SamplerCalls].answer_read(number, question)
+        """Return the reply to what a user's sampler reads during a call; an empty one if the sampler was replaced."""
+        queue = self.context.services[SamplerCalls].queue_in_call(number)
+        return ViewReply() if queue is None else queue.answer_read(question)
 
     def on_outcome(self, number: int, outcome: Any, now: float) -> list[Effect]:
         """What a job waits for has happened. number: that of the effect; outcome: see the effect."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Union
 
 from transfer_queue.core.events import records as r
@@ -12,7 +12,6 @@ from transfer_queue.core.record_log import ControllerMeasures, RecordLog
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import Parkable, ParkedRequest, RequestKey, ShareKey
 from transfer_queue.messages.base import name_of
-from transfer_queue.messages.claims import Claim
 
 
 class ChangeSet:
@@ -172,29 +171,19 @@ class ParkedRequests:
         self.peers[waiting.waiter] = peer if known is None else max(peer, known)
         return known is None
 
-    def unpark(self, waiter: RequestKey, *, met: bool = True) -> None:
-        """End the wait of a request. met: whether it got what it waited for."""
-        waiting = self._log.state.waiting.by_waiter[waiter]
-        kind, task = name_of(type(waiting.request)), getattr(waiting.request, "task", "")
-        self._measures.waits.record(kind, task, self._log.now - waiting.since)
-        for service in self.on_ended:
-            service.on_wait_ended(waiting, met)
-        self._log.apply(r.Unparked(*waiter))
-        self.peers.pop(waiter, None)
-
-    def unpark_claims(self, waits: Sequence[ParkedRequest]) -> list[int]:
-        """End the waits of claims of one task that are met together. Returns the connection of each."""
-        now, apply = self._log.now, self._log.apply
-        self._measures.waits.record_all(name_of(Claim), waits[0].claim.task, [now - each.since for each in waits])
-        peers = []
+    def unpark(self, *waits: ParkedRequest, met: bool = True) -> None:
+        """End the waits of a request, or of claims of one task. met: whether they got what they waited for."""
+        request, now = waits[0].request, self._log.now
+        kind, task = name_of(type(request)), getattr(request, "task", "")
+        self._measures.waits.record(kind, task, *(now - each.since for each in waits))
         for waiting in waits:
             for service in self.on_ended:
-                service.on_wait_ended(waiting, True)
-            apply(r.Unparked(waiting.client, waiting.sequence))
-            peers.append(self.peers.pop(waiting.waiter))
-        return peers
+                service.on_wait_ended(waiting, met)
+            self._log.apply(r.Unparked(waiting.client, waiting.sequence))
+            self.peers.pop(waiting.waiter, None)
 
     def cancel(self, client: str, peer: int) -> None:
         """End the waits of the requests that a connection would have answered."""
+        by_waiter = self._log.state.waiting.by_waiter
         for waiter in [waiter for waiter, known in self.peers.items() if known == peer and waiter[0] == client]:
-            self.unpark(waiter, met=False)
+            self.unpark(by_waiter[waiter], met=False)

@@ -18,7 +18,7 @@ from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.reports.expiries import expiry_reply
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
+from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.waiting import ChangeSet
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Failure
@@ -128,7 +128,7 @@ class Wakeups(CoreService):
             self.context.measures.counters["failures"] += isinstance(reply, Failure)
             if self.context.journal_error and isinstance(reply, Failure):
                 reply = Failure(reply.kind, f"{reply.message}\nMeanwhile {self.context.journal_error}.")
-            self.context.parked.unpark(waiting.waiter, met=False)
+            self.context.parked.unpark(waiting, met=False)
             if peer is not None:
                 effects.append(self.context.answer(waiting.waiter, peer, reply))
         return effects
@@ -145,7 +145,7 @@ class Wakeups(CoreService):
         context, waiting_for = self.context, self.context.state.waiting
         peers = context.parked.peers
         for waiter, reply in partition_view.watch_replies(context.state, name, peers):
-            yield [self._reply(waiter, reply)]
+            yield [self._reply(waiting_for.by_waiter[waiter], reply)]
         for waiting in locks.grantable(context.state, name, peers) if change.locks else ():
             yield self._retry_decision(waiting)
         gained: set[str] = set()
@@ -168,11 +168,11 @@ class Wakeups(CoreService):
                 if not limits.certainly_waits(context.state, waiting.request):
                     yield self.retry(waiting)
 
-    def _reply(self, waiter: RequestKey, reply: AnyReply) -> Send:
+    def _reply(self, waiting: ParkedRequest, reply: AnyReply) -> Send:
         """End the wait of a request that has a connection, with this reply."""
-        peer = self.context.parked.peers[waiter]
-        self.context.parked.unpark(waiter)
-        return Send(peer, waiter[1], reply)
+        peer = self.context.parked.peers[waiting.waiter]
+        self.context.parked.unpark(waiting)
+        return Send(peer, waiting.sequence, reply)
 
     def _retry_watch(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a watch whose client came back after a restart."""
@@ -181,7 +181,7 @@ class Wakeups(CoreService):
         if reply is None:
             partition_view.mark_seen(state, waiting.watch.partition)
             return []
-        return [self._reply(waiting.waiter, reply)]
+        return [self._reply(waiting, reply)]
 
     def _retry_decision(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a request that waits for space, for groups that a task wants, or until all rows are done."""
@@ -195,7 +195,7 @@ class Wakeups(CoreService):
             decision = HANDLERS[type(waiting.request)](context, caller, waiting.request)
             if not isinstance(decision, Decision):
                 return []  # the request still cannot be met
-            context.parked.unpark(waiting.waiter)
+            context.parked.unpark(waiting)
             context.log.arrived = waiting.since
             return context.commit(caller, decision)
         except TransferQueueError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from transfer_queue.messages.base import Message, name_of
 from transfer_queue.messages.reports.progress import Timing
@@ -137,22 +137,14 @@ class Waits:
     def __init__(self) -> None:
         self._histograms: dict[tuple[str, str], Histogram] = {}
 
-    def record(self, name: str, task: str, seconds: float) -> None:
-        """Record the end of a wait. `name` is the type of the request, and `task` its task ("" for none)."""
-        self._histogram_of(name, task).add(seconds)
-
-    def record_all(self, name: str, task: str, seconds: Iterable[float]) -> None:
-        """Record the ends of several waits of the same type and task."""
-        histogram = self._histogram_of(name, task)
-        for each in seconds:
-            histogram.add(each)
-
-    def _histogram_of(self, name: str, task: str) -> Histogram:
+    def record(self, name: str, task: str, *seconds: float) -> None:
+        """Record the ends of waits. `name` is the type of the requests, and `task` their task ("" for none)."""
         key = bounded_key((name, task), self._histograms)
         histogram = self._histograms.get(key)
         if histogram is None:
             histogram = self._histograms[key] = Histogram(WAIT_BOUNDS)
-        return histogram
+        for each in seconds:
+            histogram.add(each)
 
     def timings(self) -> list[Timing]:
         """Return the histogram of each type and task."""

@@ -51,7 +51,7 @@ def answer(context: Context, plan: ClaimPlan, claims: Sequence[OpenClaim], outco
     """Answer claims: record what they get, or that they have ended."""
     first, claim, records = claims[0], claims[0].claim, outcome.records
     if first.waiting is not None:
-        context.parked.unpark_claims([each.waiting for each in claims if each.waiting is not None])
+        context.parked.unpark(*(each.waiting for each in claims if each.waiting is not None))
     if outcome.is_end:
         context.services[TimelineRecorder].note_end(first.caller.client, claim, first.since)
     if claim.probe or (outcome.batches is None and not records):
@@ -139,7 +139,7 @@ def _make_replies(
 ) -> list[ClaimReply]:
     """Return the replies to claims that are met, and note what the clients have now.
 
-    tokens: see `row_leases.grant`. held: for each claim, the record that its client references the rows.
+    tokens: see `grant`. held: for each claim, the record that its client references the rows.
     """
     partition, claim = cast(Partition, plan.partition), claims[0].claim
     rows = batches[0] if len(batches) == 1 else np.concatenate(batches)

@@ -107,15 +107,15 @@ def deal_to(
             plan.check(claim, context.samplers.strict)
         if is_new and not claim.count and not claim.probe:
             if first.waiting is not None:
-                context.parked.unpark(first.waiting.waiter)
+                context.parked.unpark(first.waiting)
             return [context.answer(first.caller.waiter, first.caller.peer, ClaimReply(rows=b""))]
         outcome = deal.decide(context, plan, claims, made)
     except Ask as ask:
         if pending is not None:
-            return context.services[SamplerCalls].start_further(pending, ask)
+            return context.services[SamplerCalls].queue_of(ask.runner).start_further(pending, ask)
         if is_new:
             context.parked.park(first.caller, claim, _wait_of(claim))
-        return context.services[SamplerCalls].request_call(first.caller.waiter, ask, fresh=is_new)
+        return context.services[SamplerCalls].queue_of(ask.runner).request_call(first.caller.waiter, ask, fresh=is_new)
     except TransferQueueError as error:
         if first.waiting is None:
             raise
@@ -125,7 +125,8 @@ def deal_to(
     if pending is not None:
         pending.fresh = False
     if is_new and not claim.hold and not claim.probe:
-        context.services[Activity].end_work(first.caller.client, consumer_of(claim))
+        if outcome.batches is None:  # otherwise it begins with its next rows at once
+            context.services[Activity].end_work(first.caller.client, consumer_of(claim))
         if plan.partition is not None and plan.task in plan.partition.holds.tasks:
             _finish_previous_batch(context, plan.partition, first, outcome)
     if outcome.is_busy or (outcome.batches is None and not outcome.is_end and (claim.wait or 0.0) > 0):
@@ -216,7 +217,7 @@ def use_sampler(context: Context, sampler: AnySampler) -> list[Effect]:
     former = hosted_runner(context.samplers.default)
     context.samplers.replace_default(sampler)
     context.services[Plans].forget_all()
-    effects = [] if former is None else context.services[SamplerCalls].replace(former)
+    effects = [] if former is None else context.services[SamplerCalls].queue_of(former).end()
     context.state.watched = watched_tags(*context.samplers.all)
     context.services.start_needed()
     for waiting in list(context.state.waiting.by_waiter.values()):

@@ -172,10 +172,11 @@ def handle_cancel(context: Context, caller: Caller, request: claims.Cancel) -> l
     waiter = (caller.client, request.sequence)
     state, envelope = context.state, caller.envelope
     effects: list[Effect] = []
-    undone = waiter in state.waiting.by_waiter
-    if undone:
+    waiting = state.waiting.by_waiter.get(waiter)
+    undone = waiting is not None
+    if waiting is not None:
         known = context.parked.peers.get(waiter, caller.peer)
-        context.parked.unpark(waiter, met=False)
+        context.parked.unpark(waiting, met=False)
         effects.append(Send(known, request.sequence, Failure("WaitTimeoutError", "the client cancelled this request")))
     for decide in (row_leases.return_unseen, release_unseen, unneeded_rows.withdraw_unseen):
         for record in decide(state, *waiter):

@@ -325,14 +325,9 @@ class Dealing(msgspec.Struct):
         self, inner: RankConsistentSampler, ready: ReadySet, key: Key, deal: Callable[..., Shares]
     ) -> final_rounds.FinalRound:
         """Return what `final_rounds` needs to decide a claim of a sealed partition."""
-        partition, plan, claim, unit = self.partition, self.plan, self.claim, self.plan.group_size or 1
-        offered = partition.sampler_view(ready)
+        plan, claim, offered = self.plan, self.claim, self.partition.sampler_view(ready)
         shown = cast(ReadyIndexes, shown_rows(cast(BaseSampler, plan.sampler), offered, plan.config_of(claim)))
-        return final_rounds.FinalRound(
-            partition, inner, ready, shown, claim, key, self._ranks(inner, key),
-            in_rounds=inner.ranks(claim.sampling) is not None, unit=unit, groups=plan.unit > 0,
-            have=plan.available() // unit, final=lambda: plan.is_final(ready), deal=deal,
-        )  # fmt: skip
+        return final_rounds.FinalRound(plan, ready, shown, claim, key, self._ranks(inner, key), deal)
 
     def _is_needed_by_others(self, inner: RankConsistentSampler, key: Key) -> bool:
         """Return whether other ranks may need the rows of a batch that is fetched ahead.

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
-from typing import Any, Union
+from typing import Any, Union, cast
 
 import numpy as np
 
-from transfer_queue.core.claims.plan import Key
+from transfer_queue.core.claims.plan import ClaimPlan, Key
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.dealt import DealtBatches
@@ -43,26 +43,39 @@ Given = tuple[Union[np.ndarray, None], list[r.AnyRecord]]
 class FinalRound:
     """A claim of a sealed partition for a share that was not dealt yet."""
 
-    partition: Partition
-    sampler: RankConsistentSampler
+    plan: ClaimPlan
     ready: ReadySet
     offered: ReadyIndexes
     claim: Claim
     key: Key
     ranks: set[int]
     """All ranks that are known."""
-    in_rounds: bool
-    """Whether a deal contains a share for every rank."""
-    unit: int
-    """The number of rows in a unit."""
-    groups: bool
-    """Whether units are groups."""
-    have: int
-    """The number of complete units that are ready."""
-    final: Callable[[], bool]
-    """Returns whether no further row can become ready."""
     deal: Callable[..., Mapping[int, tuple[Any, Any]]]
     """Makes the sampler deal this number of rows for each share."""
+
+    @cached_property
+    def partition(self) -> Partition:
+        """The partition, which exists."""
+        return cast(Partition, self.plan.partition)
+
+    @cached_property
+    def sampler(self) -> RankConsistentSampler:
+        """The innermost sampler."""
+        return cast(RankConsistentSampler, self.plan.dealer)
+
+    @cached_property
+    def unit(self) -> int:
+        """The number of rows in a unit."""
+        return self.plan.group_size or 1
+
+    @cached_property
+    def have(self) -> int:
+        """The number of complete units that are ready."""
+        return self.plan.available() // self.unit
+
+    def final(self) -> bool:
+        """Return whether no further row can become ready."""
+        return self.plan.is_final(self.ready)
 
     @cached_property
     def dealt(self) -> DealtBatches:
@@ -82,7 +95,7 @@ def decide(end: FinalRound) -> Given | None:
     """Return what the claim gets; None if it waits."""
     if end.sampler.deals_finally:
         return _decide_by_sampler(end)
-    return _decide_round(end) if end.in_rounds else _decide_for_rank(end)
+    return _decide_round(end) if end.sampler.ranks(end.claim.sampling) is not None else _decide_for_rank(end)
 
 
 def skip_remainder(end: FinalRound) -> list[r.AnyRecord]:
@@ -196,7 +209,7 @@ def _may_reach(end: FinalRound, need: int) -> bool:
     if end.have >= need:
         return True
     partition = end.partition
-    if not end.groups:
+    if not end.plan.unit:
         return partition.rows.count - partition.tasks.get(end.claim.task, 0) >= need
     found, seen = end.have, set()
     for positions in end.ready.unready_positions(partition.rows):
@@ -267,7 +280,7 @@ def pass_over_record(partition: Partition, task: str, rows: np.ndarray, reason: 
 
 def _all_rows(end: FinalRound) -> np.ndarray:
     """Return the rows of all complete units that are ready."""
-    if not end.groups:
+    if not end.plan.unit:
         return np.array(end.offered[:], "i8")
     first = getattr(end.offered, "first_groups", None)
     if first is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -57,17 +57,14 @@ class PendingCall:
         self.began = 0.0
 
 
-DecideAgain = Callable[[ParkedRequest, PendingCall], list[Effect]]
-"""Decides a parked claim with the answers so far."""
-
-
 class SamplerAsks(CoreService, ABC):
     """The calls of all users' samplers that wait or were sent."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._queues: dict[HostedRunner, CallQueue] = {}
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
+        """The numbers of the calls."""
 
     @classmethod
     def must_start(cls, context: Context) -> bool:
@@ -82,25 +79,12 @@ class SamplerAsks(CoreService, ABC):
         """See `CoreService.is_working`."""
         return any(self._queues.values())
 
-    def _queue_of(self, runner: HostedRunner) -> CallQueue:
+    def queue_of(self, runner: HostedRunner) -> CallQueue:
+        """Return the calls of one sampler."""
         queue = self._queues.get(runner)
         if queue is None:
-            queue = self._queues[runner] = CallQueue(runner, self._numbers, self.decide_again)
+            queue = self._queues[runner] = CallQueue(self, runner)
         return queue
-
-    def request_call(self, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
-        """Start this call, which a parked claim needs for its decision, or queue the claim."""
-        return self._queue_of(ask.runner).request_call(self.context, waiter, ask, fresh)
-
-    def start_further(self, pending: PendingCall, ask: Ask) -> list[Effect]:
-        """Start one more call, which the claim of a pending call needs."""
-        if pending.runner is not ask.runner:
-            pending.answers = Answers()  # the claim has another sampler now
-        return self._queue_of(ask.runner).start_further(self.context, pending, ask)
-
-    def queue_call(self, runner: HostedRunner, call: SamplerCall, done: Done) -> None:
-        """Queue a call that no claim needs. done: called with the answer, or the exception; see `start_next`."""
-        self._queue_of(runner).queue_call(call, done)
 
     def is_pending(self, waiter: RequestKey) -> bool:
         """Return whether a claim waits for its answer or for its turn. It is decided again after that."""
@@ -110,41 +94,26 @@ class SamplerAsks(CoreService, ABC):
         """Start the next calls of all samplers that are not in a call."""
         for sampler in self.context.samplers.of_users.values():
             if isinstance(sampler.runner, HostedRunner) and sampler.runner.orders:
-                self._queue_of(sampler.runner)
-        return [effect for queue in list(self._queues.values()) for effect in queue.start_next(self.context)]
-
-    def replace(self, runner: HostedRunner | None) -> list[Effect]:
-        """The sampler of this runner was replaced: its claims get the new one, and its calls have failed."""
-        queue = None if runner is None else self._queues.get(runner)
-        return [] if queue is None else queue.end()
+                self.queue_of(sampler.runner)
+        return [effect for queue in list(self._queues.values()) for effect in queue.start_next()]
 
     def void(self) -> None:
         """The state was replaced: do not decide the current claims with answers about the old state."""
         for queue in self._queues.values():
             queue.void()
 
-    def on_answer(self, number: int, outcome: Any) -> list[Effect]:
-        """Handle the end of a call. outcome: its result, or an exception."""
-        queue = self._queue_in_call(number)
-        return [] if queue is None else queue.on_answer(self.context, outcome)
-
-    def answer_read(self, number: int, question: Question) -> ViewReply:
-        """Reply to what a sampler reads during a call; an empty reply if the claim or the partition is gone."""
-        queue = self._queue_in_call(number)
-        return ViewReply() if queue is None else queue.answer_read(self.context, question)
-
-    def _queue_in_call(self, number: int) -> CallQueue | None:
-        """Return the queue of the sampler in this call; None if the sampler was replaced."""
+    def queue_in_call(self, number: int) -> CallQueue | None:
+        """Return the calls of the sampler in this call; None if the sampler was replaced."""
         return next((queue for queue in self._queues.values() if queue.is_in_call(number)), None)
 
 
 class CallQueue:
     """The calls of one sampler that wait or were sent."""
 
-    def __init__(self, runner: HostedRunner, numbers: Iterator[int], decide_again: DecideAgain) -> None:
-        self._decide_again = decide_again
+    def __init__(self, calls: SamplerAsks, runner: HostedRunner) -> None:
+        self._calls = calls
+        self._context = calls.context
         self._runner: HostedRunner | None = runner  # None: the sampler was replaced
-        self._numbers = numbers
         self._number = 0  # of the last call
         self._active: PendingCall | None = None
         self._claims: dict[RequestKey, bool] = {}  # claims that wait for their turn -> whether they are fresh
@@ -159,12 +128,12 @@ class CallQueue:
 
     # ------------------------------------------------------------ which calls are needed
 
-    def request_call(self, context: Context, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
+    def request_call(self, waiter: RequestKey, ask: Ask, fresh: bool = False) -> list[Effect]:
         """Start this call, which a parked claim needs for its decision, or queue the claim."""
         if self._active is not None or self._claims:
             self._claims.setdefault(waiter, fresh)
             return []
-        return self._begin(context, PendingCall(waiter, fresh), ask)
+        return self._begin(PendingCall(waiter, fresh), ask)
 
     def is_pending(self, waiter: RequestKey) -> bool:
         """Return whether a claim waits for its answer or for its turn. It is decided again after that."""
@@ -177,7 +146,7 @@ class CallQueue:
         """Queue a call that no claim needs. done: called with the answer, or the exception; see `start_next`."""
         self._orders.append((call, done))
 
-    def start_next(self, context: Context) -> list[Effect]:
+    def start_next(self) -> list[Effect]:
         """Start the next call, unless the sampler is still in a call."""
         effects: list[Effect] = []
         if self._runner is not None and self._runner.orders:
@@ -187,13 +156,13 @@ class CallQueue:
             if self._orders:
                 call, done = self._orders.popleft()
                 assert self._runner is not None
-                effects += self._begin(context, PendingCall(None, done=done), Ask(self._runner, call, None, None))
+                effects += self._begin(PendingCall(None, done=done), Ask(self._runner, call, None, None))
                 break
             waiter = next(iter(self._claims))
             fresh = self._claims.pop(waiter)
-            waiting = context.state.waiting.by_waiter.get(waiter)
+            waiting = self._context.state.waiting.by_waiter.get(waiter)
             if waiting is not None:
-                effects += self._decide_again(waiting, PendingCall(waiter, fresh))
+                effects += self._calls.decide_again(waiting, PendingCall(waiter, fresh))
         return effects
 
     def end(self) -> list[Effect]:
@@ -219,50 +188,52 @@ class CallQueue:
 
     # ------------------------------------------------------------ calls
 
-    def _begin(self, context: Context, pending: PendingCall, ask: Ask) -> list[Effect]:
-        self._number = next(self._numbers)
-        self._active, pending.ask, pending.began = pending, ask, context.config.timer()
+    def _begin(self, pending: PendingCall, ask: Ask) -> list[Effect]:
+        self._number = next(self._calls.numbers)
+        self._active, pending.ask, pending.began = pending, ask, self._context.config.timer()
         pending.runner = ask.runner
         shown = NOTHING_SHOWN
         if ask.partition is not None and ask.ready is not None:
             shown = self._shown_rows(pending, ask.partition, ask.ready)
         return [AskSampler(self._number, ask.call, shown, ask.runner.pattern)]
 
-    def start_further(self, context: Context, pending: PendingCall, ask: Ask) -> list[Effect]:
+    def start_further(self, pending: PendingCall, ask: Ask) -> list[Effect]:
         """Start one more call, which the claim of a pending call needs."""
+        if pending.runner is not ask.runner:
+            pending.answers = Answers()  # the claim has another sampler now
         if self._active is not None:
             assert pending.waiter is not None
             self._claims.setdefault(pending.waiter, pending.fresh)
             return []
-        return self._begin(context, pending, ask)
+        return self._begin(pending, ask)
 
-    def on_answer(self, context: Context, outcome: Any) -> list[Effect]:
+    def on_answer(self, outcome: Any) -> list[Effect]:
         """Handle the end of the call. outcome: its result, or an exception."""
         pending, self._active = self._active, None
         assert pending is not None
         assert pending.ask is not None
-        context.samplers.note(pending.ask.runner.facts.name, context.config.timer() - pending.began)
+        self._context.samplers.note(pending.ask.runner.facts.name, self._context.config.timer() - pending.began)
         if pending.done is not None:
             effects = pending.done(outcome)
         else:
-            effects = self._decide(context, pending, pending.ask, outcome)
-        if pending.again and pending.waiter in context.state.waiting.by_waiter and self._active is not pending:
+            effects = self._decide(pending, pending.ask, outcome)
+        if pending.again and pending.waiter in self._context.state.waiting.by_waiter and self._active is not pending:
             self._claims = {pending.waiter: pending.fresh, **self._claims}  # first, as it arrived before the others
         return effects
 
-    def _decide(self, context: Context, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
+    def _decide(self, pending: PendingCall, ask: Ask, outcome: Any) -> list[Effect]:
         assert pending.waiter is not None
-        waiting = context.state.waiting.by_waiter.get(pending.waiter)
+        waiting = self._context.state.waiting.by_waiter.get(pending.waiter)
         if waiting is None:
             return []
         if isinstance(outcome, BaseException):
             error = outcome if isinstance(outcome, TransferQueueError) else SamplerError(f"a call failed: {outcome!r}")
-            return context.refuse(waiting, error)
+            return self._context.refuse(waiting, error)
         if outcome is None or pending.void:
             pending.answers, pending.void = Answers(), False  # the rows that the sampler read have changed
         else:
             pending.answers.by_key[ask.key] = outcome
-        return self._decide_again(waiting, pending)
+        return self._calls.decide_again(waiting, pending)
 
     # ------------------------------------------------------------ what the sampler reads
 
@@ -280,14 +251,14 @@ class CallQueue:
         pending.answers.offered.append(rows)
         return ViewReply(rows.tobytes(), after)
 
-    def answer_read(self, context: Context, question: Question) -> ViewReply:
+    def answer_read(self, question: Question) -> ViewReply:
         """Reply to what the sampler reads during the call; an empty reply if the claim or the partition is gone."""
         pending = self._active
         ask = None if pending is None else pending.ask
         if pending is None or ask is None or ask.partition is None or ask.ready is None:
             return ViewReply()
         partition, ready = ask.partition, ask.ready
-        if context.state.partitions.get(partition.name) is not partition:
+        if self._context.state.partitions.get(partition.name) is not partition:
             return ViewReply()
         ready = partition.ready_set(ready.task, ready.fields)
         if question.kind == "rows":
@@ -348,7 +319,7 @@ def _call(calls: SamplerAsks, sampler: UserSampler, kind: str, state: bytes | No
     hosted = runner
 
     def begin(number: int, resume: Callable[[Any], list[Effect]]) -> list[Effect]:
-        calls.queue_call(hosted, call, resume)
+        calls.queue_of(hosted).queue_call(call, resume)
         return []
 
     try:
