@@ -63,7 +63,7 @@ MAY_IMPORT = {
 BEFORE_THEIR_FOLDER = {
     *("puts.apply", "puts.apply_clears", "units.apply_units"),
     *("state.merge", "state.restore", "state.selection"),
-    "samplers.remote_calls",
+    *("samplers.claim_samplers", "samplers.remote_calls"),
     *("claims.plan", "claims.final_rounds", "claims.row_leases"),
 }
 # The order inside `core`: a line may import the lines before it. Folders of one line do not import each other.
@@ -78,8 +78,8 @@ CORE_ORDER: list[set[str]] = [
     {"appliers"},
     {"samplers"},
     {"configuration"},
-    {"record_log"},
-    {"connections", "waiting"},
+    {"samplers.claim_samplers", "record_log"},
+    {"waiting"},
     {"context"},
     {"deadlines", "jobs", "activity"},
     {"samplers.remote_calls"},

@@ -567,3 +567,12 @@ def content_of(h: Harness) -> dict[str, Any]:
         },
         "changed": partition.changes.changed_since(h.state.changes - 1)[0].tolist(),
     }
+
+
+def with_known_processes(alive: set[str]) -> Harness:
+    """A controller that knows which clients' processes live, as on one node."""
+    h = Harness()
+    h.controller = Controller(CoreConfig(h.samplers[""], lives=alive.__contains__), restored=h.state, now=h.now)
+    for name in h.clients:
+        h.connect(name)
+    return h

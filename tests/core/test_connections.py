@@ -19,7 +19,7 @@ from transfer_queue.core.events.records import RequestParked, Unparked
 from transfer_queue.core.state.state import State
 from transfer_queue.journal.segment import ClockIdentity, Frames, Reading, SegmentHeader
 from transfer_queue.messages.base import Failure
-from transfer_queue.messages.claims import Claim, ClaimReply, Finish, ResetConsumption
+from transfer_queue.messages.claims import Claim, Finish, ResetConsumption
 from transfer_queue.messages.descriptors import NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, Seal, SetGroupDemand, SetPolicyVersion, TakeGroupDemand
@@ -358,15 +358,3 @@ def test_rows_age_on() -> None:
     assert core.state.partitions["p"].row_count == 2
     core.tick(world.now + 11.0)
     assert core.state.partitions["p"].row_count == 0
-
-
-def test_a_dealt_batch_is_the_same_for_a_rank_that_asks_anew() -> None:
-    world = World(RankAwareSampler)
-    world.run([UNIT, ("w", put(4, 1)), ("a", claim(2, dp_rank=0, batch_index=0))])
-    before = world.replies["a", 1]
-    world.crash()
-    world.run([("b", claim(2, dp_rank=0, batch_index=0))])
-    after = world.replies["b", 1]
-    assert isinstance(before, ClaimReply)
-    assert isinstance(after, ClaimReply)
-    assert before.rows == after.rows

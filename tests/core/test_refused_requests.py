@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from harness import Harness, rows_of
 
-from transfer_queue.core.connections import Connections
+from transfer_queue.core.context import Connections
 from transfer_queue.core.events.effects import RemoveState, Send, WriteState
 from transfer_queue.core.state.state import State
 from transfer_queue.messages.base import Done, Failure

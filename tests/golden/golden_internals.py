@@ -5,7 +5,7 @@ A module or a name that moves is changed here, and nowhere else in this folder.
 
 from tests.simulation import faulty_cluster
 from tests.simulation.faulty_cluster import CLOCK, FaultyCluster
-from transfer_queue.core import connections as departures
+from transfer_queue.core import context as departures
 from transfer_queue.core.controller import RECORDS
 from transfer_queue.core.events.records import BlocksMoved as Moved
 from transfer_queue.core.events.records import RequestParked as Parked

@@ -167,11 +167,6 @@ class TestWarnings:
         SeqlenBalancedSampler(1, 2).sample(range(4), 2, "t", "p", partition=partition_of(total_lengths=2))
         assert not caplog.records
 
-    def test_groups_that_do_not_divide_are_named(self, caplog):
-        sampler = SeqlenBalancedSampler(2, 2)
-        sampler.sample(range(6), 3, "t", "p", partition=partition_of(total_lengths=1))
-        assert "num_groups=3 is not divisible by dp_size=2" in caplog.text
-
 
 OPEN = {
     "grpo": GRPOGroupNSampler,

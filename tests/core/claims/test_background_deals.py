@@ -10,8 +10,8 @@ from harness import Harness
 
 from transfer_queue.core.claims import deal
 from transfer_queue.errors import InvalidArgumentError, SamplerError, WaitTimeoutError
-from transfer_queue.messages.claims import Cancel, ResetConsumption
-from transfer_queue.messages.partitions import ClearPartition, Seal
+from transfer_queue.messages.claims import Cancel
+from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.queries import Explain
 from transfer_queue.sampler import SeqlenBalancedSampler
 
@@ -111,26 +111,6 @@ def test_a_claim_is_decided_again_if_a_row_was_cleared(b: Harness) -> None:
     assert all_rows(b, (asked, "c0"), (ask(b, 1), "c1")) == [0, 1, 4, 5, 6, 7, 8, 9]
 
 
-def test_a_claim_waits_if_a_clear_leaves_too_few_rows(b: Harness) -> None:
-    asked, polled = ask(b, 0), ask(b, 1, wait=None)
-    b.clear([3])
-    b.work()
-    assert (b.parked(asked, "c0"), b.got(polled, "c1"), b.works) == (True, [], [])
-    b.put(2)
-    assert b.parked(asked, "c0")
-    b.work()
-    assert b.got(asked, "c0") is not None
-
-
-def test_a_row_put_during_a_deal_does_not_change_it(b: Harness) -> None:
-    asked = ask(b, 0)
-    b.put(2)
-    b.clear([8])
-    b.put(8, ("x", "y"), rows=range(8))
-    b.work()
-    assert b.got(asked, "c0") is not None
-
-
 def test_a_group_that_becomes_incomplete_during_a_deal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deal, "LONG", 0)
     h = Harness(SeqlenBalancedSampler(GROUP, RANKS))
@@ -142,41 +122,6 @@ def test_a_group_that_becomes_incomplete_during_a_deal(monkeypatch: pytest.Monke
     h.put(2, groups=["e", "e"])
     h.work()
     assert all_rows(h, (asked, "c0"), (ask(h, 1), "c1")) == [0, 1, 4, 5, 6, 7, 9, 10]
-
-
-def test_a_reset_makes_a_deal_stale(b: Harness) -> None:
-    asked = ask(b, 0)
-    b.ask(ResetConsumption("p", "t"))
-    b.work()
-    assert (b.parked(asked, "c0"), len(b.works)) == (True, 1)
-    b.ask(ResetConsumption("p", "u"))
-    b.work()
-    assert b.got(asked, "c0") is not None
-    b.ask(ResetConsumption("p"))
-
-
-def test_a_dropped_partition_makes_a_deal_stale(b: Harness) -> None:
-    asked, polled = ask(b, 0), ask(b, 1, wait=None)
-    b.ask(ClearPartition("p"))
-    assert b.got(polled, "c1") == []
-    b.put(8)
-    assert b.parked(asked, "c0")
-    b.work()
-    assert (b.parked(asked, "c0"), len(b.works)) == (True, 1)
-    b.work()
-    assert all_rows(b, (asked, "c0"), (ask(b, 1), "c1")) == list(range(8, 16))
-
-
-def test_a_seal_during_a_deal(b: Harness) -> None:
-    b.put(6)
-    asked = ask(b, 0)
-    b.ask(Seal("p"))
-    b.work()
-    last = ask(b, 1, 1)
-    assert b.got(asked, "c0") is not None
-    b.work()
-    assert len(b.got(last, "c1") or []) == 2, "the long remainder"
-    assert b.state.partitions["p"].passed.counts == {("t", "remainder"): 2}
 
 
 @pytest.mark.parametrize("how", ["cancelled", "gone", "timed out"])

@@ -28,14 +28,6 @@ def test_each_task_consumes_on_its_own(h: Harness) -> None:
     assert h.ask(ConsumptionStatus("p", "nobody")).matrix == b"\0\0\0\0"
 
 
-def test_all_fields_are_needed(h: Harness) -> None:
-    h.put(3)
-    h.put(2, ("y",), rows=[2, 0])
-    assert h.dealt(2, fields=("x", "y")) == [0, 2]
-    assert h.dealt(1, fields=("y",)) == [], "consumption is by task, whatever the fields"
-    assert h.dealt(1, fields=("z",)) == []
-
-
 @pytest.mark.design("replacing a value does not un-consume its row")
 def test_a_replaced_value_does_not_unconsume(h: Harness) -> None:
     h.put(2)
@@ -130,13 +122,6 @@ def test_a_large_claim_does_not_starve_smaller_ones(h: Harness) -> None:
     assert h.got(large, "large") == list(range(8, 18))
 
 
-def test_one_publish_meets_many_claims(h: Harness) -> None:
-    sequences = [h.claim(1 + number % 3, wait=10, name=f"c{number}") for number in range(30)]
-    h.put(60)
-    dealt = [row for number, sequence in enumerate(sequences) for row in h.got(sequence, f"c{number}") or []]
-    assert dealt == list(range(60))
-
-
 def test_the_least_wanted_count_is_forgotten_with_its_claim(h: Harness) -> None:
     h.create()
     small = h.claim(1, wait=10, name="small")
@@ -216,30 +201,6 @@ def test_the_text_of_a_timeout_when_all_is_consumed(h: Harness) -> None:
         h.result(sequence, "r")
 
 
-def test_a_partition_created_again_meets_waiting_claims(h: Harness) -> None:
-    h.put(1)
-    sequence = h.claim(2, wait=10)
-    h.ask(ClearPartition("p"))
-    assert h.parked(sequence)
-    h.put(1)
-    assert h.parked(sequence)
-    h.put(1)
-    assert h.got(sequence) == [1, 2]
-
-
-def test_a_reset_meets_waiting_claims(h: Harness) -> None:
-    h.put(2)
-    h.dealt(2, "t")
-    h.dealt(2, "u")
-    waiting = {task: h.claim(2, task, wait=10) for task in "tu"}
-    h.ask(ResetConsumption("p", "t"))
-    assert h.got(waiting["t"]) == [0, 1]
-    assert h.parked(waiting["u"])
-    h.ask(ResetConsumption("p"))
-    assert h.got(waiting["u"]) == [0, 1]
-    assert h.ask(ResetConsumption("nobody")).value is True
-
-
 # ---------------------------------------------------------------- the end
 
 
@@ -251,30 +212,6 @@ def test_the_remainder_after_a_seal(h: Harness) -> None:
     assert h.got(waiting[0], "a") == [4]
     assert h.got(waiting[1], "b") is None
     assert h.dealt(1) is None
-
-
-def test_after_a_seal_rows_still_get_their_fields(h: Harness) -> None:
-    """The publish of the last value ends the waits of claims for which no rows remain."""
-    h.put(3)
-    h.ask(Seal("p"))
-    waiting = [h.claim(2, fields=("x", "y"), wait=10, name=name) for name in "abc"]
-    h.put(1, ("y",), rows=[1])
-    assert all(h.parked(s, n) for s, n in zip(waiting, "abc", strict=True))
-    h.put(1, ("y",), rows=[0])
-    assert h.got(waiting[0], "a") == [0, 1]
-    h.put(1, ("y",), rows=[2])
-    assert h.got(waiting[1], "b") == [2]
-    assert h.got(waiting[2], "c") is None
-
-
-def test_clearing_unfinished_rows_ends_a_sealed_stream(h: Harness) -> None:
-    h.put(3)
-    h.put(2, ("y",), rows=[0, 1])
-    h.ask(Seal("p"))
-    waiting = h.claim(5, fields=("x", "y"), wait=10)
-    h.clear([2])
-    assert h.got(waiting) == [0, 1]
-    assert h.dealt(5, fields=("x", "y")) is None
 
 
 @pytest.mark.design("a loader ends in finite mode when the partition is wholly consumed")
@@ -306,16 +243,6 @@ def test_rows_consumed_and_cleared_stay_consumed(h: Harness) -> None:
     h.put(3)
     assert h.got(others) == [2, 3, 4]
     assert h.ask(CheckConsumption("p", "u")).value is False
-
-
-def test_a_clear_ends_claims_that_wait_for_the_remainder(h: Harness) -> None:
-    h.put(3)
-    assert h.dealt(2) == [0, 1]
-    waiting = h.claim(2, finite=True, wait=10)
-    h.clear([0, 1])
-    assert h.parked(waiting), "a row is left that this task has not consumed"
-    h.clear([2])
-    assert h.got(waiting) is None
 
 
 def test_probes_deal_nothing(h: Harness) -> None:
@@ -403,28 +330,6 @@ def test_a_retry_of_a_dealt_claim_gets_the_same_rows(h: Harness) -> None:
     assert h.dealt(2) == [2, 3]
 
 
-def test_a_retry_of_a_claim_met_in_the_meantime_gets_its_rows(h: Harness) -> None:
-    request = Claim("p", "t", ["x"], 2, {}, 10.0)
-    sequence = h.send(request, "a")
-    h.put(2)
-    h.disconnect("a")
-    h.connect("a")
-    h.send(request, "a", sequence)
-    assert h.got(sequence, "a") == [0, 1]
-
-
-def test_a_retry_of_a_put_has_no_second_effect(h: Harness) -> None:
-    request = h.publish(2, keys=["a", "b"], tags=[{"n": 1}, {}])
-    sequence = h.send(request)
-    first = h.reply(sequence)
-    before = h.state.snapshot()
-    h.disconnect("w")
-    h.connect("w")
-    h.send(request, sequence=sequence)
-    assert h.reply(sequence) == first
-    assert h.state.snapshot() == before
-
-
 def test_replies_are_dropped_when_they_are_acknowledged(h: Harness) -> None:
     for _ in range(5):
         h.put(1)
@@ -465,7 +370,7 @@ def test_replies_of_queries_and_polls_are_not_kept(h: Harness) -> None:
 
 
 def test_clients_that_left_long_ago_are_forgotten(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transfer_queue.core.connections.MAX_DEPARTED", 2)
+    monkeypatch.setattr("transfer_queue.core.context.MAX_DEPARTED", 2)
     for name in "abcd":
         h.put(1, name=name)
     for name in "abc":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from harness import Harness, column, rows_of, through_file
+from harness import Harness, column, rows_of, through_file, with_known_processes
 
 from transfer_queue.core.absent_clients import ABSENCE_SECONDS, FIRST_CHECK
 from transfer_queue.core.appliers import apply_record
@@ -29,7 +29,6 @@ from transfer_queue.messages.claims import (
     Nack,
     Renew,
     ReportBatches,
-    ResetConsumption,
 )
 from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus
@@ -58,14 +57,6 @@ def held(h: Harness, partition: str = "p") -> list[int]:
 def of(*replies: ClaimReply) -> list[tuple[str, int]]:
     """The batches of these replies, as a notice names them."""
     return [("p", reply.token) for reply in replies]
-
-
-def with_known_processes(h: Harness, alive: set[str]) -> Harness:
-    """Restart the controller as one that knows which clients' processes live."""
-    h.controller = Controller(CoreConfig(h.samplers[""], lives=alive.__contains__), restored=h.state, now=h.now)
-    for name in h.clients:
-        h.connect(name)
-    return h
 
 
 class TestClaims:
@@ -176,20 +167,6 @@ class TestNotices:
         h.disconnect("r")
         assert consumed(h) == [1, 1]
 
-    def test_late_and_repeated_notices_mean_nothing(self, h: Harness) -> None:
-        h.put(2)
-        got = h.unseen(2)
-        h.notify(returned=of(got))
-        for kind in ("handed_over", "finished", "returned"):
-            h.notify(**{kind: of(got, got)})
-        assert consumed(h) == [0, 0]
-        again = h.unseen(2, name="other")
-        assert again.token > got.token
-        for kind in ("handed_over", "finished", "returned"):
-            h.notify(**{kind: of(got)})
-        assert held(h) == [again.token]
-        assert consumed(h) == [1, 1]
-
     def test_of_two_notices_about_a_batch_the_first_counts(self, h: Harness) -> None:
         h.put(2)
         got = h.unseen(2)
@@ -202,13 +179,6 @@ class TestNotices:
             h.notify(**{kind: [("p", 0), ("p", 1 << 40), ("nowhere", 1)]})
         h.notify(withdrawn=[0, 5, 1 << 40])
         assert consumed(h) == [0]
-
-    def test_a_notice_of_one_client_may_name_the_batch_of_another(self, h: Harness) -> None:
-        """A worker process claims, and the process that iterates yields."""
-        h.put(2)
-        got = h.unseen(2, name="worker")
-        h.notify("loader", handed_over=of(got))
-        assert not held(h)
 
     @pytest.mark.parametrize("body", [Cancel(1), Seal("p"), Claim("p", "t", ["x"], 1), ClearPartition("none")])
     def test_no_other_request_is_a_notice(self, h: Harness, body: object) -> None:
@@ -277,38 +247,6 @@ class TestReturns:
         got = h.lease(1)
         assert (rows_of(got), got.deliveries) == (rows, None)
 
-    def test_groups_are_whole_again(self) -> None:
-        h = Harness(GRPOGroupNSampler(2))
-        rows = h.put(4, groups=["g", "h", "g", "h"])
-        first = h.unseen(2)
-        assert rows_of(first) == [rows[0], rows[2]]
-        assert h.dealt(4, name="other") == []
-        h.notify(returned=of(first))
-        assert sorted(h.dealt(4, name="other") or []) == rows
-
-    def test_cleared_rows_do_not_come_back(self, h: Harness) -> None:
-        rows = h.put(3)
-        got = h.unseen(3)
-        h.clear([rows[1]])
-        h.notify(returned=of(got))
-        assert h.dealt(2) == [rows[0], rows[2]]
-        assert h.state.partitions["p"].consumed_ever["t"] == 3  # the cleared row stays counted
-
-    def test_all_rows_cleared(self, h: Harness) -> None:
-        rows = h.put(2)
-        first, second = h.unseen(1), h.unseen(1)
-        h.clear(rows)
-        h.notify(returned=of(first), handed_over=of(second))
-        assert not held(h)
-
-    def test_a_withdrawn_claim_that_waits_is_answered_and_gets_nothing_later(self, h: Harness) -> None:
-        sequence = h.claim(1, wait=100.0, hand_over=True)
-        h.notify(withdrawn=[sequence])
-        assert not h.parked(sequence)
-        assert h.dealt(1, name="w") == []
-        rows = h.put(1)
-        assert h.dealt(1, name="other") == rows
-
     def test_a_withdrawn_claim_that_arrives_later_gets_nothing(self, h: Harness) -> None:
         """It was written to a connection that broke, and which the controller reads after the notice."""
         h.put(1)
@@ -362,25 +300,6 @@ class TestEnds:
         h.notify(returned=of(last))
         assert h.dealt(2, name="other") == rows[2:]
         assert h.dealt(2, name="other") is None
-
-    def test_reset_consumption_forgets_the_batches_of_the_task(self, h: Harness) -> None:
-        rows = h.put(2)
-        got, kept = h.unseen(2), h.unseen(2, "u")
-        h.ask(ResetConsumption("p", "t"))
-        assert held(h) == [kept.token]
-        again = h.unseen(2, name="other")
-        assert rows_of(again) == rows
-        h.notify(returned=of(got))
-        assert consumed(h) == [1, 1]
-
-    def test_a_dropped_partition_forgets_them(self, h: Harness) -> None:
-        h.put(1)
-        got = h.unseen(1)
-        h.ask(ClearPartition("p"))
-        h.notify(returned=of(got))
-        h.put(1)
-        h.notify(handed_over=of(got), returned=of(got))
-        assert consumed(h) == [0]
 
 
 class TestFreedRows:
@@ -479,7 +398,7 @@ class TestAbsence:
 
     def test_a_dead_process_is_noticed_early(self) -> None:
         alive = {"r", "other"}
-        h = with_known_processes(Harness(), alive)
+        h = with_known_processes(alive)
         rows = h.put(2)
         h.unseen(2)
         waiting = h.claim(2, name="other", wait=1000.0)
@@ -498,28 +417,6 @@ class TestAbsence:
         h.ask(WriterGone("r", 0, []), "unit-0")
         h.tick(h.now)
         assert h.dealt(2, name="other") == rows
-
-    def test_a_late_notice_of_a_client_that_was_gone_means_nothing(self, h: Harness) -> None:
-        h.put(1)
-        got = h.unseen(1)
-        h.disconnect("r")
-        h.tick(h.now + ABSENCE_SECONDS)
-        again = h.unseen(1, name="other")
-        h.connect("r")
-        h.notify(handed_over=of(got))
-        assert held(h) == [again.token]
-
-    def test_a_client_comes_and_goes_several_times(self, h: Harness) -> None:
-        h.put(1)
-        got = h.unseen(1)
-        for _ in range(3):
-            h.disconnect("r")
-            h.tick(h.now + ABSENCE_SECONDS - 1)
-            h.connect("r")
-        assert held(h) == [got.token]
-        h.disconnect("r")
-        h.tick(h.now + ABSENCE_SECONDS)
-        assert not held(h)
 
     @pytest.mark.parametrize("returns", [True, False])
     def test_a_restored_controller_waits_for_the_clients(self, h: Harness, returns: bool) -> None:
@@ -542,13 +439,6 @@ class TestAbsence:
             h.connect(name)
         h.tick(h.now + ABSENCE_SECONDS + 1)
         assert h.dealt(1, name="other") == rows
-
-    def test_a_journal_of_the_records_leads_to_the_same_batches(self, h: Harness) -> None:
-        h.put(6)
-        h.notify(handed_over=of(h.unseen(1)), returned=of(h.unseen(1)))
-        h.unseen(2)
-        h.replay()
-        h.check_saving()
 
 
 class TestSavedStates:

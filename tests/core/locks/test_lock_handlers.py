@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import Harness, column
+from harness import Harness, column, with_known_processes
 
 from transfer_queue.core.absent_clients import FIRST_CHECK, LONGEST_CHECK, AbsentHolders
 from transfer_queue.core.configuration import CoreConfig
@@ -62,34 +62,6 @@ class TestOrder:
         assert second is not None
         assert second > first
 
-    def test_keys_are_locked_together_or_not_at_all(self, h: Harness) -> None:
-        first = locked(h, "a", "x")
-        both = take(h, "b", "x", "y", wait=60.0)
-        assert h.state.locks.of_key == {("p", "x"): first}
-        release(h, "a", first)
-        assert token(h, both, "b") is not None
-        assert set(h.state.locks.of_key) == {("p", "x"), ("p", "y")}
-
-    def test_a_request_does_not_overtake_an_earlier_one_that_wants_its_key(self, h: Harness) -> None:
-        first = locked(h, "a", "x")
-        both, later, other = (
-            take(h, "b", "x", "y", wait=60.0), take(h, "c", "y", wait=60.0), take(h, "d", "z", wait=60.0)
-        )  # fmt: skip
-        assert token(h, later, "c") is None, "y is free, but an earlier request waits for it"
-        assert token(h, other, "d") is not None, "nobody wants z"
-        release(h, "a", first)
-        granted = token(h, both, "b")
-        assert granted is not None
-        assert token(h, later, "c") is None
-        release(h, "b", granted)
-        assert token(h, later, "c") is not None
-
-    def test_opposite_orders_of_keys_are_no_deadlock(self, h: Harness) -> None:
-        one = locked(h, "a", "x", "y")
-        two = take(h, "b", "y", "x", wait=60.0)
-        release(h, "a", one)
-        assert token(h, two, "b") is not None
-
     def test_the_same_keys_of_two_partitions_are_two_locks(self, h: Harness) -> None:
         locked(h, "a", "k")
         assert token(h, take(h, "b", "k", partition="q"), "b") is not None
@@ -98,18 +70,6 @@ class TestOrder:
         held = locked(h, "a", "new")
         h.put(1, keys=["new"], fence=held)
         assert "p" in h.state.partitions
-
-    def test_when_a_waiting_request_leaves_the_next_one_gets_its_turn(self, h: Harness) -> None:
-        locked(h, "a", "x")
-        take(h, "b", "x", "y", wait=60.0)
-        cancelled = take(h, "c", "y", "z", wait=60.0)
-        last = take(h, "d", "z", wait=60.0)
-        assert token(h, last, "d") is None
-        h.ask(Cancel(cancelled), "c")
-        assert token(h, last, "d") is not None
-        third = take(h, "e", "y", wait=60.0)
-        h.disconnect("b")
-        assert token(h, third, "e") is not None, "the wait of a client without a connection is over"
 
     def test_an_expired_wait_names_the_holder_and_lets_the_next_one_pass(self, h: Harness) -> None:
         h.ask(Introduce("train", 3, "node-1", 77), "a")
@@ -139,25 +99,6 @@ class TestOrder:
 
 
 class TestEnds:
-    def test_a_lease_that_is_not_renewed_ends_the_lock(self, h: Harness) -> None:
-        first = locked(h, "a", "x", lease=10.0)
-        waiting = take(h, "b", "x", wait=60.0)
-        h.tick(9.0)
-        assert h.ask(Renew([("p", first)]), "a").value == [True]
-        h.tick(18.9)
-        assert token(h, waiting, "b") is None
-        h.tick(19.0)
-        assert token(h, waiting, "b") is not None
-        assert h.ask(Renew([("p", first)]), "a").value == [False]
-        assert not release(h, "a", first)
-
-    def test_only_the_holder_releases_a_lock(self, h: Harness) -> None:
-        held = locked(h, "a", "x")
-        assert not release(h, "b", held)
-        assert held in h.state.locks.by_token
-        assert release(h, "a", held)
-        assert not release(h, "a", held)
-
     def test_a_client_that_leaves_releases_its_locks(self, h: Harness) -> None:
         locked(h, "a", "x")
         locked(h, "a", "y")
@@ -221,34 +162,7 @@ class TestEnds:
         assert len(h.state.locks.by_token) == 1
 
 
-def with_known_processes(alive: set[str]) -> Harness:
-    """A controller that knows which clients' processes live, as on one node."""
-    h = Harness()
-    h.controller = Controller(CoreConfig(h.samplers[""], lives=alive.__contains__), restored=h.state, now=h.now)
-    for name in h.clients:
-        h.connect(name)
-    return h
-
-
 class TestRestarts:
-    def test_a_lock_survives_and_has_its_full_time_again(self, h: Harness) -> None:
-        held = locked(h, "a", "x", lease=10.0)
-        h.tick(8.0)
-        h.restart()
-        h.tick(8.0)
-        waiting = take(h, "b", "x", wait=60.0)
-        h.tick(17.0)
-        assert held in h.state.locks.by_token
-        assert token(h, waiting, "b") is None
-        h.tick(18.0)
-        assert token(h, waiting, "b") is not None
-
-    def test_tokens_go_on(self, h: Harness) -> None:
-        first = locked(h, "a", "x")
-        release(h, "a", first)
-        h.restart()
-        assert locked(h, "a", "x") > first
-
     def test_a_holder_that_died_with_the_controller_loses_its_lock(self) -> None:
         h = with_known_processes({"a"})
         held = locked(h, "a", "x", lease=1000.0)

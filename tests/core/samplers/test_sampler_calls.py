@@ -103,22 +103,9 @@ class TestGroupSizePerClaim:
         assert h.dealt(6, n_samples_per_prompt=3) == [0, 1, 2, 3, 4, 5]
         assert h.dealt(6, n_samples_per_prompt=3) is None
 
-    def test_a_sampler_with_a_size_refuses_another(self) -> None:
-        h = Harness(GRPOGroupNSampler(2))
-        h.put(4)
-        with pytest.raises(InvalidArgumentError, match=r"n_samples_per_prompt \(4\).*which is 2"):
-            h.dealt(4, n_samples_per_prompt=4)
-        assert h.dealt(4, n_samples_per_prompt=2) == [0, 1, 2, 3]
-
     def test_a_partition_with_a_size_refuses_another(self) -> None:
         h = Harness(GRPOGroupNSampler())
         h.create(group_size=2)
         h.put(4)
         with pytest.raises(InvalidArgumentError, match=r"groups of 2 samples.*deals groups of 4"):
             h.dealt(4, n_samples_per_prompt=4)
-
-    def test_many_sizes_are_served_one_after_the_other(self) -> None:
-        h = Harness(GRPOGroupNSampler())
-        h.put(100)
-        for size in range(1, 100):
-            assert h.dealt(size, f"task {size}", n_samples_per_prompt=size) == list(range(size))

@@ -325,7 +325,7 @@ class TestLanes:
         assert [event.task for event in reader.read()] == ["rollout"]
 
     def test_an_introduction_is_forgotten_with_its_client(self, h, monkeypatch):
-        monkeypatch.setattr("transfer_queue.core.connections.MAX_DEPARTED", 1)
+        monkeypatch.setattr("transfer_queue.core.context.MAX_DEPARTED", 1)
         for name in ("a", "b"):
             h.ask(Introduce(name), name)
             h.disconnect(name)

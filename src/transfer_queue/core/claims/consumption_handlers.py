@@ -146,20 +146,19 @@ def handle_rank_gone(context: Context, caller: Caller, request: claims.RankGone)
 
 @handles(claims.Renew, reads=True)
 def handle_renew(context: Context, caller: Caller, request: claims.Renew) -> Done:
-    """Restart the time of leases and locks. The reply says for each of them whether it is still in force."""
+    """Restart the time of leases and locks. The reply says for each of them whether it is still in force.
+
+    So is a batch that was not handed over: as long as its client exists, its time does not end.
+    """
     leases, locks, now = context.services[Leases], context.services[Locks].deadlines, context.now
     return Done(
         [
-            leases.renew(name, token) or locks.renew(name, token, now) or is_unseen(context.state, name, token)
+            leases.renew(name, token)
+            or locks.renew(name, token, now)
+            or row_leases.find_unseen(context.state, name, token) is not None
             for name, token in request.leases
         ]
     )
-
-
-def is_unseen(state: State, name: str, token: int) -> bool:
-    """Return whether a batch was not handed over yet. As long as its client exists, its time does not end."""
-    partition = state.partitions.get(name)
-    return partition is not None and token in partition.unseen_batches.by_token
 
 
 @handles(claims.Cancel)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from transfer_queue.core.samplers.calls import AnySampler, InlineRunner, UserSampler, Values, copy_containers
+from transfer_queue.core.configuration import CoreConfig
+from transfer_queue.core.samplers.calls import AnySampler, InlineRunner, UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import ORDERS
@@ -17,8 +18,6 @@ from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler
 from transfer_queue.sampler.factory import sampler_of
 from transfer_queue.sampler.ready_views import RankKey
 from transfer_queue.sampler.sampler_wrapper import built_in, with_group_size, with_open_dp_size
-
-NONE_OF_TASKS: Mapping[str, AnySampler] = {}
 
 
 class SamplerRegistry:
@@ -37,41 +36,29 @@ class SamplerRegistry:
     another size than its sampler or its partition is refused.
     """
 
-    def __init__(
-        self,
-        default: AnySampler,
-        values: Values = copy_containers,
-        strict: bool = False,
-        of_tasks: Mapping[str, AnySampler] = NONE_OF_TASKS,
-        registered: Callable[[], Mapping[str, tuple[str, str]]] = dict,
-    ) -> None:
-        """Begin with these samplers.
+    def __init__(self, config: CoreConfig, registered: Callable[[], Mapping[str, tuple[str, str]]]) -> None:
+        """Begin with the samplers of the configuration.
 
-        Args:
-            default: The system's sampler.
-            values: Decodes a value of a message, for a user's sampler in this process.
-            strict: See `self.strict`.
-            of_tasks: Task, or pattern of tasks -> the sampler in the configuration.
-            registered: Returns the samplers that datasets have registered, by task (`sampler.factory`).
+        registered: returns the samplers that datasets have registered, by task (`sampler.factory`).
         """
-        self.strict = strict
+        self.strict = config.strict
         """Whether unknown entries of a sampling_config are errors instead of warnings."""
         self.warned: set[str] = set()
         """The partitions of which a client was warned that their groups have rows of several clients."""
-        self.values = values
+        self._values = config.values
         self._registered = registered
         self.costs: dict[str, SamplerCost] = {}
         """The calls of users' samplers and their time, by name."""
         self.restarts: Counter[str] = Counter()
         """How often the process of a sampler was restarted, by name."""
-        self.of_tasks = {pattern: self._in_core(sampler) for pattern, sampler in of_tasks.items()}
+        self.of_tasks = {pattern: self._in_core(sampler) for pattern, sampler in config.task_samplers.items()}
         """Task, or pattern of tasks -> the sampler in the configuration."""
-        self.replace_default(default)
+        self.replace_default(config.sampler)
 
     def _in_core(self, sampler: AnySampler) -> AnySampler:
         """Return a sampler as the core uses it."""
         if isinstance(sampler, BaseSampler) and not built_in(sampler):
-            return UserSampler(InlineRunner(sampler, self.values))
+            return UserSampler(InlineRunner(sampler, self._values))
         return sampler
 
     def replace_default(self, default: AnySampler) -> None:
