@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import sameness
 
+from transfer_queue.core import checkpoints
 from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.configuration import CoreConfig
@@ -25,6 +26,7 @@ from transfer_queue.core.events.effects import (
     ComputeDeal,
     Effect,
     FreeExtents,
+    ReadState,
     RefuseLeases,
     Release,
     RemoveMirror,
@@ -41,6 +43,7 @@ from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.journal import state_file
 from transfer_queue.journal.segment import JournalRecord
 from transfer_queue.messages.base import DELETE_CODE, Done, Failure
+from transfer_queue.messages.checkpoints import LoadState
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack, ReportBatches
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
@@ -567,6 +570,22 @@ def content_of(h: Harness) -> dict[str, Any]:
         },
         "changed": partition.changes.changed_since(h.state.changes - 1)[0].tolist(),
     }
+
+
+def load_state(h: Harness, saved: dict[str, Any], merge: bool = False) -> None:
+    """Let the new client "loader" load this file, with the sequence 1. A replay of its records would need the file."""
+    h.client("loader")
+    request = RequestEnvelope(1, 0, LoadState("0" * 32, merge))
+    (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
+    assert isinstance(read, ReadState)
+    h.take(h.controller.on_outcome(read.number, checkpoints.build_saved_state(saved), h.now))
+    made.remove(h)
+
+
+def saved_of(h: Harness, sampler: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return what a save of this state writes. sampler: the state of the system's sampler."""
+    state = serialization.save_checked(h.state)
+    return {"format": 1, "time": 0.0, "sampler": sampler, "origin": "o", "state": state}
 
 
 def with_known_processes(alive: set[str]) -> Harness:

@@ -326,11 +326,15 @@ def test_without_asserts():
     lines = [
         "from transfer_queue.errors import BalanceInputError",
         "from transfer_queue.sampler.balance import balance, imbalance, pack, quadratic",
+        "from transfer_queue.sampler.balance import get_seqlen_balanced_partitions as usual, karmarkar_karp as plain",
         "print(balance([4, 3, 2, 1], 2, max_tokens=5), pack([4, 3, 2, 1], 5))",
+        "print(sorted(usual([4, 3, 2, 1], 2, True)), sorted(plain([4, 3, 2, 1], 2, True)))",
         "nan = float('nan')",
         "bad = [(balance, [1], 2), (balance, [], 1), (balance, [nan], 1), (balance, [-1], 1), (balance, [1], 1.5),",
         "       (pack, [nan], 5), (pack, [1], 0), (pack, [1], 5, 2), (pack, 'x', 5),",
         "       (quadratic, 0, 0), (imbalance, [1, 2], [[0]])]",
+        "bad += [(f, *b, False) for f in (usual, plain) for b in (([1], 2), ([], 1), ([nan], 1))]",
+        "bad += [(f, [1, 2, 3], 2, True) for f in (usual, plain)]",
         "for f, *arguments in bad:",
         "    try: print('none', f(*arguments))",
         "    except BalanceInputError: print('raised')",
@@ -338,4 +342,4 @@ def test_without_asserts():
     done = subprocess.run(
         [sys.executable, "-O", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=60, env=os.environ
     )
-    assert done.stdout.splitlines() == ["[[0, 3], [1, 2]] [[0, 3], [1, 2]]", *["raised"] * 11], done.stderr
+    assert done.stdout.splitlines() == ["[[0, 3], [1, 2]] [[0, 3], [1, 2]]"] * 2 + ["raised"] * 19, done.stderr

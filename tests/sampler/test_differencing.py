@@ -125,11 +125,3 @@ def test_the_plain_method_is_the_published_one(lengths, data):
     if equal:
         lengths = lengths[: len(lengths) // k * k]
     assert heaviest(karmarkar_karp(lengths, k, equal), lengths) == heaviest(differencing(lengths, k, equal), lengths)
-
-
-@given(lengths=st.lists(st.sampled_from([0, 0, 1, 5]), min_size=3, max_size=12), k=st.integers(1, 3))
-def test_lengths_of_zero_leave_no_part_empty(lengths, k):
-    for method in (karmarkar_karp, get_seqlen_balanced_partitions):
-        parts = method(lengths, k, False)
-        assert sorted(position for part in parts for position in part) == list(range(len(lengths)))
-        assert all(parts)

@@ -6,12 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import Harness, made
+from harness import Harness, load_state, saved_of
 
-from transfer_queue.core import checkpoints
-from transfer_queue.core.events.effects import Effect, ReadState, WriteState
+from transfer_queue.core.events.effects import Effect, WriteState
 from transfer_queue.core.samplers.calls import name_of
-from transfer_queue.core.state import serialization
 from transfer_queue.errors import InvalidArgumentError, SamplerError, WaitTimeoutError
 from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, LoadState
 from transfer_queue.messages.claims import ResetConsumption
@@ -145,20 +143,14 @@ def test_an_answer_about_the_state_before_a_load_does_not_count(h: Harness) -> N
     other = Harness()
     other.extents = 50
     other.put(2)
-    saved = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": serialization.save_checked(other.state)}
     h.put(2)
     h.clear([0])
     slow = h.claim(1, wait=10)
-    h.client("loader")
-    request = RequestEnvelope(1, 0, LoadState("0" * 32))
-    (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
-    assert isinstance(read, ReadState)
-    h.take(h.controller.on_outcome(read.number, checkpoints.build_saved_state(saved), h.now))
+    load_state(h, saved_of(other))
     h.answer()
     assert h.parked(slow)
     h.answer()
     assert h.got(slow) == [0]
-    made.remove(h)  # a replay would need the file that was loaded
 
 
 @pytest.mark.parametrize("returns", [False, True])
@@ -168,24 +160,13 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
     other.extents = 50
     other.put(2)
     state = msgspec.msgpack.encode({"states": {}})
-    sampler = {"name": name_of(h.controller.context.samplers.default), "state": state}
-    saved = {
-        "format": 1,
-        "time": 0.0,
-        "sampler": sampler,
-        "origin": "o",
-        "state": serialization.save_checked(other.state),
-    }
     h.put(1)
-    request = RequestEnvelope(1, 0, LoadState("0" * 32))
-    h.client("loader")
-    (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
-    assert isinstance(read, ReadState)
-    h.take(h.controller.on_outcome(read.number, checkpoints.build_saved_state(saved), h.now))
+    load_state(h, saved_of(other, {"name": name_of(h.controller.context.samplers.default), "state": state}))
     h.answer()
     h.disconnect("loader")
     if returns:
         h.connect("loader")
+        request = RequestEnvelope(1, 0, LoadState("0" * 32))
         assert h.controller.handle("loader", h.clients["loader"].peer, request, h.now) == []
     while h.asks:
         h.answer()
@@ -193,7 +174,6 @@ def test_a_client_that_disconnects_while_its_load_waits_for_the_sampler(h: Harne
     if returns:
         h.result(1, "loader")
     assert not h.jobs
-    made.remove(h)  # a replay would need the file that was loaded
 
 
 def test_a_reset_during_a_call(h: Harness) -> None:

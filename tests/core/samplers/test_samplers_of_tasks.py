@@ -7,18 +7,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import Harness, made
+from harness import Harness, load_state, made, saved_of
 
 from transfer_queue.cli.status_table import format_table
-from transfer_queue.core import checkpoints
 from transfer_queue.core.events.records import Dealt, RankAsked, SamplerRegistered
 from transfer_queue.core.state import serialization
 from transfer_queue.errors import CheckpointError, InvalidArgumentError, WaitTimeoutError
 from transfer_queue.journal.segment import JournalRecord
-from transfer_queue.messages.checkpoints import BeginCheckpoint, LoadState
+from transfer_queue.messages.checkpoints import BeginCheckpoint
 from transfer_queue.messages.claims import RankGone, ResetConsumption
 from transfer_queue.messages.descriptors import PartitionOptions
-from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, Seal
 from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.system import RegisterSampler, Status
@@ -248,16 +246,12 @@ def test_the_samplers_of_a_checkpoint_are_added_and_those_of_this_system_stay(me
     register(other, "reward", RankAwareSampler(dp_size=1))
     register(other, "judge", SequentialSampler())
     other.put(2)
-    saved = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": serialization.save_checked(other.state)}
     h = Harness()
     register(h, "reward", GRPOGroupNSampler())
-    h.client("loader")
-    request = RequestEnvelope(1, 0, LoadState("0" * 32, merge))
-    (read,) = h.controller.handle("loader", h.clients["loader"].peer, request, h.now)
-    h.take(h.controller.on_outcome(read.number, checkpoints.build_saved_state(saved), h.now))
+    load_state(h, saved_of(other), merge)
     h.result(1, "loader")
     assert (chosen(h, "reward"), chosen(h, "judge")) == ("GRPOGroupNSampler", "SequentialSampler")
-    made.clear()  # a replay would need the file that was loaded
+    made.clear()  # the merged state has columns of the other one
 
 
 def test_a_checkpoint_with_an_unknown_sampler_is_refused() -> None:
@@ -304,11 +298,7 @@ def test_the_states_of_all_users_samplers_are_saved_and_loaded(
     into.extents = 50
     into.put(1)
     into.dealt(1, "b")
-    into.client("loader")
-    peer = into.clients["loader"].peer
-    request = RequestEnvelope(1, 0, LoadState("0" * 32))
-    (read,) = into.controller.handle("loader", peer, request, into.now)
-    into.take(into.controller.on_outcome(read.number, checkpoints.build_saved_state(tree), into.now))
+    load_state(into, tree)
     deals = {name: sampler.deals for name, sampler in into.users.items() if isinstance(sampler, Counting)}
     if refuses:
         with pytest.raises(InvalidArgumentError, match="this state is refused"):
