@@ -61,8 +61,8 @@ MAY_IMPORT = {
 
 # Modules that come before the rest of their folder, because other rooms use what they decide.
 BEFORE_THEIR_FOLDER = {
-    *("puts.apply", "puts.apply_clears", "units.apply_units"),
-    *("state.merge", "state.restore", "state.selection"),
+    *("puts.apply", "puts.apply_clears"),
+    "state.restore",
     *("samplers.claim_samplers", "samplers.remote_calls"),
     *("claims.plan", "claims.final_rounds", "claims.row_leases"),
 }
@@ -73,8 +73,8 @@ CORE_ORDER: list[set[str]] = [
     {"tables"},
     {"earlier"},
     {"state"},
-    {"puts.apply", "puts.apply_clears", "units.apply_units"},
-    {"state.merge", "state.restore", "state.selection"},
+    {"puts.apply", "puts.apply_clears"},
+    {"state.restore"},
     {"appliers"},
     {"samplers"},
     {"configuration"},

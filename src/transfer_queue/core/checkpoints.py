@@ -29,8 +29,8 @@ from transfer_queue.core.events.registry import Begin, Caller, Decision, Ends, G
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.samplers.remote_calls import load_states, save_states
 from transfer_queue.core.state import unneeded_rows
-from transfer_queue.core.state.merge import check_merge
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.restore import check_merge
 from transfer_queue.core.state.serialization import check_field_numbers, load_untrusted, save_checked
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError, InvalidArgumentError, TransferQueueError
@@ -281,29 +281,29 @@ def _replace_with_samplers(
 def _replace_state(context: Context, record: r.StateLoaded, found: SavedState) -> Decision:
     """Replace the state of the controller by a saved one."""
     before = list(context.state.partitions.values())
-    context.state.prepared = (record, found.tree, found.state)
-    try:
-        context.log.apply(record)
-    finally:
-        context.state.prepared = None
+    decision = _apply_loaded(context, record, found)
     _forget_replaced(context, before)
     context.emit(Release(before))
-    epoch = context.state.epoch
-    return Decision([], lambda: Done(epoch))
+    return decision
 
 
 def _merge_state(context: Context, loaded: r.StateLoaded, found: SavedState) -> Decision:
     """Add the partitions of a saved state to the controller's state."""
     check_merge(context.state, found.state)
     names = list(found.state.partitions)
-    record = r.StateMerged(loaded.state, loaded.time, loaded.file)
+    decision = _apply_loaded(context, r.StateMerged(loaded.state, loaded.time, loaded.file), found)
+    for name in names:
+        context.changes.changes_of(name).everything = True
+    return decision
+
+
+def _apply_loaded(context: Context, record: r.StateLoaded, found: SavedState) -> Decision:
+    """Apply the record of a saved state, and return the decision that replies with the epoch after it."""
     context.state.prepared = (record, found.tree, found.state)
     try:
         context.log.apply(record)
     finally:
         context.state.prepared = None
-    for name in names:
-        context.changes.changes_of(name).everything = True
     epoch = context.state.epoch
     return Decision([], lambda: Done(epoch))
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Union
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.records import Wakes
+from transfer_queue.core.events.records import Parkable, Wakes
 from transfer_queue.core.events.registry import APPLIERS, Caller
 from transfer_queue.core.record_log import ControllerMeasures, RecordLog
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.wait_queues import Parkable, ParkedRequest, RequestKey, ShareKey
+from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey, ShareKey
 from transfer_queue.messages.base import name_of
 
 

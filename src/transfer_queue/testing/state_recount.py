@@ -12,8 +12,7 @@ from collections import Counter
 import numpy as np
 
 from transfer_queue.core.columns.schema import require
-from transfer_queue.core.state.check import check_state
-from transfer_queue.core.state.check_blocks import check_ranks
+from transfer_queue.core.state.check import check_ranks, check_state
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ClaimQueue, RequestKey, ShareKey, WatchQueue, share_key

@@ -18,7 +18,7 @@ from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.check import check_state
-from transfer_queue.core.state.merge import merge_state
+from transfer_queue.core.state.restore import merge_state
 from transfer_queue.core.state.state import State
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import (

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.check import check_state
-from transfer_queue.core.state.merge import check_merge, merge_state
 from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.restore import check_merge, merge_state
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.puts import Publish, Reserve

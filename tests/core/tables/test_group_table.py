@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import Harness, column, rows_of, through_file
 
-from transfer_queue.core.state.merge import merge_state
+from transfer_queue.core.state.restore import merge_state
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.messages.partitions import Seal

@@ -11,7 +11,7 @@ from test_migration_planner import LENGTH, Life, settle
 
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.records import AnyRecord
-from transfer_queue.core.units.compaction_candidates import blocks_message
+from transfer_queue.core.units.migration_planner import blocks_message
 from transfer_queue.core.units.mover import PlanSteps, Policy
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from differential import differential, row_lengths
-from transfer_queue.core.units.compaction_candidates import blocks_message
+from transfer_queue.core.units.migration_planner import blocks_message
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move, Repack
 from transfer_queue.storage.arena import block_copier

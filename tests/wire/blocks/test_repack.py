@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from differential import differential, row_lengths, small
-from transfer_queue.core.units.compaction_candidates import blocks_message
+from transfer_queue.core.units.migration_planner import blocks_message
 from transfer_queue.messages.descriptors import FieldType, NewBlock, Placement
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns

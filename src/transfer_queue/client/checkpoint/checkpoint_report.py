@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from transfer_queue.core.state.selection import lost_values
+from transfer_queue.core.state.restore import lost_values
 from transfer_queue.core.state.state import State
 from transfer_queue.utils.logging_utils import get_logger
 

@@ -27,7 +27,7 @@ from transfer_queue.client.data.data_path import FREEING_SECONDS, PUT_ATTEMPTS, 
 from transfer_queue.client.data.remote_chunks import fetch_state, remove_sent, send_state
 from transfer_queue.config.validators import Boolean
 from transfer_queue.core.columns.schema import MOST
-from transfer_queue.core.state.selection import select_samples
+from transfer_queue.core.state.restore import select_samples
 from transfer_queue.core.state.serialization import load_untrusted, needed_blocks, save_state, set_locations
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.blocks import PLACE, BlockTable

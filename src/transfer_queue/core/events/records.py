@@ -23,6 +23,8 @@ from transfer_queue.messages.queries import Watch
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.messages.tag_table import SentTags
 
+Parkable = Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, AwaitDone, Watch]
+"""The requests that may wait."""
 LARGEST = (1 << 63) - 1  # the largest int that a record or a reply can contain
 
 
@@ -400,7 +402,7 @@ class RequestParked(Record, frozen=True, tag="Parked"):
     """When it began to wait, by the controller's clock."""
     deadline: float
     """By the controller's clock."""
-    request: Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, AwaitDone, Watch]
+    request: Parkable
 
 
 class Unparked(Record, frozen=True):
@@ -556,7 +558,7 @@ class StateLoaded(Record, frozen=True):
 
 
 class StateMerged(StateLoaded, frozen=True):
-    """The partitions of a checkpoint were added to the state; see `core.state.merge`."""
+    """The partitions of a checkpoint were added to the state; see `core.state.restore`."""
 
 
 class RowsRepacked(msgspec.Struct, array_like=True, frozen=True):

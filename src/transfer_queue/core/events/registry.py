@@ -20,13 +20,8 @@ from typing import Any, NamedTuple, TypeVar, Union
 import msgspec
 
 from transfer_queue.core.events.effects import Effect
-from transfer_queue.core.events.records import AnyRecord
-from transfer_queue.messages.claims import Claim
+from transfer_queue.core.events.records import AnyRecord, Parkable
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
-from transfer_queue.messages.locks import TakeLock
-from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
-from transfer_queue.messages.puts import Publish, Reserve
-from transfer_queue.messages.queries import Watch
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -58,7 +53,7 @@ class Decision(msgspec.Struct, frozen=True):
 class ParkDecision(msgspec.Struct, frozen=True):
     """The request waits, because it cannot be answered yet."""
 
-    request: Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, AwaitDone, Watch]
+    request: Parkable
     seconds: float
     """How long it waits at most."""
 

@@ -55,12 +55,9 @@ def load_state(tree: Any, capacity: int | None = None, watched: Iterable[str] = 
     see `load_untrusted`.
     """
     state = State(capacity)
-    state.watched = list(watched)
     try:
         state.restore(current_tree(tree))
-        for partition in state.partitions.values():
-            for tag in state.watched:
-                partition.rows.watch(tag)
+        state.watch(watched)
     except Exception as error:  # whatever error a tree causes, the tree is wrong
         raise CheckpointError(
             f"this release does not know the form of the saved state ({type(error).__name__}: {error}); nothing was "

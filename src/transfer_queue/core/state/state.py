@@ -29,7 +29,7 @@ from transfer_queue.core.tables.blocks import BlockTable
 from transfer_queue.core.tables.leases import LockTable
 from transfer_queue.display import worker_text
 from transfer_queue.errors import StaleMetadataError, UnknownPartitionError
-from transfer_queue.messages.descriptors import DISK, MIRROR, UnitInfo
+from transfer_queue.messages.descriptors import DISK, MIRROR, PartitionOptions, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.names import nearest
@@ -215,6 +215,22 @@ class State(Persisted):
         self.counted.mark_changed(partition.name)
         if partition.options.keep_seconds is not None:
             self.aging[partition.name] = partition
+
+    def make_partition(self, name: str, options: PartitionOptions) -> Partition:
+        """Add a new partition without rows, and return it."""
+        made = Partition(name, options, self.blocks, self.waiting.awaited, self.epoch)
+        self.add_partition(made)
+        made.number = made.changes.made = self.new_version(name).version
+        for tag in self.watched:
+            made.rows.watch(tag)
+        return made
+
+    def watch(self, tags: Iterable[str]) -> None:
+        """Keep these tags as columns, in the partitions that exist and in new ones."""
+        self.watched = list(tags)
+        for partition in self.partitions.values():
+            for tag in self.watched:
+                partition.rows.watch(tag)
 
     def add_unit(self, unit: UnitInfo) -> None:
         """Add a storage unit, or replace its description."""

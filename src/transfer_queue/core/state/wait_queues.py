@@ -10,16 +10,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from typing import Any, Union
+from typing import Any
 
 import msgspec
 
+from transfer_queue.core.events.records import Parkable
 from transfer_queue.core.tables.changes import is_first_watch
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
-from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
 MAX_WAITING = 4096  # requests of one client that may wait at the same time
@@ -28,8 +28,6 @@ MAX_WAITING_BYTES = 64 << 20  # the sum of their sizes as messages; a larger req
 RequestKey = tuple[str, int]  # client, sequence
 ShareKey = tuple[int, int]  # dp_rank, batch_index
 WatchKey = tuple[bytes, bool]
-
-Parkable = Union[Claim, Publish, Reserve, TakeGroupDemand, TakeLock, AwaitDone, Watch]
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -210,12 +208,10 @@ class WaitQueues:
             if queue is None:
                 queue = tasks[request.task] = ClaimQueue()
             queue.add(waiting)
-        elif isinstance(request, (TakeGroupDemand, AwaitDone)):
-            self.work.setdefault(request.partition, {})[waiting.waiter] = waiting
         elif isinstance(request, Watch):
             self.watches.setdefault(request.partition, WatchQueue()).add(waiting, request)
-        elif isinstance(request, TakeLock):
-            self.locks.setdefault(request.partition, {})[waiting.waiter] = waiting
+        elif isinstance(request, (TakeGroupDemand, AwaitDone, TakeLock)):
+            self._lines_for(request).setdefault(request.partition, {})[waiting.waiter] = waiting
         else:
             self.space[waiting.waiter] = waiting
         heapq.heappush(self._deadlines, (waiting.deadline, *waiting.waiter))
@@ -240,24 +236,22 @@ class WaitQueues:
                 del tasks[request.task]
                 if not tasks:
                     del self.claims[request.partition]
-            return
-        if isinstance(request, (TakeGroupDemand, AwaitDone)):
-            del self.work[request.partition][waiter]
-            if not self.work[request.partition]:
-                del self.work[request.partition]
-            return
-        if isinstance(request, TakeLock):
-            del self.locks[request.partition][waiter]
-            if not self.locks[request.partition]:
-                del self.locks[request.partition]
-            return
-        if isinstance(request, Watch):
+        elif isinstance(request, Watch):
             watches = self.watches[request.partition]
             watches.remove(waiter, request)
             if not watches.groups:
                 del self.watches[request.partition]
-            return
-        del self.space[waiter]
+        elif isinstance(request, (TakeGroupDemand, AwaitDone, TakeLock)):
+            lines = self._lines_for(request)
+            del lines[request.partition][waiter]
+            if not lines[request.partition]:
+                del lines[request.partition]
+        else:
+            del self.space[waiter]
+
+    def _lines_for(self, request: TakeGroupDemand | AwaitDone | TakeLock) -> dict[str, dict[RequestKey, ParkedRequest]]:
+        """Return the lines, by partition, in one of which such a request waits."""
+        return self.locks if isinstance(request, TakeLock) else self.work
 
     def check_limits(self, client: str, request: Parkable) -> None:
         """Raise CapacityError if a client has as many waiting requests, or bytes of them, as it may have."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, Send, SendToUnit
+from transfer_queue.core.events.effects import Send, SendToUnit
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.reports.store_reports import (
@@ -77,23 +77,21 @@ class StoreServers(CoreService):
         """The servers that have ended, and when, the last ones."""
         self._doubtful: dict[int, int] = {}
         """Unit -> the number from which on its extents are newer than the last check."""
-        self.orders: list[Effect] = []
-        """The orders and replies to send after this event."""
         self._waiting: dict[tuple[int, int], AwaitFirstStoreServer] = {}
         """Peer and sequence -> the request that waits for a server of the first node, or for its end."""
 
     # ------------------------------------------------------------ servers
 
-    def note_up(self, peer: int, report: ReportStoreServer, now: float) -> None:
+    def note_up(self, peer: int, report: ReportStoreServer) -> None:
         """Note that a server runs. If it has replaced another one, the blocks of its store are checked."""
-        key = report.backend, report.node
+        key, now = (report.backend, report.node), self.context.now
         known = self._servers.get(key)
         if known is None:
             self._servers[key] = _KnownServer(report, peer, now)
         else:
             if known.report.life != report.life:
                 if known.peer is not None:  # the end of its connection has not been noticed yet
-                    self._note_end(known, now)
+                    self._note_end(known)
                 self.check_all(report.backend)
             known.report, known.peer, known.since = report, peer, now
         self._reply_to_waiting()
@@ -106,7 +104,7 @@ class StoreServers(CoreService):
                 running = "" if known.peer is None else its.life
                 if running != request.life:
                     self._waiting.pop((peer, sequence), None)
-                    self.orders.append(Send(peer, sequence, Done(running)))
+                    self.context.emit(Send(peer, sequence, Done(running)))
                     return
         self._waiting[peer, sequence] = request
 
@@ -116,36 +114,36 @@ class StoreServers(CoreService):
 
     def on_connection_ended(self, client: str, peer: int) -> None:
         """See `CoreService.on_connection_ended`. If it was that of a server, the server has ended."""
-        now = self.context.now
         for waiting in [waiting for waiting in self._waiting if waiting[0] == peer]:
             del self._waiting[waiting]
         for known in self._servers.values():
             if known.peer == peer:
-                self._note_end(known, now)
+                self._note_end(known)
                 self._reply_to_waiting()
 
-    def _note_end(self, known: _KnownServer, now: float) -> None:
+    def _note_end(self, known: _KnownServer) -> None:
+        now = self.context.now
         self._ended.append((now, known.progress(now)))
         known.peer, known.since = None, now
         known.ends += 1
         self.ends += 1
         self.check_all(known.report.backend)
 
-    def forget_node(self, node: str, now: float) -> None:
+    def forget_node(self, node: str) -> None:
         """Note that a node is gone: its servers do not come back."""
         for key in [key for key in self._servers if node and key[1] == node]:
             known = self._servers.pop(key)
             if known.peer is not None:
-                self._note_end(known, now)
+                self._note_end(known)
             self.check_all(key[0])
 
     def progress(self, now: float) -> list[StoreServerProgress]:
         """Return the servers of all nodes that are there."""
         return [known.progress(now) for known in self._servers.values()]
 
-    def cause(self, unit: int, now: float) -> str:
+    def cause(self, unit: int) -> str:
         """Return which servers of a unit's store have ended recently, for the message that its values are lost."""
-        info = self._state.units.get(unit)
+        info, now = self._state.units.get(unit), self.context.now
         backend = backend_of(info.store) if info is not None and info.store else ""
         found = {
             server.place: f"{server.place} had ended {now - at:.1f} s before"
@@ -160,7 +158,7 @@ class StoreServers(CoreService):
         """Let the units of a store check their blocks."""
         for unit in self._state.units.values():
             if unit.store and backend_of(unit.store) == backend:
-                self.orders.append(SendToUnit(unit.unit, CheckStore()))
+                self.context.emit(SendToUnit(unit.unit, CheckStore()))
 
     def on_changed(self, report: StoreChanged) -> None:
         """A unit asks which of its blocks to check."""
@@ -177,9 +175,4 @@ class StoreServers(CoreService):
 
     def _order_check(self, unit: int, extents: list[int]) -> None:
         if extents:
-            self.orders.append(SendToUnit(unit, CheckExtents(np.array(extents, "<i8").tobytes())))
-
-    def after_event(self) -> list[Effect]:
-        """Return the orders and replies of this event."""
-        orders, self.orders = self.orders, []
-        return orders
+            self.context.emit(SendToUnit(unit, CheckExtents(np.array(extents, "<i8").tobytes())))

@@ -209,7 +209,7 @@ def handle_node_gone(context: Context, caller: Caller, request: NodeGone) -> Dec
     lost = [unit for unit in _units_of_nodes(context.state) if unit.node and unit.node == request.node]
     stores = context.services.get(StoreServers)
     if stores is not None:
-        stores.forget_node(request.node, context.now)
+        stores.forget_node(request.node)
     return Decision([r.UnitLost(unit.unit, request.when) for unit in lost], lambda: Done(len(lost)))
 
 
@@ -227,7 +227,7 @@ def handle_extents_freed(context: Context, caller: Caller, request: unit_reports
 def handle_extents_gone(context: Context, caller: Caller, request: unit_reports.ExtentsGone) -> Decision:
     """Note that a unit reports values lost with its store."""
     _check_sender(context, caller, request.unit, "what its store has lost")
-    cause = context.services[StoreServers].cause(request.unit, context.now)
+    cause = context.services[StoreServers].cause(request.unit)
     when = f"{request.when}: {cause}" if cause else request.when
     return Decision([r.ExtentsLost(request.unit, indexes_in(request.extents).tobytes(), when)], Done)
 
@@ -235,7 +235,7 @@ def handle_extents_gone(context: Context, caller: Caller, request: unit_reports.
 @handles(store_reports.ReportStoreServer)
 def handle_report_store_server(context: Context, caller: Caller, request: store_reports.ReportStoreServer) -> Done:
     """Note that a server of an external store runs."""
-    context.services[StoreServers].note_up(caller.peer, request, context.now)
+    context.services[StoreServers].note_up(caller.peer, request)
     return Done()
 
 
