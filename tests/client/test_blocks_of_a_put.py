@@ -105,19 +105,6 @@ def test_a_put_without_space_for_all_its_blocks_leaves_nothing(start: Start) -> 
     a.put(table(x=torch.zeros(2, MIB // 8), y=torch.zeros(2, MIB // 8)), partition_id="p")
 
 
-def test_rows_that_share_a_value_are_cleared_one_by_one(cluster: Cluster) -> None:
-    a, slots = split(cluster.client("a"), image=[1, 0, 1, 1]), [1, 0, 1, 1]
-    meta = a.put(table(image=torch.zeros(4, 300, dtype=torch.int64), x=torch.arange(4)), partition_id="p")
-    assert [int(row[0]) for row in a.get_data(meta.select_fields(["image"]))["image"]] == slots
-    held = cluster.controller.state.blocks.live_bytes
-    a.clear_samples(meta.select_samples([0, 1, 2]))
-    assert cluster.controller.state.blocks.live_bytes == held
-    kept = meta.select_samples([3])
-    assert int(a.get_data(kept, layout="dense")["image"][0, 299]) == 1
-    a.clear_samples(kept)
-    assert live_blocks(cluster) == []
-
-
 def test_two_copies_of_each_block(start: Start) -> None:
     conf = {"backend": {"SimpleStorage": {"replicas": 2, "num_data_storage_units": 3}}}
     cluster = start(conf=conf, arena_bytes=8 * MIB)

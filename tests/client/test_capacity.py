@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from simulated import Start, failure, numbers, table
+from simulated import Start, numbers, table
 from transfer_queue.client.data.data_path import FREEING_SECONDS
 from transfer_queue.errors import CapacityError
 from transfer_queue.testing import Client, Cluster
@@ -24,32 +24,6 @@ class TestRows:
     @pytest.fixture
     def cluster(self, start: Start) -> Cluster:
         return start(seed=4, conf={"backend": {"SimpleStorage": {"total_storage_size": 4}}})
-
-    @pytest.mark.parametrize("keyed", [False, True])
-    def test_refused_at_once(self, a: Client, cluster: Cluster, keyed: bool) -> None:
-        a.put(numbers(3), partition_id="p")
-        operation = (
-            a.operations.kv_batch_put(["k", "l"], "q", numbers(2))
-            if keyed
-            else a.operations.put(numbers(2), partition_id="q")
-        )
-        error = failure(cluster, a, operation)
-        assert isinstance(error, CapacityError)
-        assert "capacity of 4 rows" in str(error)
-        assert a.get_partition_list() == ["p"]
-
-    def test_reservations_count(self, a: Client, cluster: Cluster) -> None:
-        a.get_meta(["x"], 4, "p", mode="insert")
-        error = failure(cluster, a, a.operations.get_meta(["x"], 1, "p", mode="insert"))
-        assert isinstance(error, CapacityError)
-        error = failure(cluster, a, a.operations.kv_put("k", "p", tag={"n": 1}))
-        assert isinstance(error, CapacityError)
-
-    def test_existing_rows_need_none(self, a: Client) -> None:
-        meta = a.put(numbers(4), partition_id="p")
-        a.put(numbers(4, name="y"), meta)
-        a.put(numbers(4, name="x"), meta)
-        assert a.check_production_status(["x", "y"], "p")
 
     def test_waits_for_space(self, a: Client, b: Client, cluster: Cluster) -> None:
         meta = a.put(numbers(4), partition_id="p")
@@ -75,28 +49,6 @@ class TestRows:
             task.result()
         assert cluster.unit.table.leased == leased
         assert a.get_partition_list() == ["p"]
-
-    def test_first_come_first_served(self, a: Client, b: Client, cluster: Cluster) -> None:
-        metas = [a.put(numbers(2, start), partition_id="p") for start in (0, 2)]
-        first = b.start(b.operations.put(numbers(2), partition_id="first", timeout=60))
-        cluster.run()
-        c = cluster.client("c")
-        second = c.start(c.operations.put(numbers(2), partition_id="second", timeout=60))
-        cluster.run()
-        a.clear_samples(metas[0])
-        cluster.run()
-        assert (first.done, second.done) == (True, False)
-        a.clear_samples(metas[1])
-        cluster.run()
-        assert second.done
-
-    def test_a_dropped_partition_frees_space(self, a: Client, b: Client, cluster: Cluster) -> None:
-        a.put(numbers(4), partition_id="p")
-        task = b.start(b.operations.kv_batch_put(["k"], "q", numbers(1), timeout=60))
-        cluster.run()
-        a.clear_partition("p")
-        cluster.run()
-        assert task.result().keys == ["k"]
 
 
 class TestBytes:
@@ -138,20 +90,6 @@ class TestBytes:
         with pytest.raises(CapacityError, match="after 9"):
             task.result()
         assert a.get_partition_list() == ["p"]
-
-    def test_first_come_first_served(self, a: Client, b: Client, cluster: Cluster) -> None:
-        metas = [a.put(mib(2, fill), partition_id="p") for fill in (1, 2)]
-        c = cluster.client("c")
-        tasks = []
-        for client, name in ((b, "first"), (c, "second")):
-            tasks.append(client.start(client.operations.put(mib(2), partition_id=name, timeout=60)))
-            cluster.run()
-        a.clear_samples(metas[1])
-        cluster.run()
-        assert [task.done for task in tasks] == [True, False]
-        a.clear_samples(metas[0])
-        cluster.run()
-        assert tasks[1].done
 
     def test_what_was_cleared_can_be_used_by_its_writer(self, a: Client, cluster: Cluster) -> None:
         """The extents that a client holds open do not stand in the way of its own next put."""

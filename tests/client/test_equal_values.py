@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from differential import differential
-from simulated import Start, numbers, rows_of, table
+from simulated import Start, rows_of, table
 from tests.simulation.faulty_cluster import FaultyCluster
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.operations.operations import Operations
@@ -76,39 +76,6 @@ def test_other_partitions_fields_and_short_values_have_their_own(a: Client, clus
         a.put(table(**columns), partition_id=name)
         assert live_bytes(cluster) > held
     assert known(cluster) == 3
-
-
-def test_a_value_lives_as_long_as_the_last_row_that_needs_it(a: Client, cluster: Cluster) -> None:
-    first = a.put(table(x=images(1, 2)), partition_id="p")
-    second = a.put(table(x=images(1, 1)), partition_id="p")
-    a.clear_samples(first)
-    assert live_bytes(cluster) == 2 * 4 * SIZE
-    assert values_of(a, second) == [1, 1]
-    a.clear_samples(second.select_samples([0]))
-    assert values_of(a, second.select_samples([1])) == [1]
-    a.clear_samples(second.select_samples([1]))
-    assert live_bytes(cluster) == known(cluster) == 0
-
-
-def test_a_key_may_be_put_again_with_the_value_that_it_has(a: Client, cluster: Cluster) -> None:
-    a.kv_batch_put(["k", "l"], "p", {"x": images(1, 2)})
-    for chosen in ((1, 2), (2, 1), (1, 3), (3, 3)):
-        a.kv_batch_put(["k", "l"], "p", {"x": images(*chosen), "n": torch.arange(2)})
-        got = a.kv_batch_get(["k", "l"], "p", layout="dense")
-        assert got["x"][:, 0].tolist() == list(chosen)
-        assert got["n"].tolist() == [0, 1]
-    assert live_bytes(cluster) <= 2 * 4 * SIZE + 64
-
-
-def test_a_put_of_known_values_makes_rows_ready(a: Client, cluster: Cluster) -> None:
-    a.put(table(x=images(1, 2)), partition_id="p")
-    a.get_meta(["x"], 2, "p", task_name="t")
-    a.put(table(x=images(2, 1)), partition_id="p")
-    found = a.get_meta(["x"], 2, "p", task_name="t", timeout=0)
-    assert values_of(a, found) == [2, 1]
-    meta = a.put(numbers(2, name="n"), partition_id="p")
-    a.put(table(x=images(1, 1)), metadata=meta)
-    assert values_of(a, a.get_meta(["x", "n"], 2, "p", task_name="t", timeout=0)) == [1, 1]
 
 
 def test_values_that_are_freed_before_the_publication_are_written(a: Client, b: Client, cluster: Cluster) -> None:

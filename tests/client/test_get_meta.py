@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from simulated import Start, failure, numbers, ragged, table
+from simulated import Start, numbers, ragged, table
 from transfer_queue.errors import (
-    BatchGoneError,
     InvalidArgumentError,
-    SealedError,
     UnknownPartitionError,
     WaitTimeoutError,
 )
-from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
-from transfer_queue.sampler.base import BaseSampler
+from transfer_queue.sampler import GRPOGroupNSampler
 from transfer_queue.testing import Client, Cluster
 
 POLLING = {"controller": {"polling_mode": True}}
@@ -31,15 +28,6 @@ class TestFetch:
         assert meta.field_names == ["x"]
         assert meta.is_ready
         assert meta.production_status.tolist() == [1] * 4
-
-    def test_marks_them_consumed_for_this_task_alone(self, a: Client) -> None:
-        a.put(numbers(4), partition_id="p")
-        first = a.get_meta(["x"], 2, "p", task_name="train").global_indexes
-        second = a.get_meta(["x"], 2, "p", task_name="train").global_indexes
-        assert (first, second) == ([0, 1], [2, 3])
-        assert a.get_meta(["x"], 4, "p", task_name="other").global_indexes == [0, 1, 2, 3]
-        assert a.check_consumption_status("train", "p")
-        assert not a.check_consumption_status("third", "p")
 
     def test_needs_all_fields(self, a: Client, b: Client, cluster: Cluster) -> None:
         meta = a.put(numbers(4), partition_id="p")
@@ -92,18 +80,6 @@ class TestFetch:
 
 
 class TestWaiting:
-    def test_the_publish_that_completes_it_answers_it(self, a: Client, b: Client, cluster: Cluster) -> None:
-        task = b.start(b.operations.get_meta(["x"], 4, "p", task_name="t", timeout=60))
-        a.put(numbers(3), partition_id="p")
-        cluster.run()
-        assert not task.done
-        before = cluster.controller.context.measures.counters["requests"]
-        a.put(numbers(1, 3), partition_id="p")
-        cluster.run()
-        assert task.result().global_indexes == [0, 1, 2, 3]
-        assert cluster.controller.context.measures.counters["requests"] == before + 1
-        assert cluster.clock.now == 0
-
     def test_waiting_creates_nothing(self, b: Client, cluster: Cluster) -> None:
         task = b.start(b.operations.get_meta(["x"], 1, "p", task_name="t", timeout=5))
         cluster.run()
@@ -151,36 +127,6 @@ class TestWaiting:
         with pytest.raises(WaitTimeoutError):
             b.get_meta(["x"], 1, "p", task_name="t")
         assert cluster.clock.now == 60
-
-    def test_first_come_first_served(self, a: Client, b: Client, cluster: Cluster) -> None:
-        first = a.start(a.operations.get_meta(["x"], 2, "p", task_name="t", timeout=60))
-        cluster.run()
-        second = b.start(b.operations.get_meta(["x"], 2, "p", task_name="t", timeout=60))
-        cluster.run()
-        c = cluster.client("c")
-        c.put(numbers(4), partition_id="p")
-        cluster.run()
-        assert first.result().global_indexes == [0, 1]
-        assert second.result().global_indexes == [2, 3]
-
-    def test_a_large_claim_holds_up_no_small_one(self, a: Client, b: Client, cluster: Cluster) -> None:
-        large = a.start(a.operations.get_meta(["x"], 10, "p", task_name="t", timeout=60))
-        cluster.run()
-        small = b.start(b.operations.get_meta(["x"], 1, "p", task_name="t", timeout=60))
-        cluster.client("c").put(numbers(1), partition_id="p")
-        cluster.run()
-        assert small.result().global_indexes == [0]
-        assert not large.done
-        cluster.advance(60)
-        assert large.done
-
-    def test_seal_lets_a_waiting_fetch_take_the_rest(self, a: Client, b: Client, cluster: Cluster) -> None:
-        a.put(numbers(3), partition_id="p")
-        task = b.start(b.operations.get_meta(["x"], 4, "p", task_name="t", timeout=60))
-        cluster.run()
-        a.seal("p")
-        cluster.run()
-        assert task.result().global_indexes == [0, 1, 2]
 
     def test_await_batch_ends_with_the_partition(self, a: Client) -> None:
         a.put(numbers(2), partition_id="p")
@@ -264,37 +210,8 @@ class TestPolling:
             a.get_meta(["x"], 4, "p", task_name="t", timeout=2)
         assert cluster.clock.now == 2
 
-    def test_a_sampler_that_gives_nothing(self, start: Start) -> None:
-        class Never(BaseSampler):
-            def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
-                return [], []
-
-        client = start(conf=POLLING, sampler=Never()).client("c")
-        client.put(numbers(4), partition_id="p")
-        assert len(client.call(client.operations.get_meta(["x"], 1, "p", task_name="t"))) == 0
-
 
 class TestSamplers:
-    def test_rank_aware(self, start: Start) -> None:
-        client = start(sampler=RankAwareSampler()).client("c")
-        client.put(numbers(8), partition_id="p")
-
-        def fetch(rank: int, number: int, size: int = 2) -> list[int]:
-            config = {"dp_rank": rank, "batch_index": number, "task_name": "t", "partition_id": "p"}
-            return client.get_meta(["x"], size, "p", task_name="t", sampling_config=config).global_indexes
-
-        assert fetch(0, 0) == fetch(0, 0) == [0, 1]
-        assert fetch(1, 0) == [2, 3]
-        with pytest.raises(ValueError, match="batch_size"):
-            fetch(0, 0, size=4)
-        with pytest.raises(ValueError, match="greater than or equal to 0"):
-            fetch(-1, 0)
-        meta = client.get_meta(["x"], None, "p", mode="force_fetch")
-        client.clear_samples(meta.select_samples([0, 1]))
-        with pytest.raises(BatchGoneError):
-            fetch(0, 0)
-        assert fetch(1, 0) == [2, 3]
-
     def test_groups(self, start: Start) -> None:
         client = start(sampler=GRPOGroupNSampler(n_samples_per_prompt=2)).client("c")
         client.put(numbers(4), partition_id="p", group_ids=["u", "v", "u", "v"])
@@ -303,31 +220,6 @@ class TestSamplers:
             client.get_meta(["x"], 3, "p", task_name="t")
         with pytest.raises(InvalidArgumentError, match="each of the 2 rows, got 3"):
             client.put(numbers(2), partition_id="p", group_ids=[1, 2, 3])
-
-    def test_balanced(self, start: Start) -> None:
-        cluster = start(sampler=SeqlenBalancedSampler(dp_size=2))
-        client = cluster.client("c")
-        meta = client.put(numbers(4), partition_id="p")
-        meta.update_custom_meta([{"total_lengths": n} for n in (10, 1, 1, 10)])
-        client.set_custom_meta(meta)
-        shares = [
-            client.get_meta(["x"], 2, "p", task_name="t", sampling_config={"dp_rank": rank, "batch_index": 0})
-            for rank in range(2)
-        ]
-        assert [sum(tag["total_lengths"] for tag in share.custom_meta) for share in shares] == [11, 11]
-        assert client.check_consumption_status("t", "p")
-
-    def test_one_that_raises_fails_its_caller_alone(self, start: Start) -> None:
-        class Broken(BaseSampler):
-            def sample(self, ready_indexes: Any, batch_size: int, *args: Any, **kwargs: Any) -> Any:
-                raise LookupError("a fault of mine")
-
-        cluster = start(sampler=Broken())
-        client = cluster.client("c")
-        client.put(numbers(2), partition_id="p")
-        error = failure(cluster, client, client.operations.get_meta(["x"], 1, "p", task_name="t"))
-        assert "a fault of mine" in str(error)
-        assert client.get_consumption_status("t", "p")[1].tolist() == [0, 0]  # type: ignore[union-attr]
 
 
 class TestInsert:
@@ -351,30 +243,6 @@ class TestInsert:
         for mode in ("fetch", "force_fetch"):
             with pytest.raises(InvalidArgumentError, match="data_fields must be a list with at least one field name"):
                 a.get_meta([], 1, "p", mode=mode, task_name="t")
-
-    def test_pre_allocated_rows_are_taken_first(self, a: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("TQ_PRE_ALLOC_SAMPLE_NUM", "4")
-        assert a.create_partition("p") is True
-        assert a.create_partition("p") is False
-        monkeypatch.delenv("TQ_PRE_ALLOC_SAMPLE_NUM")
-        assert a.put(numbers(2), partition_id="p").global_indexes == [0, 1]
-        assert not a.check_production_status(["x"], "p")
-        assert a.put(numbers(3), partition_id="p").global_indexes == [2, 3, 4]
-        assert a.check_production_status(["x"], "p")
-
-    def test_indexes_are_never_used_again(self, a: Client) -> None:
-        meta = a.put(numbers(3), partition_id="p")
-        a.clear_samples(meta)
-        a.clear_partition("p")
-        assert a.put(numbers(1), partition_id="p").global_indexes == [3]
-
-    def test_a_sealed_partition_takes_no_rows(self, a: Client) -> None:
-        a.put(numbers(1), partition_id="p")
-        a.seal("p")
-        with pytest.raises(SealedError):
-            a.get_meta(["x"], 1, "p", mode="insert")
-        with pytest.raises(SealedError):
-            a.put(numbers(1), partition_id="p")
 
 
 class TestForceFetch:

@@ -142,21 +142,6 @@ def test_a_lock_that_nobody_refers_to_ends_with_its_lease(cluster: Cluster, a: C
     assert held(b) == []
 
 
-def test_a_client_that_closes_releases_its_locks_at_once(a: Client, b: Client) -> None:
-    kept = a.kv_lock("x", "p", lease=1000.0)
-    kept.__enter__()
-    a.close()
-    with b.kv_lock("x", "p", timeout=0):
-        pass
-
-
-def test_a_lock_outlives_a_broken_connection(cluster: Cluster, a: Client, b: Client) -> None:
-    with a.kv_lock("x", "p", lease=3.0) as lock:
-        a.reconnect()
-        cluster.advance(10.0)
-        a.kv_put("x", "p", {"n": 1}, fence=lock)
-
-
 def test_an_object_serves_one_block_at_a_time_and_several_in_turn(a: Client) -> None:
     lock = a.kv_lock("x", "p")
     with pytest.raises(InvalidArgumentError, match="no token yet"):

@@ -26,7 +26,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Renew
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
-from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler
+from transfer_queue.sampler import BaseSampler, RankAwareSampler
 from transfer_queue.testing import Client, Cluster
 
 RANK = {"dp_rank": 0, "batch_index": 0}
@@ -43,15 +43,6 @@ def consumed(client: Client) -> list[int]:
 
 
 class TestAcks:
-    def test_consume(self, a: Client) -> None:
-        a.put(numbers(4), partition_id="p")
-        meta = fetch(a, 4)
-        assert meta.deliveries == [1] * 4
-        assert consumed(a) == [0] * 4
-        assert a.ack(meta)
-        assert consumed(a) == [1] * 4
-        assert not a.ack(meta)
-
     def test_of_parts_and_cuts_and_of_other_processes(self, a: Client, b: Client) -> None:
         a.put(numbers(6), partition_id="p")
         meta = fetch(a, 6)
@@ -104,15 +95,6 @@ class TestAcks:
         assert meta.deliveries == [1, 1]
         with pytest.raises(InvalidArgumentError, match="must be a BatchMeta"):
             a.ack([0])  # type: ignore[arg-type]
-
-    def test_of_parts_of_groups_are_errors(self, start: Start) -> None:
-        cluster = start(sampler=GRPOGroupNSampler(2))
-        a = cluster.client("a")
-        a.put(numbers(4), partition_id="p")
-        meta = fetch(a, 4)
-        with pytest.raises(InvalidArgumentError, match="complete groups"):
-            a.ack(meta[:3])
-        assert a.ack(meta[2:])
 
     @pytest.mark.parametrize("lease", [0, -1, float("nan"), "long", 1e10])
     def test_a_lease_must_be_seconds(self, a: Client, lease: Any) -> None:

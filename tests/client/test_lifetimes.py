@@ -10,8 +10,7 @@ import torch
 
 from simulated import numbers, table
 from transfer_queue.core.events.effects import Send
-from transfer_queue.errors import CapacityError, NotInitializedError
-from transfer_queue.messages.claims import Claim
+from transfer_queue.errors import NotInitializedError
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import Publish
 from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL
@@ -107,17 +106,6 @@ class TestDeath:
         cluster.run()
         assert task.result().global_indexes == [1]
 
-    def test_only_disconnected(self, a: Client, b: Client, cluster: Cluster) -> None:
-        """A writer whose lock is held is alive, however long it is silent."""
-        task = a.start(a.operations.put(mib(2), partition_id="p"))
-        cluster.run(lambda: task.call is not None and isinstance(task.call.request, Publish))
-        a.disconnect()
-        cluster.advance(3600)
-        assert cluster.unit.table.leased == 2 * MIB
-        a.reconnect()
-        cluster.run()
-        assert b.get_data(task.result())["x"].values().numel() == 2 * MIB
-
     def test_a_new_client_of_the_same_process_is_another(self, a: Client, cluster: Cluster) -> None:
         a.put(numbers(1), partition_id="p")
         a.die()
@@ -127,56 +115,6 @@ class TestDeath:
 
 
 class TestReconnect:
-    def test_a_put_whose_answer_was_lost(self, a: Client, b: Client, cluster: Cluster) -> None:
-        a.put(numbers(1), partition_id="p")
-        a.hold()
-        task = a.start(a.operations.put(numbers(2, 10), partition_id="p"))
-        cluster.run()
-        assert not task.done
-        a.reconnect()
-        cluster.run()
-        assert task.result().global_indexes == [1, 2]
-        shown = b.get_meta(["x"], None, "p", mode="force_fetch")
-        assert b.get_data(shown)["x"].tolist() == [0, 10, 11]
-
-    def test_a_put_that_never_arrived(self, a: Client, b: Client, cluster: Cluster) -> None:
-        a.put(numbers(1), partition_id="p")
-        task = a.start(a.operations.put(numbers(2, 10), partition_id="p"))
-        a.disconnect()
-        cluster.run()
-        assert (task.done, b.get_production_status(["x"], "p")[0].tolist()) == (False, [0])  # type: ignore[union-attr]
-        a.reconnect()
-        cluster.run()
-        assert task.result().global_indexes == [1, 2]
-
-    def test_a_fetch_whose_answer_was_lost_takes_once(self, a: Client, b: Client, cluster: Cluster) -> None:
-        a.put(numbers(4), partition_id="p")
-        b.get_partition_list()
-        b.hold()
-        task = b.start(b.operations.get_meta(["x"], 2, "p", task_name="t"))
-        cluster.run()
-        b.reconnect()
-        cluster.run()
-        assert task.result().global_indexes == [0, 1]
-        assert b.get_meta(["x"], 2, "p", task_name="t").global_indexes == [2, 3]
-
-    def test_a_fetch_that_waited(self, a: Client, b: Client, cluster: Cluster) -> None:
-        task = b.start(b.operations.get_meta(["x"], 2, "p", task_name="t", timeout=60))
-        cluster.run()
-        b.reconnect()
-        cluster.run()
-        a.put(numbers(2), partition_id="p")
-        cluster.run()
-        assert task.result().global_indexes == [0, 1]
-
-    def test_a_fetch_that_is_gone_takes_nothing(self, a: Client, b: Client, cluster: Cluster) -> None:
-        b.start(b.operations.get_meta(["x"], 2, "p", task_name="t", timeout=60))
-        cluster.run()
-        b.disconnect()
-        a.put(numbers(2), partition_id="p")
-        cluster.run()
-        assert a.get_meta(["x"], 2, "p", task_name="t").global_indexes == [0, 1]
-
     def test_a_lease_whose_answer_was_lost(self, a: Client, cluster: Cluster) -> None:
         """Asked for again it gives the same extent; nothing leaks."""
         a.put(mib(1), partition_id="p")
@@ -191,17 +129,6 @@ class TestReconnect:
         a.clear_partition("p")
         a.close()
         assert cluster.unit.table.leased == 0
-
-    def test_a_lease_that_waited(self, a: Client, b: Client, cluster: Cluster) -> None:
-        meta = a.put(mib(60), partition_id="p")
-        task = b.start(b.operations.put(mib(50), partition_id="q", timeout=60))
-        cluster.run()
-        b.reconnect()
-        cluster.run()
-        assert not task.done
-        a.clear_samples(meta)
-        cluster.run()
-        assert task.result().global_indexes == [1]
 
     @pytest.mark.parametrize("seed", range(8))
     def test_connections_that_break_all_the_time(self, start: Any, seed: int) -> None:
@@ -282,21 +209,3 @@ class TestOneClientManyThreads:
         cluster._run_core_effects(others)
         assert isinstance(first, Send)
         return first.reply
-
-
-def test_a_claim_by_disconnected_client_is_not_in_the_way(a: Client, b: Client, cluster: Cluster) -> None:
-    task = b.start(b.operations.get_meta(["x"], 1, "p", task_name="t", timeout=60))
-    cluster.run()
-    assert isinstance(task.call and task.call.request, Claim)
-    b.disconnect()
-    assert cluster.controller.next_deadline() is None
-    a.put(numbers(1), partition_id="p")
-    b.reconnect()
-    cluster.run()
-    assert task.result().global_indexes == [0]
-
-
-def test_capacity_error_is_not_a_dead_client(a: Client, cluster: Cluster) -> None:
-    with pytest.raises(CapacityError):
-        a.put(mib(65), partition_id="p")
-    assert a.put(numbers(1), partition_id="p").global_indexes == [0]

@@ -40,11 +40,6 @@ class TestNewSamples:
         assert meta.get_dtypes("x") == [torch.float32] * 2
         assert meta.get_shapes("n") == [torch.Size([1]), torch.Size([2])]
 
-    def test_indexes_ascend_over_partitions(self, a: Client, b: Client) -> None:
-        assert [c.put(numbers(2), partition_id=p).global_indexes for c, p in ((a, "p"), (b, "q"), (a, "p"))] == [
-            [0, 1], [2, 3], [4, 5],
-        ]  # fmt: skip
-
     def test_a_dict_of_columns(self, a: Client) -> None:
         meta = a.put({"x": torch.arange(2), "o": ["u", "v"]}, partition_id="p")  # type: ignore[arg-type]
         assert a.get_data(meta)["x"].tolist() == [0, 1]
@@ -188,12 +183,6 @@ class TestExistingSamples:
         assert meta.field_names == ["x"]
         assert a.get_production_status(["y"], "p") == (None, None)
 
-    def test_in_a_sealed_partition(self, a: Client) -> None:
-        meta = a.put(numbers(2), partition_id="p")
-        a.seal("p")
-        a.put(numbers(2, name="y"), meta)
-        assert a.check_production_status(["x", "y"], "p")
-
 
 class TestTags:
     def test_entries_changed_since_travel_and_merge(self, a: Client, b: Client) -> None:
@@ -252,13 +241,6 @@ class TestTags:
 
 
 class TestGroups:
-    def test_a_partition_with_declared_groups(self, a: Client) -> None:
-        a.create_partition("p", group_size=2)
-        a.put(numbers(2), partition_id="p", group_ids=["u", 7])
-        a.put(numbers(1), partition_id="p", group_ids=["u"])
-        with pytest.raises(InvalidArgumentError, match="group 'u'"):
-            a.put(numbers(1), partition_id="p", group_ids=["u"])
-
     def test_of_existing_samples(self, a: Client) -> None:
         meta = a.get_meta(["x"], 2, "p", mode="insert")
         a.put(numbers(2), meta, group_ids=["u", "v"])

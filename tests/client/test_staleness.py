@@ -151,23 +151,6 @@ def test_a_skipped_sample_frees_space_for_another_one(bounded: Cluster):
     assert counted(bounded) == 8
 
 
-def test_a_partition_begins_at_any_version(start: Start):
-    """At 500 it admits as many samples as at 0."""
-    cluster = start(seed=1, conf=POLLING)
-    client = cluster.client("a")
-    for name, first in (("zero", 0), ("made", 500), ("set", 0)):
-        client.create_partition(name, max_staleness=1, rows_per_version=8, policy_version=first)
-        if name == "set":
-            client.set_policy_version(name, 500)
-        for _ in range(2):
-            client.put(numbers(8), partition_id=name)
-        with pytest.raises(StalenessError, match="16 are not finished"):
-            client.put(numbers(1), partition_id=name)
-        assert client.get_policy_version(name) == (0 if name == "zero" else 500)
-    assert not client.create_partition("made", max_staleness=1, rows_per_version=8, policy_version=7)
-    assert client.get_policy_version("made") == 500
-
-
 def test_a_loaded_checkpoint_has_the_same_space(start: Start, tmp_path):
     """So has a new partition after the load, at the version of the checkpoint."""
     cluster = start(seed=1, conf=POLLING)

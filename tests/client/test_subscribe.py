@@ -79,26 +79,6 @@ class TestWaitForChange:
         a.put(numbers(1), partition_id="p")
         assert b.wait_for_change("p", change.version).keys == [None]
 
-    def test_several_wait_at_once(self, a: Client, cluster: Cluster) -> None:
-        others = [cluster.client(f"c{i}") for i in range(4)]
-        tasks = [c.start(c.operations.wait_for_change("p", where={"n": i % 2})) for i, c in enumerate(others)]
-        cluster.run()
-        a.kv_put("k", "p", tag={"n": 1})
-        cluster.run()
-        assert [task.done for task in tasks] == [False, True, False, True]
-        assert tasks[1].result() == tasks[3].result()
-
-    def test_a_lost_connection_loses_no_change(self, a: Client, b: Client, cluster: Cluster) -> None:
-        task = b.start(b.operations.wait_for_change("p"))
-        cluster.run()
-        b.disconnect()
-        a.kv_put("k", "p", tag={"n": 1})
-        cluster.run()
-        assert not task.done
-        b.reconnect()
-        cluster.run()
-        assert task.result().keys == ["k"]
-
     @pytest.mark.parametrize(
         ("value", "same", "other"),
         [

@@ -210,29 +210,6 @@ class TestSpace:
         assert viewed(cluster) == 0
         assert a.put(table(x=torch.zeros(2, MIB, dtype=torch.uint8)), partition_id="q").size == 2
 
-    def test_a_put_waits_until_a_view_ends(self, a: Client, b: Client, cluster: Cluster) -> None:
-        meta = a.put(self.value(1), partition_id="p")
-        view = b.get_data(meta, layout="dense", copy=False)["x"]
-        a.clear_samples(meta)
-        task = a.start(a.operations.put(table(x=torch.zeros(3, MIB, dtype=torch.uint8)), partition_id="q", timeout=60))
-        cluster.advance(5)
-        assert not task.done
-        assert view.eq(1).all()
-        del view
-        cluster.advance(1)
-        assert task.result().size == 3
-
-    def test_a_slice_holds_as_much(self, a: Client, b: Client, cluster: Cluster) -> None:
-        meta = a.put(self.value(1), partition_id="p")
-        part = b.get_data(meta, layout="dense", copy=False)["x"][1:, 5:7]
-        a.clear_samples(meta)
-        cluster.advance(1)
-        assert viewed(cluster) == 2 * MIB
-        assert part.eq(1).all()
-        del part
-        cluster.advance(1)
-        assert viewed(cluster) == 0
-
     def test_a_view_outlives_its_client(self, a: Client, b: Client, cluster: Cluster) -> None:
         meta = a.put(self.value(7), partition_id="p")
         view = b.get_data(meta, layout="dense", copy=False)["x"]

@@ -396,21 +396,6 @@ class TestEnds:
 
         run(main())
 
-    def test_leases_are_acknowledged_with_the_next_batch(self, dataset: Build, partition: str) -> None:
-        put(partition, 8, seal=True)
-
-        async def main() -> None:
-            items = aiter(dataset(delivery="at_least_once", micro_batch_size=4))
-            await anext(items)
-            assert tq.get_client().get_consumption_status("t", partition)[1].tolist() == [0] * 8
-            await anext(items)
-            assert tq.get_client().get_consumption_status("t", partition)[1].tolist() == [1] * 4 + [0] * 4
-            with pytest.raises(StopAsyncIteration):
-                await anext(items)
-
-        run(main())
-        assert tq.get_client().check_consumption_status("t", partition)
-
 
 def test_a_step_that_is_cancelled_gives_its_result_to_the_steps() -> None:
     """The steps keep it, and do not continue."""

@@ -127,16 +127,6 @@ class TestTheOpenBatch:
         found = [data["t"].tolist() for data, _ in before + list(resumed(b, first.state_dict(), **how))]
         assert found == [[[1, 2, 2]], [[3, 3, 3]], [[4, 4, 4, 4]]]
 
-    def test_two_ranks(self, start: Start) -> None:
-        cluster = start(seed=2, sampler=SequentialSampler())
-        client_of(cluster, "a").put(numbers(24), partition_id="p")
-        client_of(cluster, "a").seal("p")
-        ranks = [dataset_of(client_of(cluster, f"r{rank}"), dp_rank=rank) for rank in range(2)]
-        seen = [row for _ in range(3) for rank in ranks for row in values(take(rank, 1))]
-        states = [rank.state_dict() for rank in ranks]
-        again = [resumed(client_of(cluster, f"s{rank}"), states[rank], dp_rank=rank) for rank in (1, 0)[::-1]]
-        assert sorted(seen + [row for rank in reversed(again) for row in values(rank)]) == list(range(24))
-
     def test_values_and_tags_are_those_of_a_fetch(self, a: Client, b: Client) -> None:
         rows = [torch.zeros(n) for n in (1, 3, 2, 5)]
         data = TensorDict({"x": torch.arange(4), "o": [f"o{i}" for i in range(4)]}, batch_size=4)

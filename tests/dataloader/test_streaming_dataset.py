@@ -26,7 +26,7 @@ from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, chunk_batch_fn, default_fetch_batch_fn
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
+from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.testing import Client, Cluster
 
@@ -212,22 +212,6 @@ class TestEnds:
             assert values(take(stream, 2)) == list(range(start, start + 4))
         assert cluster.clock.now == 60
 
-    def test_ranks(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(16), partition_id="p")
-        streams = [iter(dataset(dp_rank=rank, should_check_consumption_status=False)) for rank in range(2)]
-        rows = [values(take(streams[rank], 2)) for rank in (0, 1, 0, 1)]
-        assert sorted(itertools.chain(*rows)) == list(range(16))
-
-    def test_tasks(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-        assert values(list(dataset())) == values(list(dataset(task_name="other"))) == list(range(4))
-
-    def test_groups(self, start: Start) -> None:
-        client = start(sampler=GRPOGroupNSampler(n_samples_per_prompt=2)).client("c")
-        client.put(numbers(6), partition_id="p", group_ids=["u", "v", "w", "w", "v", "u"])
-        client.seal("p")
-        assert values(StreamingDataset(client, 4, 4, ["x"], "p", "t", 0)) == [0, 5, 1, 4, 2, 3]
-
 
 class TestWaiting:
     """The publish that completes a batch wakes it; meanwhile nobody asks."""
@@ -247,20 +231,15 @@ class TestWaiting:
         assert cluster.clock.now == 29
         assert counted[0] - before <= 4
 
+    @pytest.mark.parametrize("is_set_by_code", [False, True])
     def test_asks_again_after_the_interval(
-        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_set_by_code: bool
     ) -> None:
-        monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "10")
-        cluster.later(95, lambda: a.put(numbers(4), partition_id="p"))
-        before = cluster.controller.context.measures.counters["requests"]
-        next(iter(dataset(should_check_consumption_status=False)))
-        assert cluster.clock.now == 95
-        assert cluster.controller.context.measures.counters["requests"] - before < 22
-
-    def test_asks_again_after_an_interval_that_code_has_set(
-        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(streaming_dataset, "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", 10)
+        name = "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL"
+        if is_set_by_code:
+            monkeypatch.setattr(streaming_dataset, name, 10)
+        else:
+            monkeypatch.setenv(name, "10")
         cluster.later(95, lambda: a.put(numbers(4), partition_id="p"))
         before = cluster.controller.context.measures.counters["requests"]
         next(iter(dataset(should_check_consumption_status=False)))

@@ -29,7 +29,6 @@ from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.dataloader.worker_channel import Channel
-from transfer_queue.errors import StorageKeyNotFoundError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
@@ -264,14 +263,6 @@ class TestSequence:
                     next(items)
             assert loader.state_dict()["batch_index"] == 1
 
-    def test_rows_that_are_gone(self, dataset: Build, partition: str) -> None:
-        meta = tq.get_client().put(numbers(8), partition_id=partition)
-        stream = dataset(task_name="lag")
-        assert values(take(StreamingDataLoader(stream, num_workers=1), 2)) == [0, 1, 2, 3]
-        tq.get_client().clear_samples(meta[0:2])
-        with pytest.raises(StorageKeyNotFoundError):
-            next(iter(StreamingDataLoader(dataset(task_name="lag"), num_workers=2)))
-
 
 class TestPlace:
     """Of the process that iterates, whatever workers have fetched ahead."""
@@ -291,33 +282,6 @@ class TestPlace:
         again = StreamingDataLoader(dataset(task_name="same"), num_workers=2)
         again.load_state_dict(pickle.loads(state))
         assert before + values(again) == list(range(ROWS))
-
-    def test_a_finished_batch_is_not_asked_for_again(self, dataset: Build, filled: str) -> None:
-        first = StreamingDataLoader(dataset(task_name="same"), num_workers=1)
-        done = take(first, 2)
-        state = first.state_dict()
-        for _, meta in done:
-            tq.get_client().clear_samples(meta)
-        again = StreamingDataLoader(dataset(task_name="same"), num_workers=1)
-        again.load_state_dict(state)
-        assert values(again) == list(range(4, ROWS))
-
-    def test_a_batch_left_in_the_middle_and_cleared(
-        self, dataset: Build, filled: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        first = StreamingDataLoader(dataset(task_name="same"))
-        items = iter(first)
-        metas = [next(items)[1]]
-        state = first.state_dict()
-        metas.append(next(items)[1])
-        for meta in metas:
-            tq.get_client().clear_samples(meta)
-        for workers in (0, 2):
-            again = StreamingDataLoader(dataset(task_name="same"), num_workers=workers)
-            again.load_state_dict(state)
-            caplog.clear()
-            assert values(again) == list(range(4, ROWS))
-            assert "were cleared" in caplog.text
 
     @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, True)])
     def test_reset_after_a_load_replays_the_whole_epoch(
@@ -550,15 +514,6 @@ class TestEnd:
         monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.0)
         items.close()
         assert multiprocessing.active_children() == []
-
-    def test_left_in_the_middle(self, dataset: Build, filled: str) -> None:
-        """Workers that are not persistent end with the iteration that is left."""
-        loader = StreamingDataLoader(dataset(), num_workers=2)
-        for _ in loader:
-            break
-        gc.collect()
-        assert multiprocessing.active_children() == []
-        assert values(loader) == list(range(2, ROWS))
 
     @pytest.mark.parametrize(("method", "count"), [("fork", 2), ("spawn", 1)])
     def test_a_killed_loaders_workers_end(self, system: Any, method: str, count: int, partition: str) -> None:

@@ -7,8 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,6 +18,7 @@ from omegaconf import OmegaConf
 
 import transfer_queue as tq
 import warm
+from server_processes import until
 from transfer_queue.config.settings import Settings
 from transfer_queue.node.system import launcher
 from transfer_queue.node.system.launcher import RunningSystem, start_local
@@ -153,14 +152,6 @@ def work(heir: dict[str, str], told: Connection[Any, Any]) -> None:
         told.send(str(error))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition is true, at most 30 s."""
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        threading.Event().wait(0.01)
-
-
 def told_by(target: Callable[..., None], *arguments: Any) -> tuple[int | None, str]:
     """Run a function in a process of its own, to its end; returns the exit code, and what the function sent."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
@@ -274,17 +265,6 @@ def test_the_environment_decides_if_the_call_does_not(systems: Any, monkeypatch:
     monkeypatch.setenv("TQ_ATTACH", "often")
     with pytest.raises(tq.InvalidArgumentError, match="TQ_ATTACH is 'often'; allowed: auto, require or never"):
         tq.init()
-
-
-def test_a_worker_whose_system_has_ended_does_not_start_another_one(systems: Any) -> None:
-    """Not by `init`, and not by the KV functions either, which never start one."""
-    system = systems()
-    tq.init(attach="require")
-    system.stop()
-    with pytest.raises(tq.AttachError, match="no system is running"):
-        tq.init(attach="require")
-    with pytest.raises(tq.NotInitializedError):
-        tq.kv_list()
 
 
 def test_with_strict_an_unknown_key_is_an_error_of_init(systems: Any) -> None:

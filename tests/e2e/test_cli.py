@@ -103,28 +103,6 @@ def test_start_again_says_whose_it_is(started: subprocess.CompletedProcess[str])
     assert "started by pid" in other.stderr
 
 
-def test_status_is_a_table(started: subprocess.CompletedProcess[str]) -> None:
-    client = tq.get_client()
-    meta = client.put(TensorDict({"prompt": torch.zeros(3, 2)}, batch_size=[3]), partition_id="train_0")
-    client.put(TensorDict({"reward": torch.zeros(1)}, batch_size=[1]), meta.select_samples([0]))
-    client.get_meta(["prompt"], 2, "train_0", task_name="update")
-    shown = command("status", "--name", NAME)
-    assert shown.returncode == 0, shown.stderr
-    words = [line.split() for line in shown.stdout.splitlines()]
-    assert ["field", "produced", "type"] in words
-    assert ["prompt", "3", "of", "3", "float32[2]"] in words
-    assert ["reward", "1", "of", "3", "float32[]"] in words
-    assert ["update", "2", "of", "3"] in words
-    assert "logs in" in shown.stdout
-
-
-def test_explain_says_what_is_missing(started: subprocess.CompletedProcess[str]) -> None:
-    tq.kv_put("a", "explained", {"x": torch.arange(3)})
-    told = command("explain", "explained", "--key", "a", "--task", "t", "--fields", "x,y", "--name", NAME)
-    assert told.returncode == 0, told.stderr
-    assert "is missing the field 'y'" in told.stdout
-
-
 def test_a_trace_has_a_track_for_each_task(started: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     words = ("trace", str(path), "--last", "3600", "--name", NAME)

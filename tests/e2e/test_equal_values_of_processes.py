@@ -10,7 +10,6 @@ import torch
 import transfer_queue as tq
 import warm
 
-MIB = 1 << 20
 SMALL = 4 << 14  # bytes of a value of the writers
 PROMPTS, ANSWERS = 8, 16
 
@@ -55,18 +54,3 @@ def test_processes_that_put_equal_values_at_once() -> None:
     assert (got["pixels"] == got["number"][:, None]).all()
     client.kv_clear(keys, "images")
     assert client.status().partitions[0].nbytes == 0
-
-
-def test_an_image_of_many_rows_takes_the_space_of_one() -> None:
-    tq.init()
-    client = tq.get_client()
-    images = [torch.rand(1 << 18) for _ in range(PROMPTS)]
-    keys = [f"k{at}" for at in range(PROMPTS * ANSWERS)]
-    client.kv_batch_put(keys, "images", {"pixels": [image for image in images for _ in range(ANSWERS)]})
-    status = client.status()
-    assert status.partitions[0].nbytes == PROMPTS * MIB
-    assert status.partitions[0].saved == PROMPTS * (ANSWERS - 1) * MIB
-    assert sum(unit.leased for unit in status.units) < 2 * PROMPTS * MIB
-    got = client.kv_batch_get(keys, "images", shared=True)["pixels"].tolist()
-    assert len({row.data_ptr() for row in got}) == PROMPTS
-    assert all(torch.equal(row, images[at // ANSWERS]) for at, row in enumerate(got))

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 import psutil
 import torch
-from test_restarts import server, started, until
+from test_restarts import server, started
 
 import transfer_queue as tq
+from server_processes import until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.interface import CURRENT

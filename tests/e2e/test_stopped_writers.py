@@ -14,11 +14,9 @@ import pytest
 import torch
 
 import transfer_queue as tq
+from server_processes import unit_status
 from transfer_queue.errors import CapacityError
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
-from transfer_queue.net.calls import Call
-from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.wire.blocks.encode import EncodedBlock
 
 CAPACITY = 8 << 20
@@ -36,15 +34,6 @@ def system() -> Iterator[Any]:
         yield CURRENT.system
     finally:
         tq.close()
-
-
-def status() -> UnitStatusReply:
-    def ask() -> Any:
-        return (yield Call(("unit", 0), UnitStatus()))
-
-    reply = run_blocking(tq.get_client().storage_manager.session, ask())
-    assert isinstance(reply, UnitStatusReply)
-    return reply
 
 
 def rows(fill: int, nbytes: int) -> dict[str, torch.Tensor]:
@@ -138,7 +127,7 @@ def test_changes_no_byte_that_is_not_its_own(system: Any, middle: bool) -> None:
     with stopped(middle) as pid:
         for partition in ("first", "second"):  # space is used, cleared, and used again, while it is stopped
             there = fill(partition)
-            assert status().free < 64 * 1024, "all that is not the writer's is in use"
+            assert unit_status().free < 64 * 1024, "all that is not the writer's is in use"
             left = CAPACITY - sum(there.values())
             if middle:
                 assert left > BIG, "it keeps what it is writing to"

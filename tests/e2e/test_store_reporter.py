@@ -6,13 +6,13 @@ import contextlib
 import os
 import re
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
+from server_processes import until
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError
 from transfer_queue.messages.reports.store_reports import ReportStoreServer
@@ -20,13 +20,6 @@ from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.store_process import ControllerFirstServer, StoreReporter
 
 SECONDS = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.01)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
-from test_restarts import kill
 
 import light_sampler
 import transfer_queue as tq
@@ -116,15 +114,6 @@ def test_a_function_that_fetches_batches_gets_them_from_the_sampler_of_the_task(
     check_everything_arrives(config, "fetched", lambda: reward(config, "fetched", "fetch", **more))
 
 
-def test_a_dataset_in_an_event_loop(config: Any) -> None:
-    async def read() -> int:
-        dataset = reward(config, "asynchronous", "asynchronous", sampler="SequentialSampler")
-        return sum([len(meta) async for _, meta in dataset])
-
-    put_answers("asynchronous")
-    assert asyncio.run(read()) == ROWS
-
-
 def test_a_second_dataset_that_asks_for_another_sampler_is_refused_with_both(config: Any) -> None:
     reward(config, "refused", "refused", sampler=tq.RankAwareSampler(dp_size=1))
     reward(config, "elsewhere", "refused", sampler=tq.RankAwareSampler(1))
@@ -167,14 +156,6 @@ def test_samples_for_a_rank_that_never_asks_are_reported_everywhere(
         client.get_meta(
             ["advantage"], 1, "held", task_name="train", sampling_config={"sampler": "SequentialSampler"}, timeout=0.05
         )
-
-
-def test_samplers_of_tasks_survive_a_kill_of_the_controller(config: Any) -> None:
-    dataset = reward(config, "killed", "killed", sampler="SequentialSampler")
-    put_answers("killed")
-    kill()
-    assert put_rewards(dataset) == ROWS
-    assert put_rewards(reward(config, "killed", "a user's")) == ROWS
 
 
 # ---------------------------------------------------------------- the start of a system

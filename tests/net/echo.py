@@ -148,6 +148,10 @@ class Running:
 _numbers = itertools.count()
 
 
+def ask(name: str) -> CreatePartition:
+    return CreatePartition(name)
+
+
 def one(request: AnyRequest, timeout: float | None = 10.0) -> Generator[Call, AnyReply, AnyReply]:
     """The operation of one request."""
     return (yield Call(CONTROLLER, request, timeout))

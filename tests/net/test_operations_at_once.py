@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Generator
 
 import pytest
 from echo import CONTROLLER, Running, one, parked_claim
@@ -21,19 +20,6 @@ from transfer_queue.net.drivers import admission
 from transfer_queue.net.drivers.admission import AT_ONCE, Admission
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.session import Session
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    with Running(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def session(running: Running) -> Iterator[Session]:
-    session = running.session()
-    yield session
-    session.close()
 
 
 async def turns(count: int = 3) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
+from server_processes import until
 from transfer_queue.client.data import data_path
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.queues import Empty, Full, LeasedItem, ShutDown
@@ -44,14 +45,6 @@ def waits(q: tq.Queue, kind: str = "claims") -> Callable[[], bool]:
         return bool(partition.waiting_puts if kind == "puts" else any(task.waiting for task in partition.tasks))
 
     return found
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("not so within 60 s")
 
 
 class Point:

@@ -200,21 +200,3 @@ def test_a_consumer_that_is_killed_between_claim_and_return_loses_nothing() -> N
     assert q.get(timeout=SECONDS) == "a"
     q.task_done()
     q.join(timeout=SECONDS)
-
-
-def take_and_hang(q: Any, told: Pipe) -> None:
-    told.send(q.get(timeout=SECONDS))
-    signal.pause()
-
-
-def test_what_a_killed_consumer_got_does_not_come_again() -> None:
-    q = tq.Queue()
-    q.put_many(["a", "b"])
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = warm.process(take_and_hang, q, there)
-    process.start()
-    there.close()
-    first = here.recv()
-    process.kill()
-    process.join()
-    finish(q, [first], ["a", "b"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 
 import transfer_queue as tq
 import warm
-from server_processes import server_process
+from server_processes import server_process, until
 from transfer_queue.config.settings import Settings
 from transfer_queue.node.system.launcher import start_local
 from transfer_queue.queues import Empty, Full, ShutDown
@@ -29,14 +28,6 @@ def system() -> Iterator[None]:
     tq.init()
     yield
     tq.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    for _ in range(100 * SECONDS):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(f"not so within {SECONDS} s")
 
 
 def produce(q: tq.Queue, number: int, count: int) -> None:

@@ -127,43 +127,6 @@ def test_a_lack_of_space_is_an_error_with_numbers(unit: StorageUnit, writer: Wri
     failure(reply, "CapacityError", f"held {CAPACITY}", f"leased {15 * GRANULE}", f"free {GRANULE}", "clear samples")
 
 
-def test_freed_space_has_a_new_generation_before_it_is_leased(unit: StorageUnit, writer: Writer) -> None:
-    first = writer.lease(16)
-    reader = Arena.open(unit.pool.arena.folder)
-    for granule in range(16):
-        assert reader.generation(granule * GRANULE) == first.generation
-    assert unit.free([first.extent]) == []
-    for granule in range(16):
-        assert reader.generation(granule * GRANULE) > first.generation
-    again = writer.lease(16)
-    assert (again.offset, again.extent) == (0, 2)
-    assert again.generation > first.generation
-
-
-def test_a_reader_sees_that_its_block_was_overwritten(unit: StorageUnit, writer: Writer) -> None:
-    reader, hand = Arena.open(unit.pool.arena.folder), Arena.open(unit.pool.arena.folder)
-    lease = writer.lease(1)
-    hand.view(lease.offset, 64)[:] = 1
-    copy = reader.view(lease.offset, 64).copy()
-    assert reader.generation(lease.offset) == lease.generation
-    assert copy.tolist() == [1] * 64
-    unit.free([lease.extent])
-    again = writer.lease(1)
-    hand.view(again.offset, 64)[:] = 2
-    assert again.offset == lease.offset
-    assert reader.view(lease.offset, 64)[0] == 2
-    assert reader.generation(lease.offset) != lease.generation
-
-
-def test_all_granules_of_a_lease_have_the_same_generation(unit: StorageUnit, writer: Writer) -> None:
-    first, second = writer.lease(1), writer.lease(1)
-    unit.free([first.extent])
-    third = writer.lease(1)
-    unit.free([third.extent, second.extent])
-    lease = writer.lease(2)
-    assert {unit.pool.arena.generation(i * GRANULE) for i in range(2)} == {lease.generation}
-
-
 def test_extents_that_are_not_leased_are_skipped(unit: StorageUnit, writer: Writer) -> None:
     lease = writer.lease(1)
     unit.free([99, 0, -1, lease.extent])
@@ -228,14 +191,6 @@ def test_space_that_other_programs_free_is_found_at_the_deadline(
     monkeypatch.undo()
     [effect] = unit.tick(5)
     assert isinstance(effect.reply, ExtentLeaseReply)
-
-
-def test_parked_leases_end_with_their_connection(unit: StorageUnit, writer: Writer, other: Writer) -> None:
-    lease = writer.lease(16)
-    other.park(1, 10)
-    assert unit.on_disconnect(other.peer, 1) == []
-    unit.check()
-    assert unit.free([lease.extent]) == []
 
 
 def test_a_parked_lease_moves_to_a_new_connection(unit: StorageUnit, writer: Writer, other: Writer) -> None:
@@ -349,15 +304,6 @@ def test_a_writer_on_another_node_can_cancel_a_lease(unit: StorageUnit) -> None:
     assert unit.table.leased == GRANULE
     assert unit.handle("far", 5, 3, Cancel(2), 0.0) == [SendReply(5, 3, Done(True))]
     assert unit.table.leased == 0
-
-
-def test_extents_can_be_returned(unit: StorageUnit, writer: Writer, other: Writer) -> None:
-    leases = [writer.lease(8), writer.lease(8)]
-    sequence = other.park(16, 5)
-    done, met = writer.send(ReturnExtent(writer.slot, [lease.extent for lease in leases]))
-    assert done == SendReply(1, writer.sequence, Done())
-    assert (met.peer, met.sequence) == (2, sequence)
-    assert met.reply.generation > leases[0].generation
 
 
 def test_a_return_that_was_repeated_does_nothing(unit: StorageUnit, writer: Writer) -> None:

@@ -233,18 +233,6 @@ def test_no_extent_is_closed_before_its_reservations_end(servers: Servers, space
     assert space.take_closes() == [(0, first.extent)]
 
 
-def test_closes_of_a_failed_publish_are_kept(servers: Servers, space: ExtentAllocator) -> None:
-    before = servers.run(space.reserve(DEDICATED))
-    space.mark_published(before)
-    failed = servers.run(space.reserve(DEDICATED))
-    closes = space.take_closes(failed)
-    assert closes == [(0, before.extent), (0, failed.extent)]
-    space.restore_closes(closes)
-    space.abandon(failed)
-    assert space.take_closes() == [(0, before.extent)]
-    assert space.take_returns() == [(0, failed.extent)]
-
-
 def test_the_order_of_keep_and_abandon_does_not_matter(servers: Servers, space: ExtentAllocator) -> None:
     failed = servers.run(space.reserve(DEDICATED))
     closes = space.take_closes(failed)
@@ -252,17 +240,6 @@ def test_the_order_of_keep_and_abandon_does_not_matter(servers: Servers, space: 
     space.restore_closes(closes)
     assert space.take_closes() == []
     assert space.take_returns() == [(0, failed.extent)]
-
-
-def test_an_extent_of_others_is_closed_though_its_last_block_was_abandoned(
-    servers: Servers, space: ExtentAllocator
-) -> None:
-    first, last = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
-    space.mark_published(first)
-    assert space.take_closes(last) == [(0, last.extent)]
-    space.abandon(last)
-    assert space.take_closes() == [(0, last.extent)]
-    assert space.take_returns() == []
 
 
 def test_a_publish_of_unknown_outcome_counts_as_published(servers: Servers, space: ExtentAllocator) -> None:

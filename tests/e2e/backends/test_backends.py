@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,11 +24,10 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
+from server_processes import until
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.data.store_io import StoredBlocks
 from transfer_queue.config.settings import Settings
-from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
-from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.errors import CapacityError, CheckpointError, StorageKeyNotFoundError
 from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
 from transfer_queue.net.calls import Call
@@ -133,13 +131,6 @@ def client(case: Case) -> Iterator[tq.TransferQueueClient]:
     for name in found.get_partition_list():
         found.clear_partition(name)
     until(lambda: leased(found) == 0, "nothing is leased once all is cleared")
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    limit = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < limit, what
-        time.sleep(0.02)
 
 
 def status(client: tq.TransferQueueClient) -> list[UnitStatusReply]:
@@ -330,38 +321,6 @@ def test_coroutines(client: tq.TransferQueueClient) -> None:
             assert_same(found, data)
 
     asyncio.run(both())
-
-
-def test_fields_are_added_and_replaced(client: tq.TransferQueueClient) -> None:
-    meta = client.put(TensorDict({"a": torch.arange(8)}, batch_size=8), partition_id="p")
-    client.put(TensorDict({"b": torch.arange(8) * 2}, batch_size=8), metadata=meta)
-    client.put(TensorDict({"a": torch.arange(8) + 100}, batch_size=8), metadata=meta)
-    found = client.get_data(meta)
-    assert found["a"].tolist() == list(range(100, 108))
-    assert found["b"].tolist() == list(range(0, 16, 2))
-
-
-def test_keys(client: tq.TransferQueueClient) -> None:
-    keys = [f"k{n}" for n in range(6)]
-    tq.kv_batch_put(keys, "kv", fields=mixed(6))
-    tq.kv_put("k2", "kv", fields={"scalar": torch.tensor(77)}, tag={"done": True})
-    found = tq.kv_batch_get(["k5", "k2", "k5"], "kv", select_fields=["scalar"])
-    assert found["scalar"].tolist() == [5, 77, 5]
-    tq.kv_clear(["k5"], "kv")
-    assert list(tq.kv_list("kv")["kv"]) == ["k0", "k1", "k2", "k3", "k4"]
-
-
-def test_a_loader(case: Case, client: tq.TransferQueueClient) -> None:
-    for start in range(0, 24, 8):
-        client.put(TensorDict({"x": torch.arange(start, start + 8)}, batch_size=8), partition_id="train")
-    client.seal("train")
-    dataset = StreamingDataset(
-        config=None, batch_size=4, micro_batch_size=2, data_fields=["x"], partition_id="train", task_name="t", dp_rank=0
-    )
-    seen: list[int] = []
-    for values, _ in StreamingDataLoader(dataset):
-        seen += values["x"].tolist()
-    assert sorted(seen) == list(range(24))
 
 
 # ---------------------------------------------------------------- space

@@ -1,17 +1,15 @@
 import asyncio
-import gc
 import multiprocessing
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
-from echo import CONTROLLER, EchoService, Running, one, parked_claim, until
+from echo import CONTROLLER, EchoService, Running, ask, one, parked_claim, until
 
-from leftovers import descriptors, opened_for
 from transfer_queue.errors import (
     AuthenticationError,
     ConnectionLostError,
@@ -22,35 +20,13 @@ from transfer_queue.errors import (
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel, ClaimReply
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvelope
-from transfer_queue.messages.partitions import CreatePartition, ListPartitions
+from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import NOT_MADE, Call
 from transfer_queue.net.drivers.asyncio_driver import _Link, run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import CLOCK_SLACK, Session
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    with Running(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def session(running: Running) -> Iterator[Session]:
-    gc.collect()  # what earlier tests have left to it
-    before = descriptors()
-    session = running.session()
-    yield session
-    session.close()
-    until(lambda: not running.service.peers)
-    gc.collect()
-    assert opened_for(before) == []
-
-
-def ask(name: str) -> CreatePartition:
-    return CreatePartition(name)
 
 
 async def parked(running: Running, claims: int) -> None:
@@ -155,17 +131,6 @@ def test_a_task_cancelled_in_the_turn_in_which_its_reply_comes(
     assert running.service.cancelled == [("c", 2)]
 
 
-def test_wait_for_cancels_too(running: Running, session: Session) -> None:
-    async def main() -> None:
-        claim = asyncio.ensure_future(run_async(session, one(parked_claim(100))))
-        await parked(running, 1)
-        with pytest.raises(asyncio.TimeoutError):
-            await asyncio.wait_for(claim, 0.05)
-
-    asyncio.run(main())
-    until(lambda: running.service.cancelled == [("c", 1)])
-
-
 def test_the_first_caller_may_be_cancelled_while_it_connects(running: Running, session: Session) -> None:
     async def main() -> None:
         first = asyncio.ensure_future(run_async(session, one(ask("first"))))
@@ -226,15 +191,6 @@ def test_wrong_keys_are_told_to_everyone_who_waits(running: Running) -> None:
 
     assert [type(error) for error in asyncio.run(main())] == [AuthenticationError] * 5
     session.close()
-
-
-def test_frames_larger_than_the_socket_takes(session: Session) -> None:
-    names = [f"{i}" * (1 << 20) for i in range(8)]
-
-    async def main() -> list[object]:
-        return list(await asyncio.gather(*(run_async(session, one(ask(name))) for name in names)))
-
-    assert asyncio.run(main()) == [Done(name) for name in names]
 
 
 def test_tcp(tmp_path: Path) -> None:

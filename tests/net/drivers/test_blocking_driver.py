@@ -6,11 +6,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from echo import CONTROLLER, Running, one, parked_claim, until
+from echo import CONTROLLER, Running, ask, one, parked_claim, until
 
 from leftovers import descriptors, opened_for
 from transfer_queue.errors import (
@@ -23,32 +23,11 @@ from transfer_queue.errors import (
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.partitions import CreatePartition, ListPartitions
+from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    with Running(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def session(running: Running) -> Iterator[Session]:
-    gc.collect()  # what earlier tests have left to it
-    before = descriptors()
-    session = running.session()
-    yield session
-    session.close()
-    until(lambda: not running.service.peers)
-    assert opened_for(before) == []
-
-
-def ask(name: str) -> CreatePartition:
-    return CreatePartition(name)
 
 
 def test_an_operation_runs_to_its_result(session: Session) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
-from echo import CONTROLLER, Running, until
+from echo import CONTROLLER, until
 
 from transfer_queue.errors import ConnectionLostError, NotInitializedError, SealedError
 from transfer_queue.messages.base import Done
@@ -60,14 +59,6 @@ class Numbers:
 def _wait(gate: threading.Event | None) -> None:
     assert gate is not None
     assert gate.wait(60)
-
-
-@pytest.fixture
-def session(tmp_path: Path) -> Iterator[Session]:
-    with Running(tmp_path) as running:
-        session = running.session()
-        yield session
-        session.close()
 
 
 @pytest.fixture
@@ -224,18 +215,31 @@ def _in_threads(session: Session, operations: Sequence[Any]) -> tuple[list[threa
     return [threading.Thread(target=one, args=(at,)) for at in range(len(operations))], found
 
 
-def test_threads(session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two go alone, the third one flies by itself, and those that come meanwhile fly together."""
+def _in_three_threads(
+    session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch, more: Sequence[int]
+) -> tuple[list[threading.Thread], dict[int, Any], threading.Event]:
+    """Start two threads whose operations go alone and a third one that flies; those of `more` are not started yet.
+
+    Returns all threads, what they find, and the gate at which the first two wait.
+    """
     monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 60.0)
     numbers.gate, gate = threading.Event(), threading.Event()
     slow = [numbers.operation(n, alone=Call(CONTROLLER, Topology(), work=lambda: _wait(gate))) for n in range(2)]
-    threads, found = _in_threads(session, [*slow, *(numbers.operation(n) for n in (2, 3, -4, 5))])
+    threads, found = _in_threads(session, [*slow, *(numbers.operation(n) for n in (2, *more))])
     joins = session.transport(thread_joins.ThreadJoins)
     for thread in threads[:2]:
         thread.start()
     until(lambda: sum(queue.flights for queue in joins._queues.values()) == 2)
     threads[2].start()
     until(lambda: numbers.flights == [[2]])
+    return threads, found, gate
+
+
+def test_threads(session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two go alone, the third one flies by itself, and those that come meanwhile fly together."""
+    threads, found, gate = _in_three_threads(session, numbers, monkeypatch, [3, -4, 5])
+    assert numbers.gate is not None
+    joins = session.transport(thread_joins.ThreadJoins)
     for at, thread in enumerate(threads[3:], 1):
         thread.start()
         until(lambda: sum(len(queue.waiting) for queue in joins._queues.values()) == at)  # noqa: B023
@@ -254,16 +258,8 @@ def test_threads(session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyP
 def test_a_thread_whose_flight_does_not_begin_goes_alone(
     session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 60.0)
-    numbers.gate, gate = threading.Event(), threading.Event()
-    slow = [numbers.operation(n, alone=Call(CONTROLLER, Topology(), work=lambda: _wait(gate))) for n in range(2)]
-    threads, found = _in_threads(session, [*slow, numbers.operation(2), numbers.operation(3)])
-    joins = session.transport(thread_joins.ThreadJoins)
-    for thread in threads[:2]:
-        thread.start()
-    until(lambda: sum(queue.flights for queue in joins._queues.values()) == 2)
-    threads[2].start()
-    until(lambda: numbers.flights == [[2]])
+    threads, found, gate = _in_three_threads(session, numbers, monkeypatch, [3])
+    assert numbers.gate is not None
     monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 0.01)
     threads[3].start()
     threads[3].join()
@@ -278,16 +274,9 @@ def test_a_thread_whose_flight_does_not_begin_goes_alone(
 def test_closing_the_session_ends_those_that_wait(
     session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 60.0)
-    numbers.gate, gate = threading.Event(), threading.Event()
-    slow = [numbers.operation(n, alone=Call(CONTROLLER, Topology(), work=lambda: _wait(gate))) for n in range(2)]
-    threads, found = _in_threads(session, [*slow, numbers.operation(2), numbers.operation(3)])
+    threads, found, gate = _in_three_threads(session, numbers, monkeypatch, [3])
+    assert numbers.gate is not None
     joins = session.transport(thread_joins.ThreadJoins)
-    for thread in threads[:2]:
-        thread.start()
-    until(lambda: sum(queue.flights for queue in joins._queues.values()) == 2)
-    threads[2].start()
-    until(lambda: numbers.flights == [[2]])
     threads[3].start()
     until(lambda: any(queue.waiting for queue in joins._queues.values()))
     session.close()
