@@ -1,6 +1,6 @@
 """Applies records to the state, live and in a replay. No other code changes the state.
 
-The appliers of puts are in `core.puts.apply`.
+The appliers of puts and clears are in `core.puts.apply`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import APPLIERS as APPLIERS
 from transfer_queue.core.events.registry import applies
 from transfer_queue.core.puts import apply as apply_puts
-from transfer_queue.core.puts import apply_clears
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.restore import merge_state, replace_state, take_loaded
 from transfer_queue.core.state.state import ReplyCache, State
@@ -162,17 +161,6 @@ def _apply_passed_over(state: State, record: r.PassedOver) -> None:
     _free(state, partition, record.freed)
 
 
-@applies(r.RowsCleared)
-def _apply_rows_cleared(state: State, record: r.RowsCleared) -> None:
-    partition = state.new_version(record.partition)
-    apply_clears.clear_rows(partition, partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
-
-
-@applies(r.RowsDropped)
-def _apply_rows_dropped(state: State, record: r.RowsDropped) -> None:
-    apply_clears.drop_rows(state.new_version(record.partition), record)
-
-
 @applies(r.RowsHeld)
 def _apply_handed(state: State, record: r.RowsHeld) -> None:
     holds = state.partitions[record.partition].holds
@@ -217,7 +205,7 @@ def _apply_groups_taken(state: State, record: r.GroupsTaken) -> None:
 @applies(r.PartitionDropped)
 def _apply_partition_dropped(state: State, record: r.PartitionDropped) -> None:
     partition = state.partitions.pop(record.partition)
-    apply_clears.clear_all(partition)
+    apply_puts.clear_all(partition)
     state.blocks.stored.pop(partition.number, None)
     state.blocks.saved.pop(partition.number, None)
     state.counted.mark_changed(record.partition)
@@ -288,7 +276,7 @@ def _count_deliveries(state: State, partition: Partition, task: str, counted: by
 
 def _free(state: State, partition: Partition, freed: bytes) -> None:
     rows = np.frombuffer(freed, "<i8")
-    apply_clears.clear_rows(partition, partition.rows.positions_of(rows))
+    apply_puts.clear_rows(partition, partition.rows.positions_of(rows))
     partition.freed += len(rows)
 
 

@@ -98,11 +98,11 @@ def test_columns_hold_what_dicts_would_hold(program: list[Any], most: int, sizes
                 columns.clear(np.array(at))
                 merge(model, at, [{}] * len(at), True)
             elif act == "rows":
-                columns.put(np.array(at), tags[: len(at)], replace)
+                columns.put(at, tags[: len(at)], replace)
                 merge(model, at, tags[: len(at)], replace)
             elif act == "row":  # rows with the same names, one by one
                 for place, (one, other) in zip(at, pairs, strict=False):
-                    columns.put_row(place, {"n": one, "o": other}, replace)
+                    columns.put([place], [{"n": one, "o": other}], replace)
                     merge(model, [place], [{"n": one, "o": other}], replace)
             elif act == "table":
                 table, sent = sent_table(pairs)
@@ -126,7 +126,7 @@ def test_rows_of_several_chunks_are_sent_together(program: list[Any], at: list[i
     chunks, wanted, parts, done = [], [], [], 0
     for _, _, _, tags, pairs in program:
         chunk = ChunkTags(CAPACITY)
-        chunk.put(slice(0, CAPACITY), tags, True)
+        chunk.put(range(CAPACITY), tags, True)
         chunk.put_table(slice(0, 4), sent_table(pairs)[0], slice(4, 8))
         chunks.append(chunk)
         parts.append((chunk, np.array(at), slice(done, done + len(at))))
@@ -156,13 +156,13 @@ def test_values_that_no_row_has_any_more_are_dropped() -> None:
 def test_tags_of_a_row_are_merged_in_order_before_they_are_read() -> None:
     tags = ChunkTags(CAPACITY)
     for tag in ({"n": 1, "m": 1}, {"n": 2}, {"m": DELETE}, {"o": "a"}, {"o": DELETE}, {"o": "b"}):
-        tags.put_row(3, tag)
+        tags.put([3], [tag])
     assert tags.row(3) == {"n": 2, "o": "b"}
-    tags.put_row(3, {"p": 5})
-    tags.put_row(3, {"m": 7}, replace=True)
-    tags.put_row(3, {"n": 8})
+    tags.put([3], [{"p": 5}])
+    tags.put([3], [{"m": 7}], replace=True)
+    tags.put([3], [{"n": 8}])
     assert tags.rows(np.array([3])) == [{"m": 7, "n": 8}]
-    tags.put_row(3, {"n": 9})
+    tags.put([3], [{"n": 9}])
     tags.clear(np.array([3]))
     assert tags.row(3) == {}
 
@@ -171,7 +171,7 @@ def test_few_tags_are_not_in_columns_yet() -> None:
     """The others are put into the columns together."""
     tags = ChunkTags(4096)
     for at in range(200):
-        tags.put_row(at, {"n": at, "s": "text", "x": at / 2})
+        tags.put([at], [{"n": at, "s": "text", "x": at / 2}])
         assert len(tags._pending) < tag_table.MOST_PENDING
     assert len(tags._pending) == 200 % tag_table.MOST_PENDING
     assert [tags.row(at) for at in range(200)] == [{"n": at, "s": "text", "x": at / 2} for at in range(200)]
@@ -181,11 +181,11 @@ def test_few_tags_are_not_in_columns_yet() -> None:
 def test_names_beyond_the_columns_cost_no_column() -> None:
     """Rows whose names all differ would otherwise need a column each."""
     tags = ChunkTags(4096)
-    tags.put(slice(0, 4096), [{f"name {at}": at} for at in range(4096)])
+    tags.put(range(4096), [{f"name {at}": at} for at in range(4096)])
     assert len(tags.columns) == tag_table.MAX_COLUMNS
     assert tags.rows(slice(0, 4096)) == [{f"name {at}": at} for at in range(4096)]
     assert isinstance(tags.pack(4096), list)
-    tags.put(np.array([4000]), [{"name 4000": DELETE}])
+    tags.put([4000], [{"name 4000": DELETE}])
     assert 4000 not in tags.rest
     tags.clear(slice(0, 4096))
     assert not tags.rest
@@ -195,7 +195,7 @@ def test_names_beyond_the_columns_cost_no_column() -> None:
 @pytest.mark.parametrize("name", ["n", "text"])
 def test_a_row_needs_nine_bytes_for_each_entry(name: str) -> None:
     tags = ChunkTags(4096)
-    tags.put(slice(0, 4096), [{"n": at, "text": "running"} for at in range(4096)])
+    tags.put(range(4096), [{"n": at, "text": "running"} for at in range(4096)])
     column = tags.columns[name]
     assert column.kinds.nbytes + column.payload.nbytes == 9 * 4096
     assert len(column.pool) == (name == "text")
@@ -206,5 +206,5 @@ def test_a_pool_that_no_value_is_in_changes_nothing() -> None:
     table = TagTable(2, [EntryColumn("n", bytes([INT]), np.array([0, 7], "<i8").tobytes(), ["unused"])])
     table.check()
     tags = ChunkTags(CAPACITY)
-    tags.put(slice(0, 2), table)
+    tags.put_table(slice(0, 2), table, slice(None))
     assert [tags.row(place) for place in range(2)] == [{"n": 0}, {"n": 7}]

@@ -51,7 +51,7 @@ def test_rows_match_if_all_entries_are_equal(
     """Entries of the first names have a column, and those of other names are in a dict for each row."""
     with mock.patch.object(tag_table, "MAX_COLUMNS", most):
         chunk = ChunkTags(ROWS)
-        chunk.put(slice(0, ROWS), of_rows)  # type: ignore[arg-type]
+        chunk.put(range(ROWS), of_rows)
     at = np.array(places, "i8")
     for where in [*conditions, *of_rows[:4]]:
         wanted = [
@@ -63,7 +63,7 @@ def test_rows_match_if_all_entries_are_equal(
 
 def test_only_values_of_these_rows_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     chunk = ChunkTags(1000)
-    chunk.put(slice(0, 1000), [{"path": [at]} for at in range(1000)])
+    chunk.put(range(1000), [{"path": [at]} for at in range(1000)])
     decoded: list[bytes] = []
     decode = tag_table._decode
 

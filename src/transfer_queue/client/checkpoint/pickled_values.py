@@ -78,7 +78,7 @@ class PickledValues:
                 words = f"tag {name!r} of row {int(chunk.index[at])} of partition {partition.name!r}"
                 kept = _without_pickle(value, words)
                 if kept is not value:
-                    tags.put_row(at, {name: kept})
+                    tags.put([at], [{name: kept}])
                     self.found[partition.name, f"tag {name!r}"] += 1
 
     def report(self) -> None:

@@ -1,4 +1,4 @@
-"""Applies puts. No other code adds rows, or gives them values that clients have written."""
+"""Applies puts, clears and drops. No other code adds or removes rows, or gives them values of clients."""
 
 from __future__ import annotations
 
@@ -8,65 +8,62 @@ from typing import Union
 import numpy as np
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.registry import applies
+from transfer_queue.core.events.registry import applies, applies_to_partition
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.fields import FieldStats, dims_parts
 from transfer_queue.core.tables.ready_sets import Fields
-from transfer_queue.core.tables.rows import RowsOfChunk
+from transfer_queue.core.tables.rows import CHUNK_BITS, CONSUMED, Chunk, RowsOfChunk
 from transfer_queue.messages.descriptors import DIGEST, FieldSpec, NewBlock
 
 NO_FIELDS: Fields = frozenset()
 Positions = Union[Sequence[int], np.ndarray]
+
+# ------------------------------------------------------------ puts
 
 
 @applies(r.SamplesPut)
 def apply_put(state: State, put: r.SamplesPut) -> None:
     """Apply a reservation, a put, or puts of several clients."""
     partition = state.new_version(put.partition) if put.puts else state.partitions[put.partition]
+    state.next_index = max(state.next_index, put.first_index + put.count)
     if put.pre_allocated:
         partition.waiting += range(partition.rows.end, partition.rows.end + put.count)
         partition.rows.append(put.first_index, put.count, waiting=True)
-    else:
-        _apply_to_rows(partition, put)
-    for field in put.noted:
-        slots = np.frombuffer(field.slots, "<i4").tolist()
-        digests = [field.digests[at : at + DIGEST] for at in range(0, len(field.digests), DIGEST)]
-        values = {digest: (field.block, slot) for digest, slot in zip(digests, slots, strict=True)}
-        state.blocks.equal.add(partition.number, field.name, values)
-    next_block = put.first_block
-    for part in put.puts:
-        next_block += len(part.blocks)
-    state.next_block = max(state.next_block, next_block)
-    state.next_index = max(state.next_index, put.first_index + put.count)
-
-
-def _apply_to_rows(partition: Partition, put: r.SamplesPut) -> None:
+        return
     added: Sequence[RowsOfChunk] = ()
     new: Positions = ()
     if put.count or put.taken:
         added, new = _add_rows(partition, put)
     rows, positions = added, new
     if put.rows is not None:
-        named = partition.rows.positions_of(np.frombuffer(put.rows, "<i8"))
-        rows, positions = list(partition.rows.split(named)), named
+        positions = partition.rows.positions_of(np.frombuffer(put.rows, "<i8"))
+        rows = list(partition.rows.split(positions))
     if put.groups is not None:
         _join_groups(partition, put.groups, positions, new)
     if put.tags is not None:
         for key, chunk, at, where in rows:
             partition.put_tags(key, chunk, at, put.tags, where, put.replace_tags)
-    has_values = put.first_block > 0 or bool(put.shared)
-    if has_values:
-        _set_values(partition, put, rows, positions)
-    for key, chunk, at, _ in rows if has_values or put.tags is not None else added if put.keys is not None else ():
-        chunk.changed[at] = partition.version
-        partition.changes.mark_chunk_changed(partition.version, key)
+    if put.first_block or put.shared:
+        next_block = _set_values(partition, put, rows, positions)
+        state.next_block = max(state.next_block, next_block)
+    elif put.tags is None:  # without keys, the rows have not got anything that others can see
+        rows = () if put.keys is None else added
+    for key, chunk, at, _ in rows:
+        partition.changes.mark_rows_changed(partition.version, key, chunk, at)
+    for field in put.noted:
+        slots = np.frombuffer(field.slots, "<i4").tolist()
+        digests = [field.digests[at : at + DIGEST] for at in range(0, len(field.digests), DIGEST)]
+        values = {digest: (field.block, slot) for digest, slot in zip(digests, slots, strict=True)}
+        state.blocks.equal.add(partition.number, field.name, values)
 
 
 def _add_rows(partition: Partition, put: r.SamplesPut) -> tuple[Sequence[RowsOfChunk], Sequence[int]]:
     """Take and add the rows that a put takes and adds, with their keys. Return them, and their positions."""
-    table, owners = partition.rows, partition.owners
-    added = table.append(put.first_index, put.count)
+    table, owners, numbers = partition.rows, partition.owners, []
+    for part in put.puts:
+        numbers.append(owners.setdefault(part.client, len(owners) + 1))
+    added = table.append(put.first_index, put.count, owner=numbers[0])
     positions: Sequence[int] = range(table.end - put.count, table.end)
     if put.taken:
         positions = [*partition.waiting[: put.taken], *positions]
@@ -74,21 +71,22 @@ def _add_rows(partition: Partition, put: r.SamplesPut) -> tuple[Sequence[RowsOfC
         added = list(table.split(np.array(positions, "i8")))
         for _, chunk, at, _ in added:
             chunk.waiting[at] = 0
-    numbers = []
-    for part in put.puts:
-        numbers.append(owners.setdefault(part.client, len(owners) + 1))
-        if partition.wants.promised:
-            partition.wants.fulfil(part.client, part.count if len(put.puts) > 1 else len(positions))
-    owner = numbers[0] if len(numbers) == 1 else np.repeat(numbers, [part.count for part in put.puts])
-    for _, chunk, at, where in added:
-        chunk.owner[at] = owner if isinstance(owner, int) else owner[where]
-    partition.admitted += len(positions)
+            chunk.owner[at] = numbers[0]
+    count = len(positions)
+    if len(numbers) > 1:
+        owner = np.repeat(numbers, [part.count for part in put.puts])
+        for _, chunk, at, where in added:
+            chunk.owner[at] = owner[where]
+    if partition.wants.promised:
+        for part in put.puts:
+            partition.wants.fulfil(part.client, part.count if len(numbers) > 1 else count)
+    partition.admitted += count
     if partition.limits:
-        partition.window.add_rows(len(positions))
+        partition.window.add_rows(count)
     if put.keys is not None:
         partition.keys.update(zip(put.keys, positions, strict=True))
         for _, chunk, at, where in added:
-            listed = chunk.key_list()
+            listed = chunk.keys or chunk.key_list()
             if isinstance(at, slice):
                 listed[at] = put.keys[where]
             else:
@@ -106,35 +104,42 @@ def _join_groups(partition: Partition, groups: Sequence[str | None], positions: 
     partition.join([group for _, group in members], [position for position, _ in members])
 
 
-def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfChunk], positions: Positions) -> None:
-    """Add the blocks of a put, and record where its rows have their values from now on."""
-    ranks = partition.field_ranks
+def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfChunk], positions: Positions) -> int:
+    """Add the blocks of a put, and record where its rows have their values from now on.
+
+    Returns the number after that of its last block.
+    """
+    ranks, puts = partition.field_ranks, put.puts
     released: list[np.ndarray] = []
     if ranks.names:
         for _, chunk, at, _ in rows:
             ranks.remove(chunk, at)
-    for field in put.shared:
-        numbers = np.frombuffer(field.blocks, "<i8")
-        partition.blocks.retain(numbers)
-        its = partition.rows.split(np.asarray(positions)[np.frombuffer(field.targets, "<i4")])
-        released += _set_columns(partition, its, [field], numbers, np.frombuffer(field.slots, "<i4"))
-    names: Fields = frozenset([field.name for field in put.shared]) if put.shared else NO_FIELDS
+    names = _share_values(partition, put.shared, positions, released) if put.shared else NO_FIELDS
     number = put.first_block
-    for part in put.puts:
+    for part in puts:
         for block in part.blocks:
             fields = add_types(partition, block, len(part.blocks) == 1)
             names = names | fields if names else fields
-            if len(put.puts) == 1:
-                released += _set_block(partition, part, block, number, rows, positions)
-            else:
-                partition.blocks.add(number, part.client, block, part.count * len(fields), partition.number)
+            its, count = rows, part.count
+            slots: int | np.ndarray = 0
+            if block.slots is not None:
+                slots = np.frombuffer(block.slots, "<i4")
+                targets = np.flatnonzero(slots >= 0)
+                if len(targets) < count:  # the put shares the other values
+                    count, slots = len(targets), slots[targets]
+                    its = list(partition.rows.split(np.asarray(positions)[targets]))
+            elif count > 1:
+                slots = np.arange(count, dtype="i4")
+            partition.blocks.add(number, part.client, block, count * len(block.schema), partition.number)
+            if len(puts) == 1:
+                _set_columns(partition, its, block.schema, number, slots, released)
             partition.nbytes += block.nbytes
             number += 1
-    if len(put.puts) > 1:  # one block each, with equal schemas
-        counts = [part.count for part in put.puts]
+    if len(puts) > 1:  # one block each, with equal schemas
+        counts = [part.count for part in puts]
         numbers = np.repeat(np.arange(put.first_block, number), counts)
         slots = np.concatenate([np.arange(count, dtype="i4") for count in counts])
-        _set_columns(partition, rows, put.puts[0].blocks[0].schema, numbers, slots)
+        _set_columns(partition, rows, puts[0].blocks[0].schema, numbers, slots, released)
     if ranks.names:
         for _, chunk, at, _ in rows:
             ranks.add(chunk, at)
@@ -145,29 +150,19 @@ def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfCh
         for key, chunk, at, _ in rows:
             partition.unseen.add(names, key, chunk, at)
         partition.update_awaited_sets(names)
+    return number
 
 
-def _set_block(
-    partition: Partition,
-    part: r.WriterPart,
-    block: NewBlock,
-    number: int,
-    rows: Iterable[RowsOfChunk],
-    positions: Positions,
-) -> list[np.ndarray]:
-    """Add a block, and record that the rows of its put have its values. Return their former blocks."""
-    count = part.count
-    slots: int | np.ndarray = 0
-    if block.slots is not None:
-        slots = np.frombuffer(block.slots, "<i4")
-        targets = np.flatnonzero(slots >= 0)
-        if len(targets) < count:  # the put shares the other values
-            count, slots = len(targets), slots[targets]
-            rows = partition.rows.split(np.asarray(positions)[targets])
-    elif count > 1:
-        slots = np.arange(count, dtype="i4")
-    partition.blocks.add(number, part.client, block, count * len(block.schema), partition.number)
-    return _set_columns(partition, rows, block.schema, number, slots)
+def _share_values(
+    partition: Partition, shared: Sequence[r.SharedField], positions: Positions, released: list[np.ndarray]
+) -> Fields:
+    """Give rows values of earlier puts, and add their former blocks to `released`. Return the fields."""
+    for field in shared:
+        numbers = np.frombuffer(field.blocks, "<i8")
+        partition.blocks.retain(numbers)
+        its = partition.rows.split(np.asarray(positions)[np.frombuffer(field.targets, "<i4")])
+        _set_columns(partition, its, [field], numbers, np.frombuffer(field.slots, "<i4"), released)
+    return frozenset([field.name for field in shared])
 
 
 def _set_columns(
@@ -176,34 +171,36 @@ def _set_columns(
     fields: Sequence[FieldSpec | r.SharedField],
     blocks: int | np.ndarray,
     slots: int | np.ndarray,
-) -> list[np.ndarray]:
+    released: list[np.ndarray],
+) -> None:
     """Set the values of rows: the number of the block, and the row in the block, of all or of each of them.
 
-    Returns the former blocks of the rows.
+    Adds the former blocks of the rows to `released`.
     """
-    released: list[np.ndarray] = []
-    losses = partition.losses
+    stats, losses = partition.fields, partition.losses
     for _, chunk, at, where in rows:
         block = blocks if isinstance(blocks, int) else blocks[where]
         slot = slots if isinstance(slots, int) else slots[where]
+        columns, is_new, gained = chunk.field, isinstance(at, slice), 0
+        if is_new:  # rows that were just added, which have no value
+            gained = at.stop - at.start
+            if gained == 1 and block is blocks and slot is slots:
+                at = at.start  # numpy sets one entry faster than a slice
         for named in fields:
             name = named.name
-            blocks_of, slots_of = chunk.field.get(name) or chunk.field_columns(name)
-            if isinstance(at, slice):  # rows that were just added, which have no value
-                gained = at.stop - at.start
-            else:
+            blocks_of, slots_of = columns.get(name) or chunk.field_columns(name)
+            if not is_new:
                 before = blocks_of[at]
                 gained = len(at) - int(np.count_nonzero(before))
                 if gained < len(at):
                     released.append(before)
                 if losses.counts:
                     losses.forget(chunk, name, at)
-            field = partition.fields[name]
+            field = stats[name]
             field.live += gained
             field.ever += gained
             blocks_of[at] = block
             slots_of[at] = slot
-    return released
 
 
 def add_types(partition: Partition, block: NewBlock, alone: bool) -> Fields:
@@ -228,3 +225,103 @@ def add_types(partition: Partition, block: NewBlock, alone: bool) -> Fields:
     partition.learnt = shape if alone and not several else None
     partition.learnt_fields = frozenset([spec.name for spec in block.schema])
     return partition.learnt_fields
+
+
+# ------------------------------------------------------------ clears and drops
+
+
+@applies_to_partition(r.RowsCleared)
+def _apply_rows_cleared(partition: Partition, record: r.RowsCleared) -> None:
+    clear_rows(partition, partition.rows.positions_of(np.frombuffer(record.rows, "<i8")))
+
+
+@applies_to_partition(r.RowsDropped)
+def _apply_rows_dropped(partition: Partition, dropped: r.RowsDropped) -> None:
+    rows = np.frombuffer(dropped.rows, "<i8")
+    positions = partition.rows.positions_of(rows)
+    partition.admitted -= len(rows)
+    if not dropped.withdrawn:
+        partition.drops.add(rows, dropped.reason)
+    clear_rows(partition, positions, withdrawn=dropped.withdrawn)
+    for name, count in dropped.unborn:
+        if count:
+            partition.groups.unborn[name] = count
+        else:
+            partition.groups.unborn.pop(name, None)
+
+
+def clear_all(partition: Partition) -> None:
+    """Remove all rows of a partition that is removed itself."""
+    partition.ready.clear()
+    partition.unseen.clear()
+    clear_rows(partition, partition.rows.live_positions())
+
+
+def clear_rows(partition: Partition, positions: np.ndarray, *, withdrawn: bool = False) -> None:
+    """Remove these rows. withdrawn: as if they had never joined their groups."""
+    for key, chunk, at, _ in partition.rows.split(np.sort(positions)):
+        partition.window.remove(key, chunk, at)
+        chunk.alive[at] = 0
+        chunk.living -= len(at)
+        partition.rows.count -= len(at)
+        for task, taken in chunk.consumed.items():
+            partition.tasks[task] -= int(np.count_nonzero(taken[at] == CONSUMED))
+            partition.count_unclaimed(task, taken[at])
+            taken[at] = 0
+        partition.leases.clear_rows(key, at)
+        for column in (*chunk.held.values(), *chunk.finished.values()):
+            column[at] = 0
+        partition.passed.codes.clear_rows(key, at)
+        for task, dealt in chunk.dealt.items():
+            numbers, counts = np.unique(dealt[at], return_counts=True)
+            for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+                if number:
+                    partition.dealt[task].remove_rows(number, count)
+            dealt[at] = 0
+        for ready in partition.ready.values():
+            ready.update(key, chunk, at, partition.groups)
+        if chunk.group is not None:
+            for place, number in zip(at.tolist(), chunk.group[at].tolist(), strict=True):
+                if number >= 0 and withdrawn:
+                    _forget_member(partition, number, place + (key << CHUNK_BITS))
+                elif number >= 0:
+                    partition.groups.leave(number)
+            chunk.group[at] = -1
+        partition.changes.clear(partition.version, chunk, at)
+        _clear_values(partition, chunk, at)
+        if chunk.waiting[at].any():
+            gone = set((at[chunk.waiting[at] == 1] + (key << CHUNK_BITS)).tolist())
+            partition.waiting = [p for p in partition.waiting if p not in gone]
+            chunk.waiting[at] = 0
+        if partition.rows.drop_if_empty(key):
+            partition.changes.forget_chunk(key)
+            for ready in partition.ready.values():
+                ready.forget_chunk(key)
+    partition.forget_gone_ranks()
+
+
+def _forget_member(partition: Partition, number: int, position: int) -> None:
+    partition.groups.forget_member(number, position)
+    if number in partition.groups.declared:
+        for ready in partition.ready.values():
+            ready.note_group_size(number, partition.groups)
+            partition.gained.add(ready.task)  # a group that was too large may be complete now
+
+
+def _clear_values(partition: Partition, chunk: Chunk, at: np.ndarray) -> None:
+    released: list[np.ndarray] = []
+    for name in chunk.lost:
+        partition.losses.forget(chunk, name, at)
+    partition.field_ranks.remove(chunk, at)
+    for name, (column, _) in chunk.field.items():
+        old = column[at]
+        count = int(np.count_nonzero(old))
+        if count:
+            column[at] = 0
+            released.append(old)
+            partition.remove_values(name, count)
+    if released:
+        partition.nbytes -= partition.blocks.release(np.concatenate(released))
+    chunk.clear_tags(at)
+    for key in chunk.take_keys(at):
+        del partition.keys[key]

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from itertools import chain, repeat
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -119,7 +118,9 @@ def _reply(state: State, request: Publish, decided: DecidedPut) -> PublishReply:
     if decided.is_new or request.keys is None:
         version = partition.version if decided.is_new else 0
         return PublishReply(rows.tobytes(), epoch=epoch, dtypes=dtypes, warning=decided.warning, version=version)
-    positions = partition.rows.positions_of(rows)
+    positions = decided.positions
+    if positions is None:
+        positions = partition.rows.positions_of(rows)
     fields = partition.common_fields(positions)
     as_sent = isinstance(request.tags, TagTable) and partition.has_no_other_tags(positions, request.tags)
     tags = None if as_sent else partition.packed_tags_of(positions)
@@ -199,7 +200,9 @@ def publish_several(context: Context, callers: Sequence[Caller]) -> list[Effect]
     for caller, (_, request) in zip(callers, puts, strict=True):
         rows = decided.rows[done : done + request.count]
         done += request.count
-        effects += context.commit(caller, Decision([], partial(_reply, state, request, decided._replace(rows=rows))))
+        effects += context.commit(
+            caller, Decision([], partial(_reply, state, request, msgspec.structs.replace(decided, rows=rows)))
+        )
     return effects
 
 
@@ -236,7 +239,7 @@ def _join(state: State, puts: Sequence[Publish], are_next: bool) -> Publish:
 # ------------------------------------------------------------ decisions
 
 
-class _NewRows(NamedTuple):
+class _NewRows(msgspec.Struct, frozen=True):
     """The rows that a request takes and adds."""
 
     made: list[r.AnyRecord]
@@ -319,7 +322,7 @@ def _indexes_of_keys(partition: Partition | None, positions: np.ndarray | None, 
     return out
 
 
-class DecidedPut(NamedTuple):
+class DecidedPut(msgspec.Struct, frozen=True):
     """What becomes of a put, or of several."""
 
     records: list[r.AnyRecord]
@@ -329,12 +332,15 @@ class DecidedPut(NamedTuple):
     """Whether all rows are new and have the fields of the put."""
     warning: str | None
     """For the client."""
+    positions: np.ndarray | None
+    """The position of each row if all of them existed before and stay; otherwise None."""
 
 
 def decide(state: State, puts: Sequence[tuple[str, Publish]]) -> DecidedPut:
     """Decide a put, or the usual puts of several clients, each given with its client."""
     writer, request = puts[0]
-    partition = state.partitions.get(request.partition)
+    name = request.partition
+    partition = state.partitions.get(name)
     parts, are_next = [], True
     for client, put in puts:
         part = r.WriterPart(client, put.count, put.blocks)
@@ -342,47 +348,61 @@ def decide(state: State, puts: Sequence[tuple[str, Publish]]) -> DecidedPut:
         parts.append(part)
     if len(puts) > 1:
         request = _join(state, [put for _, put in puts], are_next)
-    positions, unknown = (None, []) if request.keys is None else _find_distinct(partition, request.keys)
-    shared = equal_values.find_shared(state, partition, request) if request.equal else []
+    keys, count = request.keys, request.count
+    positions: np.ndarray | None = None
+    if keys is not None:
+        positions, fresh = _find_keys(partition, keys)
+        if len(keys) > 1:
+            # the keys of ascending rows are distinct, which is faster to see than to hash them
+            ascending = positions is not None and not fresh and (positions[1:] > positions[:-1]).all()
+            if not ascending and len(set(keys)) != len(keys):
+                repeated = _repeated_names(keys)
+                raise DuplicateError(f"Got duplicated keys in one put: {repeated}; every key names one sample")
+        keys, count = fresh or None, len(fresh)
+    shared: list[r.SharedField] = []
+    noted: list[r.NotedField] = []
+    if request.equal:
+        shared, noted = equal_values.find_equal(state, partition, request)
     if request.rows is not None:
-        positions = _existing_rows(partition, request)
+        positions, count = _existing_rows(partition, request), 0
     joining = NO_GROUPS
     if request.groups is not None:
         members = [-1] * request.count if positions is None else positions.tolist()
         joining = join_groups(partition, request.groups, members, request.puts)
-    count = request.count if positions is None else len(unknown)
+    records: list[r.AnyRecord] = []
+    indexes, first_index, taken = NO_ROWS, 0, 0
     if count:
         # the put would take rows of a new partition at once
-        pre_allocate = request.pre_allocate if request.pre_allocate > count else 0
-        made, indexes, first_index, taken = _new_rows(state, partition, request.partition, count, pre_allocate)
-    else:
-        made, indexes, first_index, taken = [], NO_ROWS, 0, 0
+        new = _new_rows(state, partition, name, count, request.pre_allocate if request.pre_allocate > count else 0)
+        records, indexes, first_index, taken = new.made, new.indexes, new.first_index, new.taken
     if positions is not None:
         indexes = _indexes_of_keys(partition, positions, indexes)
-    record = r.SamplesPut(
-        request.partition,
-        parts,
-        first_index,
-        count - taken,
-        request.keys if positions is None else unknown or None,
-        joining.groups,
-        request.tags,
-        0 if request.block is None else state.next_block,
-        None if positions is None and not taken else indexes.tobytes(),
-        taken,
-        False,
-        request.replace_tags and positions is not None,
-        shared,
-        equal_values.note_digests(state, partition, request) if request.equal else [],
+    records.append(
+        r.SamplesPut(
+            name,
+            parts,
+            first_index,
+            count - taken,
+            keys,
+            joining.groups,
+            request.tags,
+            0 if request.block is None else state.next_block,
+            None if positions is None and not taken else indexes.tobytes(),
+            taken,
+            False,
+            request.replace_tags and positions is not None,
+            shared,
+            noted,
+        )
     )
-    records = [*made, record]
     warning = None
     if joining.late:
-        records += joining.drop_late(request.partition, indexes)
+        records += joining.drop_late(name, indexes)
         warning = None if partition is None else joining.warning(partition)
     if request.closes:
         records += close_extents(state, writer, request.closes, parts[0].blocks)[0]
-    return DecidedPut(records, indexes, positions is None and not joining.late, warning)
+    existing = None if count or joining.late else positions
+    return DecidedPut(records, indexes, positions is None and not joining.late, warning, existing)
 
 
 def _check_put(state: State, partition: Partition | None, request: Publish, part: r.WriterPart) -> bool:
@@ -436,17 +456,6 @@ def _check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converte
             if field is not None and field.kind == "tensor" and (spec.kind == "object" or spec.name in converted):
                 error.tensors[spec.name] = [field.dtype, *field.others]
         raise
-
-
-def _find_distinct(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray | None, list[str]]:
-    """Return the result of `_find_keys`. Raises DuplicateError if a key is repeated."""
-    positions, unknown = _find_keys(partition, keys)
-    if len(keys) > 1:
-        # the keys of ascending rows are distinct, which is faster to see than to hash them
-        ascending = positions is not None and not unknown and (positions[1:] > positions[:-1]).all()
-        if not ascending and len(set(keys)) != len(keys):
-            raise DuplicateError(f"Got duplicated keys in one put: {_repeated_names(keys)}; every key names one sample")
-    return positions, unknown
 
 
 def _repeated_names(names: Collection[str] | Collection[int]) -> str:

@@ -11,7 +11,6 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.digest_index import Place
 from transfer_queue.errors import EqualValueGoneError, InvalidArgumentError
 from transfer_queue.messages.descriptors import DIGEST, EqualField, NewBlock
 from transfer_queue.messages.envelopes import AnyReply
@@ -85,52 +84,43 @@ def _known_targets(field: EqualField) -> np.ndarray:
     return known
 
 
-def find_shared(state: State, partition: Partition | None, request: Publish) -> list[r.SharedField]:
-    """Return the values that a put shares with earlier puts.
+def find_equal(
+    state: State, partition: Partition | None, request: Publish
+) -> tuple[list[r.SharedField], list[r.NotedField]]:
+    """Return the values that a put shares with earlier puts, and the digests of those that it writes.
+
+    Digests that are listed already are left out.
 
     Raises:
-        EqualValueGoneError: Such a value was freed after the client asked for it.
+        EqualValueGoneError: A value that the put shares was freed after the client asked for it.
     """
-    shared = []
-    for field in request.equal:
-        targets = np.flatnonzero(_known_targets(field))
-        if not len(targets):
-            continue
-        places = _places(state, partition, field)
-        found = [places[number] for number in np.frombuffer(field.numbers, "<i4")[targets].tolist()]
-        if None in found:
-            raise EqualValueGoneError(
-                f"{found.count(None)} values of field {field.name!r} of partition {request.partition!r} were freed "
-                f"after the client asked for them; nothing was put. Put them again."
-            )
-        there = np.array(found, "i8").reshape(-1, 2)
-        packed = targets.astype("<i4").tobytes(), there[:, 0].tobytes(), there[:, 1].astype("<i4").tobytes()
-        shared.append(r.SharedField(field.name, *packed))
-    return shared
-
-
-def note_digests(state: State, partition: Partition | None, request: Publish) -> list[r.NotedField]:
-    """Return the digests of the values that a put writes, without those that are listed already."""
     of_block: dict[str, tuple[int, NewBlock]] = {}
     for number, block in enumerate(request.blocks, state.next_block):
         of_block.update({spec.name: (number, block) for spec in block.schema})
-    noted = []
-    for field in request.equal:
-        if field.name not in of_block:
-            continue
-        number, block = of_block[field.name]
-        digests, places = _cut(field.name, field.digests), _places(state, partition, field)
-        slots = np.arange(request.count, dtype="i4") if block.slots is None else np.frombuffer(block.slots, "<i4")
-        fresh: dict[bytes, int] = {}
-        for at, slot in zip(np.frombuffer(field.numbers, "<i4").tolist(), slots.tolist(), strict=True):
-            if at >= 0 and places[at] is None:
-                fresh.setdefault(digests[at], slot)
-        if fresh:
-            packed = b"".join(fresh), np.array(list(fresh.values()), "<i4").tobytes()
-            noted.append(r.NotedField(field.name, number, *packed))
-    return noted
-
-
-def _places(state: State, partition: Partition | None, field: EqualField) -> list[Place | None]:
     owner = NO_PARTITION if partition is None else partition.number
-    return state.blocks.equal.find(owner, field.name, _cut(field.name, field.digests))
+    shared, noted = [], []
+    for field in request.equal:
+        digests, numbers = _cut(field.name, field.digests), np.frombuffer(field.numbers, "<i4")
+        places = state.blocks.equal.find(owner, field.name, digests)
+        targets = np.flatnonzero(_known_targets(field))
+        if len(targets):
+            found = [places[number] for number in numbers[targets].tolist()]
+            if None in found:
+                raise EqualValueGoneError(
+                    f"{found.count(None)} values of field {field.name!r} of partition {request.partition!r} were freed "
+                    f"after the client asked for them; nothing was put. Put them again."
+                )
+            there = np.array(found, "i8").reshape(-1, 2)
+            packed = targets.astype("<i4").tobytes(), there[:, 0].tobytes(), there[:, 1].astype("<i4").tobytes()
+            shared.append(r.SharedField(field.name, *packed))
+        if field.name in of_block:
+            number, block = of_block[field.name]
+            slots = np.arange(request.count, dtype="i4") if block.slots is None else np.frombuffer(block.slots, "<i4")
+            fresh: dict[bytes, int] = {}
+            for at, slot in zip(numbers.tolist(), slots.tolist(), strict=True):
+                if at >= 0 and places[at] is None:
+                    fresh.setdefault(digests[at], slot)
+            if fresh:
+                written = b"".join(fresh), np.array(list(fresh.values()), "<i4").tobytes()
+                noted.append(r.NotedField(field.name, number, *written))
+    return shared, noted

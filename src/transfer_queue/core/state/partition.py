@@ -464,15 +464,12 @@ class Partition(Persisted):
         """
         if isinstance(tags, TagTable):
             if tags.columns or replace:
-                chunk.tag_columns().put_table(at, tags, where, replace)
-        elif len(tags) == 1:  # the usual put of one row
-            (tag,) = tags
-            if tag or (replace and tag is not None):
-                chunk.tag_columns().put_row(at.start if isinstance(at, slice) else int(at[0]), tag, replace)
+                (chunk.tags or chunk.tag_columns()).put_table(at, tags, where, replace)
         else:
             mine = tags[where] if isinstance(where, slice) else [tags[place] for place in where.tolist()]
             if replace or any(mine):
-                chunk.tag_columns().put(at, mine, replace)
+                places = range(at.start, at.stop) if isinstance(at, slice) else at.tolist()
+                (chunk.tags or chunk.tag_columns()).put(places, mine, replace)
         for name in self.rows.watched:
             if replace or has_entry(tags, name):
                 chunk.set_watched(name, at)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.events import records as r
-from transfer_queue.core.puts import apply_clears
+from transfer_queue.core.puts.apply import clear_all, clear_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_state
 from transfer_queue.core.state.state import State, require_partition
@@ -263,7 +263,7 @@ class _Merge:
         self._copy_values()
         self._copy_losses()
         if self._made:  # nobody takes the pre-allocated rows any more
-            apply_clears.clear_rows(target, np.array(source.waiting, "i8"))
+            clear_rows(target, np.array(source.waiting, "i8"))
             target.changes.mark_all_changed(target.version)
         else:
             target.changes.mark_changed(target.version, self._to)
@@ -275,7 +275,7 @@ class _Merge:
         else:
             target.admitted += len(self._to)
         free = self._to[target.holds.finished_rows(self._to)]
-        apply_clears.clear_rows(target, free)
+        clear_rows(target, free)
         target.freed += len(free)
         # to load rows finishes none: they count as they did when they were saved, or in the partition before
         target.window.finished = finished
@@ -417,14 +417,14 @@ def select_samples(state: State, names: Sequence[str], keys: Sequence[str] | Non
         require_partition(state.partitions, name, "Nothing was changed. Name only partitions that the checkpoint has")
     for name in [name for name in state.partitions if name not in names]:
         partition = state.partitions.pop(name)
-        apply_clears.clear_all(partition)
+        clear_all(partition)
         state.blocks.stored.pop(partition.number, None)
         state.blocks.saved.pop(partition.number, None)
         state.aging.pop(name, None)
         state.counted.mark_changed(name)
     for partition in state.partitions.values():
         chosen = _written_rows(partition) if keys is None else _rows_with_keys(partition, keys)
-        apply_clears.clear_rows(partition, np.setdiff1d(partition.rows.live_positions(), chosen))
+        clear_rows(partition, np.setdiff1d(partition.rows.live_positions(), chosen))
         state.counted.mark_changed(partition.name)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_of, map_of, map_of_values
-from transfer_queue.core.tables.rows import CHUNK_BITS, Chunk, RowTable, ValueColumns
+from transfer_queue.core.tables.rows import CHUNK_BITS, Chunk, Indexer, RowTable, ValueColumns
 from transfer_queue.messages.queries import Watch
 
 MAX_CLEARED = 65536  # cleared rows that are remembered of one partition
@@ -50,14 +50,12 @@ class ChangeFeed(Persisted):
     def mark_changed(self, version: int, positions: np.ndarray) -> None:
         """Record that these rows changed."""
         for key, chunk, at, _ in self.rows.split(positions):
-            chunk.changed[at] = version
-            self.mark_chunk_changed(version, key)
+            self.mark_rows_changed(version, key, chunk, at)
 
     def mark_all_changed(self, version: int) -> None:
         """Record that all live rows changed."""
         for key, chunk in self.rows.chunks.items():
-            chunk.changed[chunk.alive == 1] = version
-            self.mark_chunk_changed(version, key)
+            self.mark_rows_changed(version, key, chunk, chunk.alive == 1)
 
     def versions_of(self, positions: np.ndarray) -> np.ndarray:
         """Return the version at which each of these rows last changed (i8), which is never 0 for a row with a key."""
@@ -66,8 +64,11 @@ class ChangeFeed(Persisted):
             out[where] = chunk.changed[at]
         return out
 
-    def mark_chunk_changed(self, version: int, key: int) -> None:
-        """Record that rows of a chunk changed."""
+    def mark_rows_changed(self, version: int, key: int, chunk: Chunk, at: Indexer) -> None:
+        """Record that these rows of a chunk changed."""
+        if isinstance(at, slice) and at.stop - at.start == 1:
+            at = at.start  # numpy sets one entry faster than a slice
+        chunk.changed[at] = version
         self.newest.pop(key, None)
         self.newest[key] = version
 

@@ -352,7 +352,7 @@ class RowTable(Persisted):
         self._firsts: list[int] | None = None  # first global index of each chunk, cached with
         self._keys: list[int] = []  # the chunk numbers
 
-    def append(self, first_index: int, count: int, waiting: bool = False) -> list[RowsOfChunk]:
+    def append(self, first_index: int, count: int, *, owner: int = 0, waiting: bool = False) -> list[RowsOfChunk]:
         """Add rows with consecutive global indexes. Returns where they are; their places are slices."""
         added: list[RowsOfChunk] = []
         self.count += count
@@ -371,9 +371,10 @@ class RowTable(Persisted):
                 chunk.grow(last)
             at = slice(first, last)
             if take == 1:  # numpy sets one entry faster than a slice
-                chunk.index[first], chunk.alive[first] = first_index + done, 1
+                chunk.index[first], chunk.alive[first], chunk.owner[first] = first_index + done, 1, owner
             else:
-                chunk.index[at], chunk.alive[at] = np.arange(first_index + done, first_index + done + take), 1
+                chunk.index[at] = np.arange(first_index + done, first_index + done + take)
+                chunk.alive[at], chunk.owner[at] = 1, owner
             if waiting:
                 chunk.waiting[at] = 1
             chunk.size = last

@@ -11,7 +11,7 @@ the columns together takes a fraction of the time.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -30,7 +30,6 @@ from transfer_queue.messages.tag_table import (
     NONE,
     POOLED,
     EntryColumn,
-    SentTags,
     StoredTags,
     TagTable,
     entry_column,
@@ -230,7 +229,10 @@ class ChunkTags:
     def from_saved(cls, tags: StoredTags, capacity: int) -> ChunkTags:
         """Return the tags that `pack` has returned."""
         made = cls(capacity)
-        made.put(slice(0, len(tags)), tags)  # type: ignore[arg-type]
+        if isinstance(tags, TagTable):
+            made.put_table(slice(0, len(tags)), tags, slice(None))
+        else:
+            made.put(range(len(tags)), tags)
         return made
 
     def grow(self, capacity: int) -> None:
@@ -247,26 +249,20 @@ class ChunkTags:
             for place in self._places(at):
                 self.rest.pop(place, None)
 
-    def put(self, at: Places, tags: SentTags, replace: bool = False) -> None:
-        """Merge tags into those of these rows, or replace them. An entry to remove may be missing."""
-        if isinstance(tags, TagTable):
-            self.put_table(at, tags, slice(None), replace)
-            return
-        for place, tag in zip(self._places(at), tags, strict=True):
-            if tag is not None and (tag or replace):
-                self.put_row(place, tag, replace)
-
-    def put_row(self, at: int, tag: dict[str, Any], replace: bool = False) -> None:
-        """Merge a tag into that of a row, or replace it."""
-        if replace:
-            for column in self.columns.values():
-                column.kinds[at] = MISSING
-            self.rest.pop(at, None)
-        pending = self._pending
-        before = pending.get(at)
-        pending[at] = tag if before is None else {**before, **tag}
-        if len(pending) >= MOST_PENDING:
-            self._merge_pending()
+    def put(self, places: Iterable[int], tags: Iterable[dict[str, Any] | None], replace: bool = False) -> None:
+        """Merge a tag into that of each of these rows, or replace it. An entry to remove may be missing."""
+        for at, tag in zip(places, tags, strict=True):
+            if tag is None or not (tag or replace):
+                continue
+            if replace:
+                for column in self.columns.values():
+                    column.kinds[at] = MISSING
+                self.rest.pop(at, None)
+            pending = self._pending
+            before = pending.get(at)
+            pending[at] = tag if before is None else {**before, **tag}
+            if len(pending) >= MOST_PENDING:
+                self._merge_pending()
 
     def _merge_pending(self) -> None:
         """Merge what is pending into the tags of its rows."""
