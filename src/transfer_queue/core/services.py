@@ -17,7 +17,7 @@ from transfer_queue.core.claims import (
     row_leases,
 )
 from transfer_queue.core.context import CoreService
-from transfer_queue.core.puts import clears, decide, equal_values, partitions
+from transfer_queue.core.puts import decide, equal_values, partitions
 from transfer_queue.core.queries import batch_metadata, partition_view, value_locations
 from transfer_queue.core.reports import deadlock_detector, explain, sample_report, status, waits
 from transfer_queue.core.timeline import abandoned_samples, recorder, timeline_handlers
@@ -32,11 +32,10 @@ FEATURES: tuple[ModuleType, ...] = (
     row_leases,
     locks,
     absent_clients,
-    clears,
+    partitions,
     wakeups,
     jobs,
     decide,
-    partitions,
     equal_values,
     deal_jobs,
     claim_handler,

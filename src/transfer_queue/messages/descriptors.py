@@ -196,7 +196,7 @@ class PartitionOptions(Message, frozen=True):
     rows_per_version: Natural | None = None
     """See `core.puts.limits`."""
     keep_rows: Natural | None = None
-    """The number of rows beyond which the oldest are dropped (`core.puts.clears`)."""
+    """The number of rows beyond which the oldest are dropped (`core.puts.partitions`)."""
     keep_bytes: Natural | None = None
     """The number of bytes beyond which the oldest rows are dropped."""
     keep_seconds: Seconds | None = None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.core.claims import deal_jobs
 from transfer_queue.core.events import records as r
-from transfer_queue.core.puts import clears
+from transfer_queue.core.puts import partitions
 from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.claims import Cancel, ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition
@@ -29,7 +29,7 @@ ROWS = 2 * CHUNK + 400
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clears, "STEP", ROWS)
+    monkeypatch.setattr(partitions, "STEP", ROWS)
     monkeypatch.setattr(deal_jobs, "SMALL", 0)
     for name in ("BUILT", "COUNTED", "COUNTED_DECLARED", "MARKED", "RANKED"):
         monkeypatch.setattr(deal_jobs, name, 1)

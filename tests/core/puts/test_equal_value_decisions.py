@@ -21,11 +21,6 @@ replace = msgspec.structs.replace
 NOTHING: Any = None
 
 
-@pytest.fixture
-def h() -> Harness:
-    return Harness()
-
-
 def digest(number: int) -> bytes:
     return number.to_bytes(DIGEST, "big")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import Harness, column
 
-from transfer_queue.core.puts import clears
+from transfer_queue.core.puts import partitions
 from transfer_queue.errors import InvalidArgumentError, StaleMetadataError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import ClearPartition
@@ -14,7 +14,7 @@ from transfer_queue.messages.puts import ClearKeys, ClearRows
 
 @pytest.fixture(autouse=True)
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clears, "STEP", 4)
+    monkeypatch.setattr(partitions, "STEP", 4)
 
 
 def left(h: Harness) -> int:

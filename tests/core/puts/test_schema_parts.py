@@ -18,11 +18,6 @@ KINDS = {name: tensor(shape=[(1,), (number % 3,)]) for number, name in enumerate
 replace = msgspec.structs.replace
 
 
-@pytest.fixture
-def h() -> Harness:
-    return Harness()
-
-
 def in_parts(block: NewBlock, size: int = 30) -> NewBlock:
     """Return the same block with its schema in parts."""
     schema = block.schema

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from harness import OBJECT, Harness, column, encode, places, rows_of, tensor
+from harness import OBJECT, Harness, column, places, rows_of, tensor
 
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError, ProtocolError, TransferQueueError
 from transfer_queue.messages.descriptors import BlockLocation
@@ -18,11 +18,6 @@ from transfer_queue.messages.queries import Lookup, ShowRows
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
 
 replace = msgspec.structs.replace
-
-
-@pytest.fixture
-def h() -> Harness:
-    return Harness()
 
 
 def values(h: Harness, rows: list[int], *fields: str) -> list[dict[str, tuple[int, int]]]:
@@ -132,20 +127,3 @@ def test_wrong_blocks_are_refused_together(h: Harness, wrong: str) -> None:
         h.ask(change(put))
     assert h.ask(ListPartitions()).value == []
     assert len(rows_of(h.ask(put))) == 3
-
-
-def test_blocks_of_many_fields_are_applied_together(h: Harness) -> None:
-    many, few = [f"f{number}" for number in range(90)], [f"g{number}" for number in range(70)]
-    for _ in range(2):  # the first put makes the fields, the second finds them
-        put = h.publish_blocks(3, (few, [0, 0, 1]), (many, [2, 1, 0]))
-        put = replace(put, block=_in_parts(put.blocks[0]), further=[_in_parts(put.further[0])])
-        rows = rows_of(h.ask(put))
-        found = values(h, rows, "f0", "f89", "g0", "g69")
-        assert [row["f0"][1] for row in found] == [row["f89"][1] for row in found] == [2, 1, 0]
-        assert [row["g0"][1] for row in found] == [row["g69"][1] for row in found] == [0, 0, 1]
-    assert len(h.dealt(6, fields=["f1", "g1"]) or []) == 6
-
-
-def _in_parts(block: Any) -> Any:
-    schema = block.schema
-    return replace(block, schema=[], parts=[encode(schema[start : start + 30]) for start in range(0, len(schema), 30)])

@@ -40,9 +40,8 @@ from __future__ import annotations
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State, require_partition
+from transfer_queue.core.state.state import State
 from transfer_queue.errors import CapacityError, InvalidArgumentError, PartitionFullError, SealedError, StalenessError
-from transfer_queue.messages.partitions import SetPolicyVersion
 from transfer_queue.messages.puts import Publish, Reserve
 
 MAX_RESERVED = 1 << 28  # rows of one request; a larger number is a mistake
@@ -196,16 +195,3 @@ def refused_put(error: CapacityError, wait: float | None, waited: float = 0.0) -
         "Pass timeout= to wait" if wait is None else f"It waited {waited:.3g} s; pass a longer timeout= to wait longer"
     )
     return type(error)(f"{error} {advice}.")
-
-
-def set_version(state: State, request: SetPolicyVersion) -> list[r.AnyRecord]:
-    """Return the record of a new policy version; none if the version is the same."""
-    partition = require_partition(state.partitions, request.partition)
-    if request.version < partition.policy_version:
-        raise InvalidArgumentError(
-            f"the policy of partition {request.partition!r} is at version {partition.policy_version} and cannot go "
-            f"back to {request.version}"
-        )
-    if request.version == partition.policy_version:
-        return []
-    return [r.PolicyAdvanced(request.partition, request.version)]
