@@ -102,7 +102,7 @@ def test_columns_of_a_wrong_length_are_refused(h: Harness, request_: object) -> 
 def test_split_covers_everything_once(picked: list[int], step: int) -> None:
     rows = RowTable()
     while rows.end < 3 * CHUNK:
-        rows.append(rows.end, min(step, 3 * CHUNK - rows.end), False)
+        rows.append(rows.end, min(step, 3 * CHUNK - rows.end))
     positions = np.array([p for p in picked if p < rows.end], "i8")
     out = np.full(len(positions), -1)
     for key, chunk, at, where in rows.split(positions):
