@@ -22,7 +22,7 @@ from transfer_queue.core.claims import claim_handler, consumption_handlers, deal
 from transfer_queue.core.context import Context
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.puts import decide, group_decisions
-from transfer_queue.core.queries import batch_metadata, value_locations
+from transfer_queue.core.queries import lookups
 from transfer_queue.core.samplers import remote_calls
 from transfer_queue.core.samplers.calls import HostedRunner, InlineRunner, UserSampler
 from transfer_queue.core.services import FEATURES, SERVICES
@@ -43,13 +43,12 @@ from transfer_queue.testing import Client, Cluster
 USED = {
     absent_clients,  # notes who holds a batch that is not handed over
     activity,  # notes who produces and who consumes
-    batch_metadata,
     claim_handler,
     consumption_handlers,  # takes the hand-over of a batch
     decide,
     plan,
     recorder,  # the timeline is on by default
-    value_locations,
+    lookups,
     wakeups,
 }
 """The features that a put, a claim and a get are made of. A new feature does not belong here."""

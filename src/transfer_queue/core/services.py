@@ -18,7 +18,7 @@ from transfer_queue.core.claims import (
 )
 from transfer_queue.core.context import CoreService
 from transfer_queue.core.puts import decide, equal_values, partitions
-from transfer_queue.core.queries import batch_metadata, partition_view, value_locations
+from transfer_queue.core.queries import lookups, partition_view
 from transfer_queue.core.reports import deadlock_detector, explain, sample_report, status, waits
 from transfer_queue.core.timeline import abandoned_samples, recorder, timeline_handlers
 from transfer_queue.core.units import migration_planner, mirror_writer, mover, store_servers, unit_handlers
@@ -41,9 +41,8 @@ FEATURES: tuple[ModuleType, ...] = (
     claim_handler,
     consumption_handlers,
     plan,
-    batch_metadata,
     partition_view,
-    value_locations,
+    lookups,
     mover,
     migration_planner,
     unit_handlers,

@@ -21,8 +21,8 @@ from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import Decision
-from transfer_queue.core.queries import value_locations
-from transfer_queue.core.queries.batch_metadata import meta_reply
+from transfer_queue.core.queries import lookups
+from transfer_queue.core.queries.lookups import meta_reply
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.rows import rows_without, sort_unique
@@ -39,7 +39,7 @@ def empty_reply(context: Context, claim: Claim, ended: bool) -> ClaimReply:
     partition = context.state.partitions.get(claim.partition)
     fields = []
     if partition is not None and not claim.probe:
-        names = value_locations.with_nested(partition, claim.fields)
+        names = lookups.with_nested(partition, claim.fields)
         fields = [partition.fields[name].to_field_type() for name in sorted(set(names)) if name in partition.fields]
     version = -1 if partition is None or not claim.probe else partition.version
     dealt = partition.dealt.get(claim.task) if ended and partition is not None else None
@@ -98,7 +98,7 @@ def _meet(
     for each, rows, reply in zip(claims, batches, replies, strict=True):
         if each.claim.places and len(claims) <= PLACED:
             # The reply that is kept for retries does not contain the locations, because a retry may come much later.
-            places = value_locations.locate_claimed(context.state, partition, rows, sorted(set(each.claim.fields)))
+            places = lookups.locate_claimed(context.state, partition, rows, sorted(set(each.claim.fields)))
             reply = msgspec.structs.replace(reply, places=places)
         effects.append(Send(each.caller.peer, each.caller.envelope.sequence, reply))
     return effects

@@ -24,7 +24,7 @@ from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, 
 from transfer_queue.core.puts import equal_values, limits
 from transfer_queue.core.puts.group_decisions import NO_GROUPS, join_groups
 from transfer_queue.core.puts.partitions import create_partition
-from transfer_queue.core.queries.batch_metadata import meta_reply
+from transfer_queue.core.queries.lookups import meta_reply
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State, require_partition
 from transfer_queue.core.tables.fields import FieldStats, check_block, check_number, with_schema

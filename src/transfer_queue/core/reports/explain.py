@@ -117,8 +117,8 @@ def _row_words(
         return ["is pre-allocated, and no put has taken it yet"]
     words = []
     fields = request.fields if request.fields is not None else sorted(partition.fields)
-    have = [name for name in fields if partition.blocks_of(name, where)[0][0]]
-    lack = [name for name in fields if name not in have]
+    lack = partition.missing_fields(fields, position)
+    have = [name for name in fields if name not in lack]
     if lack:
         lost = partition.losses.describe(lack, where)
         there = have or partition.common_fields(where)
@@ -275,7 +275,7 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
     """Return what a group still lacks. absent: the number of members that do not exist yet."""
     missing = []
     for member in members:
-        lack = [name for name in fields if not partition.blocks_of(name, np.array([member]))[0][0]]
+        lack = partition.missing_fields(fields, member)
         if lack:
             index = int(partition.rows.indexes_of(np.array([member]))[0])
             missing.append(f"sample {index} (missing {_names(lack)})")

@@ -21,7 +21,7 @@ import numpy as np
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.fields import MIXED_RANK, FieldStats, dims_starts
+from transfer_queue.core.tables.fields import MIXED_RANK, FieldStats, dims_starts, mixed_shapes
 from transfer_queue.core.tables.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk
 from transfer_queue.core.timeline.event_ring import cut_text
 from transfer_queue.core.timeline.recorder import TimelineRecorder
@@ -179,24 +179,19 @@ def _fields(context: Context, partition: Partition, position: int, start: int) -
     blocks = _BlocksOfSample(context, partition)
     fields, missing = [], []
     start = min(start, len(partition.fields))
-    for stats in islice(partition.fields.values(), start, start + MAX_FIELDS):
-        number, slot = _place(chunk, stats.name, at)
-        if number:
-            fields.append(blocks.field(stats, number, slot))
+    names = islice(partition.fields, start, start + MAX_FIELDS)
+    for name, numbers, slots in partition.values_of(names, np.array([position])):
+        stats = partition.fields[name]
+        if numbers[0]:
+            fields.append(blocks.field(stats, int(numbers[0]), int(slots[0])))
         elif stats.live:
-            missing.append(stats.name)
+            missing.append(name)
     lost = [name for name in missing if name in chunk.lost and chunk.lost[name][at]]
     end = start + MAX_FIELDS
     return {
         "fields": fields, "missing": missing, "lost": lost,
         "next_field": end if end < len(partition.fields) else None,
     }  # fmt: skip
-
-
-def _place(chunk: Chunk, name: str, at: int) -> tuple[int, int]:
-    """Return the block of a value (0 if there is none), and its row in the block."""
-    columns = chunk.field.get(name)
-    return (0, 0) if columns is None else (columns[0].item(at), columns[1].item(at))
 
 
 class _BlocksOfSample:
@@ -259,10 +254,7 @@ class _BlocksOfSample:
 def _shape_of_row(spec: FieldSpec, dims: np.ndarray, slot: int) -> list[int]:
     """Return the shape of a row of a tensor's column, whose part of the block's dims this is."""
     if spec.ndim == MIXED_RANK:
-        at = 0
-        for _ in range(slot):
-            at += 1 + int(dims[at])
-        return dims[at + 1 : at + 1 + int(dims[at])].tolist()  # type: ignore[no-any-return]
+        return mixed_shapes(dims)[slot]
     start = slot * spec.ndim if spec.ragged else 0
     return dims[start : start + spec.ndim].tolist()  # type: ignore[no-any-return]
 
@@ -356,7 +348,7 @@ def _tasks(context: Context, partition: Partition, position: int) -> Iterator[Sa
                 task, samples.CONSUMED if reason is None else samples.SKIPPED, reason=reason or "", **known
             )
         else:
-            lacks = [name for name in asked.get(task, ()) if not _place(chunk, name, at)[0]]
+            lacks = partition.missing_fields(asked.get(task, ()), position)
             yield SampleTask(task, samples.WAITING if lacks else samples.READY, lacks, **known)
 
 

@@ -5,7 +5,7 @@ Methods that change something are called only by appliers of records; all other 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -52,6 +52,8 @@ from transfer_queue.messages.tag_table import (
 MAX_READY_SETS = 64
 FEW_KEYS = 16
 """Keys that are looked up one by one."""
+LONG_RUN = 256
+"""The number of rows from which it is worth finding out whether they are one after the other."""
 
 ReadyKey = tuple[str, tuple[str, ...]]  # task, fields
 
@@ -315,23 +317,40 @@ class Partition(Persisted):
             done += len(there)
         return True
 
+    def values_of(self, names: Iterable[str], positions: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Iterate over (field, block number of each row, row in the block); block 0 for a row without a value."""
+        count = len(positions)
+        parts = list(self.rows.split(positions))
+        together = len(parts) == 1 and isinstance(parts[0][3], slice)  # all rows are in one chunk
+        if together:
+            _, chunk, at, _ = parts[0]
+            if count >= LONG_RUN and int(at[-1]) - int(at[0]) == count - 1 and (at[1:] > at[:-1]).all():
+                at = slice(int(at[0]), int(at[-1]) + 1)  # selects a part of a column without a copy
+        for name in names:
+            if together and (columns := chunk.field.get(name)) is not None:
+                yield name, columns[0][at], columns[1][at]
+                continue
+            blocks, slots = np.zeros(count, "i8"), np.zeros(count, "i4")
+            for _, each, places, where in parts:
+                if (columns := each.field.get(name)) is not None:
+                    blocks[where], slots[where] = columns[0][places], columns[1][places]
+            yield name, blocks, slots
+
     def blocks_of(self, name: str, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the block number (0: no value) and the row in the block of one field of these rows."""
-        blocks = np.zeros(len(positions), "i8")
-        slots = np.zeros(len(positions), "i4")
-        for _, chunk, at, where in self.rows.split(positions):
-            columns = chunk.field.get(name)
-            if columns is not None:
-                blocks[where] = columns[0][at]
-                slots[where] = columns[1][at]
+        _, blocks, slots = next(self.values_of((name,), positions))
         return blocks, slots
 
     def produced_flags(self, fields: list[str], positions: np.ndarray) -> np.ndarray:
         """Return int8 [rows, fields]: 1 if the row has the field."""
         out = np.zeros((len(positions), len(fields)), "i1")
-        for column, name in enumerate(fields):
-            out[:, column] = self.blocks_of(name, positions)[0] != 0
+        for column, (_, blocks, _) in enumerate(self.values_of(fields, positions)):
+            out[:, column] = blocks != 0
         return out
+
+    def missing_fields(self, fields: Iterable[str], position: int) -> list[str]:
+        """Return those of these fields of which a row has no value."""
+        return [name for name, blocks, _ in self.values_of(fields, np.array([position])) if not blocks[0]]
 
     def consumption_states(self, task: str, positions: np.ndarray) -> np.ndarray:
         """Return int8 [rows]: CONSUMED, CLAIMED or 0, the state of each row for the task."""

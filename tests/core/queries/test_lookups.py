@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from differential import differential, row_lengths, small
 from transfer_queue.core.columns.kinds import InternTable
-from transfer_queue.core.queries import value_locations
+from transfer_queue.core.state import partition
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.descriptors import FieldType
 from transfer_queue.messages.queries import Lookup, LookupReply, ShowRows
@@ -32,7 +32,7 @@ DTYPES = {"a": "int8", "b": "float32", "c": "object"}
 def short_runs_are_long() -> Iterator[None]:
     """The short way of many rows that are one after the other is taken for a few."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(value_locations, "LONG_RUN", 2)
+        patch.setattr(partition, "LONG_RUN", 2)
         yield
 
 
