@@ -11,9 +11,8 @@ from timeline_replies import LANES, WALL, event, reply
 from transfer_queue.messages.reports.timeline import OpenWait
 from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.events import AHEAD, CLOSED, TIMED_OUT, EventKind
-from transfer_queue.timeline.intervals import Intervals, Line, merge, paint
 from transfer_queue.timeline.recording import Recording
-from transfer_queue.timeline.spans import SpanState, measure_spans
+from transfer_queue.timeline.spans import Intervals, Line, SpanState, measure_spans, merge, paint
 
 WAIT, CLAIM, END, PUT, HOLD, GONE = (
     EventKind.WAIT, EventKind.CLAIM, EventKind.END, EventKind.PUT, EventKind.HOLD, EventKind.GONE,

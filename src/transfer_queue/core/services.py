@@ -19,14 +19,13 @@ from transfer_queue.core.claims import (
 from transfer_queue.core.context import CoreService
 from transfer_queue.core.puts import decide, equal_values, partitions
 from transfer_queue.core.queries import lookups, partition_view
-from transfer_queue.core.reports import deadlock_detector, explain, sample_report, status, waits
-from transfer_queue.core.timeline import abandoned_samples, recorder, timeline_handlers
+from transfer_queue.core.reports import explain, sample_report, status, waits
+from transfer_queue.core.timeline import readers, recorder
 from transfer_queue.core.units import migration_planner, mirror_writer, mover, store_servers, unit_handlers
 
 FEATURES: tuple[ModuleType, ...] = (
     recorder,
-    timeline_handlers,
-    abandoned_samples,
+    readers,
     checkpoints,
     activity,
     row_leases,
@@ -46,7 +45,6 @@ FEATURES: tuple[ModuleType, ...] = (
     mover,
     migration_planner,
     unit_handlers,
-    deadlock_detector,
     waits,
     mirror_writer,
     store_servers,

@@ -1,8 +1,13 @@
-"""At which times each rank waited, worked or was held: spans of these states, and their shares of a window."""
+"""At which times each rank waited, worked or was held: spans of these states, and their shares of a window.
+
+Intervals of many workers are merged on one line, on which each worker has its own stretch, so that one pass over an
+array merges the intervals of all of them.
+"""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +15,6 @@ import numpy as np
 
 from transfer_queue.timeline.event_table import EventTable, TaskWorkers, order_of
 from transfer_queue.timeline.events import AHEAD, CLOSED, TIMED_OUT, EventKind
-from transfer_queue.timeline.intervals import Intervals, Line, merge, paint
 
 
 class SpanState(enum.IntEnum):
@@ -188,3 +192,89 @@ def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:
     returned = table.connected[at] & (until >= line.end)
     gone, closed = leaving & ~finished & ~returned, leaving & finished & ~returned
     return line.place(at[gone], time[gone], until[gone]), line.place(at[closed], time[closed], until[closed])
+
+
+@dataclass(frozen=True)
+class Line:
+    """A window of time of several workers, laid end to end on one line."""
+
+    start: float
+    """When the window begins."""
+    end: float
+    """When the window ends."""
+    workers: int
+    """The number of workers."""
+
+    @property
+    def length(self) -> float:
+        """The length of the window in seconds."""
+        return max(self.end - self.start, 0.0)
+
+    @property
+    def pitch(self) -> float:
+        """The distance between the stretches of two workers. A space between them keeps their intervals apart."""
+        return self.length + 1.0
+
+    def place(self, worker: np.ndarray, start: np.ndarray, end: np.ndarray) -> Intervals:
+        """Clip intervals of workers to the window and place them on the line. Empty ones are left out."""
+        start = np.clip(start - self.start, 0.0, self.length)
+        end = np.clip(end - self.start, 0.0, self.length)
+        kept = (end > start) & (worker >= 0) & (worker < self.workers)
+        base = worker[kept] * self.pitch
+        return Intervals(base + start[kept], base + end[kept])
+
+    def locate(self, places: Intervals) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the worker, the start and the end of intervals that lie in the stretch of one worker each."""
+        worker = (places.start // self.pitch).astype(np.int64)
+        base = worker * self.pitch - self.start
+        return worker, places.start - base, places.end - base
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Intervals on a line."""
+
+    start: np.ndarray
+    """Where each interval starts."""
+    end: np.ndarray
+    """Where each interval ends."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def merge(intervals: Intervals) -> Intervals:
+    """Return the union: sorted intervals that neither overlap nor touch."""
+    if not len(intervals):
+        return intervals
+    order = np.argsort(intervals.start, kind="stable")
+    start, end = intervals.start[order], np.maximum.accumulate(intervals.end[order])
+    first = np.append(True, start[1:] > end[:-1])
+    last = np.append(first[1:], True)
+    return Intervals(start[first], end[last])
+
+
+def paint(layers: Sequence[Intervals]) -> tuple[Intervals, np.ndarray]:
+    """Lay merged sets of intervals over each other.
+
+    Args:
+        layers: The sets, each the result of `merge`. A later one hides the earlier ones.
+
+    Returns:
+        The visible intervals in order, and for each the position of its layer.
+    """
+    edges = np.concatenate([edge for layer in layers for edge in (layer.start, layer.end)])
+    counts = [len(layer) for layer in layers]
+    steps = np.concatenate(
+        [np.full(count, sign * (1 << at), np.int64) for at, count in enumerate(counts) for sign in (1, -1)]
+    )
+    order = np.argsort(edges, kind="stable")
+    edges, covered = edges[order], np.cumsum(steps[order])[:-1]
+    start, end = edges[:-1], edges[1:]
+    seen = (covered > 0) & (end > start)
+    top = np.frexp(covered[seen].astype(np.float64))[1] - 1  # the highest bit, which is the last of the layers
+    start, end = start[seen], end[seen]
+    first = np.ones(len(top), bool)
+    first[1:] = (top[1:] != top[:-1]) | (start[1:] > end[:-1])
+    last = np.append(first[1:], True) if len(top) else first
+    return Intervals(start[first], end[last]), top[first]

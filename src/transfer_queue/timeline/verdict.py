@@ -23,7 +23,6 @@ from transfer_queue.timeline.bottleneck import (
 )
 from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.events import AHEAD, TIMED_OUT, EventKind
-from transfer_queue.timeline.rate_changes import last_rate_change
 from transfer_queue.timeline.recording import Recording
 
 WINDOW = 60.0  # the shortest window that is judged, in seconds, if the recording has as much
@@ -36,6 +35,10 @@ CLAIMS_AGAIN = 1.0  # seconds in which a client whose claim got nothing claims a
 SCATTER = 0.05  # the scatter of rates: a number of ranks that exceeds an integer by less is that integer
 MOST_HOPS = 4  # the number of steps that a text describes
 MOST_STAGES = 2  # the number of stages of which a text says that workers are gone
+BINS = 60  # in which a change of a rate is searched
+CHANGE = 0.25  # the least change, as a part of the previous rate
+CERTAINTY = 3.0  # a change is larger than the scatter of the means by this factor
+SHORTEST = 3  # bins on each side of a change
 HOLDS = {"policy": "policy version", "capacity": "capacity", "demand": "group demand"}
 REASONS = {
     "policy": "the policy version has to advance",
@@ -375,3 +378,46 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+def last_rate_change(times: np.ndarray, rows: np.ndarray, start: float, end: float) -> float | None:
+    """Return when the rate changed last by more than 25 %.
+
+    Args:
+        times: When something happened, in order.
+        rows: How many rows each time.
+        start: When the recording begins.
+        end: When it ends.
+
+    Returns:
+        The time of the change; None if the rate did not change, or if too little happened.
+    """
+    if not end > start or len(times) < 2 * SHORTEST:
+        return None
+    # Bins that hold less than a few events would scatter more than they show.
+    bins = min(BINS, max(len(times) // 4, 2 * SHORTEST))
+    rate, edges = np.histogram(times, bins, (start, end), weights=rows)
+    found, first = None, 0
+    while True:
+        at = _change(rate[first:])
+        if at is None:
+            return found
+        first += at
+        found = float(edges[first])
+
+
+def _change(rate: np.ndarray) -> int | None:
+    """Return the bin at which the two sides differ most, if they differ enough."""
+    count = len(rate)
+    if count < 2 * SHORTEST:
+        return None
+    before = np.arange(SHORTEST, count - SHORTEST + 1)
+    sums, squares = np.cumsum(rate), np.cumsum(rate**2)
+    left = sums[before - 1] / before
+    right = (sums[-1] - sums[before - 1]) / (count - before)
+    spread = squares[-1] - before * left**2 - (count - before) * right**2
+    scatter = np.sqrt(np.maximum(spread, 0.0) / max(count - 2, 1) * (1 / before + 1 / (count - before)))
+    score = np.abs(right - left) / np.maximum(scatter, 1e-9 * max(float(rate.max()), 1e-300))
+    best = int(np.argmax(score))
+    changed = abs(right[best] - left[best]) > CHANGE * max(left[best], 1e-300)
+    return int(before[best]) if changed and score[best] > CERTAINTY else None

@@ -14,9 +14,8 @@ from report_reader import describe
 
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.timeline import row_history
-from transfer_queue.core.timeline.event_ring import EventRing
-from transfer_queue.core.timeline.row_history import RowHistory
+from transfer_queue.core.timeline import event_ring
+from transfer_queue.core.timeline.event_ring import EventRing, RowHistory
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop
@@ -32,8 +31,8 @@ FIELDS = st.sampled_from([("x",), ("y",), ("x", "y")])
 class Histories(RuleBasedStateMachine):
     @initialize(capacity=st.sampled_from([11, 64, 4096]), page=st.sampled_from([3, 1 << 16]))
     def start(self, capacity: int, page: int) -> None:
-        self.before = row_history.PAGE_EVENTS, row_history.PAGE_ROWS
-        row_history.PAGE_EVENTS, row_history.PAGE_ROWS = page, 4 * page
+        self.before = event_ring.PAGE_EVENTS, event_ring.PAGE_ROWS
+        event_ring.PAGE_EVENTS, event_ring.PAGE_ROWS = page, 4 * page
         self.h = Harness(SequentialSampler())
         self.h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=capacity), restored=self.h.state)
         self.h.clients.clear()
@@ -47,7 +46,7 @@ class Histories(RuleBasedStateMachine):
         """Sample -> the client that cleared its partition first, after which it did not exist."""
 
     def teardown(self) -> None:
-        row_history.PAGE_EVENTS, row_history.PAGE_ROWS = self.before
+        event_ring.PAGE_EVENTS, event_ring.PAGE_ROWS = self.before
 
     def live(self, partition: str) -> list[int]:
         found = self.h.state.partitions.get(partition)
@@ -198,7 +197,7 @@ class TestRowHistory:
 
     @pytest.mark.parametrize("page", [2, 1 << 16])
     def test_more_rows_than_it_has_space_for(self, monkeypatch: pytest.MonkeyPatch, page: int) -> None:
-        monkeypatch.setattr(row_history, "PAGE_EVENTS", page)
+        monkeypatch.setattr(event_ring, "PAGE_EVENTS", page)
         ring = EventRing(4)
         history = RowHistory(ring)
         for rows in ([1, 2, 3], list(range(100, 140)), [7, 2]):

@@ -10,8 +10,8 @@ from harness import Harness
 
 from transfer_queue.core.claims import row_leases
 from transfer_queue.core.claims.row_leases import Leases
-from transfer_queue.core.reports import state_metrics
-from transfer_queue.core.reports.state_metrics import StateMeasures, measure
+from transfer_queue.core.reports import status
+from transfer_queue.core.reports.status import StateMeasures, measure
 from transfer_queue.messages.claims import Cancel, RankGone
 from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, FieldSpec, NewBlock
 from transfer_queue.messages.partitions import ClearPartition
@@ -33,7 +33,7 @@ def end_of(steps: Generator[None, None, StateMeasures]) -> StateMeasures:
 
 
 def test_partitions_beyond_the_named_ones_are_reported_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_metrics, "NAMED", 2)
+    monkeypatch.setattr(status, "NAMED", 2)
     for number in range(5):
         h.put(number + 1, partition=f"p{number}")
     h.claim(1, fields=["y"], partition="p0", wait=100.0)
@@ -51,7 +51,7 @@ def test_partitions_beyond_the_named_ones_are_reported_together(h: Harness, monk
 
 def test_bytes_of_partitions_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and bytes are counted including copies; values in an external store have a tier of their own."""
-    monkeypatch.setattr(state_metrics, "NAMED", 2)
+    monkeypatch.setattr(status, "NAMED", 2)
     h = Harness()
     for unit, tier, store in ((1, DISK, ""), (2, MEMORY, '{"kind": "Folder"}')):  # beside the one that is there
         h.ask(RegisterUnit(f"/{unit}", f"/{unit}", name=f"unit-{unit}", tier=tier, store=store), f"unit-{unit}")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from report_reader import find_stuck
 
 from transfer_queue.core.reports import sample_report
-from transfer_queue.core.timeline import row_history
+from transfer_queue.core.timeline import event_ring
 from transfer_queue.messages.puts import Reserve
 
 
@@ -85,7 +85,7 @@ def test_only_one_partition(h: Harness) -> None:
 def test_it_finds_the_same_as_a_check_of_each_sample(steps: list[tuple[str, int]], seconds: int, limit: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sample_report, "MAX_COLUMNS", 1)
-        patched.setattr(row_history, "MAX_CHECKPOINTS", 10_000)
+        patched.setattr(event_ring, "MAX_CHECKPOINTS", 10_000)
         h = Harness()
         changed: dict[int, float] = {}
         fields: dict[int, set[str]] = {}

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from transfer_queue.core.timeline import row_history
-from transfer_queue.core.timeline.row_history import PolicyHistory, PublicationTimes
+from transfer_queue.core.timeline import event_ring
+from transfer_queue.core.timeline.event_ring import PolicyHistory, PublicationTimes
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ class TestPublicationTimes:
         assert all(math.isnan(times.time_of(number)) for number in (4, 5, 7))
 
     def test_old_times_become_less_exact_and_never_wrong(self, times, monkeypatch) -> None:
-        monkeypatch.setattr(row_history, "MAX_CHECKPOINTS", 16)
+        monkeypatch.setattr(event_ring, "MAX_CHECKPOINTS", 16)
         for number in range(1000):
             times.note(number, float(number))
         assert len(times._times) <= 16
@@ -40,7 +40,7 @@ class TestPublicationTimes:
         assert found[0] == 0.0
 
     def test_copies_do_not_fill_memory(self, times, monkeypatch) -> None:
-        monkeypatch.setattr(row_history, "MAX_CHECKPOINTS", 16)
+        monkeypatch.setattr(event_ring, "MAX_CHECKPOINTS", 16)
         for number in range(0, 1000, 2):
             times.note(number, float(number))
             times.note_copies(number + 1)
@@ -66,8 +66,8 @@ class TestPolicyHistory:
         assert [history.version_at("p", block) for block in (9, 10)] == [None, 4]
 
     def test_it_is_bounded(self, monkeypatch) -> None:
-        monkeypatch.setattr(row_history, "MAX_VERSIONS", 8)
-        monkeypatch.setattr(row_history, "MAX_PARTITIONS", 3)
+        monkeypatch.setattr(event_ring, "MAX_VERSIONS", 8)
+        monkeypatch.setattr(event_ring, "MAX_POLICIES", 3)
         history = PolicyHistory()
         for number in range(100):
             history.note("p", number, number + 1, number)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.reports.state_metrics import StateMeasures, measure
+from transfer_queue.core.reports.status import StateMeasures, measure
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.timeline import task_measures
 from transfer_queue.core.timeline.event_ring import PACKING, EventRing, LaneTable

@@ -321,7 +321,7 @@ class Partition(Persisted):
         """Iterate over (field, block number of each row, row in the block); block 0 for a row without a value."""
         count = len(positions)
         parts = list(self.rows.split(positions))
-        together = len(parts) == 1 and isinstance(parts[0][3], slice)  # all rows are in one chunk
+        together = len(parts) == 1 and len(parts[0][2]) == count  # all rows are in one chunk
         if together:
             _, chunk, at, _ = parts[0]
             if count >= LONG_RUN and int(at[-1]) - int(at[0]) == count - 1 and (at[1:] > at[:-1]).all():

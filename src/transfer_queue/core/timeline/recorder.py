@@ -8,8 +8,8 @@ takes a third of the time that each event would take alone, because its code and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, Union
+from collections.abc import Sequence
+from typing import Any, Union
 
 import numpy as np
 
@@ -30,9 +30,11 @@ from transfer_queue.core.timeline.event_ring import (
     FieldTable,
     LaneTable,
     PartitionTable,
+    PolicyHistory,
+    PublicationTimes,
+    RowHistory,
     cut_text,
 )
-from transfer_queue.core.timeline.row_history import PolicyHistory, PublicationTimes, RowHistory
 from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import TakeGroupDemand
@@ -75,23 +77,12 @@ Note = tuple[int, float, float, int, str, Any, Any, Which]
 """
 
 
-class Clock(Protocol):
-    """Knows the current event."""
-
-    now: float
-    """Its time."""
-    arrived: float | None
-    """When its request arrived, if that was before the event."""
-    actor: str
-    """The client whose request the records of the event carry out; "" for the controller itself."""
-
-
 class TimelineRecorder(CoreService):
     """Writes events, and numbers the names in them. It runs always, as it also knows when rows were put."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._clock: Clock = context.log
+        self._clock = context.log
         self._state = state = context.state
         capacity = context.config.timeline_events
         self.ring = EventRing(capacity)
@@ -130,15 +121,16 @@ class TimelineRecorder(CoreService):
         """Partition that was dropped -> the global index below which all its rows are."""
         self._names: dict[int, tuple[Schema, tuple[str, ...]]] = {}
         """The id of a schema -> the schema and the names of its fields."""
-        self._observe(context.log.observe)
+        self._observe_records()
 
     @classmethod
     def must_start(cls, context: Context) -> bool:
         """See `CoreService.must_start`."""
         return True
 
-    def _observe(self, observe: Callable[[Iterable[type], Callable[[Any], None]], None]) -> None:
-        """Observe records. Which ones depends on whether events are kept. `observe` is `RecordLog.observe`."""
+    def _observe_records(self) -> None:
+        """Observe records. Which ones depends on whether events are kept."""
+        observe = self._clock.observe
         observe([r.ClientIntroduced], lambda record: self.lanes.introduce(record.client))
         observe([r.ClientForgotten], lambda record: self.lanes.forget(record.client))
         observe([r.UnitLost, r.ExtentsLost], self._note_change)
@@ -431,20 +423,14 @@ class TimelineRecorder(CoreService):
             if field is None:
                 field = self.fields.of(names)
             end = ring.end
-            if type(which) is int:
-                first, last = which, which + rows - 1
-                _pack(
-                    memory, end % capacity * SIZE, time, since, kind, flags, 0, lane, place, field, rows, 0, nbytes,
-                    block, age, staleness, first, last, listed,
-                )  # fmt: skip
-            else:
-                _pack(
-                    memory, end % capacity * SIZE, time, since, kind, flags, 0, lane, place, field, rows, 0, nbytes,
-                    block, age, staleness, 1, 0, listed,
-                )  # fmt: skip
-                if which is not None:
-                    lists.append(which)  # type: ignore[arg-type]
-                    listed += len(which) >> 3  # type: ignore[arg-type]
+            first, last = (which, which + rows - 1) if isinstance(which, int) else (1, 0)
+            _pack(
+                memory, end % capacity * SIZE, time, since, kind, flags, 0, lane, place, field, rows, 0, nbytes,
+                block, age, staleness, first, last, listed,
+            )  # fmt: skip
+            if isinstance(which, bytes):
+                lists.append(which)
+                listed += len(which) >> 3
             ring.end = end + 1
         if lists:
             self.rows.write(b"".join(lists))

@@ -14,9 +14,6 @@ import numpy as np
 
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.timeline.event_ring import MAX_LANES, EventRing, LaneTable
-from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.partitions import TakeGroupDemand
-from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.reports.progress import Timing
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, STALENESS_BOUNDS, WAIT_BOUNDS
 from transfer_queue.timeline.events import AHEAD, DEMAND, EVENT, EventKind
@@ -173,9 +170,10 @@ class TaskMeasures:
         """
         open_since: dict[tuple[int, int], float] = {}
         for number, request in enumerate(waiting):
-            wait = self._open_wait(request)
-            if wait is not None:
-                open_since[wait] = min(request.since, open_since.get(wait, request.since))
+            wait = self._lanes.open_wait(request)
+            if wait is not None and not wait.ahead:
+                place = wait.lane, DEMANDED if wait.demand else CAPACITY if wait.holds else SAMPLES
+                open_since[place] = min(wait.since, open_since.get(place, wait.since))
             if number % IN_A_STEP == IN_A_STEP - 1:
                 yield
         counts: Counter[int] = Counter()
@@ -202,18 +200,6 @@ class TaskMeasures:
         bounds = list(self._spans.get(cell, ()))
         spans = zip(bounds[::2], bounds[1::2])
         return max(0.0, now - since - sum(end - max(start, since) for start, end in spans if end > since))
-
-    def _open_wait(self, waiting: ParkedRequest) -> tuple[int, int] | None:
-        """Return the lane that waits and the reason; None if no client waits."""
-        request = waiting.request
-        if isinstance(request, Claim):
-            lane = self._lanes.of_task(waiting.client, request.task, request.sampling.get("dp_rank"))
-            return None if request.ahead else (lane, SAMPLES)
-        if isinstance(request, (Publish, Reserve)):
-            return self._lanes.of_client(waiting.client), CAPACITY
-        if isinstance(request, TakeGroupDemand):
-            return self._lanes.of_client(waiting.client), DEMANDED
-        return None
 
 
 class _TaskHistograms:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.reports.state_metrics import StateMeasures, UnitLoads, measure, measure_units
+from transfer_queue.core.reports.status import StateMeasures, UnitLoads, measure, measure_units
 from transfer_queue.messages.reports.overview import JournalSummary, ServersReply, UnitServer, UnitViews, ViewsReply
 from transfer_queue.messages.reports.unit_reports import Measure, Measured
 from transfer_queue.metrics.samples import JournalMeasures, Snapshot
