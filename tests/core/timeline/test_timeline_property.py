@@ -18,6 +18,7 @@ from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
 from transfer_queue.core.timeline.recorder import TimelineRecorder
+from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply
 from transfer_queue.messages.partitions import Seal, SetPolicyVersion
 from transfer_queue.messages.puts import ClearRows, Publish, PublishReply
@@ -67,6 +68,8 @@ class Timelines(RuleBasedStateMachine):
                 continue
             del self.waiting[client, sequence]
             parked = self.parked.pop((client, sequence), None)
+            if parked is None and isinstance(reply, Failure) and reply.kind == "DeadlockError":
+                parked = self.h.now  # it was parked, and refused in the same event
             if isinstance(request, Publish):
                 log += self._of_put(client, since, parked, request, reply)
             else:
