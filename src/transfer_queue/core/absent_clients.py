@@ -205,4 +205,4 @@ def _holders(state: State) -> dict[str, None]:
     partitions = state.partitions.values()
     batches = [batch.client for partition in partitions for batch in partition.unseen_batches.by_token.values()]
     reserving = [client for partition in partitions for client in partition.reserving_clients()]
-    return dict.fromkeys([*state.locks.of_client, *batches, *reserving])
+    return dict.fromkeys([*state.locks.holders(), *batches, *reserving])

@@ -167,12 +167,9 @@ def _check_spans(state: State, blocks: list[LiveBlock]) -> None:
 
 def _check_locks(state: State) -> None:
     of_key: dict[tuple[str, str], int] = {}
-    of_client: dict[str, dict[int, None]] = {}
     for token, lock in state.locks.by_token.items():
         of_key.update({(lock.partition, key): token for key in lock.keys})
-        of_client.setdefault(lock.client, {})[token] = None
     require(of_key == state.locks.of_key, "9: the locks by key are not those by token")
-    require(of_client == state.locks.of_client, "9: the locks by client are not those by token")
 
 
 def _check_waiting(state: State) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from harness import Harness
+from harness import Harness, through_file
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -188,3 +188,16 @@ def test_the_rules_of_the_model_in_a_fixed_order() -> None:
     locks.wait(2.0)
     locks.the_controller_has_the_same_locks()
     assert [lock.client for lock in locks.held] == ["c"]
+
+
+def test_the_order_of_the_holders_is_the_same_after_a_load() -> None:
+    """When several clients are gone, their locks end in this order."""
+    locks = Locks()
+    locks.take("c", ["x"], 50.0, None)
+    locks.take("a", ["y"], 50.0, None)
+    locks.take("b", ["z"], 50.0, None)
+    locks.take("c", ["w"], 50.0, None)
+    locks.release(0)
+    holders = list(locks.h.state.locks.holders())
+    assert holders == ["a", "b", "c"]
+    assert list(through_file(locks.h.state).locks.holders()) == holders

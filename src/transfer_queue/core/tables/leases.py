@@ -251,16 +251,18 @@ class LockTable(Persisted, bare=True):
         super().__init__()
         self.of_key: dict[tuple[str, str], int] = {}
         """(partition, key) -> the token of its lock. Derived."""
-        self.of_client: dict[str, dict[int, None]] = {}
-        """Client -> the tokens of its locks. Derived."""
 
     def is_any_held(self, partition: str, keys: Iterable[str]) -> bool:
         """Return whether one of these keys is locked."""
         return any((partition, key) in self.of_key for key in keys)
 
     def locks_of(self, client: str) -> list[KeyLock]:
-        """Return the locks of a client."""
-        return [self.by_token[token] for token in self.of_client.get(client, ())]
+        """Return the locks of a client, in the order in which they were granted."""
+        return [lock for lock in self.by_token.values() if lock.client == client]
+
+    def holders(self) -> dict[str, None]:
+        """Return the clients that have locks, that with the first lock first."""
+        return dict.fromkeys(lock.client for lock in self.by_token.values())
 
     def add(self, lock: KeyLock) -> None:
         """Add a lock."""
@@ -272,10 +274,6 @@ class LockTable(Persisted, bare=True):
         lock = self.by_token.pop(token)
         for key in lock.keys:
             del self.of_key[lock.partition, key]
-        tokens = self.of_client[lock.client]
-        del tokens[token]
-        if not tokens:
-            del self.of_client[lock.client]
 
     def clear(self) -> None:
         """Remove all locks."""
@@ -288,10 +286,9 @@ class LockTable(Persisted, bare=True):
             self.by_token[token] = msgspec.structs.replace(lock, since=lock.since + seconds)
 
     def derive(self) -> None:
-        """Compute the locks by key and by client."""
+        """Compute the locks by key."""
         for lock in self.by_token.values():
             self._derive(lock)
 
     def _derive(self, lock: KeyLock) -> None:
         self.of_key.update(((lock.partition, key), lock.token) for key in lock.keys)
-        self.of_client.setdefault(lock.client, {})[lock.token] = None
