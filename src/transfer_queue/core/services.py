@@ -46,6 +46,7 @@ FEATURES: tuple[ModuleType, ...] = (
     migration_planner,
     unit_handlers,
     waits,
+    deadlock_detector,
     mirror_writer,
     store_servers,
     explain,

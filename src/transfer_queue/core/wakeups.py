@@ -23,7 +23,7 @@ from transfer_queue.core.waiting import ChangeSet
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
@@ -189,7 +189,7 @@ class Wakeups(CoreService):
         peer = context.parked.peers.get(waiting.waiter)
         if peer is None:
             return []
-        caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
+        caller = Caller.of_parked(waiting, peer)
         try:
             context.state.check_epoch(waiting.request)
             decision = HANDLERS[type(waiting.request)](context, caller, waiting.request)

@@ -26,7 +26,6 @@ from transfer_queue.core.tables.rows import rows_without
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply
-from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.system import RegisterSampler
 from transfer_queue.sampler.factory import describe_spec, sampler_of, spec_of
 
@@ -77,7 +76,7 @@ def _reopen(context: Context, waits: Sequence[ParkedRequest]) -> list[OpenClaim]
     for waiting in waits:
         peer = context.parked.peers.get(waiting.waiter)
         if peer is not None:
-            caller = Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.claim))
+            caller = Caller.of_parked(waiting, peer)
             claims.append(OpenClaim(caller, waiting.claim, waiting.since, waiting))
     return claims
 

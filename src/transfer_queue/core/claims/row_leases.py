@@ -6,7 +6,7 @@ The decisions read the state and return records.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -24,6 +24,7 @@ from transfer_queue.core.tables.leases import RowLease
 from transfer_queue.core.tables.rows import CLAIMED, indexes_in
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Ack, ClaimReply, Nack, RankGone
+from transfer_queue.messages.reports.overview import LeaseSummary
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, bounded_key
 
 POISON = "poison"  # the reason under which rows are skipped that were delivered too often
@@ -96,6 +97,14 @@ class Leases(CoreService):
             task, reason = bounded_key((record.task, reason), self.redelivered)
             self.redelivered[task, reason] += len(record.counted) // 8
 
+    def summarize(self, lease: RowLease, summaries: dict[str, LeaseSummary], now: float) -> None:
+        """Add a lease to the summary of its task. now: The time on the controller's clock."""
+        task = _bounded_label(lease.task, summaries)
+        known = summaries.get(task, LeaseSummary(task, 0, 0))
+        age = self.deadlines.age_of(lease, now)
+        ages = [each for each in (known.oldest, age) if each is not None]
+        summaries[task] = LeaseSummary(task, known.count + 1, known.rows + len(lease.rows), max(ages, default=None))
+
     def series(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Return the counters by name and label values, for `metrics.samples.series`."""
         return {
@@ -105,7 +114,7 @@ class Leases(CoreService):
         }
 
 
-def _bounded_label(task: str, known: Mapping[str, int]) -> str:
+def _bounded_label(task: str, known: Collection[str]) -> str:
     return task if task in known or len(known) < MOST_NAMES else OTHER
 
 

@@ -22,7 +22,6 @@ from transfer_queue.core.puts import limits
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.blocks import BlockChunk, pair_sums
-from transfer_queue.core.tables.leases import RowLease
 from transfer_queue.core.timeline.readers import AbandonedSamples
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.mirror_writer import MirrorWriter
@@ -40,7 +39,7 @@ from transfer_queue.messages.reports.progress import (
 from transfer_queue.messages.reports.store_reports import StoreServerProgress
 from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
 from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
-from transfer_queue.metrics.timing import MOST_NAMES, OTHER
+from transfer_queue.metrics.timing import OTHER
 
 
 @handles(Status, reads=True)
@@ -206,23 +205,15 @@ class UnitLoads:
 
 def measure_units(context: Context, now: float) -> Generator[None, None, UnitLoads]:
     """Measure what the units store, and the leases, in short steps like `measure`."""
-    found = UnitLoads()
+    found, leases = UnitLoads(), context.services[Leases]
     yield from _add_live(context.state, found.live)
     partitions = list(context.state.partitions.values())
     for start in range(0, len(partitions), AT_ONCE):
         for each in partitions[start : start + AT_ONCE]:
             for lease in each.leases.by_token.values():
-                _add_lease(context, found.leases, lease, now)
+                leases.summarize(lease, found.leases, now)
         yield
     return found
-
-
-def _add_lease(context: Context, leases: dict[str, LeaseSummary], lease: RowLease, now: float) -> None:
-    task = lease.task if lease.task in leases or len(leases) < MOST_NAMES else OTHER
-    known = leases.get(task, LeaseSummary(task, 0, 0))
-    age = context.services[Leases].deadlines.age_of(lease, now)
-    ages = [each for each in (known.oldest, age) if each is not None]
-    leases[task] = LeaseSummary(task, known.count + 1, known.rows + len(lease.rows), max(ages, default=None))
 
 
 def _add_live(state: State, live: Counter[int]) -> Generator[None, None, None]:
