@@ -12,18 +12,18 @@ import pytest
 import code_weight
 
 FUNCTIONS_AND_FILES = {
-    "put": (147, 49),
-    "get_meta": (133, 43),
-    "get_data": (125, 30),
-    "kv_batch_put": (160, 47),
-    "kv_batch_get": (104, 27),
+    "put": (145, 50),
+    "get_meta": (132, 40),
+    "get_data": (114, 30),
+    "kv_batch_put": (153, 47),
+    "kv_batch_get": (96, 27),
 }
 """Operation -> the most functions and files of the package that it passes through, with 4 rows of 2 fields."""
-CORE_LINES = 16_506
-PACKAGE_LINES = 65_612
-MODULES = 530
-IMPORTS_OF_A_CORE_MODULE = 33
-"""Other modules of the package that one module of the core imports."""
+CORE_LINES = 16_230
+PACKAGE_LINES = 64_910
+MODULES = 443
+IMPORTS_OF_A_CORE_MODULE = 20
+"""Other modules of the package that one module of the core imports. The list of services imports each feature."""
 
 SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / code_weight.PACKAGE
@@ -57,7 +57,9 @@ def test_number_of_modules() -> None:
 
 
 def test_a_module_of_the_core_imports_few_others() -> None:
-    counts = {path: len(code_weight.imported_modules(path, SRC)) for path in CORE.rglob("*.py")}
+    counts = {
+        path: len(code_weight.imported_modules(path, SRC)) for path in CORE.rglob("*.py") if path.name != "services.py"
+    }
     most = max(counts, key=lambda path: counts[path])
     words = f"{most.relative_to(SRC)} imports {counts[most]} modules of the package"
     assert counts[most] <= IMPORTS_OF_A_CORE_MODULE, f"{words}, at most {IMPORTS_OF_A_CORE_MODULE} are allowed"

@@ -8,7 +8,8 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from server_processes import until
 from transfer_queue.client.control_client import ControlClient
-from transfer_queue.errors import StartError, StorageKeyNotFoundError
+from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.progress import UnitProgress
 from transfer_queue.node.system.locks import hold_liveness
@@ -74,6 +74,13 @@ def put(number: int, partition: str = "p") -> None:
 def check(number: int, partition: str = "p") -> None:
     got = tq.kv_batch_get(keys(number), partition)["x"]
     assert torch.equal(torch.stack(list(got.unbind())), content(number))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        threading.Event().wait(0.01)
 
 
 def units() -> list[UnitProgress]:
@@ -141,6 +148,26 @@ def test_eight_times_the_memory_while_servers_are_killed(ssd: Path) -> None:
         assert len(folders) == 1
         assert folders[0].startswith(f"{PREFIX}eightfold-")
         assert (ssd / folders[0]).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_full_disk_is_told_and_loses_nothing(ssd: Path) -> None:
+    with system(conf(ssd, "full", offload={"capacity": 8 * MIB})):
+        count, told = 0, ""
+        while not told:
+            try:
+                put(count)
+                count += 1
+            except CapacityError as error:
+                told = str(error)
+        assert f"the disk at {ssd}/{PREFIX}full-" in told
+        assert 12 <= count <= 16
+        for number in range(count):
+            check(number)
+        tq.kv_clear([key for number in range(8) for key in keys(number)], "p")
+        for number in range(40, 46):
+            tq.kv_batch_put(keys(number), "p", {"x": content(number)}, timeout=SECONDS)
+        for number in [*range(8, count), *range(40, 46)]:
+            check(number)
 
 
 def test_leftovers_are_swept_by_their_locks(ssd: Path) -> None:

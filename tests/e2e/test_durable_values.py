@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,20 @@ from test_cli import command
 
 import transfer_queue as tq
 import warm
-from server_processes import until
-from transfer_queue.errors import ConnectionLostError, StartError
+from transfer_queue.errors import ConnectionLostError, InvalidArgumentError, StartError
 from transfer_queue.interface import CURRENT
+from transfer_queue.journal.segment import MARKER
 from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFolder, Identity
 
 SECONDS = 60
 NAME = "lasting"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        time.sleep(0.01)
 
 
 class Lasting:
@@ -202,6 +209,20 @@ def test_values_on_a_disk_tier_survive_too(lasting: Lasting) -> None:
     assert any(unit.tier == "disk" and unit.leased for unit in tq.get_client().status().units)
 
 
+def test_a_journal_that_is_torn_at_any_point_of_its_last_write_is_cut_there(lasting: Lasting) -> None:
+    tq.init(lasting.conf())
+    values = put()
+    for position in (1, 4, 12, 23, 24, 60):  # of the frame: within the marker, the number, the length, the body
+        kill_all()
+        segment = max(lasting.folder.glob("segment-*"))
+        content = segment.read_bytes()
+        segment.write_bytes(content + content[content.rindex(MARKER) :][:position])
+        tq.init(lasting.conf())
+        assert torch.equal(read(), values)
+        tq.kv_put(f"after-{position}", "p", {"x": values[0]})
+    assert len(tq.kv_list("p")["p"]) == 26
+
+
 # ---------------------------------------------------------------- what is refused, and what is gone
 
 
@@ -215,6 +236,21 @@ def refused(lasting: Lasting, **sections: Any) -> str:
     with pytest.raises(StartError) as error:
         tq.init(lasting.conf(**sections))
     return str(error.value)
+
+
+def test_arenas_that_are_gone_are_reported_in_words_and_their_values_as_lost(
+    lasting: Lasting, caplog: pytest.LogCaptureFixture
+) -> None:
+    begin_and_stop(lasting)
+    shutil.rmtree(lasting.identity.arenas)
+    tq.init(lasting.conf())
+    assert f"the values that the durable folder {lasting.folder} kept in {lasting.identity.arenas} are lost" in (
+        caplog.text
+    )
+    field = tq.get_client().status().partitions[0].fields[0]
+    assert (field.produced, field.lost) == (0, 20)
+    values = put()
+    assert torch.equal(read(), values)
 
 
 def test_an_arena_file_that_is_missing_or_has_another_size_is_named(lasting: Lasting) -> None:
@@ -236,11 +272,28 @@ def test_an_arena_file_that_is_missing_or_has_another_size_is_named(lasting: Las
     assert tq.get_client().status().partitions[0].fields[0].lost == 20
 
 
+def test_the_number_of_units_may_not_change(lasting: Lasting) -> None:
+    begin_and_stop(lasting)
+    said = refused(lasting, backend={"SimpleStorage": {"num_data_storage_units": 2}})
+    assert "was made with backend.SimpleStorage.num_data_storage_units = 1, but the settings say 2" in said
+    assert f"tq stop --discard --folder {lasting.folder}" in said
+
+
 def test_a_system_without_durable_values_refuses_a_folder_with_values(lasting: Lasting) -> None:
     begin_and_stop(lasting)
     said = refused(lasting, durability={"folder": str(lasting.folder)})
     assert f"keeps the values of the system {NAME!r}" in said
     assert "set durability.values to processes" in said
+
+
+def test_a_folder_in_use_names_the_system_that_uses_it(lasting: Lasting) -> None:
+    tq.init(lasting.conf())
+    done = command("start", "--name", "second", *lasting.words())
+    assert done.returncode == 1
+    assert f"the durable folder {lasting.folder} (durability.folder) is used by the running system {NAME!r}" in (
+        done.stderr
+    )
+    assert f"tq stop --name {NAME}" in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -276,6 +329,11 @@ def test_the_folder_of_another_release_is_refused(lasting: Lasting) -> None:
     segment.write_bytes(written)
     tq.init(lasting.conf())
     assert len(read()) == 20
+
+
+def test_durable_values_need_a_folder() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"durability\.folder is None"):
+        tq.init({"durability": {"values": "processes"}})
 
 
 # ---------------------------------------------------------------- list, adopt, discard
@@ -343,6 +401,15 @@ def test_a_folder_that_was_moved_is_adopted_with_all_that_it_keeps(lasting: Last
     assert "start it with  tq start --name renamed --set durability.values=processes" in done.stdout
     tq.init(lasting.conf())
     assert len(read()) == 20
+
+
+def test_the_arenas_of_a_folder_that_was_removed_can_be_discarded(lasting: Lasting) -> None:
+    begin_and_stop(lasting)
+    arenas = Path(lasting.identity.arenas)
+    shutil.rmtree(lasting.folder)
+    done = command("stop", "--discard", "--folder", str(lasting.folder))
+    assert done.returncode == 0, done.stderr
+    assert not arenas.exists()
 
 
 def test_only_a_durable_folder_can_be_adopted_or_discarded(lasting: Lasting) -> None:

@@ -17,10 +17,9 @@ import psutil
 import pytest
 import torch
 from tensordict import TensorDict
-from test_restarts import in_thread, kill, server, started
+from test_restarts import in_thread, kill, server, started, until
 
 import transfer_queue as tq
-from server_processes import until
 from transfer_queue.cli import main
 from transfer_queue.journal import segment
 from transfer_queue.node.system import paths
@@ -128,6 +127,29 @@ def test_a_call_that_can_wait_no_longer_names_the_journal_and_changes_nothing(tm
         assert tq.kv_batch_get(["k"], "keys")["x"].tolist() == [1]
         assert queue.get(timeout=SECONDS) == 1
         assert queue.empty()
+
+
+def test_a_load_without_space_for_its_state_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    """Its client gets an error at once, and the old state goes on; with space the same checkpoint is loaded."""
+    with started("full-journal"):
+        tq.kv_put("saved", "p", {"x": torch.tensor(1)}, tag={"note": "x" * (4 * segment.RESERVED_BYTES)})
+        tq.save_checkpoint(tmp_path / "ck")
+    journal = tmp_path / "journal"
+    journal.mkdir(mode=0o700)
+    with started("full-journal", controller={"journal": {"folder": str(journal)}}):
+        tq.kv_put("now", "p", {"x": torch.tensor(2)})
+        until(lambda: server("controller") is not None)
+        process = server("controller")
+        assert process is not None
+        limit(process, 3 * segment.RESERVED_BYTES)
+        with pytest.raises(tq.CheckpointError, match="free some space there and load it again"):
+            tq.load_checkpoint(tmp_path / "ck")
+        assert list(journal.glob("load-*")) == []
+        assert list(tq.kv_list("p")["p"]) == ["now"]
+        assert "TROUBLE" not in status()
+        limit(process, hard_of(process))
+        tq.load_checkpoint(tmp_path / "ck")
+        assert list(tq.kv_list("p")["p"]) == ["saved"]
 
 
 # ---------------------------------------------------------------- when a system is started

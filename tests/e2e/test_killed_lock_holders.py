@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -9,13 +10,14 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 import transfer_queue as tq
 import warm
-from server_processes import server_process
 from transfer_queue.errors import LockLostError
+from transfer_queue.interface import CURRENT
 
 LEASE = 600.0
 """Seconds of a lease that does not end within a test."""
@@ -27,6 +29,13 @@ def config() -> Iterator[Any]:
     tq.close()
     yield tq.init()
     tq.close()
+
+
+def kill_controller() -> None:
+    system = CURRENT.system
+    assert system is not None
+    log = (system.logs / "controller.log").read_text()
+    psutil.Process(int(log.rsplit("up, process ", 1)[1].split()[0])).kill()
 
 
 def hold(config: Any, told: Connection) -> None:
@@ -86,6 +95,45 @@ def test_the_lock_of_a_killed_process_is_free_long_before_its_lease_ends(config:
     assert tq.kv_batch_get("x", "p")["n"][0] == 3
 
 
+def test_a_lock_survives_the_death_of_the_controller(config: Any) -> None:
+    with tq.kv_lock("x", "p", lease=LEASE) as lock:
+        kill_controller()
+        tq.kv_put("x", "p", {"n": 1}, fence=lock)
+        (entry,) = tq.kv_lock_list()
+        assert entry.token == lock.token
+
+        async def wait() -> int:
+            async with tq.async_kv_lock("x", "p", timeout=LONG) as second:
+                return second.token
+
+        async def release_meanwhile() -> int:
+            waiting = asyncio.create_task(wait())
+            while not any(not entry.held for entry in await tq.async_kv_lock_list()):
+                await asyncio.sleep(0)
+            kill_controller()  # the request that waits is sent again to the next controller
+            await tq.get_client().async_get_partition_list()
+            assert not waiting.done()
+            lock.__exit__(None, None, None)
+            token = await waiting
+            lock.__enter__()
+            return token
+
+        first = lock.token
+        assert asyncio.run(release_meanwhile()) > first
+
+
+def test_updates_of_one_event_loop_and_of_threads_all_count(config: Any) -> None:
+    def more(old: dict[str, Any]) -> dict[str, Any]:
+        return {"n": old["n"] + 1}
+
+    async def run() -> list[Any]:
+        together = [tq.async_kv_update("k", "p", "n", more, empty={"n": 0}) for _ in range(20)]
+        in_threads = [asyncio.to_thread(tq.kv_update, "k", "p", "n", more, empty={"n": 0}) for _ in range(20)]
+        return await asyncio.gather(*together, *in_threads)
+
+    assert sorted(found["n"] for found in asyncio.run(run())) == list(range(1, 41))
+
+
 def test_increments_of_killed_processes_happen_at_most_once(config: Any) -> None:
     victims = [process(count, config, None) for _ in range(2)]
     others = [process(count, config, 20) for _ in range(2)]
@@ -95,7 +143,7 @@ def test_increments_of_killed_processes_happen_at_most_once(config: Any) -> None
             said.append(what[0])
             if what == ("end", 5):
                 victim.kill()
-    server_process("controller").kill()
+    kill_controller()
     for other, here in others:
         said += [what[0] for what in received(here)]
         other.join()

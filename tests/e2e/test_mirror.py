@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,24 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from server_processes import until
 from transfer_queue.cli.status_table import format_table
+from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.progress import MirrorProgress
 from transfer_queue.metrics.families import FAMILIES
 from transfer_queue.node.system.durable_folder import DurableFolder
 from transfer_queue.node.unit.mirror_folders import mirror_bytes
 
+SECONDS = 60
 MIB = 1 << 20
 ROWS, WIDTH = 4, 1 << 16  # of a batch, which has a MiB
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        time.sleep(0.01)
 
 
 class Mirrored:
@@ -198,3 +207,8 @@ def _small_disk() -> Iterator[Path]:
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
         folder.rmdir()
+
+
+def test_two_copies_in_memory_are_refused_beside_the_one_on_disk(kept: Mirrored) -> None:
+    with pytest.raises(InvalidArgumentError, match="replicas"):
+        kept.start("sync", backend={"SimpleStorage": {"num_data_storage_units": 2, "replicas": 2}})

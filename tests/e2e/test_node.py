@@ -16,7 +16,7 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ import psutil
 import pytest
 
 from leftovers import descriptors, opened_for, processes_of
-from server_processes import until
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -34,11 +33,15 @@ from transfer_queue.errors import (
     ProtocolError,
     StartError,
 )
-from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.base import PROTOCOL_VERSION, Done, Failure
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.messages.storage import (
+    ExtentLeaseReply,
+    LeaseExtent,
+    OpenSlot,
+    SlotReply,
     UnitStatus,
     UnitStatusReply,
 )
@@ -47,6 +50,7 @@ from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.framing import pack_frame
+from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
 from transfer_queue.node.system import launcher
 from transfer_queue.node.system.launcher import RunningSystem, find, replace_supervisor, start_local
@@ -54,6 +58,14 @@ from transfer_queue.node.system.locks import StartLock
 from transfer_queue.node.system.paths import SystemFolder
 
 SECONDS = 100.0  # within which what is to happen happens, on a busy machine, too
+
+
+def until(condition: Callable[[], Any], story: Callable[[], str] = lambda: "it never came true") -> None:
+    """Waits for what other processes do."""
+    limit = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < limit, story()
+        time.sleep(0.005)
 
 
 def files_in(folder: Path) -> list[str]:
@@ -239,12 +251,27 @@ def test_controller_and_unit_serve(shared: RunningSystem) -> None:
     assert status.capacity == 64 << 20
 
 
+def test_several_units(place: Place) -> None:
+    system = start_local("s", place.config(num_data_storage_units=3), timeout=SECONDS)
+    topology = ask(system, Topology())
+    assert isinstance(topology, TopologyReply)
+    assert [unit.unit for unit in topology.units] == [0, 1, 2]
+    system.stop()
+
+
 def test_what_describes_a_system(shared: RunningSystem) -> None:
     assert f"started by pid {os.getpid()} ({' '.join(psutil.Process().cmdline())[:40]}" in shared.describe()
     assert shared.log_of(("controller", 0)) == str(shared.folder / "logs" / "controller.log")
     assert shared.log_of(("unit", 0)).endswith("unit-0.log")
     assert shared.key.hex() not in repr(shared)
     assert repr(shared.key) not in repr(shared) + str(shared.description)
+
+
+def test_nobody_else_can_look_in(shared: RunningSystem) -> None:
+    for path in [shared.folder, *shared.folder.rglob("*")]:
+        if not path.is_symlink():
+            assert path.lstat().st_mode & 0o077 == 0, path
+    assert (shared.folder / "arena").resolve().stat().st_mode & 0o077 == 0
 
 
 def test_the_key_is_in_no_log_and_no_argument(shared: RunningSystem) -> None:
@@ -375,6 +402,34 @@ def test_a_wrong_key_is_refused_on_both_servers(shared: RunningSystem) -> None:
             ask(shared, Topology(), target, key=b"x" * 32)
 
 
+def connected(path: str) -> Connection:
+    connection = Connection(path)
+    connection.sock.settimeout(SECONDS)
+    connection.sock.connect(path)
+    return connection
+
+
+def test_a_wrong_version_is_named(shared: RunningSystem) -> None:
+    connection = connected(shared.controller)
+    handshake = ClientHandshake("client", "c", shared.key, version=999)
+    connection.sock.sendall(handshake.start())
+    with pytest.raises(ProtocolError, match=f"version 999, its peer version {PROTOCOL_VERSION}"):
+        handshake.receive(connection.sock.recv(4096))
+    connection.close()
+
+
+def test_foreign_bytes_harm_nobody(shared: RunningSystem) -> None:
+    for path in (shared.controller, str(shared.folder / "unit-0.sock")):
+        for noise in (b"GET / HTTP/1.1\r\n\r\n", bytes(1000), os.urandom(5000)):
+            connection = connected(path)
+            with contextlib.suppress(BrokenPipeError):
+                connection.sock.sendall(noise)
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.sock.recv(4096) == b""
+            connection.close()
+    assert ask(shared, CreatePartition("after foreign bytes")) == Done(True)
+
+
 def shaken(system: RunningSystem, path: str) -> Connection:
     connection = Connection(path)
     connection.connect(path, "client", "c", system.key, time.monotonic() + SECONDS)
@@ -419,6 +474,13 @@ def test_a_folder_that_others_could_have_made_is_refused(place: Place, how: str)
     with pytest.raises(AttachError, match="not a private folder of this user"):
         place.start()
     folder.rmdir() if how == "mode" else folder.unlink()
+
+
+def test_a_key_that_others_could_read_is_refused(place: Place, system: RunningSystem) -> None:
+    (system.folder / "key").chmod(0o644)
+    with pytest.raises(AttachError, match="can be accessed by other users"):
+        find("s")
+    (system.folder / "key").chmod(0o600)
 
 
 def test_a_runtime_folder_that_others_may_change_is_refused(place: Place) -> None:
@@ -802,3 +864,53 @@ def test_a_script_without_a_guard_is_told_what_to_do(place: Place) -> None:
 
 
 # ---------------------------------------------------------------- writers that die
+
+
+WRITER = """
+import json, sys
+from pathlib import Path
+from transfer_queue.net.calls import Call
+from transfer_queue.messages.storage import LeaseExtent, OpenSlot
+from transfer_queue.net.drivers.blocking_driver import run_blocking
+from transfer_queue.net.session import Session
+from transfer_queue.node.system.launcher import find
+from transfer_queue.storage.arena.writer_locks import hold_slot
+
+system = find(sys.argv[2])
+session = Session("writer", system.key, lambda target: str(system.folder / "unit-0.sock"))
+
+def write():
+    slot = yield Call(("unit", 0), OpenSlot("writer"))
+    lock = hold_slot(Path(slot.lock_path))
+    lease = yield Call(("unit", 0), LeaseExtent(slot.slot, 1 << 20, 1 << 20))
+    return lock, lease
+
+lock, lease = run_blocking(session, write())
+print(json.dumps({"extent": lease.extent}), flush=True)
+"""
+
+
+def leased(system: RunningSystem) -> int:
+    status = ask(system, UnitStatus(), ("unit", 0))
+    assert isinstance(status, UnitStatusReply)
+    return status.leased
+
+
+def test_the_space_of_a_killed_writer_comes_back(place: Place, system: RunningSystem) -> None:
+    writer = Starter(place, WRITER + WAIT)
+    assert writer.said()["extent"] > 0
+    assert leased(system) == 1 << 20
+    writer.process.kill()
+    writer.process.communicate()
+    # unit: WriterGone -> controller: nothing lives there -> Free -> unit
+    until(lambda: leased(system) == 0)
+    assert "writer writer is gone" in Path(system.log_of(("unit", 0))).read_text()
+
+
+def test_a_writer_in_this_process(shared: RunningSystem) -> None:
+    slot = ask(shared, OpenSlot("w"), ("unit", 0), client_id="w")
+    assert isinstance(slot, SlotReply)
+    assert Path(slot.lock_path).parent.parent == shared.folder / "slots-0"
+    with pytest.raises(ProtocolError, match="slot"):
+        # without the lock, and with the slot withdrawn when its connection ended
+        assert isinstance(ask(shared, LeaseExtent(slot.slot, 1, 1), ("unit", 0), client_id="w"), ExtentLeaseReply)

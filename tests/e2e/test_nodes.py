@@ -155,6 +155,26 @@ def test_rows_of_many_blocks_and_nodes_come_in_order(three: Nodes) -> None:
         first.clear_partition("many")
 
 
+def test_units_of_several_nodes_are_asked_at_once(three: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two rounds, however many units there are: for the values, and whether these still were what was wanted."""
+    rounds: list[list[tuple[str, int]]] = []
+
+    def noted(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
+        rounds.append([call.target for call in calls])
+        run_parallel(session, pool, calls)
+
+    monkeypatch.setattr("transfer_queue.net.drivers.blocking_driver.run_parallel", noted)
+    units = {("unit", unit) for unit in three.units().values()}
+    with three.client(0) as first, three.client(1) as second, three.client(2) as third:
+        data = TensorDict({"x": torch.arange(3 << 18).view(6, -1)}, [6])
+        metas = [client.put(data[at : at + 3], partition_id="at once") for at, client in ((0, first), (3, second))]
+        whole = metas[0].concat(metas)
+        for get in (third.get_data, lambda meta: asyncio.run(third.async_get_data(meta))):
+            assert equal(get(whole)["x"], data["x"])
+        assert [set(asked) for asked in rounds] == [units] * 4
+        first.clear_partition("at once")
+
+
 @pytest.mark.parametrize("layout", ["jagged", "dense", "list"])
 def test_a_value_that_rows_share_comes_once_from_another_node(
     three: Nodes, monkeypatch: pytest.MonkeyPatch, layout: str
@@ -223,6 +243,15 @@ def test_a_block_is_fetched_once_for_all_readers_of_a_node(three: Nodes) -> None
         one.clear_partition("full")
 
 
+def test_a_put_spills_to_another_node_where_its_own_is_full(three: Nodes) -> None:
+    block = torch.zeros(20 << 20, dtype=torch.uint8).view(16, -1)
+    with three.client(0) as client:
+        metas = [client.put(TensorDict({"x": block + n}, [16]), partition_id="full") for n in range(5)]
+        for n, meta in enumerate(metas):
+            assert equal(client.get_data(meta)["x"], block + n)
+        client.clear_partition("full")
+
+
 def numbers(client: TransferQueueClient, partition: str, count: int = 100) -> torch.Tensor:
     got: torch.Tensor = client.kv_batch_get([f"k{n}" for n in range(count)], partition)["x"]
     return got
@@ -245,6 +274,23 @@ def leased(client: TransferQueueClient, units: Iterable[int]) -> int:
         return total
 
     return run_blocking(client.storage_manager.session, ask())
+
+
+def test_a_unit_of_another_node_may_be_killed_while_it_starts(three: Nodes) -> None:
+    with three.client(1) as client, three.client(0) as other:
+        meta = client.put(mixed(20), partition_id="killed")
+        supervisor = psutil.Process(three.systems[1].description.pid)
+        killed: set[int] = set()
+        deadline = time.monotonic() + 60.0
+        while len(killed) < 6:
+            assert time.monotonic() < deadline, "the supervisor does not try again"
+            for child in supervisor.children():
+                if child.pid not in killed:
+                    child.kill()
+                    killed.add(child.pid)
+        same(other.get_data(meta), mixed(20))
+        client.put(mixed(20), partition_id="killed")
+        client.clear_partition("killed")
 
 
 def test_a_drained_node_holds_nothing_any_more(three: Nodes) -> None:
@@ -275,6 +321,22 @@ def test_one_node_after_the_other_fails_and_nothing_is_lost_with_two_replicas() 
             assert equal(reader.get_data(meta)["x"], data["x"])
             put_numbers(reader, "after")
             assert torch.equal(numbers(reader, "after"), torch.arange(100))
+    finally:
+        nodes.stop()
+
+
+def test_rows_of_a_lost_node_are_named_where_there_is_one_replica() -> None:
+    nodes = start([1, 1])
+    try:
+        with nodes.client(0) as first, nodes.client(1) as second:
+            put_numbers(first, "here")
+            put_numbers(second, "there")
+            nodes.lose(1)
+            assert torch.equal(numbers(first, "here"), torch.arange(100))
+            with pytest.raises(StorageKeyNotFoundError, match="lost"):
+                numbers(first, "there")
+            put_numbers(first, "there")
+            assert torch.equal(numbers(first, "there"), torch.arange(100))
     finally:
         nodes.stop()
 

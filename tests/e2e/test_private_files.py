@@ -1,4 +1,7 @@
-"""Links that others have laid where a system's files belong are not followed; what others can read is not trusted."""
+"""Links that others have laid where a system's files belong are not followed; what others can read is not trusted.
+
+That everything of a running system is private is in `test_node`.
+"""
 
 import os
 import stat
@@ -51,6 +54,13 @@ def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="exists"):
         paths._write(tmp_path / "key", b"secret")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_that_is_a_link_is_no_system(planted: SystemFolder) -> None:
+    link = planted.folder.with_name("link")
+    link.symlink_to(planted.folder)
+    with pytest.raises(AttachError, match="is not a private folder"):
+        SystemFolder(link).check_private()
 
 
 def test_a_system_is_not_made_through_a_link(planted: SystemFolder) -> None:

@@ -9,19 +9,22 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 import transfer_queue as tq
 import warm
 from leftovers import arenas
-from server_processes import unit_status, until
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages.storage import LeaseExtent
+from transfer_queue.messages.storage import LeaseExtent, UnitStatus, UnitStatusReply
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 
 SECONDS = 120
 
@@ -31,6 +34,22 @@ def system() -> Iterator[Any]:
     tq.init({"system": {"name": "processes"}, "controller": {"polling_mode": True}})
     yield tq
     tq.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        threading.Event().wait(0.01)
+
+
+def unit_status() -> UnitStatusReply:
+    client = tq.get_client()
+
+    def ask() -> Any:
+        return (yield Call(("unit", 0), UnitStatus()))
+
+    return run_blocking(client.storage_manager.session, ask())
 
 
 def content(who: int, i: int) -> torch.Tensor:
@@ -115,6 +134,38 @@ def test_space_of_a_killed_writer_comes_back_and_what_it_published_stays(system:
     until(lambda: unit_status().leased == before)
 
 
+def _wait_for_ever(pipe: Any) -> None:
+    tq.init()
+    pipe.send("waits")
+    tq.get_client().get_meta(["x"], 1, "parked", task_name="t", timeout=600)
+
+
+def test_a_killed_waiter_takes_no_row_with_it(system: Any) -> None:
+    """A parked claim whose process died is cancelled before it can be met."""
+    ours, theirs = multiprocessing.Pipe()
+    process = child(_wait_for_ever, theirs, method="fresh")
+    assert ours.poll(SECONDS)
+    client = tq.get_client()
+    waiting = lambda: sum(w.waiting for p in client.status().partitions for w in p.tasks if p.name == "parked")  # noqa: E731
+    client.get_meta(["x"], 1, "parked", mode="insert")
+    until(lambda: waiting() == 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(SECONDS)
+    until(lambda: waiting() == 0)
+    client.put(TensorDict({"x": torch.arange(1)}, batch_size=[1]), partition_id="parked")
+    assert client.get_meta(["x"], 1, "parked", task_name="t").size == 1
+
+
+def test_servers_have_neither_torch_nor_ray(system: Any) -> None:
+    supervisor = CURRENT.system.description.pid
+    servers = [int(pid) for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()]
+    assert len(servers) == 2
+    for pid in [supervisor, *servers]:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "numpy" in maps
+        assert not any(name in maps for name in ("libtorch", "/torch/", "/ray/"))
+
+
 def test_puts_in_flight_share_the_space_that_one_of_them_leases(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a thousand tasks find the open extent full, one of them leases another one for all."""
     session, leased = tq.get_client().storage_manager.session, 0
@@ -167,6 +218,51 @@ def test_the_end_of_a_script_ends_its_system(end: str, runtime_dir: Path) -> Non
     ended(runtime_dir)
 
 
+def _start(pipe: Any) -> None:
+    tq.init({"system": {"name": "dying"}})
+    tq.kv_put("a", "p", {"x": torch.arange(3)})
+    pipe.send("up")
+    signal.pause()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_that_ends_the_starter_ends_its_system(
+    number: signal.Signals, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TQ_ADDRESS", raising=False)
+    ours, theirs = multiprocessing.Pipe()
+    starter = child(_start, theirs, method="fresh")
+    assert ours.poll(SECONDS)
+    assert (runtime_dir / "dying" / "system.json").exists()
+    assert len(arenas(runtime_dir / "dying")) == 1
+    os.kill(starter.pid, number)
+    starter.join(SECONDS)
+    ended(runtime_dir)
+
+
+def _outlive_controller(pipe: Any) -> None:
+    tq.init({"system": {"name": "broken"}, "controller": {"journal": {"durability": "none"}}})
+    tq.kv_put("a", "p", {"x": torch.arange(3)})
+    supervisor = CURRENT.system.description.pid
+    first, *_ = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    os.kill(int(first), signal.SIGKILL)
+    try:
+        tq.kv_put("b", "p", {"x": torch.arange(3)})
+    except tq.ConnectionLostError as error:
+        pipe.send(str(error))
+
+
+def test_a_controller_without_journal_that_dies_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TQ_ADDRESS", raising=False)
+    ours, theirs = multiprocessing.Pipe()
+    process = child(_outlive_controller, theirs, method="fresh")
+    assert ours.poll(SECONDS + 30)
+    told = ours.recv()
+    process.join(SECONDS)
+    assert told.startswith("the controller at")
+    assert "log" in told
+
+
 def _told(pipe: Any, configs: list[Any]) -> None:
     """What is raised before there is a system, of which each refusal must leave the process as it was."""
     for call, *arguments in [(tq.kv_list,), *((tq.init, conf) for conf in configs), (tq.kv_list,)]:
@@ -202,6 +298,35 @@ class TestBadInput:
             assert kind == "StartError"
             assert "needs runtime: ray" in words
 
+    @pytest.mark.parametrize(
+        ("put", "words"),
+        [
+            (lambda c: c.put(TensorDict({"x": torch.zeros(3)}, [3]), c.get_meta(["x"], 2, "bad", mode="insert")), "3"),
+            (lambda c: c.put(TensorDict({"x": torch.zeros(3)}, [3])), "partition_id"),
+            (lambda c: c.put([1, 2], partition_id="bad"), "TensorDict"),
+            (lambda c: tq.kv_batch_put(["a", "a"], "bad", TensorDict({"x": torch.zeros(2)}, [2])), "duplicated keys"),
+            (lambda c: tq.kv_batch_put(["a"], "bad", TensorDict({"x": torch.zeros(2)}, [2])), "1"),
+            (lambda c: tq.kv_put("a", "bad", {"x": torch.nested.nested_tensor([torch.zeros(1)])}), "nested"),
+            (lambda c: tq.kv_put(5, "bad", {"x": 1}), "key must be a str"),
+            (lambda c: tq.kv_put("a", "bad"), "fields or tags"),
+            (lambda c: c.get_meta([], 1, "bad", task_name="t"), "data_fields"),
+            (lambda c: c.get_meta(["x"], -1, "bad", task_name="t"), "negative"),
+            (lambda c: c.get_meta(["x"], 1, "bad", mode="steal"), "force_fetch"),
+            (lambda c: c.get_meta(["x"], 1, "bad"), "task_name"),
+            (lambda c: c.get_meta(["x"], 1, "bad", task_name="t", sampling_config={"sampler": "Mine"}), "Mine"),
+        ],
+    )
+    def test_arguments(self, system: Any, put: Callable[[Any], Any], words: str) -> None:
+        client = tq.get_client()
+        client.clear_partition("bad")
+        leased = unit_status().leased
+        with pytest.raises(ValueError, match=words) as raised:
+            put(client)
+        assert isinstance(raised.value, tq.TransferQueueError)
+        assert not client.check_production_status(["x"], "bad")
+        assert tq.kv_list("bad").get("bad", {}) == {}
+        assert unit_status().leased <= leased + 65536  # an open extent at the most
+
     def test_after_its_close_a_client_has_a_successor(self, system: Any) -> None:
         tq.kv_put("a", "stays", {"x": torch.ones(2)})
         closed = tq.get_client()
@@ -230,11 +355,41 @@ def test_init_does_not_hand_out_a_system_that_has_ended(monkeypatch: pytest.Monk
         tq.close()
 
 
+def test_a_full_arena_is_an_error_that_leaves_nothing() -> None:
+    tq.close()
+    tq.init({"system": {"name": "tiny"}, "backend": {"SimpleStorage": {"arena_bytes": 4 * 2**20}}})
+    try:
+        tq.kv_put("a", "p", {"x": torch.zeros(1 << 18)})  # 1 MiB
+        free = unit_status()
+        with pytest.raises(tq.CapacityError, match=r"(?i)capacity"):
+            tq.kv_put("b", "p", {"x": torch.zeros(1 << 20)})  # 4 MiB
+        assert unit_status().leased == free.leased
+        assert tq.kv_list("p") == {"p": {"a": {}}}
+        tq.kv_clear("a", "p")
+        tq.kv_put("b", "p", {"x": torch.ones(700_000)})  # 2.7 MiB: only where the first one lay
+        assert tq.kv_batch_get("b", "p")["x"].values().sum().item() == 700_000
+    finally:
+        tq.close()
+
+
 def test_init_for_another_system_while_attached() -> None:
     tq.init({"system": {"name": "first"}})
     try:
         with pytest.raises(tq.InvalidArgumentError, match=r"'second'.*'first'"):
             tq.init({"system": {"name": "second"}})
         assert tq.init({"system": {"name": "first"}}).system.name == "first"
+    finally:
+        tq.close()
+
+
+def test_a_put_after_a_clear_finds_the_space() -> None:
+    """What was cleared is on its way to be free."""
+    tq.close()
+    tq.init({"system": {"name": "turning"}, "backend": {"SimpleStorage": {"arena_bytes": 2 * 2**20}}})
+    try:
+        client = tq.get_client()
+        for i in range(40):
+            tq.kv_put("a", f"p{i}", {"x": torch.full((300_000,), float(i))})  # 1.15 MiB
+            client.clear_partition(f"p{i}")
     finally:
         tq.close()

@@ -219,6 +219,17 @@ def test_a_node_without_a_unit_writes_to_another(cluster: Cluster) -> None:
     assert is_right("far", 20)
 
 
+def test_a_new_node_gets_a_unit_and_a_drained_one_is_emptied(cluster: Cluster) -> None:
+    start()
+    new = cluster.add()
+    until(lambda: new in units(), "the new node has no unit")
+    get(worker(new).put.remote("new", 20))
+    ray.get(_actor().drain_node.remote(new, SECONDS), timeout=SECONDS)
+    cluster.kill(new)
+    until(lambda: new not in units(), "the unit of the node that left is still there")
+    assert is_right("new", 20)
+
+
 def test_only_nodes_with_the_required_resource_get_units(cluster: Cluster) -> None:
     able = cluster.add(**{HEAD: 1})
     try:

@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from server_processes import server_process, until
+from server_processes import server_process
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.interface import CURRENT
@@ -28,6 +29,13 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.node.system import launcher
 
 SECONDS = 60
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        threading.Event().wait(0.01)
 
 
 def server(name: str) -> psutil.Process | None:
@@ -168,6 +176,30 @@ def recorded(journal: Path) -> int:
     return sum(path.stat().st_size for path in journal.glob("segment-*"))
 
 
+def test_a_claim_that_waits_notices_nothing_but_keeps_its_deadline() -> None:
+    with started("waits"):
+        client = tq.get_client()
+        tq.kv_put("a", "p", {"y": torch.tensor(1)})
+        waits, got = in_thread(lambda: client.get_meta(["x"], 2, "p", task_name="t", timeout=SECONDS))
+        begun = time.monotonic()
+        ends, error = in_thread(lambda: client.get_meta(["never"], 1, "p", task_name="t", timeout=2.0))
+        subscription = client.wait_for_change("p", timeout=SECONDS)
+        watches, change = in_thread(lambda: client.wait_for_change("p", since=subscription.version, timeout=SECONDS))
+        waiting = lambda: sum(task.waiting for p in client.status().partitions for task in p.tasks)  # noqa: E731
+        until(lambda: waiting() == 2)
+        kill()
+        until(lambda: waiting() == 2 or bool(error))
+        ends.join(SECONDS)
+        assert isinstance(error[0], tq.WaitTimeoutError)
+        assert 2.0 <= time.monotonic() - begun < 2.0 + 15, "not its whole wait anew"
+        assert "never" in str(error[0])
+        client.put(values(2), partition_id="p")
+        for thread in (waits, watches):
+            thread.join(SECONDS)
+        assert got[0].size == 2
+        assert change[0].changed
+
+
 def test_a_detached_system_and_a_folder_that_is_kept(tmp_path: Path) -> None:
     """No other system may write there; a later one goes on, though what the units held is gone."""
     tq.close()
@@ -191,6 +223,35 @@ def test_a_detached_system_and_a_folder_that_is_kept(tmp_path: Path) -> None:
     assert recover(tmp_path / "kept", ClockIdentity.now()).state.next_index == 12
 
 
+def test_a_put_of_very_many_fields_is_there_whole_after_a_kill() -> None:
+    names = [f"f{number}" for number in range(4000)]
+
+    def values(first: int) -> TensorDict:
+        return TensorDict({name: torch.full((2,), first + at) for at, name in enumerate(names)}, batch_size=2)
+
+    with started("wide", controller={"journal": {"durability": "async"}}):
+        client = tq.get_client()
+        one = client.put(values(0), partition_id="p")
+        kill()
+        two = client.put(values(7), partition_id="p")
+        assert bool((client.get_data(one) == values(0)).all())
+        thread, found = in_thread(lambda: client.put(values(9), partition_id="p"))
+        kill()
+        thread.join()
+        assert bool((client.get_data(two) == values(7)).all())
+        assert bool((client.get_data(found[0]) == values(9)).all())
+
+
+def test_a_unit_that_is_killed_goes_on_with_its_arena() -> None:
+    with started("units"):
+        client = tq.get_client()
+        meta = client.put(values(8), partition_id="p")
+        for name in ("unit-0", "controller", "unit-0"):
+            kill(name)
+            client.put(values(2, 100), partition_id="p")
+        assert client.get_data(meta)["x"].tolist() == list(range(8))
+
+
 def test_without_a_journal_the_end_of_the_controller_is_the_end() -> None:
     with started("none", controller={"journal": {"durability": "none"}}):
         system = CURRENT.system
@@ -202,6 +263,18 @@ def test_without_a_journal_the_end_of_the_controller_is_the_end() -> None:
         with pytest.raises(tq.ConnectionLostError, match=r"its log: "):
             tq.kv_put("b", "p", {"x": torch.tensor(1)})
         assert time.monotonic() - begun < 30, "not until the deadline of the call"
+
+
+def test_the_metrics_stay_where_they_are() -> None:
+    with started("metrics", metrics={"enabled": True}):
+        endpoint = tq.get_metrics_endpoint()
+        tq.kv_put("a", "p", {"x": torch.tensor(1)})
+        kill()
+        tq.kv_put("b", "p", {"x": torch.tensor(1)})
+        text = urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=SECONDS).read().decode()
+        assert 'tq_rows{partition="p"} 2' in text
+        assert "tq_journal_bytes " in text
+        assert "tq_journal_trouble 0" in text
 
 
 def test_what_cannot_come_up_again_ends_the_system_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from server_processes import until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.config.settings import Settings
-from transfer_queue.errors import StartError, TransferQueueError, WaitTimeoutError
+from transfer_queue.errors import StartError, StorageKeyNotFoundError, TransferQueueError, WaitTimeoutError
 from transfer_queue.journal.terms import Terms
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
@@ -28,6 +28,13 @@ from transfer_queue.node.system.paths import ControllerPlace, SystemFolder
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    limit = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < limit, what
+        time.sleep(0.02)
 
 
 class Systems:
@@ -205,3 +212,19 @@ def test_a_controller_of_an_earlier_term_is_refused(systems: Systems) -> None:
     systems.take_over()
     with pytest.raises(StartError, match="was replaced by one of term 2"):
         systems.remotes[0].move_controller(ControllerPlace(1, systems.first.description.remote))
+
+
+def test_a_system_of_one_node_continues_with_the_folder(systems: Systems) -> None:
+    with TransferQueueClient(systems.remotes[0]) as client:
+        put(client, "a")
+    systems.stop()
+    systems.all.clear()
+    alone = start_local(f"{systems.name}-alone", systems.config, timeout=SECONDS)
+    systems.all.append(alone)
+    with TransferQueueClient(alone) as client:
+        assert client.kv_list("p")["p"] == {"a": {}}
+        with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit"):
+            check(client, ["a"])
+        put(client, "b")
+        check(client, ["b"])
+    assert [term.number for term in Terms(systems.folder).list()] == [2]

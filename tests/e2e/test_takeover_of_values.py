@@ -13,9 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from test_takeover import SECONDS, Systems
+from test_takeover import SECONDS, Systems, until
 
-from server_processes import until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.errors import StartError
 from transfer_queue.messages.reports.progress import MirrorProgress
@@ -202,3 +201,15 @@ def test_a_system_of_one_node_continues_with_the_folder(systems: Systems) -> Non
     with TransferQueueClient(systems.all[0]) as client:
         check(client, list(range(8)))  # they are in memory, which outlives a system of one node
         until(lambda: mirror(client).behind_bytes == 0, "the values are not copied again")
+
+
+def test_a_system_of_several_nodes_does_not_use_memory_of_this_machine(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    made = Systems(folder, replicas=1, values="machine", mode="sync")
+    made.stop()
+    alone = start_local(f"{made.name}-alone", made.config, timeout=SECONDS)
+    alone.stop()
+    made.all.clear()
+    with pytest.raises(StartError, match="which a system under Ray does not use"):
+        made.start("", 1)
+    DurableFolder(folder).discard()

@@ -9,11 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from tensordict import TensorDict
 
 import transfer_queue as tq
 import warm
+from transfer_queue.client.control_client import ControlClient
+from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.timeline.events import CLOSED, EVENT, EventKind
 
@@ -78,6 +82,17 @@ def test_processes_are_lanes(client: tq.TransferQueueClient) -> None:
     assert producer.client not in reply.connected
 
 
+def test_gets_are_reported_with_the_next_request(client: tq.TransferQueueClient) -> None:
+    values = TensorDict({"x": torch.zeros(4, 8), "more": TensorDict({"y": torch.zeros(4, 2)}, [4])}, [4])
+    meta = client.put(values, partition_id="p")
+    client.get_data(meta)
+    client.get_meta(["x"], 3, "p", task_name="train")
+    events = np.frombuffer(read(client).events, EVENT)
+    assert events["kind"].tolist() == [EventKind.PUT, EventKind.READ, EventKind.CLAIM]
+    assert (events["rows"][1], events["bytes"][1]) == (4, 4 * 4 * (8 + 2))
+    assert events["since"][1] <= events["time"][1] - events["age"][1] <= events["time"][1]
+
+
 def test_a_forked_process_is_a_client_of_the_same_task(client: tq.TransferQueueClient) -> None:
     run(produce_forked)
     lanes = read(client).lanes
@@ -123,3 +138,23 @@ def test_a_process_may_say_its_task_later(client: tq.TransferQueueClient) -> Non
 def test_a_wrong_task_or_rank_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(tq.InvalidArgumentError, match=next(iter(wrong))):
         tq.init(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_controller_knows_tasks_after_a_restart(client: tq.TransferQueueClient) -> None:
+    tq.init(task="trainer", rank=2)
+    client.put({"x": torch.zeros(2, 3)}, partition_id="p")
+    before = read(client)
+    system = CURRENT.system
+    assert system is not None
+    controller = psutil.Process(
+        int((system.logs / "controller.log").read_text().rsplit("up, process ", 1)[1].split()[0])
+    )
+    controller.kill()
+    client.put({"x": torch.zeros(2, 3)}, partition_id="p")
+    with ControlClient(system) as other:
+        after = other.request(ReadTimeline(before.boot, before.position, 60.0, 100, 100, 100), TimelineReply)
+    assert after.boot != before.boot
+    assert [(lane.task, lane.rank) for lane in after.lanes] == [("trainer", 2)]
+    events = np.frombuffer(after.events, EVENT)
+    assert events["kind"].tolist() == [EventKind.PUT]
+    assert events["rows"].tolist() == [2]

@@ -8,7 +8,8 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,20 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from server_processes import server_process, unit_status, until
+from server_processes import server_process
 from transfer_queue.interface import CURRENT
+from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
+from transfer_queue.net.calls import Call
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 
 SECONDS = 60
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
+        threading.Event().wait(0.01)
 
 
 def log(number: int) -> str:
@@ -53,7 +64,13 @@ def kill(number: int) -> None:
 
 def leased(number: int) -> int:
     """Bytes leased from a unit."""
-    return unit_status(number).leased
+
+    def ask() -> Any:
+        return (yield Call(("unit", number), UnitStatus()))
+
+    reply = run_blocking(tq.get_client().storage_manager.session, ask())
+    assert isinstance(reply, UnitStatusReply)
+    return reply.leased
 
 
 def content(who: int, i: int) -> torch.Tensor:
@@ -196,4 +213,43 @@ def test_a_lost_arena_is_told_and_all_else_goes_on(units: int) -> None:
         assert [len(value) for value in got] == [9, 10, 11]
     assert "are lost" in log(lost)
     for client in clients[1:]:
+        client.close()
+
+
+def test_two_copies_outlive_the_loss_of_either_unit() -> None:
+    tq.close()
+    storage = {"num_data_storage_units": 2, "replicas": 2}
+    tq.init({"system": {"name": "copies"}, "backend": {"SimpleStorage": storage}})
+    try:
+        system = CURRENT.system
+        assert system is not None
+        keys = [f"k{i}" for i in range(4)]
+        rows = torch.arange(4 << 18, dtype=torch.int32).reshape(4, -1)
+        tq.kv_batch_put(keys, "p", {"x": rows})
+        arenas = Path(os.readlink(Path(system.folder) / "arena"))
+        for place, made_up in ((0, 2), (1, 3)):
+            shutil.rmtree(arenas / f"unit-{place}")
+            kill(place)
+            assert torch.equal(torch.stack(tq.kv_batch_get(keys, "p")["x"].unbind()), rows)
+            until(lambda new=made_up: unit_leases(new) >= rows.nbytes)  # where a copy is made up for
+        assert torch.equal(torch.stack(tq.kv_batch_get(keys, "p")["x"].unbind()), rows)
+    finally:
+        tq.close()
+
+
+def unit_leases(number: int) -> int:
+    """Bytes leased from a unit; 0 while its number is not known to this client."""
+    client = tq.TransferQueueClient(CURRENT.system)
+    try:
+        client.get_partition_list()
+        if number not in client.storage_manager._units:
+            return 0
+
+        def ask() -> Any:
+            return (yield Call(("unit", number), UnitStatus()))
+
+        reply = run_blocking(client.storage_manager.session, ask())
+        assert isinstance(reply, UnitStatusReply)
+        return reply.leased
+    finally:
         client.close()

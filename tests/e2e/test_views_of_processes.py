@@ -5,7 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,7 +16,6 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 import warm
-from server_processes import until
 from transfer_queue.errors import CapacityError
 
 MIB = 1 << 20
@@ -51,6 +51,13 @@ def put(fill: int, rows: int = 1, key: str = "a") -> None:
 def holds(client: tq.TransferQueueClient) -> list[tuple[int, int]]:
     """(process, bytes) of all holders."""
     return [(hold.pid, hold.nbytes) for unit in client.status().units for hold in unit.views]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def everything_fits() -> bool:
@@ -103,6 +110,28 @@ def servers(kind: str) -> list[int]:
         if os.environ["TQ_RUNTIME_DIR"] in words and kind in words:
             found.append(int(process))
     return found
+
+
+def test_a_forked_child_keeps_its_own_hold(client: tq.TransferQueueClient) -> None:
+    put(1)
+    view = tq.kv_batch_get(["a"], "p", layout="dense", copy=False)["x"]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0 if view.numpy().min() == view.numpy().max() == 1 else 1)
+    os.close(reading)
+    tq.kv_clear(["a"], "p")
+    del view
+    until(lambda: holds(client) == [(child, 4 * MIB)])
+    with pytest.raises(CapacityError):
+        put(2, rows=4)
+    os.write(writing, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(writing)
+    until(lambda: holds(client) == [])
+    until(everything_fits)
 
 
 def test_a_view_outlives_its_system() -> None:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
 from request_variants import array, bodies
-from server_processes import server_process
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.base import Request
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.messages.envelopes import REQUESTS, ReplyEnvelope
-from transfer_queue.messages.puts import Publish
+from transfer_queue.messages.puts import CloseExtents, Publish
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Drain, Status
+from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.node.system.paths import SystemFolder
@@ -109,8 +112,37 @@ def work(client: Any, partition: str) -> None:
 
 
 def kill_servers() -> None:
+    system = CURRENT.system
+    assert system is not None
     for name in ("controller", "unit-0"):
-        server_process(name).kill()
+        text = (Path(system.logs) / f"{name}.log").read_text()
+        psutil.Process(int(text.rsplit("up, process ", 1)[1].split()[0])).send_signal(signal.SIGKILL)
+
+
+def test_places_that_no_unit_has_leased_block_nobody(liar: Liar) -> None:
+    for extent in range(1, 20):
+        liar.send(False, publish(extent, (extent - 1) << 16))
+        liar.send(False, publish(100 + extent, (extent - 1) << 16, 1 << 40, nbytes=1 << 24))
+    work(tq.get_client(), "before")
+    kill_servers()
+    work(tq.get_client(), "after")
+
+
+def test_space_is_not_freed_while_its_writer_uses_it(liar: Liar) -> None:
+    """The writer has leased an extent, and the controller knows no block in it yet."""
+    client = tq.get_client()
+    client.put(TensorDict({"x": torch.ones(1, 4)}, batch_size=[1]), partition_id="before")  # which has a client learn
+    space = client.storage_manager.space("SimpleStorage")
+    reserved = run_blocking(client.storage_manager.session, space.reserve(LARGE))
+    before = client.storage_manager.arena(0).generation(reserved.offset)
+    for extent in range(1, 20):
+        liar.send(False, CloseExtents([(0, extent)]))
+        liar.send(False, Publish("p", 1, closes=[(0, extent)]))
+    work(client, "before")
+    assert client.storage_manager.arena(0).generation(reserved.offset) == before
+    space.abandon(reserved)
+    kill_servers()
+    work(client, "after")
 
 
 def test_a_client_works_after_requests_of_every_kind_with_every_wrong_number(liar: Liar) -> None:

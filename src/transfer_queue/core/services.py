@@ -19,7 +19,7 @@ from transfer_queue.core.claims import (
 from transfer_queue.core.context import CoreService
 from transfer_queue.core.puts import decide, equal_values, partitions
 from transfer_queue.core.queries import lookups, partition_view
-from transfer_queue.core.reports import explain, sample_report, status, waits
+from transfer_queue.core.reports import deadlock_detector, explain, sample_report, status, waits
 from transfer_queue.core.timeline import readers, recorder
 from transfer_queue.core.units import migration_planner, mirror_writer, mover, store_servers, unit_handlers
 

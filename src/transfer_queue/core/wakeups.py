@@ -16,7 +16,7 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, Caller, Decision
 from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import partition_view
-from transfer_queue.core.reports.waits import expiry_reply
+from transfer_queue.core.reports.expiries import expiry_reply
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.waiting import ChangeSet
