@@ -12,6 +12,7 @@ from transfer_queue.core.record_log import ControllerMeasures, RecordLog
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey, ShareKey
 from transfer_queue.messages.base import name_of
+from transfer_queue.messages.envelopes import RequestEnvelope
 
 
 class ChangeSet:
@@ -170,6 +171,13 @@ class ParkedRequests:
         known = self.peers.get(waiting.waiter)
         self.peers[waiting.waiter] = peer if known is None else max(peer, known)
         return known is None
+
+    def caller_of(self, waiting: ParkedRequest) -> Caller | None:
+        """Return the caller of a request that waits, on its newest connection; None if it has none."""
+        peer = self.peers.get(waiting.waiter)
+        if peer is None:
+            return None
+        return Caller(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
 
     def unpark(self, *waits: ParkedRequest, met: bool = True) -> None:
         """End the waits of a request, or of claims of one task. met: whether they got what they waited for."""

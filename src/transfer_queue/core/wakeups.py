@@ -13,7 +13,7 @@ from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.claims.wake import Wake
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events.effects import Effect, Send
-from transfer_queue.core.events.registry import HANDLERS, Caller, Decision
+from transfer_queue.core.events.registry import HANDLERS, Decision
 from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.reports.expiries import expiry_reply
@@ -186,10 +186,9 @@ class Wakeups(CoreService):
     def _retry_decision(self, waiting: ParkedRequest) -> list[Effect]:
         """Look again at a request that waits for space, for groups that a task wants, or until all rows are done."""
         context = self.context
-        peer = context.parked.peers.get(waiting.waiter)
-        if peer is None:
+        caller = context.parked.caller_of(waiting)
+        if caller is None:
             return []
-        caller = Caller.of_parked(waiting, peer)
         try:
             context.state.check_epoch(waiting.request)
             decision = HANDLERS[type(waiting.request)](context, caller, waiting.request)

@@ -74,9 +74,8 @@ def _reopen(context: Context, waits: Sequence[ParkedRequest]) -> list[OpenClaim]
     """Return those of these waiting claims that have a connection."""
     claims = []
     for waiting in waits:
-        peer = context.parked.peers.get(waiting.waiter)
-        if peer is not None:
-            caller = Caller.of_parked(waiting, peer)
+        caller = context.parked.caller_of(waiting)
+        if caller is not None:
             claims.append(OpenClaim(caller, waiting.claim, waiting.since, waiting))
     return claims
 

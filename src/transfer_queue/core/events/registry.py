@@ -21,7 +21,6 @@ import msgspec
 
 from transfer_queue.core.events.effects import Effect
 from transfer_queue.core.events.records import AnyRecord, Parkable
-from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 
 
@@ -32,11 +31,6 @@ class Caller(msgspec.Struct, frozen=True):
     peer: int
     """The connection on which the request is answered."""
     envelope: RequestEnvelope
-
-    @classmethod
-    def of_parked(cls, waiting: ParkedRequest, peer: int) -> Caller:
-        """Return the caller of a request that waits, on a connection of its client."""
-        return cls(waiting.client, peer, RequestEnvelope(waiting.sequence, 0, waiting.request))
 
     @property
     def waiter(self) -> tuple[str, int]:
