@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "transfer_queue"
-TOPICS = ("fetch", "sample", "partition", "status", "kv", "update", "lock", "lease", "checkpoint")
+TOPICS = ("fetch", "sample", "partition", "status", "kv", "update", "lease", "checkpoint")
 SOURCES = tuple(PACKAGE / "client" / "operations" / f"{topic}_operations.py" for topic in TOPICS)
 WITH_FILES = SOURCES[-1]  # its operations read and write files
 KV_FUNCTIONS = (

@@ -309,7 +309,8 @@ def test_what_killed_workers_have_fetched_can_be_claimed(sequential: Any, worker
     for process in psutil.Process().children():
         if process.pid not in before:
             process.kill()
-    with contextlib.suppress(RuntimeError, OSError):  # torch finds that they are dead, perhaps in the middle of an item
+    # torch finds that they are dead, perhaps in the middle of an item or of the handshake for one
+    with contextlib.suppress(RuntimeError, OSError, EOFError):
         for data, _ in items:
             yielded += data["x"].tolist()
             assert len(yielded) < ROWS, "the killed workers have fetched everything"

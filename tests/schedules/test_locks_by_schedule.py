@@ -83,9 +83,6 @@ def test_puts_whose_versions_are_not_compared(monkeypatch: pytest.MonkeyPatch) -
 def test_locks_that_are_granted_while_another_client_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def remove(self: LockTable, token: int) -> None:
         lock = self.by_token.pop(token)
-        del self.of_client[lock.client][token]
-        if not self.of_client[lock.client]:
-            del self.of_client[lock.client]
         for key in lock.keys:
             self.of_key.pop((lock.partition, key), None)
 

@@ -2999,48 +2999,6 @@ class GeneratedMethods(ABC):
             )
         )
 
-    def kv_lock_list(self, partition_id: str | None = None, *, timeout: float | None = None) -> list[LockEntry]:
-        """Return the locks of keys, and the requests that wait for a lock.
-
-        Each entry names the client, and how long it has held the lock or waited. A long list is fetched in pages; locks
-        that are taken or released meanwhile may or may not be in it.
-
-        Args:
-            partition_id: The partition. Default: all partitions.
-            timeout: See `TransferQueueClient`.
-
-        Returns:
-            First the locks, in the order in which they were granted, then the requests that wait for one, in the order
-            in which they arrived (`LockEntry.held` is False).
-
-        Example:
-            >>> client.kv_lock_list()
-            []
-        """
-        return self._run(self._operations.kv_lock_list(partition_id, timeout=timeout))
-
-    async def async_kv_lock_list(
-        self, partition_id: str | None = None, *, timeout: float | None = None
-    ) -> list[LockEntry]:
-        """Return the locks of keys, and the requests that wait for a lock.
-
-        Each entry names the client, and how long it has held the lock or waited. A long list is fetched in pages; locks
-        that are taken or released meanwhile may or may not be in it.
-
-        Args:
-            partition_id: The partition. Default: all partitions.
-            timeout: See `TransferQueueClient`.
-
-        Returns:
-            First the locks, in the order in which they were granted, then the requests that wait for one, in the order
-            in which they arrived (`LockEntry.held` is False).
-
-        Example:
-            >>> await client.async_kv_lock_list()
-            []
-        """
-        return await self._run_async(self._operations.kv_lock_list(partition_id, timeout=timeout))
-
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> bool:
         """Acknowledge samples that were fetched with `lease=`: the task has consumed them. Without lease: `finish`.
 
@@ -3192,6 +3150,48 @@ class GeneratedMethods(ABC):
         return await self._run_async(
             self._operations.declare_rank_gone(partition_id, task_name, dp_rank, timeout=timeout)
         )
+
+    def kv_lock_list(self, partition_id: str | None = None, *, timeout: float | None = None) -> list[LockEntry]:
+        """Return the locks of keys, and the requests that wait for a lock.
+
+        Each entry names the client, and how long it has held the lock or waited. A long list is fetched in pages; locks
+        that are taken or released meanwhile may or may not be in it.
+
+        Args:
+            partition_id: The partition. Default: all partitions.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            First the locks, in the order in which they were granted, then the requests that wait for one, in the order
+            in which they arrived (`LockEntry.held` is False).
+
+        Example:
+            >>> client.kv_lock_list()
+            []
+        """
+        return self._run(self._operations.kv_lock_list(partition_id, timeout=timeout))
+
+    async def async_kv_lock_list(
+        self, partition_id: str | None = None, *, timeout: float | None = None
+    ) -> list[LockEntry]:
+        """Return the locks of keys, and the requests that wait for a lock.
+
+        Each entry names the client, and how long it has held the lock or waited. A long list is fetched in pages; locks
+        that are taken or released meanwhile may or may not be in it.
+
+        Args:
+            partition_id: The partition. Default: all partitions.
+            timeout: See `TransferQueueClient`.
+
+        Returns:
+            First the locks, in the order in which they were granted, then the requests that wait for one, in the order
+            in which they arrived (`LockEntry.held` is False).
+
+        Example:
+            >>> await client.async_kv_lock_list()
+            []
+        """
+        return await self._run_async(self._operations.kv_lock_list(partition_id, timeout=timeout))
 
     def begin_checkpoint(
         self,
