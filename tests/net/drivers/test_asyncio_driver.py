@@ -193,6 +193,15 @@ def test_wrong_keys_are_told_to_everyone_who_waits(running: Running) -> None:
     session.close()
 
 
+def test_frames_larger_than_the_socket_takes(session: Session) -> None:
+    names = [f"{i}" * (1 << 20) for i in range(8)]
+
+    async def main() -> list[object]:
+        return list(await asyncio.gather(*(run_async(session, one(ask(name))) for name in names)))
+
+    assert asyncio.run(main()) == [Done(name) for name in names]
+
+
 def test_tcp(tmp_path: Path) -> None:
     with Running(tmp_path, address=("127.0.0.1", 0)) as running:
         session = running.session()
