@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +14,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = "import setuptools.build_meta as build, sys; print(getattr(build, sys.argv[1])(sys.argv[2]))"
@@ -57,3 +61,17 @@ def test_the_source_distribution_has_the_package_and_no_test_of_it(tree: Path, t
     assert [name for name in names if name.startswith(("tests", "benchmarks"))] == []
     assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
     assert not [line for line in metadata.get_all("Classifier") if line.startswith("License")]
+
+
+def test_the_pinned_versions_work_with_the_first_patch_of_python() -> None:
+    """Debian 12 has Python 3.11.2: a version that needs a later patch ends the commands of the README there."""
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE))
+    first = f"{sys.version_info[0]}.{sys.version_info[1]}.0"
+    needs = {}
+    for name, version in pins.items():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of other environments
+            found = importlib.metadata.distribution(name)
+            if found.version.partition("+")[0] == version.partition("+")[0]:
+                needs[name] = found.metadata["Requires-Python"] or ""
+    assert len(needs) > 20
+    assert {name: need for name, need in needs.items() if first not in SpecifierSet(need)} == {}
