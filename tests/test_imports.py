@@ -61,7 +61,7 @@ MAY_IMPORT = {
 
 # Modules that come before the rest of their folder, because other rooms use what they decide.
 BEFORE_THEIR_FOLDER = {
-    "puts.apply",
+    *("puts.apply", "claims.apply", "units.apply"),
     "state.restore",
     *("samplers.claim_samplers", "samplers.remote_calls"),
     *("claims.plan", "claims.final_rounds", "claims.row_leases"),
@@ -74,6 +74,7 @@ CORE_ORDER: list[set[str]] = [
     {"earlier"},
     {"state"},
     {"puts.apply"},
+    {"claims.apply", "units.apply"},
     {"state.restore"},
     {"appliers"},
     {"samplers"},

@@ -215,7 +215,7 @@ def test_only_the_unit_itself_can_report_a_writer_as_dead(h: Harness) -> None:
 
 
 def test_a_bounded_number_of_dead_writers_is_remembered(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transfer_queue.core.appliers.MAX_FENCED", 3)
+    monkeypatch.setattr("transfer_queue.core.units.apply.MAX_FENCED", 3)
     for number in range(5):
         h.ask(WriterGone(f"w{number}", 0, []), "unit-0")
     assert list(h.state.fenced) == ["w2", "w3", "w4"]

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.core.events import records as r
+from transfer_queue.core.events.registry import applies
 from transfer_queue.core.puts.apply import clear_all, clear_rows
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import load_state
@@ -60,6 +61,7 @@ def unpack(packed: bytes) -> Any:
     return _decoder.decode(packed)
 
 
+@applies(r.StateLoaded)
 def replace_state(state: State, record: r.StateLoaded) -> None:
     """Replace the partitions by those of a saved state. Clients, units and waiting requests remain.
 
