@@ -25,7 +25,8 @@ def read_expected(release: str) -> dict[str, Any]:
 def unpack(release: str, scenario: str, folder: Path) -> Path:
     """Extract the files of a scenario into a new folder; returns the folder."""
     with tarfile.open(HERE / release / f"{scenario}.tar.gz") as archive:
-        archive.extractall(folder / scenario, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.0 to 3.11.3 have none
+        archive.extractall(folder / scenario)
     return folder / scenario
 
 

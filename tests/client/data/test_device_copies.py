@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.wire.blocks import gather_into
+from transfer_queue.wire.blocks.device_memory import pieces
 
 ROWS = 64
 
@@ -197,3 +199,15 @@ def test_devices_without_such_a_driver(a: Client, b: Client) -> None:
     got = b.get_data(meta, layout="dense", device="cpu", copy=False)["x"]
     assert got.eq(3).all()
     assert not tq.is_view(got)
+
+
+def test_a_cluster_that_ends_leaves_no_memory_registered(driver: Driver, tmp_path: Path) -> None:
+    """Other memory of the process may get the same addresses."""
+    with Cluster(tmp_path) as cluster:
+        client = cluster.client("a")
+        meta = client.put(value(3), partition_id="p")
+        assert client.get_data(meta, layout="dense", device="cpu")["x"].eq(3).all()
+        ((address, nbytes),) = driver.registered.items()
+        assert len(pieces(address - 1, nbytes + 2)) == 3
+    assert driver.registered == {}
+    assert len(pieces(address - 1, nbytes + 2)) == 1
