@@ -13,7 +13,7 @@ import code_weight
 
 FUNCTIONS_AND_FILES = {
     "put": (145, 49),
-    "get_meta": (132, 40),
+    "get_meta": (132, 41),
     "get_data": (114, 30),
     "kv_batch_put": (153, 47),
     "kv_batch_get": (96, 27),
