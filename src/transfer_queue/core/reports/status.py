@@ -22,7 +22,7 @@ from transfer_queue.core.puts import limits
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.blocks import BlockChunk, pair_sums
-from transfer_queue.core.timeline.readers import AbandonedSamples
+from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.core.units.store_servers import StoreServers
