@@ -41,6 +41,9 @@ from transfer_queue.messages.system import Status, SystemStatus, Topology, Topol
 from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
 from transfer_queue.metrics.timing import OTHER
 
+NAMED = 100  # partitions that metrics report by name, those created last; the others are reported together
+AT_ONCE = 64  # other partitions, or units, in one step of a measurement
+
 
 @handles(Status, reads=True)
 def handle_status(context: Context, caller: Caller, request: Status) -> SystemStatus:
@@ -165,8 +168,7 @@ def tier_of(state: State, number: int) -> str:
     return MEMORY if unit is None else unit.told_tier
 
 
-NAMED = 100  # partitions that are reported by name, those created last; the others are reported together
-AT_ONCE = 64  # other partitions, or units, in one step
+# ------------------------------------------------------------ metrics
 
 
 @dataclass
