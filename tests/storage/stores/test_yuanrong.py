@@ -73,6 +73,6 @@ def test_a_worker_that_does_not_respond_loses_nothing(failing: Any) -> None:
 
 
 def test_a_write_without_space_says_what_the_library_said(failing: Any) -> None:
-    """A worker that is full and one that is too slow are told apart only by that."""
+    """Nothing else distinguishes a worker that is full from one that is too slow."""
     with pytest.raises(CapacityError, match=r"for 8 bytes \(code: \[RPC_RECV_TIMEOUT\].*\); clear samples"):
         failing(SLOW).write("u/4", np.zeros(8, np.uint8), 0.0)
