@@ -20,12 +20,12 @@ from transfer_queue.core.context import CoreService
 from transfer_queue.core.puts import decide, equal_values, partitions
 from transfer_queue.core.queries import lookups, partition_view
 from transfer_queue.core.reports import deadlock_detector, explain, sample_report, status, waits
-from transfer_queue.core.timeline import readers, recorder
+from transfer_queue.core.timeline import abandoned_samples, recorder
 from transfer_queue.core.units import migration_planner, mirror_writer, mover, store_servers, unit_handlers
 
 FEATURES: tuple[ModuleType, ...] = (
     recorder,
-    readers,
+    abandoned_samples,
     checkpoints,
     activity,
     row_leases,

@@ -10,7 +10,7 @@ from timeline_reader import Reader, kinds
 
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.timeline import event_ring, readers, recorder
+from transfer_queue.core.timeline import event_ring, recorder
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.base import Done
@@ -411,7 +411,7 @@ class TestReading:
         assert [reader.lanes[each.lane].client for each in (claim, put)] == ["r", "w"]
 
     def test_only_the_longest_waits_are_reported(self, h, reader, monkeypatch):
-        monkeypatch.setattr(readers, "MAX_OPEN", 2)
+        monkeypatch.setattr(recorder, "MAX_OPEN", 2)
         for at in range(4):
             h.now = float(at)
             h.claim(2, wait=60.0)
@@ -433,8 +433,8 @@ class TestReading:
         assert len(Reader(h, seconds=1e18).read()) == 20
 
     def test_long_timelines_are_read_in_several_replies(self, h, monkeypatch):
-        monkeypatch.setattr(readers, "MAX_EVENTS", 3)
-        monkeypatch.setattr(readers, "MAX_NUMBERS", 2)
+        monkeypatch.setattr(recorder, "MAX_EVENTS", 3)
+        monkeypatch.setattr(recorder, "MAX_NUMBERS", 2)
         for number in range(20):
             h.put(1, (f"f{number % 7}",), f"p{number % 5}", f"w{number % 6}")
         events = Reader(h).read()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from transfer_queue.errors import ConnectionLostError
+from transfer_queue.errors import CapacityError, ConnectionLostError
 from transfer_queue.storage.stores import base, yuanrong
 from transfer_queue.storage.stores.base import Piece
 from transfer_queue.storage.stores.yuanrong import YuanrongStore
@@ -20,10 +20,11 @@ NO_COPY = (
 )
 NOT_FOUND = "code: [Key not found], msg: [Cannot get objects from worker, traceId: fefe]"
 DOWN = "code: [RPC unavailable], msg: [the worker does not respond]"
+SLOW = "code: [RPC_RECV_TIMEOUT], msg: [no reply in time]"
 
 
 class Library:
-    """The library's client, in which every read fails."""
+    """The library's client, in which every read and write fails."""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -32,6 +33,9 @@ class Library:
         raise RuntimeError(self.words)
 
     read = get_buffers
+
+    def mcreate(self, keys: Sequence[str], sizes: Sequence[int]) -> list[Any]:
+        raise RuntimeError(self.words)
 
 
 @pytest.fixture
@@ -66,3 +70,9 @@ def test_a_worker_that_does_not_respond_loses_nothing(failing: Any) -> None:
         store.missing(["u/4"])
     with pytest.raises(ConnectionLostError, match="cannot read a block"):
         store.rewrite(["u/4"])
+
+
+def test_a_write_without_space_says_what_the_library_said(failing: Any) -> None:
+    """Nothing else distinguishes a worker that is full from one that is too slow."""
+    with pytest.raises(CapacityError, match=r"for 8 bytes \(code: \[RPC_RECV_TIMEOUT\].*\); clear samples"):
+        failing(SLOW).write("u/4", np.zeros(8, np.uint8), 0.0)

@@ -1,4 +1,4 @@
-"""The end of a deadlock: puts wait for space, claims wait for samples, and no client is left that could help."""
+"""Ends a deadlock, in which puts wait for space, claims wait for samples, and no client is left that could help."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.reports.explain import timeout_words
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.timeline.readers import AbandonedSamples
+from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Claim

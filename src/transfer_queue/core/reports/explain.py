@@ -18,7 +18,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State, suggestion
 from transfer_queue.core.tables.groups import Group
 from transfer_queue.core.tables.rows import CHUNK_BITS, CLAIMED, MASK
-from transfer_queue.core.timeline.readers import Abandoned, AbandonedSamples
+from transfer_queue.core.timeline.abandoned_samples import Abandoned, AbandonedSamples
 from transfer_queue.display import count_text, list_workers
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done

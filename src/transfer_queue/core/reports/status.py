@@ -22,7 +22,7 @@ from transfer_queue.core.puts import limits
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.blocks import BlockChunk, pair_sums
-from transfer_queue.core.timeline.readers import AbandonedSamples
+from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.core.units.store_servers import StoreServers
@@ -40,6 +40,9 @@ from transfer_queue.messages.reports.store_reports import StoreServerProgress
 from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
 from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
 from transfer_queue.metrics.timing import OTHER
+
+NAMED = 100  # partitions that metrics report by name, those created last; the others are reported together
+AT_ONCE = 64  # other partitions, or units, in one step of a measurement
 
 
 @handles(Status, reads=True)
@@ -165,8 +168,7 @@ def tier_of(state: State, number: int) -> str:
     return MEMORY if unit is None else unit.told_tier
 
 
-NAMED = 100  # partitions that are reported by name, those created last; the others are reported together
-AT_ONCE = 64  # other partitions, or units, in one step
+# ------------------------------------------------------------ metrics
 
 
 @dataclass

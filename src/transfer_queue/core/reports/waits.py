@@ -1,4 +1,4 @@
-"""What requests that wait wait for."""
+"""Describes to a client what a request of it waits for, while it waits."""
 
 from __future__ import annotations
 

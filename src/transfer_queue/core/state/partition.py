@@ -318,7 +318,10 @@ class Partition(Persisted):
         return True
 
     def values_of(self, names: Iterable[str], positions: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        """Iterate over (field, block number of each row, row in the block); block 0 for a row without a value."""
+        """Iterate over (field, block number of each row, row in the block); block 0 for a row without a value.
+
+        The arrays may be parts of the columns of a chunk: do not change them.
+        """
         count = len(positions)
         parts = list(self.rows.split(positions))
         together = len(parts) == 1 and len(parts[0][2]) == count  # all rows are in one chunk

@@ -1,6 +1,6 @@
-"""What becomes of a saved state: it replaces the present state, or its partitions are added to the present state.
+"""Replaces the present state by a saved one, or adds the partitions of a saved state to the present one.
 
-A client may reduce the state of a checkpoint to chosen partitions and keys before (`select_samples`).
+A client may first reduce the state of a checkpoint to chosen partitions and keys (`select_samples`).
 
 Samples that are added get new global indexes and their blocks new numbers. A partition that does not exist is created
 like the saved one, from whose chunks of rows it takes over the keys, the tags and the values, because to copy those of

@@ -1,4 +1,4 @@
-"""Writes the events of the timeline, where something happens in the controller. Nothing here is part of the state.
+"""Writes the events of the timeline, and replies with pages of them. Nothing here is part of the state.
 
 Most events are noted as tuples first, and written to the ring some hundred at a time. A loop that only writes events
 takes a third of the time that each event would take alone, because its code and data are in the processor's caches.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Union
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
+from transfer_queue.core.events.registry import Caller, Decision, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.tables.blocks import Schema
@@ -36,12 +38,20 @@ from transfer_queue.core.timeline.event_ring import (
     cut_text,
 )
 from transfer_queue.core.timeline.task_measures import TaskMeasures
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
-from transfer_queue.messages.reports.timeline import ValueRead
+from transfer_queue.messages.reports.timeline import (
+    Introduce,
+    Leave,
+    OpenWait,
+    ReadTimeline,
+    TimelineReply,
+    ValueRead,
+)
 from transfer_queue.sampler.freshness_sampler import POLICY_TAG
-from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, TIMED_OUT, WHOLE, EventKind
+from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, EVENT, NEW_ROWS, TIMED_OUT, WHOLE, EventKind
 
 MAX_NOTES = 128
 """Notes that are kept until they are written."""
@@ -56,6 +66,17 @@ MAX_GONE = 1024
 LOOKUPS, LOOKUP_SECONDS = 1024, 1.0
 """The newest block is looked up for at most LOOKUPS claims in LOOKUP_SECONDS, so that frequent claims are not slowed
 down. The age and staleness of these claims represent those of all claims."""
+
+MAX_EVENTS = 4_096
+"""Events of a reply to `ReadTimeline`."""
+MAX_NUMBERS = 2_048
+"""Lanes, partitions and tuples of fields of a reply, each."""
+MAX_OPEN = 1_024
+"""Waits of a reply."""
+MAX_EXAMINED = 8_192
+"""Waiting requests among which these are found."""
+MAX_CONNECTED = 16_384
+"""Clients of a reply."""
 
 _WAIT, _CLAIM, _END, _PUT, _HOLD, _ACK, _POLICY, _GONE, _CLEAR, _RETURN, _READ = (int(kind) for kind in EventKind)
 _pack = PACKING.pack_into
@@ -483,3 +504,86 @@ def _oldest_block(chunk: Chunk, fields: Sequence[str], at: int) -> int:
     """Return the lowest block number of these fields of a row; 0 if it has no such field."""
     found = map(chunk.field.get, fields[:LOOKED_AT])
     return min(filter(None, [columns[0].item(at) for columns in found if columns is not None]), default=0)
+
+
+# ------------------------------------------------------------ requests
+
+
+@handles(Introduce)
+def handle_introduce(context: Context, caller: Caller, request: Introduce) -> Decision:
+    """Remember the task and rank of a client."""
+    context.services[TimelineRecorder].flush()  # its earlier events are in its former lane
+    known = context.state.introductions.get(caller.client) == request
+    return Decision([] if known else [r.ClientIntroduced(caller.client, request)], Done)
+
+
+@handles(Leave, reads=True)
+def handle_leave(context: Context, caller: Caller, request: Leave) -> Done:
+    """Remember until the last connection of the client ends that the client closes it."""
+    context.connections.note_leaving(caller.client)
+    return Done()
+
+
+@handles(ReadTimeline, reads=True)
+def handle_read_timeline(context: Context, caller: Caller, request: ReadTimeline) -> TimelineReply:
+    """Return events from a position on. The reply has the names of all numbers in it that the reader does not know."""
+    timeline, now = context.services[TimelineRecorder], context.now
+    ring = timeline.ring
+    timeline.flush()
+    if request.boot != context.config.boot:
+        request = ReadTimeline(seconds=request.seconds, most=request.most)
+    if request.position is None:
+        position = asked = max(ring.position_at(now - request.seconds), ring.end - request.most if request.most else 0)
+    else:
+        asked = min(request.position, ring.end)
+        position = max(asked, ring.first)
+    waits = _open_waits(context) if position + MAX_EVENTS >= ring.end else []
+    lanes, next_lane = timeline.lanes.since(request.lanes, MAX_NUMBERS)
+    partitions, next_partition = timeline.partitions.since(request.partitions, MAX_NUMBERS)
+    fields, next_fields = timeline.fields.since(request.fields, MAX_NUMBERS)
+    events = _named_events(timeline, position, next_lane, next_partition, next_fields)
+    end = position + len(events) // EVENT.itemsize
+    caught_up = end == ring.end
+    return TimelineReply(
+        context.config.boot,
+        now,
+        timeline.wall,
+        end,
+        ring.end,
+        position - asked,
+        events,
+        list(lanes.values()),
+        partitions,
+        fields,
+        [wait for wait in waits if wait.lane < next_lane] if caught_up else [],
+        _connected(context) if caught_up else [],
+        timeline.gone if caught_up else {},
+    )
+
+
+def _named_events(timeline: TimelineRecorder, position: int, lane: int, partition: int, fields: int) -> bytes:
+    """Return the events from a position on, up to the first one with a lane, partition or fields from these numbers on.
+
+    The reader gets the names of these numbers with one of its next requests.
+    """
+    events = timeline.ring.read(position, MAX_EVENTS)
+    if (lane, partition, fields) == (timeline.lanes.next, timeline.partitions.next, timeline.fields.next):
+        return events
+    array = np.frombuffer(events, EVENT)
+    unknown = np.zeros(len(array), bool)
+    for name, number in (("lane", lane), ("partition", partition), ("fields", fields)):
+        unknown |= array[name] >= number
+    count = int(unknown.argmax()) if unknown.any() else len(array)
+    return events[: count * EVENT.itemsize]
+
+
+def _open_waits(context: Context) -> list[OpenWait]:
+    """Return the claims and producers that wait, those that have waited longest first."""
+    examined = islice(context.state.waiting.by_waiter.values(), MAX_EXAMINED)
+    waits = map(context.services[TimelineRecorder].lanes.open_wait, examined)
+    return list(islice(filter(None, waits), MAX_OPEN))
+
+
+def _connected(context: Context) -> list[str]:
+    peers = context.connections.peers
+    return list(islice((client for client, connections in peers.items() if connections), MAX_CONNECTED))

@@ -27,7 +27,6 @@ from transfer_queue.utils.logging_utils import get_logger
 if TYPE_CHECKING:
     import torch
 
-
 FIRST_PAUSE, LONGEST_PAUSE = 0.005, 0.25  # seconds between two attempts
 
 
@@ -202,7 +201,11 @@ BUILT_IN: dict[str, BuiltInStore] = {
     ),
     "RayStore": BuiltInStore("transfer_queue.storage.stores.ray_store:RayStore"),
 }
-"""The stores that `backend.storage_backend` may name without an import path."""
+"""The stores that `backend.storage_backend` may name without an import path.
+
+Their options are declared in `config.store_options`, so that a configuration is checked without the modules here. A
+module of a store is imported only by the processes that use the store.
+"""
 
 
 def has_server(backend: str) -> bool:

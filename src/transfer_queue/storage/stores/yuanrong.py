@@ -81,17 +81,16 @@ class YuanrongStore(Store):
             return self._npus
 
     def _lost(self, what: str, error: Exception) -> ConnectionLostError:
-        said = str(error).partition("\n")[0][:300]
         return ConnectionLostError(
-            f"the Yuanrong worker at {self._where[0]}:{self._where[1]} {what}: {said}; check that it is running, and "
-            f"the settings of backend.Yuanrong"
+            f"the Yuanrong worker at {self._where[0]}:{self._where[1]} {what}: {_first_line(error)}; check that it "
+            f"is running, and the settings of backend.Yuanrong"
         )
 
-    def _full(self, nbytes: int) -> CapacityError:
+    def _full(self, nbytes: int, error: Exception) -> CapacityError:
         return CapacityError(
-            f"no capacity in the Yuanrong worker at {self._where[0]}:{self._where[1]} for {nbytes} bytes; clear "
-            f"samples, let consumers catch up, or give it more memory (backend.Yuanrong.worker_args: "
-            f"--shared_memory_size_mb)"
+            f"no capacity in the Yuanrong worker at {self._where[0]}:{self._where[1]} for {nbytes} bytes "
+            f"({_first_line(error)}); clear samples, let consumers catch up, or give it more memory "
+            f"(backend.Yuanrong.worker_args: --shared_memory_size_mb)"
         )
 
     @contextlib.contextmanager
@@ -129,7 +128,7 @@ class YuanrongStore(Store):
             except RuntimeError as error:
                 made = None
                 full = any(word in str(error) for word in _FULL)
-                return self._full(data.size) if full else self._lost(f"refuses {data.size} bytes", error)
+                return self._full(data.size, error) if full else self._lost(f"refuses {data.size} bytes", error)
             return None
 
         retry_attempt(within, attempt)
@@ -230,3 +229,8 @@ class YuanrongStore(Store):
         with self._lock:
             self._client, self._closed = None, True
             self._created.clear()
+
+
+def _first_line(error: Exception) -> str:
+    """Return what the library says, without the places in its source."""
+    return str(error).partition("\n")[0][:300]

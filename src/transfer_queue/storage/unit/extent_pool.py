@@ -1,7 +1,7 @@
 """The pools from which a storage unit leases its extents, and their record of what is leased.
 
-`ArenaPool` is an arena of this machine: extents are places in it, found first fit. `storage.unit.object_pool` is a pool
-in an external store, whose extents are names.
+`ArenaPool` is an arena of this machine: extents are places in it, found first fit. `DiskPool`, `MirrorPool` and
+`RetiredPool` are arenas on disk. `storage.unit.object_pool` is a pool in an external store, whose extents are names.
 """
 
 from __future__ import annotations
@@ -351,12 +351,13 @@ class ArenaPool(ExtentPool):
 
 
 DROP_PAUSES = (1.0, 5.0)
-"""Seconds between the calls."""
+"""Seconds between the calls of `Arena.drop_pages` for one extent."""
 DROPS_A_TURN = 64
+"""The most calls for each pause in one turn of the unit."""
 
 
 class DiskPool(ArenaPool):
-    """The extent pool of an arena on disk. It differs from one in memory only in this."""
+    """The extent pool of an arena on disk, which lets go of the pages of what it has written."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena)

@@ -78,7 +78,7 @@ SHORT_VIEWS_INTERVAL = 0.02
 RECENT_ANSWERS = 64
 """Answers of one slot that are kept although the writer has acknowledged them: it may still cancel their requests."""
 MAX_ANSWERS = 4096
-"""Answers of one slot that are kept in any case."""
+"""The largest number of answers of one slot that are kept, also of those that the writer has not acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _UnitSlot:
     peers: set[int] = field(default_factory=set)
     """All open connections on which this writer has made a request."""
     acknowledged: int = 0
-    """The writer needs no reply up to this sequence."""
+    """The writer does not need the replies to requests up to this sequence any more."""
     answers: OrderedDict[int, int | Failure] = field(default_factory=OrderedDict)
     """Sequence -> the extent that was granted, or the refusal, of the latest requests for a lease.
 
