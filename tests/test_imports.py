@@ -364,6 +364,17 @@ def test_core_knows_no_operating_system():
     ] == []
 
 
+def test_core_knows_no_settings():
+    """Not through other parts either: a sampler of a record is made without the settings of a user."""
+    graph = import_graph()
+    reached = {module for module in graph if module.startswith("core.")}
+    new = reached
+    while new:
+        new = set().union(*(graph[module] for module in new)) - reached
+        reached |= new
+    assert "config.settings" not in reached
+
+
 def test_servers_import_numpy_and_msgspec_only():
     """What controller and units import when they start is the standard library, numpy and msgspec."""
     wrong = [
