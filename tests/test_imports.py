@@ -112,7 +112,7 @@ MACHINE = {
 EXCUSED = {
     ("wire/buffers/copies.py", "threading"),
     ("wire/blocks/device_memory.py", "threading"),
-    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.object_encoder"),
+    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.object_decoder"),
 }
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
 WITH_TENSORS = {
