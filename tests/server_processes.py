@@ -19,21 +19,25 @@ SECONDS = 120.0
 """Within which what is to happen happens, also on a busy machine."""
 
 
-def until(condition: Callable[[], Any], what: str | Callable[[], str] = f"not so within {SECONDS:g} s") -> None:
-    """Wait for what other processes do. what: the words of the failure, or a function that returns them."""
+def until(condition: Callable[[], Any], what: str | Callable[[], str] = f"not so within {SECONDS:g} s") -> Any:
+    """Wait for what other processes do, and return what the condition gives then.
+
+    what: the words of the failure, or a function that returns them.
+    """
     limit = time.monotonic() + SECONDS
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < limit, what() if callable(what) else what
         time.sleep(0.01)
+    return found
 
 
-def unit_status(number: int = 0) -> UnitStatusReply:
-    """Return the status of a storage unit of this process's system."""
+def unit_status(number: int = 0, client: tq.TransferQueueClient | None = None) -> UnitStatusReply:
+    """Return the status of a storage unit. client: by default the client of this process."""
 
     def ask() -> Any:
         return (yield Call(("unit", number), UnitStatus()))
 
-    reply = run_blocking(tq.get_client().storage_manager.session, ask())
+    reply = run_blocking((client or tq.get_client()).storage_manager.session, ask())
     assert isinstance(reply, UnitStatusReply)
     return reply
 

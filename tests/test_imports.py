@@ -113,7 +113,7 @@ MACHINE = {
 EXCUSED = {
     ("wire/buffers/copies.py", "threading"),
     ("wire/blocks/device_memory.py", "threading"),
-    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.object_encoder"),
+    ("sampler/seqlen_balanced_sampler.py", "transfer_queue.wire.objects.object_decoder"),
 }
 # The client's side of the wire, where tensors become bytes; `objects` only when it meets a tensor.
 WITH_TENSORS = {
@@ -363,6 +363,17 @@ def test_core_knows_no_operating_system():
     assert [
         str(found) for found in all_imports() if found.top in {"os", "random", "secrets"} and in_parts(found, ("core",))
     ] == []
+
+
+def test_core_knows_no_settings():
+    """Not through other parts either: a sampler of a record is made without the settings of a user."""
+    graph = import_graph()
+    reached = {module for module in graph if module.startswith("core.")}
+    new = reached
+    while new:
+        new = set().union(*(graph[module] for module in new)) - reached
+        reached |= new
+    assert "config.settings" not in reached
 
 
 def test_servers_import_numpy_and_msgspec_only():

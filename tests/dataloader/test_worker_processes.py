@@ -504,6 +504,15 @@ class TestEnd:
         tq.get_client().put(numbers(8), partition_id=partition)
         assert tq.get_client().get_consumption_status(task, partition)[1].tolist() == [1] * 4 + [0] * 8
 
+    def test_left_in_the_middle(self, dataset: Build, filled: str) -> None:
+        """Workers that are not persistent end with the iteration that is left."""
+        loader = StreamingDataLoader(dataset(), num_workers=2)
+        for _ in loader:
+            break
+        gc.collect()
+        assert multiprocessing.active_children() == []
+        assert values(loader) == list(range(2, ROWS))
+
     def test_no_worker_is_left_when_a_loader_has_ended_though_torch_gave_up_waiting(
         self, monkeypatch: pytest.MonkeyPatch, dataset: Build, filled: str
     ) -> None:

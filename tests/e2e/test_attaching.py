@@ -267,6 +267,17 @@ def test_the_environment_decides_if_the_call_does_not(systems: Any, monkeypatch:
         tq.init()
 
 
+def test_a_worker_whose_system_has_ended_does_not_start_another_one(systems: Any) -> None:
+    """Not by `init`, and not by the KV functions either, which never start one."""
+    system = systems()
+    tq.init(attach="require")
+    system.stop()
+    with pytest.raises(tq.AttachError, match="no system is running"):
+        tq.init(attach="require")
+    with pytest.raises(tq.NotInitializedError):
+        tq.kv_list()
+
+
 def test_with_strict_an_unknown_key_is_an_error_of_init(systems: Any) -> None:
     with pytest.raises(tq.InvalidArgumentError, match=r"controller\.samplr: unknown; did you mean controller\.sampler"):
         tq.init({"strict": True, "controller": {"samplr": "RankAwareSampler"}})

@@ -8,8 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
+from server_processes import until
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
 from transfer_queue.interface import CURRENT
@@ -74,13 +74,6 @@ def put(number: int, partition: str = "p") -> None:
 def check(number: int, partition: str = "p") -> None:
     got = tq.kv_batch_get(keys(number), partition)["x"]
     assert torch.equal(torch.stack(list(got.unbind())), content(number))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
-        threading.Event().wait(0.01)
 
 
 def units() -> list[UnitProgress]:

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from test_cli import command
 
 import transfer_queue as tq
 import warm
+from server_processes import until
 from transfer_queue.errors import ConnectionLostError, InvalidArgumentError, StartError
 from transfer_queue.interface import CURRENT
 from transfer_queue.journal.segment import MARKER
@@ -29,13 +30,6 @@ from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFold
 
 SECONDS = 60
 NAME = "lasting"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
-        time.sleep(0.01)
 
 
 class Lasting:

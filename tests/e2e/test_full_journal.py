@@ -17,9 +17,10 @@ import psutil
 import pytest
 import torch
 from tensordict import TensorDict
-from test_restarts import in_thread, kill, server, started, until
+from test_restarts import in_thread, kill, server, started
 
 import transfer_queue as tq
+from server_processes import until
 from transfer_queue.cli import main
 from transfer_queue.journal import segment
 from transfer_queue.node.system import paths

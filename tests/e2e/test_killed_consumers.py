@@ -6,8 +6,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,6 +15,7 @@ from omegaconf import OmegaConf
 
 import transfer_queue as tq
 import warm
+from server_processes import until
 from simulated import numbers
 from transfer_queue.cli import main
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
@@ -79,14 +78,6 @@ def reward(told: Connection[Any, Any]) -> None:
     client.get_meta(["x"], 2, "p", task_name="reward", timeout=60)
     told.send(os.getpid())
     signal.pause()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other processes do."""
-    limit = time.monotonic() + 50
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 def test_killed_workers_and_the_samples_that_they_had_are_named(

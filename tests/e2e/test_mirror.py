@@ -11,9 +11,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
+from server_processes import until
 from transfer_queue.cli.status_table import format_table
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.interface import CURRENT
@@ -30,16 +30,8 @@ from transfer_queue.metrics.families import FAMILIES
 from transfer_queue.node.system.durable_folder import DurableFolder
 from transfer_queue.node.unit.mirror_folders import mirror_bytes
 
-SECONDS = 60
 MIB = 1 << 20
 ROWS, WIDTH = 4, 1 << 16  # of a batch, which has a MiB
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
-        time.sleep(0.01)
 
 
 class Mirrored:

@@ -16,7 +16,7 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import psutil
 import pytest
 
 from leftovers import descriptors, opened_for, processes_of
+from server_processes import until
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
@@ -58,14 +59,6 @@ from transfer_queue.node.system.locks import StartLock
 from transfer_queue.node.system.paths import SystemFolder
 
 SECONDS = 100.0  # within which what is to happen happens, on a busy machine, too
-
-
-def until(condition: Callable[[], Any], story: Callable[[], str] = lambda: "it never came true") -> None:
-    """Waits for what other processes do."""
-    limit = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < limit, story()
-        time.sleep(0.005)
 
 
 def files_in(folder: Path) -> list[str]:

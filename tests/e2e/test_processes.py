@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ from tensordict import TensorDict
 import transfer_queue as tq
 import warm
 from leftovers import arenas
+from server_processes import unit_status, until
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages.storage import LeaseExtent, UnitStatus, UnitStatusReply
-from transfer_queue.net.calls import Call
-from transfer_queue.net.drivers.blocking_driver import run_blocking
+from transfer_queue.messages.storage import LeaseExtent
 
 SECONDS = 120
 
@@ -34,22 +32,6 @@ def system() -> Iterator[Any]:
     tq.init({"system": {"name": "processes"}, "controller": {"polling_mode": True}})
     yield tq
     tq.close()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
-        threading.Event().wait(0.01)
-
-
-def unit_status() -> UnitStatusReply:
-    client = tq.get_client()
-
-    def ask() -> Any:
-        return (yield Call(("unit", 0), UnitStatus()))
-
-    return run_blocking(client.storage_manager.session, ask())
 
 
 def content(who: int, i: int) -> torch.Tensor:

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,16 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from tests.server_processes import server_process  # Ray imports this module in workers, which find only this path
+from tests.server_processes import (  # Ray imports this module in workers, which find only this path
+    server_process,
+    until,
+)
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.node.system.paths import runtime_dir
 
 SECONDS = 120.0
 NAMED = "TransferQueueController"
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    """Waits for what other processes do."""
-    limit = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < limit, what
-        time.sleep(0.02)
 
 
 def numbers(count: int, start: int = 0) -> TensorDict:

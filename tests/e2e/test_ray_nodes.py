@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from tests.server_processes import until  # Ray imports this module in workers, which find only this path
 from transfer_queue.attachment import CURRENT
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
@@ -28,15 +29,6 @@ from transfer_queue.node.system.paths import SystemFolder, runtime_dir
 SECONDS = 120.0
 HEAD = "accelerator_of_the_head"
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """What the condition gives, once it is true of what other processes do."""
-    limit = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < limit, what
-        time.sleep(0.05)
-    return found
 
 
 class Cluster:

@@ -18,9 +18,10 @@ import psutil
 import pytest
 import ray
 import torch
-from test_ray_nodes import SECONDS, Cluster, units, until
+from test_ray_nodes import SECONDS, Cluster, units
 
 import transfer_queue as tq
+from tests.server_processes import until  # Ray imports this module in workers, which find only this path
 from transfer_queue.attachment import CURRENT
 from transfer_queue.errors import StartError, WaitTimeoutError
 from transfer_queue.journal.terms import Terms

@@ -20,7 +20,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
-from server_processes import server_process
+from server_processes import server_process, until
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.interface import CURRENT
@@ -29,13 +29,6 @@ from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.node.system import launcher
 
 SECONDS = 60
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
-        threading.Event().wait(0.01)
 
 
 def server(name: str) -> psutil.Process | None:

@@ -1,8 +1,9 @@
-"""A user's sampler that hangs or dies, in a real system: its claim fails, and its process is started again."""
+"""A user's sampler that is slow, hangs or dies, in a real system: only claims that use it wait."""
 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,30 @@ def client(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield tq.get_client()
     finally:
         tq.close()
+
+
+@pytest.mark.parametrize("client", [300], indirect=True)
+def test_requests_that_do_not_use_a_slow_sampler_do_not_wait(client: Any, tmp_path: Path) -> None:
+    """Puts, key-value calls, status and claims with built-in samplers are answered while it does not return."""
+    put(client, "p", 4)
+    gate = tmp_path / "gate"
+    got: list[Any] = []
+    slow = threading.Thread(target=lambda: got.append(rows(client, "p", 2, gate=str(gate))))
+    slow.start()
+    while not (tmp_path / "gate is asked for").exists():
+        assert slow.is_alive(), "it waits for the gate"
+    put(client, "q", 3)
+    assert rows(client, "q", 2, sampler="SequentialSampler") == [4, 5]
+    assert rows(client, "p", 1, task="other", sampler="SequentialSampler") == [0]
+    tq.kv_put("key", "kv", fields={"x": torch.tensor(1)})
+    assert tq.kv_batch_get("key", "kv")["x"].tolist() == [1]
+    assert client.get_consumption_status("t", "p")[1].tolist() == [0, 0, 0, 0]
+    assert not got
+    gate.touch()
+    slow.join()
+    assert got == [[0, 1]]
+    (cost,) = client.status().samplers
+    assert (cost.name, cost.asked, cost.restarts) == ("Gated", 1, 0)
 
 
 @pytest.mark.parametrize("client", [2], indirect=True)

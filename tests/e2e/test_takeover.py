@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from server_processes import until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.config.settings import Settings
@@ -28,13 +28,6 @@ from transfer_queue.node.system.paths import ControllerPlace, SystemFolder
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    limit = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < limit, what
-        time.sleep(0.02)
 
 
 class Systems:

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from test_takeover import SECONDS, Systems, until
+from test_takeover import SECONDS, Systems
 
+from server_processes import until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.errors import StartError
 from transfer_queue.messages.reports.progress import MirrorProgress

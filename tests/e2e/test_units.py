@@ -8,8 +8,7 @@ import os
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,10 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from server_processes import server_process
+from server_processes import server_process, unit_status, until
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
-from transfer_queue.net.calls import Call
-from transfer_queue.net.drivers.blocking_driver import run_blocking
 
 SECONDS = 60
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not so within {SECONDS} s"
-        threading.Event().wait(0.01)
 
 
 def log(number: int) -> str:
@@ -64,13 +53,7 @@ def kill(number: int) -> None:
 
 def leased(number: int) -> int:
     """Bytes leased from a unit."""
-
-    def ask() -> Any:
-        return (yield Call(("unit", number), UnitStatus()))
-
-    reply = run_blocking(tq.get_client().storage_manager.session, ask())
-    assert isinstance(reply, UnitStatusReply)
-    return reply.leased
+    return unit_status(number).leased
 
 
 def content(who: int, i: int) -> torch.Tensor:
@@ -242,14 +225,6 @@ def unit_leases(number: int) -> int:
     client = tq.TransferQueueClient(CURRENT.system)
     try:
         client.get_partition_list()
-        if number not in client.storage_manager._units:
-            return 0
-
-        def ask() -> Any:
-            return (yield Call(("unit", number), UnitStatus()))
-
-        reply = run_blocking(client.storage_manager.session, ask())
-        assert isinstance(reply, UnitStatusReply)
-        return reply.leased
+        return unit_status(number, client).leased if number in client.storage_manager._units else 0
     finally:
         client.close()

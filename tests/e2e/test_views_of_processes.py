@@ -5,8 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -16,6 +15,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 import warm
+from server_processes import until
 from transfer_queue.errors import CapacityError
 
 MIB = 1 << 20
@@ -51,13 +51,6 @@ def put(fill: int, rows: int = 1, key: str = "a") -> None:
 def holds(client: tq.TransferQueueClient) -> list[tuple[int, int]]:
     """(process, bytes) of all holders."""
     return [(hold.pid, hold.nbytes) for unit in client.status().units for hold in unit.views]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def everything_fits() -> bool:

@@ -17,7 +17,7 @@ from transfer_queue.live.view import flow_parts
 from transfer_queue.live.view.lane_book import MOST_LANES, OWN_LANES, STATE_NUMBERS, LaneBook, task_order
 from transfer_queue.live.view.observation import Observation
 from transfer_queue.live.view.opened_bands import OpenedBands
-from transfer_queue.live.view.step_times import StepTimes
+from transfer_queue.live.view.view_maker import StepTimes
 from transfer_queue.messages.reports.timeline import Lane, OpenWait
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.account import Account, make_account

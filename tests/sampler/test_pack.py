@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from transfer_queue.errors import BalanceInputError
 from transfer_queue.sampler.balance import pack
-from transfer_queue.sampler.balance.caps import split
+from transfer_queue.sampler.balance.capped_division import split
 
 lists = st.lists(st.integers(0, 60), max_size=40)
 

@@ -17,7 +17,7 @@ from transfer_queue.sampler import (
     SequentialSampler,
     TokenBudgetSampler,
 )
-from transfer_queue.sampler.factory import describe_spec, sampler_of, spec_of
+from transfer_queue.sampler.sampler_spec import describe_spec, sampler_of, spec_of
 
 EXAMPLES: list[BaseSampler] = [
     SequentialSampler(),

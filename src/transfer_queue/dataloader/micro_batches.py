@@ -25,7 +25,7 @@ from transfer_queue.wire.buffers.jagged import (
     rows_of_jagged,
     rows_of_strided,
 )
-from transfer_queue.wire.objects.object_encoder import lone_number
+from transfer_queue.wire.objects.object_decoder import lone_number
 
 LENGTH_TAG = "total_lengths"
 

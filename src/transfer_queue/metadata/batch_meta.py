@@ -1,6 +1,6 @@
 """BatchMeta: the samples of a batch and the schema of their fields, without the values.
 
-It adds selections, unions and changes of the columns to `BatchContents`.
+It adds selections, unions and changes of the columns to `BatchContents`. `batch_page` shows it in a notebook.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of one client: its sequences, its envelopes, and its rules for retries. Sans-IO.
+"""The state of one client: its sequences, its envelopes, its notices, and its rules for retries. Sans-IO.
 
 Both drivers run operations through a session: they get frames to send from it and pass it the bodies of replies. The
 calls of all threads and event loops share one counter of sequences.

@@ -1,4 +1,7 @@
-"""QueueHandle: the name of a queue, the way to its system from any process, and the items taken ahead of its gets."""
+"""QueueHandle: the name of a queue, the way to its system from any process, and the items taken ahead of its gets.
+
+`empty_error` and `full_error` make the exceptions of a queue, which are also those of `ray.util.queue` if Ray is used.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,6 @@ from transfer_queue.client.operations.queue_operations import TASK
 from transfer_queue.errors import InvalidArgumentError, QueueEmptyError, QueueFullError
 from transfer_queue.interface import init
 
-# ---------------------------------------------------------------- exceptions
-# Ray is never imported here: code that catches Ray's exceptions has imported them.
-
-
 _OWN: dict[str, type[Exception]] = {"Empty": QueueEmptyError, "Full": QueueFullError}
 
 
@@ -38,6 +37,7 @@ def full_error(message: str) -> Exception:
 
 
 def _make(name: str, message: str) -> Exception:
+    # Ray is never imported here: code that catches Ray's exceptions has imported them.
     theirs = getattr(sys.modules.get("ray.util.queue"), name, None)
     return (_OWN[name] if theirs is None else _combined(name, theirs))(message)
 

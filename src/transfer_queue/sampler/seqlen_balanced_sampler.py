@@ -278,7 +278,7 @@ def _length(index: int, value: Any) -> float | None:
         return None
     if not isinstance(value, Real):
         # Imported only here, so that a process whose lengths are plain numbers does not import the wire package.
-        from transfer_queue.wire.objects.object_encoder import lone_number
+        from transfer_queue.wire.objects.object_decoder import lone_number
 
         value = lone_number(value)
     if isinstance(value, Real) and not isinstance(value, bool):

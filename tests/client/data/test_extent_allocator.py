@@ -257,6 +257,17 @@ def test_an_abandoned_block_leaves_its_bytes_to_the_next(servers: Servers, space
     assert servers.run(space.reserve(7)).offset == failed.offset
 
 
+def test_an_extent_of_others_is_closed_though_its_last_block_was_abandoned(
+    servers: Servers, space: ExtentAllocator
+) -> None:
+    first, last = (servers.run(space.reserve(SMALLEST_EXTENT // 2)) for _ in range(2))
+    space.mark_published(first)
+    assert space.take_closes(last) == [(0, last.extent)]
+    space.abandon(last)
+    assert space.take_closes() == [(0, last.extent)]
+    assert space.take_returns() == []
+
+
 def test_a_gap_is_wasted_until_nothing_is_left(servers: Servers, space: ExtentAllocator) -> None:
     first, second = servers.run(space.reserve(64)), servers.run(space.reserve(64))
     space.abandon(first)

@@ -30,7 +30,7 @@ from transfer_queue.sampler import (
     SequentialSampler,
     TokenBudgetSampler,
 )
-from transfer_queue.sampler.factory import spec_of
+from transfer_queue.sampler.sampler_spec import spec_of
 
 HELD = "{} held for dp_rank 1 of reward, which has never asked; reward has 1 rank: pass dp_size=1 or a sampler"
 

@@ -23,7 +23,7 @@ from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import ClearRows
 from transfer_queue.messages.system import RegisterSampler
 from transfer_queue.sampler import PrioritySampler, RankAwareSampler
-from transfer_queue.sampler.factory import spec_of
+from transfer_queue.sampler.sampler_spec import spec_of
 from transfer_queue.testing.state_recount import check_invariants
 
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ import pytest
 import ray
 
 import transfer_queue as tq
+from tests.server_processes import until  # Ray imports this module in workers, which find only this path
 from transfer_queue.errors import CapacityError, StartError
 from transfer_queue.ray_runtime.store_actors import end_store_actor, start_store_actor
 from transfer_queue.storage.protocols import Bytes
@@ -142,13 +142,6 @@ def direct(actors: Actors) -> Any:
 
 def ask(call: Any) -> Any:
     return ray.get(call, timeout=SECONDS)
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    limit = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < limit, what
-        time.sleep(0.02)
 
 
 def test_rows_go_directly(actors: Actors) -> None:

@@ -8,15 +8,15 @@ import re
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 from test_several_nodes import BACKENDS, Nodes
 
+from server_processes import until
 from transfer_queue.cli.status_table import format_table
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.errors import CapacityError, ConnectionLostError, StorageKeyNotFoundError
@@ -25,15 +25,6 @@ from transfer_queue.node.system.launcher import RunningSystem
 
 SECONDS = 60.0
 ROWS = 8
-
-
-def until(condition: Callable[[], Any], what: str) -> float:
-    """Waits for what other processes do; the seconds that this took."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < SECONDS, what
-        time.sleep(0.02)
-    return time.monotonic() - begun
 
 
 @pytest.fixture(params=list(BACKENDS))

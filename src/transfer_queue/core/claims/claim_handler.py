@@ -27,7 +27,7 @@ from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.system import RegisterSampler
-from transfer_queue.sampler.factory import describe_spec, sampler_of, spec_of
+from transfer_queue.sampler.sampler_spec import describe_spec, sampler_of, spec_of
 
 
 class SamplerCalls(SamplerAsks):

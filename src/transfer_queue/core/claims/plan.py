@@ -31,7 +31,7 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.names import did_you_mean
 from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.factory import spec_of
+from transfer_queue.sampler.sampler_spec import spec_of
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper, built_in, dealer
 
 LONGEST_LEASE = 1e9  # seconds

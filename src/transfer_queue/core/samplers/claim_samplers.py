@@ -15,8 +15,8 @@ from transfer_queue.messages.descriptors import ORDERS
 from transfer_queue.messages.reports.progress import SamplerCost
 from transfer_queue.sampler import GRPOGroupNSampler, PrioritySampler, RankAwareSampler, SequentialSampler
 from transfer_queue.sampler.base import GROUP_SIZE, BaseSampler
-from transfer_queue.sampler.factory import sampler_of
 from transfer_queue.sampler.ready_views import RankKey
+from transfer_queue.sampler.sampler_spec import sampler_of
 from transfer_queue.sampler.sampler_wrapper import built_in, with_group_size, with_open_dp_size
 
 
@@ -39,7 +39,7 @@ class SamplerRegistry:
     def __init__(self, config: CoreConfig, registered: Callable[[], Mapping[str, tuple[str, str]]]) -> None:
         """Begin with the samplers of the configuration.
 
-        registered: returns the samplers that datasets have registered, by task (`sampler.factory`).
+        registered: returns the samplers that datasets have registered, by task (`sampler.sampler_spec`).
         """
         self.strict = config.strict
         """Whether unknown entries of a sampling_config are errors instead of warnings."""

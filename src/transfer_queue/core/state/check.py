@@ -28,7 +28,7 @@ from transfer_queue.core.tables.fields import FieldStats, dims_parts, value_rank
 from transfer_queue.core.tables.rows import CHUNK, CHUNK_BITS, CLAIMED, CONSUMED, Chunk
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import DIGEST, NESTED, ORDERS, PartitionOptions
-from transfer_queue.sampler.factory import sampler_of
+from transfer_queue.sampler.sampler_spec import sampler_of
 
 Columns = dict[str, np.ndarray]
 

@@ -148,7 +148,7 @@ class State(Persisted):
     )
     """Client -> its task and rank, if it has reported them. They are forgotten with its replies."""
     samplers: dict[str, tuple[str, str]] = map_of(str, tuple[str, str], missing={})
-    """Task -> the sampler that a dataset has registered for it (`sampler.factory`)."""
+    """Task -> the sampler that a dataset has registered for it (`sampler.sampler_spec`)."""
     fenced: dict[str, None] = value_of(list[str], dict, list, dict.fromkeys)
     """The writers that are proven dead, the oldest first."""
     draining: set[int] = set_of(Count)

@@ -1,4 +1,7 @@
-"""The process of the controller: builds the controller, its journal, its service and its server."""
+"""The process of the controller: builds the controller, its journal, its service and its server.
+
+A thread keeps the memory of its objects in huge pages, so that its forks are fast.
+"""
 
 from __future__ import annotations
 

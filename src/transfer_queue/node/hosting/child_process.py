@@ -2,7 +2,8 @@
 
 A server that was killed while it served is restarted at once. A server that ended by itself, or before it was up, is
 restarted after a pause that grows. The supervisor gives it up when it has not served for `patience` seconds, however
-often it was restarted in that time.
+often it was restarted in that time. In its own process, `run_server` runs the server until the supervisor ends it or is
+dead.
 """
 
 from __future__ import annotations

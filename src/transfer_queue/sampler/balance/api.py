@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from transfer_queue.errors import BalanceInputError
-from transfer_queue.sampler.balance.caps import first_fit, level, spread_capped
+from transfer_queue.sampler.balance.capped_division import first_fit, level, spread_capped
 from transfer_queue.sampler.balance.division import divide_by_differencing, spread
 from transfer_queue.sampler.balance.validation import (
     Cost,

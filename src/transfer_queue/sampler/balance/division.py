@@ -1,4 +1,7 @@
-"""Divides without a cap: refines several starts by exchanges of items, and takes the best result."""
+"""Divides values into k parts: `spread` refines several starts by exchanges of items, and takes the best result.
+
+Largest differencing and the greedy method make the starts. `refine` also keeps a cap, for `capped_division`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import numpy as np
 from transfer_queue.sampler.balance.validation import Floats, Ints, by_position, largest_first, members
 
 # ---------------------------------------------------------------- largest differencing
-# Largest differencing for k parts (Karmarkar and Karp, "The differencing method of set partitioning", 1982).
+# Karmarkar and Karp, "The differencing method of set partitioning", 1982.
 
 # The non-empty parts of a state: their sums in descending order, and for each part the item that represents it.
 _Parts: TypeAlias = tuple[Floats, Ints]
@@ -111,7 +114,7 @@ def _merged(one: _Parts, two: _Parts, k: int, parent: Ints) -> _Parts:
 
 
 # ---------------------------------------------------------------- exchanges
-# Refines a division: exchanges items of the heaviest part with lighter parts until no exchange helps.
+# Items of the heaviest part are exchanged with lighter parts until no exchange helps.
 
 # Pairs of parts that one refinement tries. It limits the time if the parts cannot become even
 # (with 64 items in a part, a pair takes about 10 us).
@@ -245,6 +248,8 @@ def _insert(part: Ints, rank: np.int64) -> Ints:
     """Return the part with one more rank, in descending order."""
     return np.insert(part, int(np.searchsorted(-part, -rank)), rank)
 
+
+# ---------------------------------------------------------------- several starts
 
 # Up to this number of values, all ways to break ties are tried: with few values they matter, and take little time.
 _FEW = 128

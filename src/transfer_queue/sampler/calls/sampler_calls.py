@@ -1,7 +1,8 @@
 """Makes the calls of a user's sampler, and converts its results and its errors.
 
 User code runs only in `answer` and `describe`, in the controller or in a process of its own. They convert everything
-that it returns to plain numbers, and everything that it raises to errors of the tree.
+that it returns to plain numbers, and everything that it raises to errors of the tree. A process of its own sees the
+partition through `RemotePartition`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The pools from which a storage unit leases its extents, and their record of what is leased.
 
-`ArenaPool` is an arena of this machine: extents are places in it, found first fit. `DiskPool`, `MirrorPool` and
-`RetiredPool` are arenas on disk. `storage.unit.object_pool` is a pool in an external store, whose extents are names.
+`ArenaPool` is an arena of this machine: extents are places in it, found first fit. `DiskPool` is one on disk,
+`MirrorPool` has copies of the blocks in memory, and `RetiredPool` is the mirror of an earlier term, which is only read.
+`storage.unit.object_pool` is a pool in an external store, whose extents are names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Locates rows that are one after the other in one block, as in most gets, with plain numbers.
+"""Locates rows that have a regular place: one after the other in one block, or of equal shapes in blocks of one layout.
 
 An operation on an array of one element takes several times as long as one on a number, so the general way of
 `row_addressing`, which is made for thousands of blocks, is slow for a single block.

@@ -1,4 +1,6 @@
-"""Bytes in the memory of a device, on which blocks are written and read without a copy to the host.
+"""Bytes in the memory of a device, and memory of this process from which a device reads by itself.
+
+Blocks are written and read on a device without a copy to the host.
 
 A device is one of torch, and its memory a flat uint8 tensor. Copies run in order on the current stream of the calling
 thread. Call `tensors.synchronize` before a library that does not use streams accesses the memory.

@@ -3,6 +3,8 @@
 The decoder trusts only pickles. It compares every length with the available bytes before it uses it, and raises
 `ProtocolError` for bytes that are not valid. Another process may overwrite the source during a read, so the decoder
 copies each part once, before it checks the part. torch is imported only when one of its codes appears.
+
+`lone_number` reads the number in a value of one element, decoded or not, and never imports torch.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import math
 import pickle
 import struct
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -192,3 +195,44 @@ def _exactly(value: Any, kind: type) -> Any:
 # shared by all objects without buffers out of band, which need no state
 _DECODER = ObjectDecoder([], allow_pickle=True)
 _STRICT_DECODER = ObjectDecoder([], allow_pickle=False)
+
+
+LONGEST = 256  # bytes; an encoded array of one element is shorter
+Ext = msgspec.msgpack.Ext
+
+
+def lone_number(value: Any) -> Any:
+    """Return the number in a list, tuple, array or tensor of one element; any other value itself.
+
+    Args:
+        value: The value that was put, or its form in a message. A bfloat16 in a message is returned as it is, because
+            only torch can read it.
+    """
+    if type(value) is Ext:
+        value = _carried(value)
+    if isinstance(value, (list, tuple)) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, np.ndarray | np.generic):
+        return value.item() if value.size == 1 and value.dtype.kind in "biuf" else value
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor) and not value.is_nested and value.numel() == 1:
+        return value.item()
+    return value
+
+
+def _carried(value: Ext) -> Any:
+    """Return the one-element array or sequence in an object of a message; the value itself for anything else."""
+    content = bytes(memoryview(value.data)[: LONGEST + 1])
+    if len(content) > LONGEST or content[:1] != b"\0":
+        return value
+    try:
+        inner = msgspec.msgpack.decode(content[1:])
+        if type(inner) is not Ext or inner.code not in (codes.TUPLE, codes.ARRAY, codes.TENSOR):
+            return value
+        parts = msgspec.msgpack.decode(inner.data)
+        if inner.code == codes.TUPLE:
+            return parts if len(parts) == 1 else value
+        dtype, shape, memory = np.dtype(parts[0]), parts[1], parts[-1]
+        return np.frombuffer(memory, dtype) if math.prod(shape) == 1 and len(memory) == dtype.itemsize else value
+    except (msgspec.DecodeError, TypeError, ValueError, LookupError):
+        return value

@@ -1,4 +1,4 @@
-"""Divides under a cap of tokens: no part exceeds the cap, except for an item above it, which has its own part."""
+"""Divides and packs under a cap of tokens: no part exceeds it, except for an item above it, which has its own part."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import numpy as np
 from transfer_queue.errors import BalanceInputError
 from transfer_queue.sampler.balance.division import Cap, greedy, refine, spread
 from transfer_queue.sampler.balance.validation import Floats, Ints, by_position, largest_first, members
-
-# ---------------------------------------------------------------- bin packing
-# Bin packing: first fit decreasing, and a lower bound of the number of bins.
 
 
 def first_fit(tokens: Floats, cap: int) -> tuple[Ints, int]:
