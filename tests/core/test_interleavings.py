@@ -436,7 +436,10 @@ class Interleavings(RuleBasedStateMachine):
         recorded = self.h.state.clients.get(client)
         unrecorded = self.h.controller.context.connections.unrecorded.get(client)
         all_kept = [kept for kept in (recorded, unrecorded) if kept is not None]
-        if sequence <= self.h.clients[client].acknowledged or any(kept.is_finished(sequence) for kept in all_kept):
+        said = self.h.clients[client]
+        if sequence <= said.acknowledged or any(first <= sequence <= last for first, last in said.finished):
+            return  # a client that has said that it needs no reply does not ask again
+        if any(kept.is_finished(sequence) for kept in all_kept):
             return
         if any(sequence in kept.replies for kept in all_kept):
             before = self.h.state.snapshot()

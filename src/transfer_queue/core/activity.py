@@ -75,10 +75,16 @@ class Activity(CoreService):
         if partitions is None:
             partitions = self.actors[client] = set()
         partitions.add(request.partition)
-        if isinstance(request, SetPolicyVersion):
-            self.policies.add(request.partition)
-        elif isinstance(request, Watch):
-            self.watchers.setdefault(client, set()).add(request.partition)
+
+    @observes(SetPolicyVersion)
+    def note_policy(self, client: str, request: SetPolicyVersion) -> None:
+        """Note that the policy version of a partition is set."""
+        self.policies.add(request.partition)
+
+    @observes(Watch)
+    def note_watch(self, client: str, request: Watch) -> None:
+        """Note that a client watches a partition."""
+        self.watchers.setdefault(client, set()).add(request.partition)
 
     def begin_work(self, client: str, consumer: Consumer) -> None:
         """Note that a client received rows."""

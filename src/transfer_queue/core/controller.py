@@ -109,8 +109,9 @@ class Controller:
                 effects = self.handle(client, peer, RequestEnvelope(NOTICE, 0, report), now)
                 return effects + self.handle(client, peer, msgspec.structs.replace(envelope, report=None), now)
             HANDLERS[ReportBatches](context, Caller(client, peer, RequestEnvelope(NOTICE, 0, report)), report)
+        caller = Caller(client, peer, envelope)
         if sequence == NOTICE:
-            return self._handle_notice(Caller(client, peer, envelope))
+            return self._handle_notice(caller)
         context.measures.counters["requests"] += 1
         kept = state.clients.get(client)
         if kept is not None and sequence in kept.replies:
@@ -132,12 +133,11 @@ class Controller:
             return [Send(peer, sequence, refusal)]
         if envelope.reads:
             context.services[TimelineRecorder].note_reads(client, envelope.reads)
-        caller = Caller(client, peer, envelope)
         try:
             kind = type(request)
+            if kind in OF_AN_EPOCH:
+                state.check_epoch(request)
             if kind in READS:
-                if kind in OF_AN_EPOCH and request.epoch not in (None, state.epoch):  # type: ignore[attr-defined]
-                    state.check_epoch(request)
                 reply: Any = HANDLERS[kind](context, caller, request)
                 effects = [Send(peer, sequence, reply)]
                 return effects if report is None else self._settle_after(effects)
@@ -203,8 +203,12 @@ class Controller:
     def _earliest_deadline(self) -> float | None:
         if self.unfinished:
             return self.context.now
-        times = [service.next_due() for service in self._hooks["next_due"]]
-        return min([time for time in times if time is not None], default=None)
+        earliest: float | None = None
+        for service in self._hooks["next_due"]:
+            time = service.next_due()
+            if time is not None and (earliest is None or time < earliest):
+                earliest = time
+        return earliest
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due: the ends of waits, leases and grace periods, and a step of a job."""
@@ -256,8 +260,6 @@ class Controller:
         handle = HANDLERS.get(kind)
         if handle is None:
             raise ProtocolError(f"{kind.__name__} is not a request to a controller")
-        if kind in OF_AN_EPOCH and request.epoch not in (None, self.state.epoch):  # type: ignore[attr-defined]
-            self.state.check_epoch(request)
         for observe in self._observers.get(kind, ()):
             observe(caller.client, request)
         jobs = context.services.get(Jobs)

@@ -239,12 +239,13 @@ class SegmentWriter:
 
     def commit(self) -> None:
         """Write what was appended. After an OSError it is incomplete: call it again, and it continues from there."""
-        if not self._pending:
+        pending = self._pending
+        if not pending:
             return
         if self._file < 0:
             self._create()
-        while self._written < len(self._pending):
-            rest = memoryview(self._pending)[self._written :] if self._written else self._pending
+        while self._written < len(pending):
+            rest = memoryview(pending)[self._written :] if self._written else pending
             self._written += os.pwrite(self._file, rest, self._end + self._written)
         if self._durable and not self._late:
             try:
@@ -253,7 +254,7 @@ class SegmentWriter:
                 # the kernel may have dropped pages that it could not write, so all bytes are written again
                 self._written = 0
                 raise
-        self._end += len(self._pending)
+        self._end += len(pending)
         self._pending = b""
         self._written = 0
 

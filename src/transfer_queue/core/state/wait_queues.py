@@ -286,6 +286,8 @@ class WaitQueues:
 
     def next_deadline(self) -> float | None:
         """Return the next deadline; None if no request has one."""
+        if not self._deadlines:  # usually nothing waits, and this is determined after every event
+            return None
         self._trim()
         first = self._deadlines[0][0] if self._deadlines else math.inf
         return first if first < math.inf else None

@@ -61,10 +61,10 @@ logger = logging.getLogger(__name__)
 
 CallSoon = Callable[[Callable[[], Union[Iterable[Outgoing], None]]], None]
 # requests that change nothing of the state
-READS = (
-    *CONTROLLER_READS, unit_reports.Measured, MeasureServers, ShowViews,
+READS = CONTROLLER_READS | {
+    unit_reports.Measured, MeasureServers, ShowViews,
     store_reports.ReportStoreServer, store_reports.AwaitFirstStoreServer,
-)  # fmt: skip
+}  # fmt: skip
 MAX_WAITING = 4096  # requests of one connection that wait for space on the journal's disk
 ASIDE_A_TURN = 16
 LOOK_SECONDS = 0.1  # between two checks of a full disk
@@ -87,7 +87,7 @@ SERVED_HERE = frozenset((*FROM_UNITS, MeasureServers, ShowViews, UseSampler))
 """The requests that this module looks at; the core serves all others."""
 
 
-NOT_OF_CORE = (*SERVED_HERE, FetchState, SendState)
+NOT_OF_CORE = SERVED_HERE | {FetchState, SendState}
 """The requests that the core may not see, although it must see the reports that they carry."""
 
 
@@ -245,22 +245,23 @@ class ControllerService(EnvelopeService):
         self, hello: Hello, peer: int, envelope: RequestEnvelope, payload: memoryview | None, now: float
     ) -> Iterable[Outgoing] | None:
         """See `EnvelopeService.handle`. Puts of different clients are served together; all else in order of arrival."""
-        body = envelope.body
-        if type(body) is Publish and not (self.serves_one() or self._waits_for_space):
+        body, must_wait = envelope.body, self._waits_for_space
+        kind = type(body)
+        if kind is Publish and not (must_wait or self.serves_one()):
             served = self.serve_puts() if hello.client_id in self._puts else None
             self._puts[hello.client_id] = hello, peer, envelope, now
             return served
         before = self.serve_puts() if self._puts else []
-        if envelope.report is not None and (isinstance(body, NOT_OF_CORE) or self._waits_for_space):
+        if envelope.report is not None and (must_wait or kind in NOT_OF_CORE):
             notice = RequestEnvelope(NOTICE, 0, envelope.report)
             envelope = msgspec.structs.replace(envelope, report=None)
-            if self._waits_for_space:
+            if must_wait:
                 self._set_aside(hello, peer, notice)
             else:
                 before = [*before, *self._serve(hello, peer, notice, now)]
         if isinstance(body, (FetchState, SendState)):
             return [*before, self._state_file(peer, envelope.sequence, body, payload)]
-        if self._waits_for_space and not isinstance(body, READS):
+        if must_wait and kind not in READS:
             return [*before, *self._set_aside(hello, peer, envelope)]
         return before + self._serve(hello, peer, envelope, now)
 

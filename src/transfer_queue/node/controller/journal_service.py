@@ -166,8 +166,9 @@ class Journaling:
         self._commits_so_far = 0
         self._last_commit = 0.0
         self._failures = 0
+        self._counters = controller.context.measures.counters
+        self._counters.update(journal_bytes=journal.size, journal_trouble=0)
         self.reserve_space()
-        self._count()
 
     def attach(self, writer: Writer) -> None:
         """Set the writer of snapshots. From now on they are taken."""
@@ -194,7 +195,7 @@ class Journaling:
         if began:
             self._on_committed(began)
         self.reserve_space()
-        self._count()
+        self._counters["journal_bytes"] = self._journal.size
         if records and self.trouble is None and self._is_due() and not _loads(records):
             self._snapshot()
         return True
@@ -237,11 +238,6 @@ class Journaling:
         """Whether a snapshot is being written."""
         return self._writer is not None and self._writer.busy
 
-    def _count(self) -> None:
-        counters = self._controller.context.measures.counters
-        counters["journal_bytes"] = self._journal.size
-        counters["journal_trouble"] = 0 if self.trouble is None else 1
-
     def _on_failure(self, error: OSError) -> None:
         self._failures += 1
         if self.trouble is None:
@@ -251,8 +247,8 @@ class Journaling:
             )
             self._controller.context.journal_error = self.trouble
             self._troubled_at = time.monotonic()
+            self._counters["journal_trouble"] = 1
             logger.error("%s", self.trouble)
-        self._count()
 
     def _end_trouble(self) -> None:
         logger.warning(
@@ -262,7 +258,7 @@ class Journaling:
         )
         self.trouble = None
         self._controller.context.journal_error = ""
-        self._count()
+        self._counters["journal_trouble"] = 0
 
     # ------------------------------------------------------------ snapshots
 
@@ -306,7 +302,7 @@ class Journaling:
             self._journal.forget_before(number)
         except OSError as failure:
             logger.error("the controller cannot remove old files of the journal: %s", failure)
-        self._count()
+        self._counters["journal_bytes"] = self._journal.size
 
 
 def _loads(records: Sequence[AnyRecord]) -> bool:
