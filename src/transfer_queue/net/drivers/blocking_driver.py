@@ -43,7 +43,8 @@ def run_blocking(session: Session, op: Generator[Call, AnyReply, T]) -> T:
             else:
                 call = op.send(reply)
     except StopIteration as stop:
-        return cast(T, stop.value)
+        result: T = stop.value
+        return result
 
 
 def exchange(session: Session, call: Call) -> AnyReply:
