@@ -19,7 +19,7 @@ from transfer_queue.messages import queries
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyRequest
-from transfer_queue.messages.puts import ClearKeys, Reserve
+from transfer_queue.messages.puts import ClearKeys, Publish, Reserve
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.system import Topology
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
@@ -458,7 +458,7 @@ class KVOperations(DataPath):
             encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
         groups = None if group is None else [group]
         tags = None if tag is None else [tag]
-        return (yield from self._put_keys([key], partition_id, encoded, tags, groups, fence, timeout))
+        return self._put_keys([key], partition_id, encoded, tags, groups, fence, timeout)
 
     def _put_keys(
         self,
@@ -476,13 +476,14 @@ class KVOperations(DataPath):
         if not keys:
             return KVBatchMeta(partition_id=partition_id, fields=[])
         sent = self._tags(tags)
-        reply = yield from self._publish(
-            encoded, timeout, partition=partition_id, count=len(keys), keys=keys,
-            tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(), fence=token,
+        put = Publish(
+            partition_id, len(keys), keys=keys, tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(),
+            wait=timeout, fence=token,
         )  # fmt: skip
+        reply = yield from self._publish(encoded, put)
         fields = reply.fields
         if fields is None:  # all keys are new, so their samples have the fields of this put
-            fields = [] if encoded is None else sorted(spec.name for spec in encoded.schema)
+            fields = [] if encoded is None else sorted([spec.name for spec in encoded.schema])
         found = replies.tags(replies.merged_tags(reply, sent), len(keys), self._state.settings.allow_pickle)
         return KVBatchMeta._make(keys, empty_tags(len(keys)) if found is None else found, partition_id, fields)
 
