@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
@@ -195,7 +196,7 @@ class BatchMeta(BatchContents):
         If `produced` is None, every row is produced. The tags are the baseline of `_changed_tags`.
         """
         status = np.ones(rows.size, dtype=np.int8) if produced is None else np.array(produced, dtype=np.int8)
-        by_name = {field.name: field for field in sorted(fields, key=lambda field: field.name)}
+        by_name = {field.name: field for field in sorted(fields, key=attrgetter("name"))}
         if isinstance(tags, list) and not any(tags):
             tags = None
         tag_column = TagColumn(int(rows.size), tags)

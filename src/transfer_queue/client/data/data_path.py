@@ -109,8 +109,9 @@ class DataPath:
     def _ask(
         self, request: AnyRequest, kind: type[T], timeout: float | None, parked: float | None = None
     ) -> Operation[T]:
+        """Return the reply to a request. The caller has validated `parked`, the wait of the request itself."""
         arguments.check_partition_id(getattr(request, "partition", ""))
-        call = Call(CONTROLLER, request, arguments.validated_seconds(parked), arguments.validated_seconds(timeout))
+        call = Call(CONTROLLER, request, parked, arguments.validated_seconds(timeout))
         yield from self._state.learn()
         reply = yield call
         if not isinstance(reply, kind):
@@ -570,10 +571,11 @@ class DataPath:
         return encode_put(columns, rows, allow_pickle=self._state.settings.allow_pickle)
 
     def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> SentTags | None:
+        if tags is None:
+            return None
         sent = arguments.encoded_tags(tags, self._state.settings.allow_pickle)
-        if sent is not None:
-            for name, words in arguments.large_tags(sent).items():
-                self._state.warn(words, f"large tag {name}")
+        for name, words in arguments.large_tags(sent).items():
+            self._state.warn(words, f"large tag {name}")
         return sent
 
     def _handing_over(self, claim: Claim, reply: ClaimReply, work: Operation[T], *, read: bool = False) -> Operation[T]:

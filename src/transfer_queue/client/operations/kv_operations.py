@@ -25,7 +25,7 @@ from transfer_queue.messages.system import Topology
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
-from transfer_queue.wire.objects.tag_rows import empty_tags
+from transfer_queue.wire.objects.tag_rows import TagRows, empty_tags
 
 
 class KVOperations(DataPath):
@@ -214,7 +214,8 @@ class KVOperations(DataPath):
         if fields is not None:
             encoded = self._encode(self._apply_parser(fields, len(names), data_parser), len(names))
         groups = arguments.validated_groups(group_ids, len(names))
-        return (yield from self._put_keys(names, partition_id, encoded, tags, groups, fence, timeout))
+        listed = arguments.validated_tags(tags, len(names), "keys")
+        return (yield from self._put_keys(names, partition_id, encoded, listed, groups, fence, timeout))
 
     def kv_batch_get(
         self,
@@ -465,12 +466,12 @@ class KVOperations(DataPath):
         keys: list[str],
         partition_id: str,
         encoded: EncodedBlock | None,
-        tags: Tags | None,
+        tags: list[Any] | None,
         groups: list[str] | None,
         fence: Fence | None,
         timeout: float | None,
     ) -> Operation[KVBatchMeta]:
-        tags, token = arguments.validated_tags(tags, len(keys), "keys"), arguments.validated_fence(fence)
+        token = arguments.validated_fence(fence)
         if (encoded is None or not encoded.schema) and tags is None:
             raise InvalidArgumentError("a put needs fields or tags, got neither")
         if not keys:
@@ -484,8 +485,12 @@ class KVOperations(DataPath):
         fields = reply.fields
         if fields is None:  # all keys are new, so their samples have the fields of this put
             fields = [] if encoded is None else sorted([spec.name for spec in encoded.schema])
-        found = replies.tags(replies.merged_tags(reply, sent), len(keys), self._state.settings.allow_pickle)
-        return KVBatchMeta._make(keys, empty_tags(len(keys)) if found is None else found, partition_id, fields)
+        stored = replies.merged_tags(reply, sent)
+        if stored is None:
+            merged: list[dict[str, Any]] | TagRows = empty_tags(len(keys))
+        else:
+            merged = replies.tags(stored, len(keys), self._state.settings.allow_pickle)
+        return KVBatchMeta._make(keys, merged, partition_id, fields)
 
 
 def _left_out(partition_id: str, reply: LookupReply) -> str:

@@ -92,7 +92,7 @@ class QueueOperations(DataPath):
             wait: Seconds to wait; None does not wait.
             lease: Seconds of the lease; None consumes the items.
         """
-        lease = arguments.validated_seconds(lease, "lease")
+        wait, lease = arguments.validated_seconds(wait), arguments.validated_seconds(lease, "lease")
         yield from self._state.learn()
         claim = Claim(
             name, TASK, [FIELD], count, {}, wait, lease=lease, places=True, quiet=True, least=least,

@@ -150,19 +150,22 @@ class EncodedBlock:
         return blocks
 
     def _lay_out(self, columns: list[Column]) -> None:
-        self.columns = columns
-        """The columns as they will be written."""
-        self.schema = [column[0] for column in columns]
-        self.dims = b"".join([column[1] for column in columns])
-        self._sources: list[tuple[int, ColumnSource]] = []
-        self._shares = False  # whether rows of a column share values
-        end = 0
-        for _, _, nbytes, source, slots in columns:
-            self._sources.append((end, source))
+        schema, dims, sources, shares, end = [], [], [], False, 0
+        for spec, sizes, nbytes, source, slots in columns:
+            schema.append(spec)
+            dims.append(sizes)
+            sources.append((end, source))
             end = align(end + nbytes)
             if slots is not None:
-                self._shares = True
+                shares = True
+        self.columns = columns
+        """The columns as they will be written."""
+        self.schema = schema
+        self.dims = b"".join(dims)
         self.nbytes = end
+        self._sources = sources
+        self._shares = shares
+        """Whether rows of a column share values."""
 
     def write_into(self, memory: memoryview | U8) -> None:
         """Copy the columns to the start of writable memory of at least `nbytes` bytes.
@@ -177,7 +180,8 @@ class EncodedBlock:
         later: Copies = []
         for start, source in self._sources:
             source.write(array, address, start, later)
-        copy_all(later)
+        if later:
+            copy_all(later)
 
     def device_of_kind(self, kind: str) -> torch.device | None:
         """Return a device of this kind that has values of the block; None if there is none."""
