@@ -67,10 +67,12 @@ def validated_names(names: Sequence[str] | str, what: str, least: int = 1) -> li
     """Return field names as a list without repetitions. There must be at least `least`."""
     out: dict[str, None] = {}
     for name in _as_list(names, what):
-        text = SEPARATOR.join(name) if _is_path(name) else name
-        if not isinstance(text, str):
+        if isinstance(name, str):
+            out[str.__str__(name)] = None
+        elif _is_path(name):
+            out[SEPARATOR.join(name)] = None
+        else:
             raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), got {names!r}")
-        out[str.__str__(text)] = None
     if len(out) < least:
         raise InvalidArgumentError(f"{what} must be a list with at least one field name, got {names!r}")
     return list(out)

@@ -33,7 +33,7 @@ def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> Batc
     if not len(rows):
         return BatchMeta._from_columns(rows, partition_id, [_column_of_no_rows(field) for field in reply.fields])
     produced = None if reply.produced is None else np.frombuffer(reply.produced, "i1")
-    fields = [_column(field, reply.shapes, reply.dtypes, len(rows)) for field in reply.fields]
+    fields = [_column(field, reply, len(rows)) for field in reply.fields]
     stored = None if reply.tags is None else tags(reply.tags, len(rows), allow_pickle)
     meta = BatchMeta._from_columns(rows, partition_id, fields, produced, stored)
     meta._epoch = reply.epoch
@@ -49,18 +49,18 @@ def _column_of_no_rows(field: FieldType) -> FieldColumn:
     return FieldColumn(field.name, dtype, ndim, shape, is_nested=field.differs != 0)
 
 
-def _column(field: FieldType, shapes: dict[str, bytes], codes: dict[str, bytes], rows: int) -> FieldColumn:
+def _column(field: FieldType, reply: ClaimReply, rows: int) -> FieldColumn:
     if field.kind != "tensor":
         return FieldColumn(field.name, None, is_non_tensor=True)
     dtype, dtypes = getattr(torch, field.dtype), None
     if field.dtypes:
         all_of_it = [getattr(torch, name) for name in field.dtypes]
-        by_row = codes.get(field.name)
+        by_row = reply.dtypes.get(field.name)
         dtypes = [all_of_it[code] for code in by_row] if by_row is not None and len(by_row) == rows else None
         dtype = promote_dtypes(all_of_it)
     if field.shape is not None:
         return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape), dtypes=dtypes)
-    listed = shapes.get(field.name)
+    listed = reply.shapes.get(field.name)
     if listed is None:
         return FieldColumn(field.name, dtype, dtypes=dtypes)
     row_shapes = np.frombuffer(listed, "<i8").reshape(-1, field.ndim)

@@ -306,7 +306,8 @@ class DataPath:
             wait, patience = max(wait or 0.0, FREEING_SECONDS), self._state.settings.call_timeout
             yield from store_io.write(self._state.session, *external, encoded, reserved, wait, patience)
             return
-        here = [place for place in reserved.places if not place.session]
+        places = reserved.places
+        here = [place for place in places if not place.session]
         if here:
             written = self._state.arena(here[0].unit).view(here[0].offset, encoded.nbytes)
             if encoded.nbytes >= LEAST_REGISTERED and (device := encoded.device_of_kind(KIND)) is not None:
@@ -318,7 +319,7 @@ class DataPath:
         encoded.write_into(written)
         for copy in here[1:]:
             copy_bytes(self._state.arena(copy.unit).view(copy.offset, encoded.nbytes), written)
-        for place in reserved.places:
+        for place in places:
             if place.session:
                 yield from self._write_remote(place, written, self._state.space_of(reserved).can_replace(reserved))
 

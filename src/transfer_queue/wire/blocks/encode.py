@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import functools
-import struct
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, Union
@@ -150,7 +150,8 @@ class EncodedBlock:
         return blocks
 
     def _lay_out(self, columns: list[Column]) -> None:
-        schema, dims, sources, shares, end = [], [], [], False, 0
+        schema, dims, sources = [], [], []
+        end, shares = 0, False
         for spec, sizes, nbytes, source, slots in columns:
             schema.append(spec)
             dims.append(sizes)
@@ -281,8 +282,7 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
                 )
             tensor = _checked(_name(name), 0, value)
             spec = _spec(name, "tensor", NAMES[tensor.dtype], tensor.ndim, False)
-            dims = struct.pack(f"<{tensor.ndim}q", *tensor.shape)
-            columns.append((spec, dims, tensor.nbytes, _dense(tensor), None))
+            columns.append((spec, _i8(tensor.shape), tensor.nbytes, _dense(tensor), None))
         else:
             columns.append(_objects(_name(name), [_unwrap(value)], allow_pickle, False))
     return EncodedBlock(1, columns)
@@ -587,7 +587,7 @@ def _spec(name: str, kind: str, dtype: str, ndim: int, ragged: bool) -> FieldSpe
 
 
 def _i8(numbers: Iterable[int]) -> bytes:
-    return np.array(tuple(numbers), np.int64).tobytes()
+    return array("q", numbers).tobytes()
 
 
 def _name(name: Any) -> str:
