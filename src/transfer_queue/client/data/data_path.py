@@ -216,6 +216,8 @@ class DataPath:
                     if encoded is not None and error.field:
                         error.args = (f"{error} {_first_mismatch(encoded, error, put)}",)
                     raise
+        if not isinstance(reply, PublishReply):
+            raise ProtocolError(f"the controller replied to Publish with {type(reply).__name__}")
         if encoded is not None:
             kinds.learn(put.partition, encoded)
         if reply.dtypes:
@@ -226,7 +228,7 @@ class DataPath:
 
     def _publish_new_values(
         self, encoded: EncodedBlock | None, put: Publish, within: float | None
-    ) -> Operation[PublishReply]:
+    ) -> Operation[AnyReply]:
         """Write a block and publish it. Of fields of `dedup.fields`, write only the values that are new."""
         hashed = None if encoded is None else hash_put(encoded, self._state.settings.deduplicates)
         if hashed is None:
@@ -241,13 +243,11 @@ class DataPath:
             put = msgspec.structs.replace(put, equal=hashed.describe({}))
             return (yield from self._publish_written(hashed.without({}), put, within))
 
-    def _publish_written(
-        self, encoded: EncodedBlock | None, put: Publish, within: float | None
-    ) -> Operation[PublishReply]:
+    def _publish_written(self, encoded: EncodedBlock | None, put: Publish, within: float | None) -> Operation[AnyReply]:
         """Write a block, if there is one with fields, and publish it."""
         wait = put.wait
         if encoded is None or not encoded.schema:
-            return _publish_reply((yield Call(CONTROLLER, put, wait, within)))
+            return (yield Call(CONTROLLER, put, wait, within))
         groups = self._groups(encoded)
         if len(groups) == len(groups[0].blocks) == 1:  # the usual put
             (block,) = groups[0].blocks
@@ -289,7 +289,7 @@ class DataPath:
             self._mark_published(spaces, certain=False)
             raise
         self._mark_published(spaces)
-        return _publish_reply(reply)
+        return reply
 
     def _groups(self, encoded: EncodedBlock) -> list[BlockGroup]:
         """Return the blocks as which a put is written, in groups that get one reservation each."""
@@ -657,9 +657,3 @@ def _first_mismatch(encoded: EncodedBlock, error: FieldTypeError, put: Publish) 
     if put.rows is not None:
         which = f"the sample with global index {int(np.frombuffer(put.rows, '<i8')[row])}"
     return f"The first value that does not match is that of {which}, which has the type {kind}."
-
-
-def _publish_reply(reply: AnyReply) -> PublishReply:
-    if not isinstance(reply, PublishReply):
-        raise ProtocolError(f"the controller replied to Publish with {type(reply).__name__}")
-    return reply

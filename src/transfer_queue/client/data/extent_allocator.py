@@ -178,45 +178,46 @@ class ExtentAllocator(Allocator[Call]):
 
     def reserve(self, nbytes: int, wait: float | None = None) -> Generator[Call, AnyReply, Reserved]:
         """See `Allocator.reserve`. With replicas, space is reserved in that many units or in none."""
-        return self._reserve((self.units,), nbytes, wait)
+        return self._reserve((self.units,), nbytes, wait, self.replicas)
 
     def reserve_anywhere(self, nbytes: int) -> Generator[Call, AnyReply, Reserved]:
         """Reserve space without a wait, on disk if there is none in memory."""
-        return self._reserve((self.units, self.disks), nbytes, None)
+        return self._reserve((self.units, self.disks), nbytes, None, self.replicas)
 
     def _reserve(
-        self, tiers: Sequence[Sequence[int]], nbytes: int, wait: float | None
+        self, tiers: Sequence[Sequence[int]], nbytes: int, wait: float | None, replicas: int
     ) -> Generator[Call, AnyReply, Reserved]:
-        if nbytes < 0:
-            raise InvalidArgumentError(f"the length of a block must not be negative, got {nbytes}")
-        first = yield from self._reserve_first(tiers, nbytes, wait)
-        if self.replicas == 1:
-            return first
-        try:
-            others = [self._copy_targets(first.unit, units) for units in tiers]
-            second = yield from self._reserve_first(others, nbytes, wait)
-        except BaseException:
-            self.abandon(first)
-            raise
-        return msgspec.structs.replace(first, copies=(second,))
+        """Reserve space in one unit, or with 2 replicas in two or in none, each time in the first tier that has some.
 
-    def _reserve_first(
-        self, tiers: Sequence[Sequence[int]], nbytes: int, wait: float | None
-    ) -> Generator[Call, AnyReply, Reserved]:
-        """Reserve space in the first tier that has some. The `CapacityError` has the reasons of all tiers."""
-        told: list[str] = []
+        The `CapacityError` has the reasons of all tiers.
+        """
+        reasons: list[str] = []
         for units in tiers:
             try:
                 if units:
-                    return (yield from self._reserve_in(units, nbytes, wait))
+                    reserved = yield from self._reserve_in(units, nbytes, wait)
+                    break
             except CapacityError as error:
                 if len(tiers) == 1:
                     raise
-                told.append(str(error))
-        raise CapacityError("; ".join(told) or "the system has no storage unit to write to; tq status shows its units")
+                reasons.append(str(error))
+        else:
+            text = "; ".join(reasons)
+            raise CapacityError(text or "the system has no storage unit to write to; tq status shows its units")
+        if replicas == 1:
+            return reserved
+        try:
+            others = [self._copy_targets(reserved.unit, units) for units in tiers]
+            copy = yield from self._reserve(others, nbytes, wait, 1)
+        except BaseException:
+            self.abandon(reserved)
+            raise
+        return msgspec.structs.replace(reserved, copies=(copy,))
 
     def _reserve_in(self, units: Sequence[int], nbytes: int, wait: float | None) -> Generator[Call, AnyReply, Reserved]:
         """Reserve space in one of these units."""
+        if nbytes < 0:
+            raise InvalidArgumentError(f"the length of a block must not be negative, got {nbytes}")
         size = aligned(nbytes)
         dedicated = self._alone or size >= DEDICATED
         extent = None

@@ -25,7 +25,7 @@ from transfer_queue.messages.system import Topology
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
 from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
-from transfer_queue.wire.objects.tag_rows import TagRows, empty_tags
+from transfer_queue.wire.objects.tag_rows import empty_tags
 
 
 class KVOperations(DataPath):
@@ -487,9 +487,8 @@ class KVOperations(DataPath):
             fields = [] if encoded is None else sorted([spec.name for spec in encoded.schema])
         stored = replies.merged_tags(reply, sent)
         if stored is None:
-            merged: list[dict[str, Any]] | TagRows = empty_tags(len(keys))
-        else:
-            merged = replies.tags(stored, len(keys), self._state.settings.allow_pickle)
+            return KVBatchMeta._make(keys, empty_tags(len(keys)), partition_id, fields)
+        merged = replies.tags(stored, len(keys), self._state.settings.allow_pickle)
         return KVBatchMeta._make(keys, merged, partition_id, fields)
 
 
