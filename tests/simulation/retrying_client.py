@@ -83,7 +83,7 @@ class TornOperations(Operations):
             return [BlockGroup(SIMPLE, blocks)]
         return [BlockGroup(groups[0].backend, [block]) for block in blocks]  # in a store each is an object
 
-    def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
+    def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float | None) -> Operation[None]:
         seconds = self._interrupt()
         if seconds is None:
             yield from super()._write(encoded, reserved, wait)

@@ -23,7 +23,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Ack, AckMany
 from transfer_queue.messages.descriptors import Blocks, Placement
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.puts import PublishReply
+from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.messages.system import Topology
 from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, JoinKey
@@ -65,7 +65,7 @@ class PutJoiner:
     def __init__(
         self,
         state: ClientContext,
-        publish: Callable[..., Operation[PublishReply]],
+        publish: Callable[[EncodedBlock | None, Publish], Operation[PublishReply]],
         encode_tags: Callable[[Sequence[Mapping[str, Any] | None]], Any],
     ) -> None:
         self._state = state
@@ -114,11 +114,12 @@ class PutJoiner:
                 reply = None
             else:
                 assert calls[0].join is not None
-                reply = yield from self._publish(
-                    encoded, None, partition=calls[0].join[1][0], count=len(parts), keys=[part.key for part in parts],
-                    tags=sent, groups=None if parts[0].group is None else [part.group for part in parts],
+                put = Publish(
+                    calls[0].join[1][0], len(parts), keys=[part.key for part in parts], tags=sent,
+                    groups=[part.group for part in parts if part.group is not None] or None,
                     pre_allocate=pre_alloc_sample_num(), puts=[1] * len(parts),
                 )  # fmt: skip
+                reply = yield from self._publish(encoded, put)
         except UNCERTAIN as error:
             share_error(calls, error)
             return

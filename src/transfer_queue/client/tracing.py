@@ -20,6 +20,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.config import environment
 from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.wire.blocks.encode import EncodedBlock
 from transfer_queue.wire.buffers.jagged import nbytes_of_tensor
@@ -75,7 +76,7 @@ class Tracing:
         self,
         operation: Operation[T],
         encoded: EncodedBlock | None,
-        target: dict[str, Any],
+        put: Publish,
         introduction: Introduce,
     ) -> Operation[T]:
         """Return the put, with a span if there is a tracer.
@@ -83,7 +84,7 @@ class Tracing:
         Args:
             operation: The put.
             encoded: Its values; None if it has none.
-            target: The arguments of its `Publish`.
+            put: Its request without blocks.
             introduction: What the client has said of itself.
         """
         tracer = self.tracer()
@@ -91,7 +92,7 @@ class Tracing:
             return operation
         nbytes, schema = (0, []) if encoded is None else (encoded.nbytes, encoded.schema)
         attributes = {
-            "tq.partition": target["partition"], "tq.rows": target["count"], "tq.bytes": nbytes,
+            "tq.partition": put.partition, "tq.rows": put.count, "tq.bytes": nbytes,
             "tq.fields": [spec.name for spec in schema[:MAX_NAMES]],
             **_task(introduction.task or None),
         }  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import posix
 from collections.abc import Callable, MutableMapping
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +42,7 @@ class EnvironmentVariable(Generic[T]):
         self.default = default
         self.meaning = meaning
         self._parse = parse
+        self._key = os.fsencode(name)
         VARIABLES.append(self)
 
     @property
@@ -55,7 +57,8 @@ class EnvironmentVariable(Generic[T]):
         Raises:
             InvalidArgumentError: The text is not allowed; the message names the variable.
         """
-        text = os.environ.get(self.name, "").strip()
+        found = posix.environ.get(self._key)  # `os.environ` keeps its variables there, and needs a microsecond to look
+        text = "" if found is None else os.fsdecode(found).strip()
         return self._parse(self.name, text) if text else self.default
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
@@ -194,11 +195,15 @@ class BatchMeta(BatchContents):
         The batch uses `rows`, `tags` (None: all are empty) and `extra_info` themselves, so they must not change later.
         If `produced` is None, every row is produced. The tags are the baseline of `_changed_tags`.
         """
-        status = np.ones(rows.size, dtype=np.int8) if produced is None else np.array(produced, dtype=np.int8)
-        by_name = {field.name: field for field in sorted(fields, key=lambda field: field.name)}
+        if produced is None:
+            status = np.empty(rows.size, np.int8)
+            status.fill(1)  # `np.ones` takes three times as long
+        else:
+            status = np.array(produced, np.int8)
+        by_name = {field.name: field for field in sorted(fields, key=attrgetter("name"))}
         if isinstance(tags, list) and not any(tags):
             tags = None
-        tag_column = TagColumn(int(rows.size), tags)
+        tag_column = TagColumn(rows.size, tags)
         partitions = PartitionColumn([partition_id])
         return cls._make(rows, partitions, by_name, status, tag_column, {} if extra_info is None else extra_info)
 

@@ -7,8 +7,9 @@ them as the exception that it names.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol, Union
+
+import msgspec
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
@@ -39,8 +40,7 @@ JoinKey = tuple[Joiner, tuple[Any, ...]]
 """The joiner, and what its operations must have in common to travel together, which is hashable."""
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One request to make, or work, other calls or a pause instead."""
 
     target: tuple[str, int]
@@ -66,37 +66,37 @@ class Call:
     """Calls to make instead, all at once; the reply is `Done` when each of them has its `outcome`."""
     pause: float | None = None
     """Seconds to let pass instead of a request; the reply is `Done`."""
-    turn: Hashable = field(default=None, compare=False)
+    turn: Hashable = None
     """The tasks of an event loop make calls of equal turns one at a time.
 
     If a second task yields such a call meanwhile, the driver does not make it: when the first call has its reply, the
     second task gets `NOT_MADE`, and its operation checks again what it needs. If the first call fails, the
     second one is made.
     """
-    join: JoinKey | None = field(default=None, compare=False)
+    join: JoinKey | None = None
     """Ask whether to join other operations instead of a request. See `net.drivers.join_queues`.
 
     The reply is `NOT_MADE` if the operation must go on alone, otherwise the `outcome` that the joiner has set. Drivers
     of a single operation always reply `NOT_MADE`.
     """
-    ended: Callable[[], None] | None = field(default=None, compare=False)
+    ended: Callable[[], None] | None = None
     """Set by the driver of an operation with `join` that goes on alone because no others are under way.
 
     The operation calls it when it has ended, so that those that wait for it can leave.
     """
-    part: Any = field(default=None, compare=False)
+    part: Any = None
     """What the joiner needs of the operation, if `join` is set."""
-    outcome: Outcome | None = field(default=None, compare=False)
+    outcome: Outcome | None = None
     """Of a call in `together`: the reply, or the exception that the call alone would have raised.
 
     Of a call with `join`: what its operation gets; None if the joiner has not come to it.
     """
     is_notice: bool = False
     """Whether the request is a `ReportBatches` that is written at once and gets no reply; the result is `Done`."""
-    late: BaseException | None = field(default=None, compare=False)
+    late: BaseException | None = None
     """Set by the driver: the cancellation that came too late for this call. The next call of the operation raises it.
     """
-    sequence: int = field(default=0, compare=False)
+    sequence: int = 0
     """The sequence of the request, with which its operation can cancel it; 0 until the driver has sent it."""
 
 

@@ -67,7 +67,7 @@ class FrameReader:
             data = bytes(data)
         elif len(data) >= HEADER.size:
             body_length, payload_length = HEADER.unpack_from(data)
-            if len(data) - body_length == HEADER.size and not payload_length and body_length <= self.max_body:
+            if len(data) == HEADER.size + body_length and not payload_length and body_length <= self.max_body:
                 return [(data[HEADER.size :], None)]  # the usual case: one whole frame without a payload
         return self._cut(data)
 

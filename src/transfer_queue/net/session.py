@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from itertools import islice
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
 
 import msgspec
 
@@ -149,7 +149,7 @@ class Session:
         self._run_ends: dict[int, int] = {}  # first -> last of each run of finished sequences beyond `_acknowledged`
         self._run_starts: dict[int, int] = {}  # last -> first of the same runs
         self._news: dict[int, None] = {}  # the first sequences of runs that have grown since an envelope named them
-        self._transports: dict[type[Any], Transport] = {}
+        self._transports: dict[type[Any], Any] = {}
         self._reads: deque[Read] = deque(maxlen=4 * READS)
         """The gets that are not reported yet, the newest ones."""
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
@@ -179,14 +179,13 @@ class Session:
         self, request: AnyRequest, target: Target | None = None, within: float | None = None
     ) -> tuple[int, bytes]:
         """Like `begin_request`, but return only the body of the frame."""
+        if self.closed:
+            raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
         with self._lock:
             sequence = self._next
             self._next += 1
             self._unfinished.add(sequence)
             acknowledged, finished = self._acknowledged, self._take_news() if self._news else []
-        if self.closed:
-            self.finish(sequence)
-            raise NotInitializedError("this client was closed; call transfer_queue.init() or get a new client")
         try:
             if target != CONTROLLER:
                 return sequence, self._encode(RequestEnvelope(sequence, acknowledged, request, finished))
@@ -282,11 +281,11 @@ class Session:
 
     def transport(self, kind: type[T]) -> T:
         """Return the transport of this kind, made at its first use."""
-        found = self._transports.get(kind)
+        found: T | None = self._transports.get(kind)
         if found is None:
             with self._lock:
                 found = self._transports.setdefault(kind, kind())
-        return cast(T, found)
+        return found
 
     def close(self) -> None:
         """Close all connections. Calls under way and later calls raise `NotInitializedError`. Idempotent."""
@@ -323,27 +322,25 @@ def raise_failure(reply: AnyReply) -> AnyReply:
 class RetryPolicy:
     """Decides when a call is tried again, which error it raises otherwise, and when its wait is reported."""
 
-    __slots__ = ("_call", "_lost_at", "_seconds", "_session", "_tries", "begun", "deadline", "report_at", "warn_at")
+    report_at = math.inf
+    """The reading of the clock at which the wait must be reported; infinite for a call that waits for less."""
+    warn_at = math.inf
+    """The reading of the clock at which the driver looks if the call blocks an event loop; it sets this."""
+    _tries = 0
+    _lost_at: float | None = None  # wall clock of the first break
 
     def __init__(self, session: Session, call: Call) -> None:
-        self._seconds = (call.timeout or 0.0) + session.grace if call.within is None else call.within
+        self._session = session
+        self._call = call
         self.begun = begun = session.clock()
         """The reading of the session's clock at which the call began."""
-        self.deadline = begun + self._seconds
+        self.deadline = begun + ((call.timeout or 0.0) + session.grace if call.within is None else call.within)
         """The reading of the session's clock until which the call waits for the reply.
 
         The limit is `Call.within`, or the time for which the request may be parked plus the session's grace.
         """
-        self.report_at = math.inf
-        """The reading of the clock at which the wait must be reported; infinite for a call that waits for less."""
         if call.timeout is not None and session.report_wait is not None and call.timeout > session.report_wait:
             self.report_at = begun + session.report_wait
-        self.warn_at = math.inf
-        """The reading of the clock at which the driver looks if the call blocks an event loop; it sets this."""
-        self._session = session
-        self._call = call
-        self._tries = 0
-        self._lost_at: float | None = None  # wall clock of the first break
 
     @property
     def next_report(self) -> float:
@@ -407,7 +404,7 @@ class RetryPolicy:
             )
         return WaitTimeoutError(
             f"Timeout: {self._server()} gave no reply to {type(self._call.request).__name__} within "
-            f"{self._seconds:g} s; it {why}{self._log()}"
+            f"{self.deadline - self.begun:g} s; it {why}{self._log()}"
         )
 
     def _lost_since(self) -> str:

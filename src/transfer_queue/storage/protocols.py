@@ -12,9 +12,9 @@ Durations are in seconds.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -24,8 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 CallT_co = TypeVar("CallT_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
+class Reserved(msgspec.Struct, frozen=True):
     """Bytes that only the reserving call may write.
 
     `unit` to `nbytes` are the fields of `messages.descriptors.NewBlock`.
@@ -47,7 +46,7 @@ class Reserved:
     (`messages.storage.OpenSlot`).
     """
     slot: int = 0
-    """The slot of that session."""
+    """The slot of the writer in the unit."""
     lease: tuple[int, int] = (-1, 0)
     """The offset of the first byte of the extent, and the proof of its lease (`messages.lease_proof`)."""
 
@@ -59,7 +58,7 @@ class Reserved:
     def part(self, start: int, nbytes: int) -> Reserved:
         """Return the part of the space from this byte on, which must be a multiple of 64, with its copies."""
         copies = tuple(copy.part(start, nbytes) for copy in self.copies)
-        return replace(self, offset=self.offset + start, nbytes=nbytes, copies=copies)
+        return msgspec.structs.replace(self, offset=self.offset + start, nbytes=nbytes, copies=copies)
 
 
 class ArenaMemory(Protocol):

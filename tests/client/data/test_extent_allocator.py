@@ -185,7 +185,9 @@ def test_small_blocks_share_an_extent(servers: Servers, space: ExtentAllocator) 
     assert {(block.unit, block.extent, block.generation) for block in blocks} == {(0, 1, 1)}
     assert [block.nbytes for block in blocks] == [100, 1, 64, 0, 65]
     assert [type(call.request) for call in servers.calls] == [OpenSlot, LeaseExtent]
-    assert servers.calls[1] == Call(("unit", 0), LeaseExtent(1, 128, SMALLEST_EXTENT, None, 0), None)
+    lease = servers.calls[1]
+    assert (lease.target, lease.timeout) == (("unit", 0), None)
+    assert lease.request == LeaseExtent(1, 128, SMALLEST_EXTENT, None, 0)
 
 
 def test_extents_double_as_they_are_used_up(servers: Servers, space: ExtentAllocator) -> None:

@@ -65,12 +65,17 @@ def _as_list(values: Any, what: str) -> list[Any]:
 
 def validated_names(names: Sequence[str] | str, what: str, least: int = 1) -> list[str]:
     """Return field names as a list without repetitions. There must be at least `least`."""
-    out = [SEPARATOR.join(name) if _is_path(name) else name for name in _as_list(names, what)]
+    out: dict[str, None] = {}
+    for name in _as_list(names, what):
+        if isinstance(name, str):
+            out[str.__str__(name)] = None
+        elif _is_path(name):
+            out[SEPARATOR.join(name)] = None
+        else:
+            raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), got {names!r}")
     if len(out) < least:
         raise InvalidArgumentError(f"{what} must be a list with at least one field name, got {names!r}")
-    if not all(isinstance(name, str) for name in out):
-        raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), got {names!r}")
-    return list(dict.fromkeys(map(str.__str__, out)))
+    return list(out)
 
 
 def _is_path(name: object) -> bool:
@@ -373,16 +378,16 @@ def encoded_tag(tag: Mapping[str, Any] | None, allow_pickle: bool) -> dict[str, 
         return None
     if type(tag) is not dict and not isinstance(tag, Mapping):
         raise InvalidArgumentError(f"a tag must be a dict, got a {type(tag).__name__}")
-    for name in tag:
+    encoded = {}
+    for name, value in tag.items():
         if not isinstance(name, str):
             raise InvalidArgumentError(f"names of tag entries must be str, got {name!r} of type {type(name).__name__}")
-    return {name: encode_tag_value(value, allow_pickle=allow_pickle) for name, value in tag.items()}
+        encoded[name] = encode_tag_value(value, allow_pickle=allow_pickle)
+    return encoded
 
 
-def encoded_tags(tags: Sequence[Mapping[str, Any] | None] | None, allow_pickle: bool) -> SentTags | None:
-    """Return tags encoded for requests, or None: as columns if there are many of the same names."""
-    if tags is None:
-        return None
+def encoded_tags(tags: Sequence[Mapping[str, Any] | None], allow_pickle: bool) -> SentTags:
+    """Return tags encoded for requests: as columns if there are many of the same names."""
     table = table_of_tags(tags, allow_pickle) if len(tags) >= COLUMNS_FROM else None
     return [encoded_tag(tag, allow_pickle) for tag in tags] if table is None else table
 

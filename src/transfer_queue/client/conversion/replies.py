@@ -33,8 +33,9 @@ def batch_meta(partition_id: str, reply: ClaimReply, allow_pickle: bool) -> Batc
     if not len(rows):
         return BatchMeta._from_columns(rows, partition_id, [_column_of_no_rows(field) for field in reply.fields])
     produced = None if reply.produced is None else np.frombuffer(reply.produced, "i1")
-    fields = [_column(field, reply.shapes, reply.dtypes, len(rows)) for field in reply.fields]
-    meta = BatchMeta._from_columns(rows, partition_id, fields, produced, tags(reply.tags, len(rows), allow_pickle))
+    fields = [_column(field, reply, len(rows)) for field in reply.fields]
+    stored = None if reply.tags is None else tags(reply.tags, len(rows), allow_pickle)
+    meta = BatchMeta._from_columns(rows, partition_id, fields, produced, stored)
     meta._epoch = reply.epoch
     return meta
 
@@ -48,18 +49,18 @@ def _column_of_no_rows(field: FieldType) -> FieldColumn:
     return FieldColumn(field.name, dtype, ndim, shape, is_nested=field.differs != 0)
 
 
-def _column(field: FieldType, shapes: dict[str, bytes], codes: dict[str, bytes], rows: int) -> FieldColumn:
+def _column(field: FieldType, reply: ClaimReply, rows: int) -> FieldColumn:
     if field.kind != "tensor":
         return FieldColumn(field.name, None, is_non_tensor=True)
     dtype, dtypes = getattr(torch, field.dtype), None
     if field.dtypes:
         all_of_it = [getattr(torch, name) for name in field.dtypes]
-        by_row = codes.get(field.name)
+        by_row = reply.dtypes.get(field.name)
         dtypes = [all_of_it[code] for code in by_row] if by_row is not None and len(by_row) == rows else None
         dtype = promote_dtypes(all_of_it)
     if field.shape is not None:
         return FieldColumn(field.name, dtype, field.ndim, tuple(field.shape), dtypes=dtypes)
-    listed = shapes.get(field.name)
+    listed = reply.shapes.get(field.name)
     if listed is None:
         return FieldColumn(field.name, dtype, dtypes=dtypes)
     row_shapes = np.frombuffer(listed, "<i8").reshape(-1, field.ndim)
@@ -113,15 +114,13 @@ def tags_of_new(sent: SentTags) -> StoredTags:
 
 
 @SERVER_REPLY
-def tags(stored: StoredTags | None, rows: int, allow_pickle: bool) -> list[dict[str, Any]] | TagRows | None:
-    """Return the tags of a reply, decoded, or None. If they are a list, they are decoded in place.
+def tags(stored: StoredTags, rows: int, allow_pickle: bool) -> list[dict[str, Any]] | TagRows:
+    """Return the tags of a reply, decoded. If they are a list, they are decoded in place.
 
     Raises:
         ProtocolError: The reply has not one tag for each row, or a value cannot be decoded.
         UncarriableValueError: A value was pickled, and `allow_pickle` is false.
     """
-    if stored is None:
-        return None
     if len(stored) != rows:
         raise ProtocolError(f"a reply about {rows} rows has {len(stored)} tags")
     if isinstance(stored, TagTable):
@@ -133,9 +132,9 @@ def tags(stored: StoredTags | None, rows: int, allow_pickle: bool) -> list[dict[
 
 def tag_list(stored: StoredTags | None, rows: int, allow_pickle: bool) -> list[dict[str, Any]]:
     """Return the tag of each row of a reply."""
-    found = tags(stored, rows, allow_pickle)
-    if found is None:
+    if stored is None:
         return [{} for _ in range(rows)]
+    found = tags(stored, rows, allow_pickle)
     return found.to_list() if isinstance(found, TagRows) else found
 
 

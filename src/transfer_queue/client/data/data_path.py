@@ -109,8 +109,9 @@ class DataPath:
     def _ask(
         self, request: AnyRequest, kind: type[T], timeout: float | None, parked: float | None = None
     ) -> Operation[T]:
+        """Return the reply to a request. The caller has validated `parked`, the wait of the request itself."""
         arguments.check_partition_id(getattr(request, "partition", ""))
-        call = Call(CONTROLLER, request, arguments.validated_seconds(parked), arguments.validated_seconds(timeout))
+        call = Call(CONTROLLER, request, parked, arguments.validated_seconds(timeout))
         yield from self._state.learn()
         reply = yield call
         if not isinstance(reply, kind):
@@ -168,81 +169,85 @@ class DataPath:
         return (yield from self._ask(request, LookupReply, timeout))
 
     def _publish(
-        self, encoded: EncodedBlock | None, wait: float | None, within: float | None = None, **target: Any
+        self, encoded: EncodedBlock | None, put: Publish, within: float | None = None
     ) -> Operation[PublishReply]:
-        """Write a block, if there is one with fields, and publish it: `_publish_block`, which may have a span."""
-        operation, tracing = self._publish_block(encoded, wait, within, **target), self._state.tracing
-        return operation if tracing is None else tracing.put(operation, encoded, target, self._state.introduction)
+        """Write a block, if there is one with fields, and publish it: `_publish_block`, which may have a span.
+
+        Args:
+            encoded: The block.
+            put: The request without its blocks.
+            within: See `Call`.
+        """
+        operation, tracing = self._publish_block(encoded, put, within), self._state.tracing
+        return operation if tracing is None else tracing.put(operation, encoded, put, self._state.introduction)
 
     def _publish_block(
-        self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
+        self, encoded: EncodedBlock | None, put: Publish, within: float | None
     ) -> Operation[PublishReply]:
         """Write a block, if there is one with fields, and publish it. A put that failed leaves nothing.
 
         If a field holds tensors and the block has other values of it, the client writes these as tensors. It learns
         this when the controller refuses the first such put, and remembers it, so that later puts are not refused.
-        """
-        kinds, name = self._state.kinds, target["partition"]
-        if encoded is not None:
-            kinds.expect(name, encoded)
-        for attempt in range(KIND_ATTEMPTS):
-            try:
-                reply = yield from self._publish_somewhere(encoded, wait, within, **target)
-                break
-            except FieldTypeError as error:
-                if encoded is None or attempt + 1 == KIND_ATTEMPTS or not encoded.hold_as_tensors(error.tensors):
-                    if encoded is not None and error.field:
-                        error.args = (f"{error} {_first_mismatch(encoded, error, target)}",)
-                    raise
-        if encoded is not None:
-            kinds.learn(name, encoded)
-        if reply.dtypes:
-            kinds.warn_of_dtypes(name, reply.dtypes)
-        if reply.warning is not None:
-            self._state.warn(reply.warning)
-        return reply
-
-    def _publish_somewhere(
-        self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
-    ) -> Operation[PublishReply]:
-        """Write a block and publish it. If its storage unit is lost or stops to reply, write it into another one.
+        If the storage unit of the block is lost or stops to reply, the block is written into another one.
 
         Raises:
             UnitLostError: The storage unit was lost in each of PUT_ATTEMPTS attempts.
         """
+        arguments.check_partition_id(put.partition)
+        arguments.validated_seconds(put.wait)
+        within = arguments.validated_seconds(within)
+        kinds = self._state.kinds
+        if encoded is not None:
+            kinds.expect(put.partition, encoded)
         publish = self._publish_new_values if self._state.settings.dedup_fields else self._publish_written
-        for _ in range(PUT_ATTEMPTS - 1):
+        refused = lost = 0
+        while True:
             try:
-                return (yield from publish(encoded, wait, within, **target))
+                reply = yield from publish(encoded, put, within)
+                break
             except (UnitLostError, UnitSilentError):
+                lost += 1
+                if lost == PUT_ATTEMPTS:
+                    raise
                 yield from self._state.learn_again()
-        return (yield from publish(encoded, wait, within, **target))
+            except FieldTypeError as error:
+                refused += 1
+                if encoded is None or refused == KIND_ATTEMPTS or not encoded.hold_as_tensors(error.tensors):
+                    if encoded is not None and error.field:
+                        error.args = (f"{error} {_first_mismatch(encoded, error, put)}",)
+                    raise
+        if not isinstance(reply, PublishReply):
+            raise ProtocolError(f"the controller replied to Publish with {type(reply).__name__}")
+        if encoded is not None:
+            kinds.learn(put.partition, encoded)
+        if reply.dtypes:
+            kinds.warn_of_dtypes(put.partition, reply.dtypes)
+        if reply.warning is not None:
+            self._state.warn(reply.warning)
+        return reply
 
     def _publish_new_values(
-        self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
-    ) -> Operation[PublishReply]:
+        self, encoded: EncodedBlock | None, put: Publish, within: float | None
+    ) -> Operation[AnyReply]:
         """Write a block and publish it. Of fields of `dedup.fields`, write only the values that are new."""
         hashed = None if encoded is None else hash_put(encoded, self._state.settings.deduplicates)
         if hashed is None:
-            return (yield from self._publish_written(encoded, wait, within, **target))
+            return (yield from self._publish_written(encoded, put, within))
         asked = [(field.name, b"".join(field.digests)) for field in hashed.fields]
-        reply = yield from self._ask(FindEqual(target["partition"], asked), EqualReply, None)
+        reply = yield from self._ask(FindEqual(put.partition, asked), EqualReply, None)
         known = hashed.known_digests(reply.known)
         try:
-            put, equal = hashed.without(known), hashed.describe(known)
-            return (yield from self._publish_written(put, wait, within, equal=equal, **target))
+            put = msgspec.structs.replace(put, equal=hashed.describe(known))
+            return (yield from self._publish_written(hashed.without(known), put, within))
         except EqualValueGoneError:  # such a value was freed meanwhile
-            put, equal = hashed.without({}), hashed.describe({})
-            return (yield from self._publish_written(put, wait, within, equal=equal, **target))
+            put = msgspec.structs.replace(put, equal=hashed.describe({}))
+            return (yield from self._publish_written(hashed.without({}), put, within))
 
-    def _publish_written(
-        self, encoded: EncodedBlock | None, wait: float | None, within: float | None, **target: Any
-    ) -> Operation[PublishReply]:
-        arguments.validated_seconds(wait)
-        arguments.check_partition_id(target["partition"])
+    def _publish_written(self, encoded: EncodedBlock | None, put: Publish, within: float | None) -> Operation[AnyReply]:
+        """Write a block, if there is one with fields, and publish it."""
+        wait = put.wait
         if encoded is None or not encoded.schema:
-            reply = yield Call(CONTROLLER, Publish(wait=wait, **target), wait, arguments.validated_seconds(within))
-            return _publish_reply(reply)
+            return (yield Call(CONTROLLER, put, wait, within))
         groups = self._groups(encoded)
         if len(groups) == len(groups[0].blocks) == 1:  # the usual put
             (block,) = groups[0].blocks
@@ -253,7 +258,7 @@ class DataPath:
             placed = [each for group, space in zip(groups, spaces) for each in place_blocks(group.blocks, space)]
         try:
             for block, reserved in placed:
-                yield from self._write(block, reserved, max(wait or 0.0, FREEING_SECONDS))
+                yield from self._write(block, reserved, wait)
         except UnitLostError:
             yield from self._abandon(spaces, lost=True)
             raise
@@ -263,8 +268,8 @@ class DataPath:
             raise
         closes = self._take_closes(spaces)
         first, *further = [describe_block(block, reserved) for block, reserved in placed]
-        put = Publish(
-            block=first, further=further, closes=closes, wait=wait, converted=list(encoded.converted), **target
+        put = msgspec.structs.replace(
+            put, block=first, further=further, closes=closes, converted=list(encoded.converted)
         )
         try:
             reply = yield Call(CONTROLLER, put, wait, within)
@@ -284,24 +289,25 @@ class DataPath:
             self._mark_published(spaces, certain=False)
             raise
         self._mark_published(spaces)
-        return _publish_reply(reply)
+        return reply
 
     def _groups(self, encoded: EncodedBlock) -> list[BlockGroup]:
         """Return the blocks as which a put is written, in groups that get one reservation each."""
         return self._state.routes.group(encoded)
 
-    def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float) -> Operation[None]:
+    def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float | None) -> Operation[None]:
         """Write a block into its reserved space. The simulation stops writers in the middle of this method.
 
         Units on other nodes write the bytes that they are sent. Raises `UnitLostError` if a unit has taken the space
-        back. `wait` is the time in seconds in which an external store must have space.
+        back. `wait` is the time in seconds in which an external store must have space, at least FREEING_SECONDS.
         """
         external = self._state.external_store(reserved.unit)
         if external is not None:
-            patience = self._state.settings.call_timeout
+            wait, patience = max(wait or 0.0, FREEING_SECONDS), self._state.settings.call_timeout
             yield from store_io.write(self._state.session, *external, encoded, reserved, wait, patience)
             return
-        here = [place for place in reserved.places if not place.session]
+        places = reserved.places
+        here = [place for place in places if not place.session]
         if here:
             written = self._state.arena(here[0].unit).view(here[0].offset, encoded.nbytes)
             if encoded.nbytes >= LEAST_REGISTERED and (device := encoded.device_of_kind(KIND)) is not None:
@@ -313,7 +319,7 @@ class DataPath:
         encoded.write_into(written)
         for copy in here[1:]:
             copy_bytes(self._state.arena(copy.unit).view(copy.offset, encoded.nbytes), written)
-        for place in reserved.places:
+        for place in places:
             if place.session:
                 yield from self._write_remote(place, written, self._state.space_of(reserved).can_replace(reserved))
 
@@ -566,10 +572,11 @@ class DataPath:
         return encode_put(columns, rows, allow_pickle=self._state.settings.allow_pickle)
 
     def _tags(self, tags: Sequence[Mapping[str, Any] | None] | None) -> SentTags | None:
+        if tags is None:
+            return None
         sent = arguments.encoded_tags(tags, self._state.settings.allow_pickle)
-        if sent is not None:
-            for name, words in arguments.large_tags(sent).items():
-                self._state.warn(words, f"large tag {name}")
+        for name, words in arguments.large_tags(sent).items():
+            self._state.warn(words, f"large tag {name}")
         return sent
 
     def _handing_over(self, claim: Claim, reply: ClaimReply, work: Operation[T], *, read: bool = False) -> Operation[T]:
@@ -643,17 +650,10 @@ class _Rereads:
         )
 
 
-def _first_mismatch(encoded: EncodedBlock, error: FieldTypeError, target: Mapping[str, Any]) -> str:
+def _first_mismatch(encoded: EncodedBlock, error: FieldTypeError, put: Publish) -> str:
     """Return a sentence that names the first value of a put because of which the controller refused it."""
     row, kind = encoded.first_mismatch(error.field, error.tensors.get(error.field, []))
-    keys, rows = target.get("keys"), target.get("rows")
-    which = f"row {row} of the put" if keys is None else f"row {row} of the put (key {keys[row]!r})"
-    if rows is not None:
-        which = f"the sample with global index {int(np.frombuffer(rows, '<i8')[row])}"
+    which = f"row {row} of the put" if put.keys is None else f"row {row} of the put (key {put.keys[row]!r})"
+    if put.rows is not None:
+        which = f"the sample with global index {int(np.frombuffer(put.rows, '<i8')[row])}"
     return f"The first value that does not match is that of {which}, which has the type {kind}."
-
-
-def _publish_reply(reply: AnyReply) -> PublishReply:
-    if not isinstance(reply, PublishReply):
-        raise ProtocolError(f"the controller replied to Publish with {type(reply).__name__}")
-    return reply

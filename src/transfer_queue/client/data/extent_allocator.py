@@ -31,8 +31,10 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from transfer_queue.errors import (
     CapacityError,
@@ -83,6 +85,8 @@ class _OpenExtent:
     generation: int
     lease: tuple[int, int]
     """See `Reserved`."""
+    slot: _WriterSlot
+    """The slot under which it was leased."""
     used: int = 0
     """The bump pointer: bytes from the extent's offset, a multiple of ALIGNMENT."""
     open: bool = True
@@ -174,45 +178,46 @@ class ExtentAllocator(Allocator[Call]):
 
     def reserve(self, nbytes: int, wait: float | None = None) -> Generator[Call, AnyReply, Reserved]:
         """See `Allocator.reserve`. With replicas, space is reserved in that many units or in none."""
-        return (yield from self._reserve((self.units,), nbytes, wait))
+        return self._reserve((self.units,), nbytes, wait, self.replicas)
 
     def reserve_anywhere(self, nbytes: int) -> Generator[Call, AnyReply, Reserved]:
         """Reserve space without a wait, on disk if there is none in memory."""
-        return (yield from self._reserve((self.units, self.disks), nbytes, None))
+        return self._reserve((self.units, self.disks), nbytes, None, self.replicas)
 
     def _reserve(
-        self, tiers: Sequence[Sequence[int]], nbytes: int, wait: float | None
+        self, tiers: Sequence[Sequence[int]], nbytes: int, wait: float | None, replicas: int
     ) -> Generator[Call, AnyReply, Reserved]:
-        if nbytes < 0:
-            raise InvalidArgumentError(f"the length of a block must not be negative, got {nbytes}")
-        first = yield from self._reserve_first(tiers, nbytes, wait)
-        if self.replicas == 1:
-            return first
-        try:
-            others = [self._copy_targets(first.unit, units) for units in tiers]
-            second = yield from self._reserve_first(others, nbytes, wait)
-        except BaseException:
-            self.abandon(first)
-            raise
-        return replace(first, copies=(second,))
+        """Reserve space in one unit, or with 2 replicas in two or in none, each time in the first tier that has some.
 
-    def _reserve_first(
-        self, tiers: Sequence[Sequence[int]], nbytes: int, wait: float | None
-    ) -> Generator[Call, AnyReply, Reserved]:
-        """Reserve space in the first tier that has some. The `CapacityError` has the reasons of all tiers."""
-        told: list[str] = []
+        The `CapacityError` has the reasons of all tiers.
+        """
+        reasons: list[str] = []
         for units in tiers:
             try:
                 if units:
-                    return (yield from self._reserve_in(units, nbytes, wait))
+                    reserved = yield from self._reserve_in(units, nbytes, wait)
+                    break
             except CapacityError as error:
                 if len(tiers) == 1:
                     raise
-                told.append(str(error))
-        raise CapacityError("; ".join(told) or "the system has no storage unit to write to; tq status shows its units")
+                reasons.append(str(error))
+        else:
+            text = "; ".join(reasons)
+            raise CapacityError(text or "the system has no storage unit to write to; tq status shows its units")
+        if replicas == 1:
+            return reserved
+        try:
+            others = [self._copy_targets(reserved.unit, units) for units in tiers]
+            copy = yield from self._reserve(others, nbytes, wait, 1)
+        except BaseException:
+            self.abandon(reserved)
+            raise
+        return msgspec.structs.replace(reserved, copies=(copy,))
 
     def _reserve_in(self, units: Sequence[int], nbytes: int, wait: float | None) -> Generator[Call, AnyReply, Reserved]:
         """Reserve space in one of these units."""
+        if nbytes < 0:
+            raise InvalidArgumentError(f"the length of a block must not be negative, got {nbytes}")
         size = aligned(nbytes)
         dedicated = self._alone or size >= DEDICATED
         extent = None
@@ -428,14 +433,14 @@ class ExtentAllocator(Allocator[Call]):
 
     # ------------------------------------------------------------ slots and leases
 
-    def _claim_slot(self, unit: int, within: float | None) -> Generator[Call, AnyReply, int]:
+    def _claim_slot(self, unit: int, within: float | None) -> Generator[Call, AnyReply, _WriterSlot]:
         with self._mutex:
             known = self._slots.get(unit)
             session = ""
             if known is None and self.is_elsewhere(unit):
                 session = self._sessions.setdefault(unit, f"{self.writer}/{next(self._session_numbers)}")
         if known is not None:
-            return known.number
+            return known
         for attempt in range(_SLOT_ATTEMPTS):
             reply = yield Call(("unit", unit), OpenSlot(session or self.writer, unit, bool(session)), within=within)
             if not isinstance(reply, SlotReply):
@@ -450,7 +455,7 @@ class ExtentAllocator(Allocator[Call]):
                         if attempt == _SLOT_ATTEMPTS - 1:
                             raise
                         continue
-                return self._slots[unit].number
+                return self._slots[unit]
         raise AssertionError("unreachable")
 
     def _lease(
@@ -501,7 +506,7 @@ class ExtentAllocator(Allocator[Call]):
             yield from self.close_extents()
         slot = yield from self._claim_slot(unit, within)
         turn = ("lease", unit) if shared else None
-        call = Call(("unit", unit), LeaseExtent(slot, nbytes, want, wait, unit), wait, within, turn=turn)
+        call = Call(("unit", unit), LeaseExtent(slot.number, nbytes, want, wait, unit), wait, within, turn=turn)
         try:
             reply = yield call
         except BaseException as error:
@@ -515,7 +520,7 @@ class ExtentAllocator(Allocator[Call]):
         if not isinstance(reply, ExtentLeaseReply) or reply.length < nbytes or reply.offset % ALIGNMENT:
             raise ProtocolError(f"storage unit {unit} replied to a lease of {nbytes} bytes with {reply}")
         return _OpenExtent(
-            unit, reply.extent, reply.offset, reply.length, reply.generation, (reply.offset, reply.proof)
+            unit, reply.extent, reply.offset, reply.length, reply.generation, (reply.offset, reply.proof), slot
         )
 
     def _cancel_orphans(self) -> Generator[Call, AnyReply, None]:
@@ -540,51 +545,29 @@ class ExtentAllocator(Allocator[Call]):
         """Place a block into the first open extent in these units that has space for it."""
         for extent in list(self._open):
             if extent.length - extent.used >= size and extent.unit in units and extent.unit not in self._unreachable:
-                if self._take(extent):
+                if not extent.offered or extent.slot.lock.take(extent.place):
+                    extent.offered = False
                     return self._place(extent, nbytes, size)
-                self._retire(extent)
+                self._retire(extent)  # it was offered, and its unit has recalled it
         return None
 
     def _allot(self, extent: _OpenExtent) -> None:
         """Find a place at which the extent can be offered."""
-        slot = self._slots.get(extent.unit)
         place = next((p for p in range(PLACES) if (extent.unit, p) not in self._places), None)
-        if slot is not None and place is not None and slot.lock.begin(place):
+        if place is not None and extent.slot.lock.begin(place):
             extent.place = place
             self._places.add((extent.unit, place))
 
-    def _take(self, extent: _OpenExtent) -> bool:
-        """Whether a block may be written into the extent: not if it was offered and recalled."""
-        if not extent.offered:
-            return True
-        slot = self._slots.get(extent.unit)
-        extent.offered = False
-        return slot is not None and slot.lock.take(extent.place)
-
-    def _leave(self, extent: _OpenExtent, offer: bool) -> None:
-        """Offer an extent without reservations in flight, or free its place."""
-        if extent.place < 0 or (offer and not extent.certain):
-            return
-        slot = self._slots.get(extent.unit)
-        if offer:
-            extent.offered = True
-        else:
-            self._places.discard((extent.unit, extent.place))
-        if slot is not None:
-            slot.lock.leave(extent.place, *((extent.number, extent.used) if offer else ()))
-
     def _place(self, extent: _OpenExtent, nbytes: int, size: int) -> Reserved:
-        slot = self._slots.get(extent.unit)
-        session = ("", 0) if slot is None or not slot.session else (slot.session, slot.number)
-        start = extent.offset + extent.used
-        reserved = Reserved(
-            extent.unit, extent.number, start, extent.generation, nbytes, extent.length, (), *session, extent.lease
-        )
-        extent.flights.add(reserved.offset)
+        slot, start = extent.slot, extent.offset + extent.used
+        extent.flights.add(start)
         extent.used += size
         if extent.open and extent.used == extent.length:
             self._retire(extent)
-        return reserved
+        return Reserved(
+            extent.unit, extent.number, start, extent.generation, nbytes, extent.length, (), slot.session, slot.number,
+            extent.lease,
+        )  # fmt: skip
 
     def _find(self, reserved: Reserved) -> _OpenExtent:
         extent = self._extents.get((reserved.unit, reserved.extent))
@@ -607,11 +590,16 @@ class ExtentAllocator(Allocator[Call]):
 
     def _settle(self, extent: _OpenExtent) -> None:
         """Offer an open extent without reservations in flight; queue an extent that is over."""
-        if extent.open or extent.flights:
-            if not extent.flights:
-                self._leave(extent, offer=True)
+        if extent.flights:
             return
-        self._leave(extent, offer=False)
+        if extent.open:
+            if extent.place >= 0 and extent.certain:
+                extent.offered = True
+                extent.slot.lock.leave(extent.place, extent.number, extent.used)
+            return
+        if extent.place >= 0:
+            self._places.discard((extent.unit, extent.place))
+            extent.slot.lock.leave(extent.place)
         del self._extents[extent.name]
         if extent.lost:
             return

@@ -255,7 +255,7 @@ class FetchOperations(DataPath):
             False
         """
         yield from self._state.learn()
-        timeout = get_metadata_timeout() if timeout is None else timeout
+        wait = arguments.validated_seconds(get_metadata_timeout() if timeout is None else timeout)
         fields = arguments.validated_names(data_fields, "data_fields")
         claim = self._claim(
             partition_id,
@@ -263,12 +263,12 @@ class FetchOperations(DataPath):
             fields,
             arguments.validated_batch_size(batch_size),
             sampling_config,
-            timeout,
+            wait,
             True,
             finite,
             since,
         )
-        reply = yield from self._ask(claim, ClaimReply, None, parked=timeout)
+        reply = yield from self._ask(claim, ClaimReply, None, parked=wait)
         return Readiness(reply.ended, reply.version)
 
     def get_data(
@@ -478,7 +478,7 @@ class FetchOperations(DataPath):
     ) -> Operation[Claim]:
         """Return the claim of a call for which a timeout is not an error."""
         yield from self._state.learn()
-        timeout = get_metadata_timeout() if timeout is None else timeout
+        wait = arguments.validated_seconds(get_metadata_timeout() if timeout is None else timeout)
         fields = arguments.validated_names(data_fields, "data_fields")
         claim = self._claim(
             partition_id,
@@ -486,7 +486,7 @@ class FetchOperations(DataPath):
             fields,
             arguments.validated_batch_size(batch_size),
             sampling_config,
-            timeout,
+            wait,
             finite=finite,
             hold=hold,
             lease=lease,
@@ -496,18 +496,20 @@ class FetchOperations(DataPath):
         return msgspec.structs.replace(claim, quiet=True, ahead=arguments.validated_count(ahead, "ahead"))
 
     def _claim_reply(self, claim: Claim) -> Operation[ClaimReply]:
-        """Return the reply to a claim: `_claim_rows`, which may have a span."""
-        operation, tracing = self._claim_rows(claim), self._state.tracing
+        """Return the reply to a claim, which may have a span."""
+        if self._known is None:
+            operation = self._ask(claim, ClaimReply, None, parked=claim.wait)
+        else:
+            operation = self._show_known(claim, self._known)
+        tracing = self._state.tracing
         return operation if tracing is None else tracing.claim(operation, claim)
 
-    def _claim_rows(self, claim: Claim) -> Operation[ClaimReply]:
-        """Return the reply to a claim."""
-        if self._known is not None:
-            rows = self._known.take(claim.partition, claim.count)
-            if not len(rows):
-                raise WaitTimeoutError("the batch that is read again has no further samples")
-            return (yield from self._ask(ShowRows(claim.partition, claim.fields, rows.tobytes()), ClaimReply, None))
-        return (yield from self._ask(claim, ClaimReply, None, parked=claim.wait))
+    def _show_known(self, claim: Claim, known: KnownRows) -> Operation[ClaimReply]:
+        """Return known rows instead of the reply to a claim."""
+        rows = known.take(claim.partition, claim.count)
+        if not len(rows):
+            raise WaitTimeoutError("the batch that is read again has no further samples")
+        return (yield from self._ask(ShowRows(claim.partition, claim.fields, rows.tobytes()), ClaimReply, None))
 
     def _claim(
         self,
@@ -532,7 +534,7 @@ class FetchOperations(DataPath):
         task = arguments.validated_text(task, "task_name")
         lease = None if lease is None else float(arguments.validated_seconds(lease, "lease"))  # type: ignore[arg-type]
         replicas = None if replicas is None else arguments.validated_count(replicas, "replicas")
-        wait, since = arguments.validated_seconds(wait), arguments.validated_version(since)
+        since = arguments.validated_version(since)
         finite, hold = arguments.validated_bool(finite, "finite"), arguments.validated_bool(hold, "hold")
         return Claim(
             partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas, places,

@@ -19,7 +19,7 @@ from transfer_queue.messages import queries
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyRequest
-from transfer_queue.messages.puts import ClearKeys, Reserve
+from transfer_queue.messages.puts import ClearKeys, Publish, Reserve
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.system import Topology
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
@@ -214,7 +214,8 @@ class KVOperations(DataPath):
         if fields is not None:
             encoded = self._encode(self._apply_parser(fields, len(names), data_parser), len(names))
         groups = arguments.validated_groups(group_ids, len(names))
-        return (yield from self._put_keys(names, partition_id, encoded, tags, groups, fence, timeout))
+        listed = arguments.validated_tags(tags, len(names), "keys")
+        return (yield from self._put_keys(names, partition_id, encoded, listed, groups, fence, timeout))
 
     def kv_batch_get(
         self,
@@ -458,33 +459,37 @@ class KVOperations(DataPath):
             encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
         groups = None if group is None else [group]
         tags = None if tag is None else [tag]
-        return (yield from self._put_keys([key], partition_id, encoded, tags, groups, fence, timeout))
+        return self._put_keys([key], partition_id, encoded, tags, groups, fence, timeout)
 
     def _put_keys(
         self,
         keys: list[str],
         partition_id: str,
         encoded: EncodedBlock | None,
-        tags: Tags | None,
+        tags: list[Any] | None,
         groups: list[str] | None,
         fence: Fence | None,
         timeout: float | None,
     ) -> Operation[KVBatchMeta]:
-        tags, token = arguments.validated_tags(tags, len(keys), "keys"), arguments.validated_fence(fence)
+        token = arguments.validated_fence(fence)
         if (encoded is None or not encoded.schema) and tags is None:
             raise InvalidArgumentError("a put needs fields or tags, got neither")
         if not keys:
             return KVBatchMeta(partition_id=partition_id, fields=[])
         sent = self._tags(tags)
-        reply = yield from self._publish(
-            encoded, timeout, partition=partition_id, count=len(keys), keys=keys,
-            tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(), fence=token,
+        put = Publish(
+            partition_id, len(keys), keys=keys, tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(),
+            wait=timeout, fence=token,
         )  # fmt: skip
+        reply = yield from self._publish(encoded, put)
         fields = reply.fields
         if fields is None:  # all keys are new, so their samples have the fields of this put
-            fields = [] if encoded is None else sorted(spec.name for spec in encoded.schema)
-        found = replies.tags(replies.merged_tags(reply, sent), len(keys), self._state.settings.allow_pickle)
-        return KVBatchMeta._make(keys, empty_tags(len(keys)) if found is None else found, partition_id, fields)
+            fields = [] if encoded is None else sorted([spec.name for spec in encoded.schema])
+        stored = replies.merged_tags(reply, sent)
+        if stored is None:
+            return KVBatchMeta._make(keys, empty_tags(len(keys)), partition_id, fields)
+        merged = replies.tags(stored, len(keys), self._state.settings.allow_pickle)
+        return KVBatchMeta._make(keys, merged, partition_id, fields)
 
 
 def _left_out(partition_id: str, reply: LookupReply) -> str:

@@ -18,7 +18,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply, Finish, ReportBatches
 from transfer_queue.messages.descriptors import PartitionOptions
 from transfer_queue.messages.partitions import CreatePartition, ReportDone
-from transfer_queue.messages.puts import Drop, PublishReply
+from transfer_queue.messages.puts import Drop, Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import CONTROLLER, Call
@@ -69,11 +69,8 @@ class QueueOperations(DataPath):
         """
         yield from self._state.learn()
         encoded = encode_objects(FIELD, items, allow_pickle=self._state.settings.allow_pickle)
-        return (
-            yield from self._publish(
-                encoded, wait, partition=name, count=len(items), tags=tags, pre_allocate=0, create=False
-            )
-        )
+        put = Publish(name, len(items), tags=tags, pre_allocate=0, wait=wait, create=False)
+        return (yield from self._publish(encoded, put))
 
     def _withdraw_items(self, name: str, puts: Sequence[PublishReply]) -> Operation[int]:
         """Remove the items of these puts that nobody has taken, as if they had not been put. Return their number."""
@@ -95,7 +92,7 @@ class QueueOperations(DataPath):
             wait: Seconds to wait; None does not wait.
             lease: Seconds of the lease; None consumes the items.
         """
-        lease = arguments.validated_seconds(lease, "lease")
+        wait, lease = arguments.validated_seconds(wait), arguments.validated_seconds(lease, "lease")
         yield from self._state.learn()
         claim = Claim(
             name, TASK, [FIELD], count, {}, wait, lease=lease, places=True, quiet=True, least=least,

@@ -14,7 +14,7 @@ from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Finish
-from transfer_queue.messages.puts import ClearRows, Drop
+from transfer_queue.messages.puts import ClearRows, Drop, Publish
 from transfer_queue.messages.tag_table import SentTags, take_tags
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.wire.blocks.encode import EncodedBlock
@@ -105,10 +105,10 @@ class SampleOperations(DataPath):
         """Publish a block as new samples, and return their metadata. `sent` are the tags as the request has them."""
         if not encoded.schema:
             raise InvalidArgumentError("a put of new samples needs at least one field; data has none")
-        reply = yield from self._publish(
-            encoded, timeout, partition=partition_id, count=encoded.rows, groups=groups, tags=sent,
-            pre_allocate=pre_alloc_sample_num(),
-        )  # fmt: skip
+        put = Publish(
+            partition_id, encoded.rows, tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(), wait=timeout
+        )
+        reply = yield from self._publish(encoded, put)
         indexes = np.frombuffer(reply.rows, "<i8")
         meta = BatchMeta._from_columns(indexes, partition_id, replies.encoded_fields(encoded))
         meta._epoch = reply.epoch
@@ -137,11 +137,13 @@ class SampleOperations(DataPath):
             blocks = [self._encode(arguments.select_rows(columns, encoded.rows, p), len(p)) for _, p in parts]
         if encoded.schema or changed is not None or groups is not None:
             for (name, positions), block in zip(parts, blocks):
-                yield from self._publish(
-                    block, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
+                put = Publish(
+                    name, len(positions), metadata._rows()[positions].tobytes(),
                     tags=None if changed is None else take_tags(changed, positions),
-                    groups=None if groups is None else [groups[p] for p in positions.tolist()], epoch=metadata._epoch,
+                    groups=None if groups is None else [groups[p] for p in positions.tolist()], wait=timeout,
+                    epoch=metadata._epoch,
                 )  # fmt: skip
+                yield from self._publish(block, put)
         if len(blocks) > 1:
             encoded.hold_as_tensors({name: kinds for block in blocks for name, kinds in block.converted.items()})
         metadata._add_columns(replies.encoded_fields(encoded), set_all_ready=bool(encoded.schema))
@@ -168,10 +170,11 @@ class SampleOperations(DataPath):
         tags = self._tags(metadata.get_all_custom_meta())
         for name, positions in metadata._split_by_partition():
             assert tags is not None
-            yield from self._publish(
-                None, None, timeout, partition=name, count=len(positions), rows=metadata._rows()[positions].tobytes(),
-                tags=take_tags(tags, positions), replace_tags=True, epoch=metadata._epoch,
+            put = Publish(
+                name, len(positions), metadata._rows()[positions].tobytes(), tags=take_tags(tags, positions),
+                replace_tags=True, epoch=metadata._epoch,
             )  # fmt: skip
+            yield from self._publish(None, put, timeout)
         metadata._tags_saved()
 
     def clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[None]:

@@ -15,6 +15,7 @@ from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.display import short_repr
 from transfer_queue.errors import InvalidArgumentError, StaleMetadataError, VersionConflictError, WaitTimeoutError
 from transfer_queue.messages import queries
+from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.tag_table import SentTags
 from transfer_queue.metadata.tag_values import deep_copy
@@ -149,10 +150,11 @@ class UpdateOperations(DataPath):
     ) -> Operation[None]:
         """Write fields of a sample, which must still be as it was found."""
         encoded = encode_row(changed, allow_pickle=self._state.settings.allow_pickle) if changed else None
-        yield from self._publish(
-            encoded, None, max(within, 0.0), partition=partition_id, count=1, keys=[key], tags=tags,
-            pre_allocate=pre_alloc_sample_num(), expected=found.versions or NEW_KEY, epoch=found.epoch, fence=token,
+        put = Publish(
+            partition_id, 1, keys=[key], tags=tags, pre_allocate=pre_alloc_sample_num(), epoch=found.epoch,
+            expected=found.versions or NEW_KEY, fence=token,
         )  # fmt: skip
+        yield from self._publish(encoded, put, max(within, 0.0))
 
 
 NEW_KEY = np.zeros(1, "<i8").tobytes()

@@ -431,7 +431,7 @@ class _Link:
     def _readable(self) -> None:
         reader = self.connection.reader
         try:
-            data = self.connection.sock.recv(min(max(READ_SIZE, reader.missing), LARGE_READ))
+            data = self.connection.sock.recv(min(READ_SIZE + reader.missing, LARGE_READ))
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             said, answer = self.connection.decrypt(data)

@@ -43,7 +43,8 @@ def run_blocking(session: Session, op: Generator[Call, AnyReply, T]) -> T:
             else:
                 call = op.send(reply)
     except StopIteration as stop:
-        return cast(T, stop.value)
+        result: T = stop.value
+        return result
 
 
 def exchange(session: Session, call: Call) -> AnyReply:
@@ -69,17 +70,16 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     attempts = RetryPolicy(session, call)
     attempts.warn_at = attempts.begun + BLOCKED_SECONDS
     payload = 0 if call.payload is None else len(call.payload)
-    sequence, frame = session.begin_request(call.request, payload, call.target, call.within)
-    call.sequence = sequence
+    call.sequence, frame = session.begin_request(call.request, payload, call.target, call.within)
     try:
-        reply = retry_until_reply(session, pool, call, attempts, sequence, frame, report=_report_wait)
+        reply = retry_until_reply(session, pool, call, attempts, frame, report=_report_wait)
     except BaseException:
         if isinstance(call.request, Claim):  # it may be answered yet, and nobody would get its rows
-            write_notice(session, pool, Call(CONTROLLER, ReportBatches(withdrawn=[sequence]), is_notice=True))
+            write_notice(session, pool, Call(CONTROLLER, ReportBatches(withdrawn=[call.sequence]), is_notice=True))
         else:
-            session.finish(sequence)
+            session.finish(call.sequence)
         raise
-    session.finish(sequence)
+    session.finish(call.sequence)
     return raise_failure(reply)
 
 
@@ -244,10 +244,9 @@ class _Try:
         self.incoming: ReplyReader | None = None
         self._broken: OSError | TransferQueueError | None = None
         """The error with which the try failed, if it did."""
-        self._sequence, self._frame = session.begin_request(
+        call.sequence, self._frame = session.begin_request(
             call.request, 0 if call.payload is None else len(call.payload), call.target, call.within
         )
-        call.sequence = self._sequence
 
     @property
     def is_finished(self) -> bool:
@@ -293,8 +292,8 @@ class _Try:
             if isinstance(self._broken, TransferQueueError):
                 raise self._broken
             if self._broken is not None:
-                args = self._session, self._pool, self._call, self.attempts, self._sequence, self._frame
-                self._call.outcome = raise_failure(retry_until_reply(*args, self._broken))
+                args = self._session, self._pool, self._call, self.attempts, self._frame, self._broken
+                self._call.outcome = raise_failure(retry_until_reply(*args))
         except TransferQueueError as error:
             self._call.outcome = error
 
@@ -302,9 +301,10 @@ class _Try:
         assert self.incoming is not None
         assert self.incoming.body is not None
         assert self.connection is not None
+        sequence = self._call.sequence
         answer = self._session.decode_reply(self.incoming.body)
-        if answer.sequence != self._sequence:
-            raise ProtocolError(f"expected the reply to request {self._sequence}, got the reply to {answer.sequence}")
+        if answer.sequence != sequence:
+            raise ProtocolError(f"expected the reply to request {sequence}, got the reply to {answer.sequence}")
         self._pool.give_back(self._call.target, self.connection)
         self.connection = None
         self._call.outcome = _reply_or_error(answer.body)
@@ -317,7 +317,7 @@ class _Try:
     def stop_waiting(self) -> None:
         """Stop waiting for the reply. If it has not arrived, its connection is closed."""
         self._discard()
-        self._session.finish(self._sequence)
+        self._session.finish(self._call.sequence)
 
 
 def _reply_or_error(reply: AnyReply) -> AnyReply | TransferQueueError:
@@ -332,7 +332,6 @@ def retry_until_reply(
     pool: Pool,
     call: Call,
     attempts: RetryPolicy,
-    sequence: int,
     frame: bytes,
     broken: OSError | None = None,
     report: Report | None = None,
@@ -344,12 +343,11 @@ def retry_until_reply(
         pool: Its connections.
         call: The call.
         attempts: When it is tried again and reported.
-        sequence: The sequence of its request.
         frame: The request.
         broken: The error of an earlier try, if any.
         report: Called when a report is due; None if the call does not wait for long.
     """
-    target = call.target
+    target, sequence = call.target, call.sequence
     while True:
         if broken is not None:
             delay = attempts.next_delay(broken)

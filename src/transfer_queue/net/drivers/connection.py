@@ -254,11 +254,13 @@ class Connection:
     def read(self, deadline: float) -> bytes:
         """Return the bytes that have arrived, b"" if there are none."""
         try:
-            data = self.sock.recv(min(max(READ_SIZE, self.reader.missing), LARGE_READ))
+            data = self.sock.recv(min(READ_SIZE + self.reader.missing, LARGE_READ))
         except BlockingIOError:
             return b""
         if not data:
             raise ConnectionResetError("the server closed the connection")
+        if self.tls is None:
+            return data
         said, answer = self.decrypt(data)
         if answer:
             self._push(answer, deadline)

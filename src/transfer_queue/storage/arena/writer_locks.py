@@ -96,7 +96,7 @@ class SlotLock:
         """Lock a place at which nothing is offered. Returns False if that is not possible now."""
         if self._descriptor is None or not _try_lock(self._descriptor, 1 + place):
             return False
-        self._write(place, 0, 0)
+        _write_entry(self._descriptor, place, 0, 0)
         return True
 
     def take(self, place: int) -> bool:
@@ -106,26 +106,13 @@ class SlotLock:
         extent, _, recalled = _entry(self._descriptor, place)
         if extent and not recalled:
             return True
-        self._unlock(place)
+        _unlock(self._descriptor, place)
         return False
 
     def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
         """End a put at this place: offer the extent, or free the place if `extent` is 0."""
-        if self._descriptor is not None and self._write(place, extent, used):
-            self._unlock(place)
-
-    def _write(self, place: int, extent: int, used: int) -> bool:
-        """Write the entry. Returns False if the file system is full; then the place stays locked and offers nothing."""
-        assert self._descriptor is not None
-        try:
-            os.pwrite(self._descriptor, _ENTRY.pack(extent, used, 0), _ENTRIES + place * _ENTRY.size)
-        except OSError:
-            return False
-        return True
-
-    def _unlock(self, place: int) -> None:
-        assert self._descriptor is not None
-        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, 1 + place)
+        if self._descriptor is not None and _write_entry(self._descriptor, place, extent, used):
+            _unlock(self._descriptor, place)
 
 
 def hold_slot(path: Path) -> SlotLock:
@@ -289,7 +276,7 @@ class SlotFolder:
                     extent, used, recalled = _entry(descriptor, place)
                     if extent and not recalled:
                         os.pwrite(descriptor, _ENTRY.pack(extent, used, 1), _ENTRIES + place * _ENTRY.size)
-                    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, 1 + place)
+                    _unlock(descriptor, place)
                 if extent:
                     found.append((extent, used))
         except OSError:  # nothing more can be recalled now
@@ -328,6 +315,15 @@ def _entry(descriptor: int, place: int) -> tuple[int, int, int]:
     return _ENTRY.unpack(content) if len(content) == _ENTRY.size else (0, 0, 0)
 
 
+def _write_entry(descriptor: int, place: int, extent: int, used: int) -> bool:
+    """Write an entry. Returns False if the file system is full; then the place stays locked and offers nothing."""
+    try:
+        os.pwrite(descriptor, _ENTRY.pack(extent, used, 0), _ENTRIES + place * _ENTRY.size)
+    except OSError:
+        return False
+    return True
+
+
 def _entries(descriptor: int) -> dict[int, tuple[int, int, int]]:
     """Return all entries with an extent, by place."""
     content = os.pread(descriptor, PLACES * _ENTRY.size, _ENTRIES)
@@ -360,3 +356,7 @@ def _try_lock(descriptor: int, at: int = 0) -> bool:
     except (BlockingIOError, PermissionError):  # POSIX allows EAGAIN and EACCES for a lock that is held
         return False
     return True
+
+
+def _unlock(descriptor: int, place: int) -> None:
+    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, 1 + place)

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import functools
-import struct
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any, Union
@@ -150,19 +150,23 @@ class EncodedBlock:
         return blocks
 
     def _lay_out(self, columns: list[Column]) -> None:
-        self.columns = columns
-        """The columns as they will be written."""
-        self.schema = [column[0] for column in columns]
-        self.dims = b"".join([column[1] for column in columns])
-        self._sources: list[tuple[int, ColumnSource]] = []
-        self._shares = False  # whether rows of a column share values
-        end = 0
-        for _, _, nbytes, source, slots in columns:
-            self._sources.append((end, source))
+        schema, dims, sources = [], [], []
+        end, shares = 0, False
+        for spec, sizes, nbytes, source, slots in columns:
+            schema.append(spec)
+            dims.append(sizes)
+            sources.append((end, source))
             end = align(end + nbytes)
             if slots is not None:
-                self._shares = True
+                shares = True
+        self.columns = columns
+        """The columns as they will be written."""
+        self.schema = schema
+        self.dims = b"".join(dims)
         self.nbytes = end
+        self._sources = sources
+        self._shares = shares
+        """Whether rows of a column share values."""
 
     def write_into(self, memory: memoryview | U8) -> None:
         """Copy the columns to the start of writable memory of at least `nbytes` bytes.
@@ -177,7 +181,8 @@ class EncodedBlock:
         later: Copies = []
         for start, source in self._sources:
             source.write(array, address, start, later)
-        copy_all(later)
+        if later:
+            copy_all(later)
 
     def device_of_kind(self, kind: str) -> torch.device | None:
         """Return a device of this kind that has values of the block; None if there is none."""
@@ -277,8 +282,7 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
                 )
             tensor = _checked(_name(name), 0, value)
             spec = _spec(name, "tensor", NAMES[tensor.dtype], tensor.ndim, False)
-            dims = struct.pack(f"<{tensor.ndim}q", *tensor.shape)
-            columns.append((spec, dims, tensor.nbytes, _dense(tensor), None))
+            columns.append((spec, _i8(tensor.shape), tensor.nbytes, _dense(tensor), None))
         else:
             columns.append(_objects(_name(name), [_unwrap(value)], allow_pickle, False))
     return EncodedBlock(1, columns)
@@ -583,7 +587,7 @@ def _spec(name: str, kind: str, dtype: str, ndim: int, ragged: bool) -> FieldSpe
 
 
 def _i8(numbers: Iterable[int]) -> bytes:
-    return np.array(tuple(numbers), np.int64).tobytes()
+    return array("q", numbers).tobytes()
 
 
 def _name(name: Any) -> str:
