@@ -66,8 +66,6 @@ class ChangeFeed(Persisted):
 
     def mark_rows_changed(self, version: int, key: int, chunk: Chunk, at: Indexer) -> None:
         """Record that these rows of a chunk changed."""
-        if isinstance(at, slice) and at.stop - at.start == 1:
-            at = at.start  # numpy sets one entry faster than a slice
         chunk.changed[at] = version
         self.newest.pop(key, None)
         self.newest[key] = version

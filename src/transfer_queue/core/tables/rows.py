@@ -401,27 +401,19 @@ class RowTable(Persisted):
             for chunk in self.chunks.values():
                 chunk.watch(tag)
 
-    def split(self, positions: np.ndarray) -> Iterator[RowsOfChunk]:
-        """Iterate over (chunk number, chunk, places in the chunk, places in `positions`), one chunk at a time."""
-        if len(positions) == 1:
-            key = int(positions[0]) >> CHUNK_BITS
-            chunk = self.chunks.get(key)
-            if chunk is not None:
-                yield key, chunk, positions & MASK, slice(None)
-            return
+    def split(self, positions: np.ndarray) -> list[RowsOfChunk]:
+        """Return (chunk number, chunk, places in the chunk, places in `positions`) for each chunk with such rows."""
         if not len(positions):
-            return
-        keys = positions >> CHUNK_BITS
-        first = int(keys[0])
-        if first == int(keys[-1]) and keys.tobytes() == keys[:1].tobytes() * len(keys):  # faster than arrays if few
-            chunk = self.chunks.get(first)
-            if chunk is not None:
-                yield first, chunk, positions & MASK, slice(None)
-            return
-        for key, where in runs_of(keys):
-            chunk = self.chunks.get(key)
-            if chunk is not None:
-                yield key, chunk, positions[where] & MASK, where
+            return []
+        first = positions.item(0) >> CHUNK_BITS
+        if len(positions) > 1:
+            keys = positions >> CHUNK_BITS
+            # to compare bytes is faster than to compare arrays if they are few
+            if keys.item(-1) != first or keys.tobytes() != keys[:1].tobytes() * len(keys):
+                parts = [(self.chunks.get(key), key, where) for key, where in runs_of(keys)]
+                return [(key, chunk, positions[at] & MASK, at) for chunk, key, at in parts if chunk is not None]
+        chunk = self.chunks.get(first)
+        return [] if chunk is None else [(first, chunk, positions & MASK, slice(None))]
 
     def _chunk_starts(self) -> list[int]:
         if self._firsts is None:
@@ -431,13 +423,14 @@ class RowTable(Persisted):
 
     def position_of(self, index: int) -> int:
         """Return the position of a global index; -1 if it is not a live row of this partition."""
-        at = bisect_right(self._chunk_starts(), index) - 1
+        starts = self._chunk_starts()
+        at = bisect_right(starts, index) - 1
         if at < 0:
             return -1
         key = self._keys[at]
         chunk = self.chunks[key]
         # usually the indexes in a chunk have no gaps; otherwise it is searched
-        found = index - int(chunk.index[0])
+        found = index - starts[at]
         if found >= chunk.size or chunk.index[found] != index:
             found = int(chunk.index[: chunk.size].searchsorted(index))
             if found == chunk.size or chunk.index[found] != index:
