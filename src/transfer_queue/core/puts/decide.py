@@ -250,6 +250,9 @@ class _NewRows(msgspec.Struct, frozen=True):
     taken: int
 
 
+_NO_NEW_ROWS = _NewRows([], NO_ROWS, 0, 0)
+
+
 def _new_rows(state: State, partition: Partition | None, name: str, count: int, pre_allocate: int) -> _NewRows:
     """Return the rows of a request for `count` ones. pre_allocate: the rows of a partition that it makes."""
     made: list[r.AnyRecord] = []
@@ -369,40 +372,37 @@ def decide(state: State, puts: Sequence[tuple[str, Publish]]) -> DecidedPut:
     if request.groups is not None:
         members = [-1] * request.count if positions is None else positions.tolist()
         joining = join_groups(partition, request.groups, members, request.puts)
-    records: list[r.AnyRecord] = []
-    indexes, first_index, taken = NO_ROWS, 0, 0
+    new = _NO_NEW_ROWS
     if count:
         # the put would take rows of a new partition at once
         new = _new_rows(state, partition, name, count, request.pre_allocate if request.pre_allocate > count else 0)
-        records, indexes, first_index, taken = new.made, new.indexes, new.first_index, new.taken
-    if positions is not None:
-        indexes = _indexes_of_keys(partition, positions, indexes)
-    records.append(
+    is_new, existing, warning = positions is None, None if count else positions, None
+    indexes = new.indexes if is_new else _indexes_of_keys(partition, positions, new.indexes)
+    records = [
+        *new.made,
         r.SamplesPut(
             name,
             parts,
-            first_index,
-            count - taken,
+            new.first_index,
+            count - new.taken,
             keys,
             joining.groups,
             request.tags,
             0 if request.block is None else state.next_block,
-            None if positions is None and not taken else indexes.tobytes(),
-            taken,
+            None if is_new and not new.taken else indexes.tobytes(),
+            new.taken,
             False,
-            request.replace_tags and positions is not None,
+            request.replace_tags and not is_new,
             shared,
             noted,
-        )
-    )
-    warning = None
+        ),
+    ]
     if joining.late:
         records += joining.drop_late(name, indexes)
-        warning = None if partition is None else joining.warning(partition)
+        is_new, existing, warning = False, None, None if partition is None else joining.warning(partition)
     if request.closes:
         records += close_extents(state, writer, request.closes, parts[0].blocks)[0]
-    existing = None if count or joining.late else positions
-    return DecidedPut(records, indexes, positions is None and not joining.late, warning, existing)
+    return DecidedPut(records, indexes, is_new, warning, existing)
 
 
 def _check_put(state: State, partition: Partition | None, request: Publish, part: r.WriterPart) -> bool:
