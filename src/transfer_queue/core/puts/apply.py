@@ -49,8 +49,7 @@ def apply_put(state: State, put: r.SamplesPut) -> None:
         state.next_block = max(state.next_block, next_block)
     elif put.tags is None:  # without keys, the rows have not got anything that others can see
         rows = () if put.keys is None else added
-    for key, chunk, at, _ in rows:
-        partition.changes.mark_rows_changed(partition.version, key, chunk, at)
+    partition.changes.mark_rows_changed(partition.version, rows)
     for field in put.noted:
         slots = np.frombuffer(field.slots, "<i4").tolist()
         digests = [field.digests[at : at + DIGEST] for at in range(0, len(field.digests), DIGEST)]

@@ -308,9 +308,10 @@ def _find_keys(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray
     """Return the position of the row of each key, -1 for an unknown one, or None if all are; and the unknown keys."""
     if partition is None or partition.keys.keys().isdisjoint(keys):
         return None, keys
-    found, known = partition.positions_of_keys(keys), partition.keys
+    found = partition.positions_of_keys(keys)
     if len(found) == len(keys):
         return found, []
+    known = partition.keys
     return np.fromiter(map(known.get, keys, repeat(-1)), "i8", len(keys)), [key for key in keys if key not in known]
 
 
@@ -414,18 +415,18 @@ def _check_put(state: State, partition: Partition | None, request: Publish, part
         require_partition(state.partitions, request.partition, "Nothing was put. Create the partition first")
     if request.fence is not None or request.expected is not None:
         _check_conditions(state, partition, request)
-    are_next, blocks = True, part.blocks
-    if blocks:
-        alone, first = len(blocks) == 1, blocks[0]
-        known = alone and partition is not None and partition.learnt == (first.rows, first.dims, first.schema)
+    are_next, first, blocks = True, request.block, part.blocks
+    if first is not None:
+        learnt = None if partition is None or request.further else partition.learnt
+        known = learnt == (first.rows, first.dims, first.schema)
         for block in blocks:
             check_block(block, request.count, known)
             are_next &= check_places(state, part.client, block)
-        if not alone:
+        if request.further:
             check_apart(state, part.client, blocks)
         if not known:
             _check_fields({} if partition is None else partition.fields, request, blocks)
-    if request.equal or request.further or (blocks and blocks[0].slots is not None):
+    if request.equal or request.further or (first is not None and first.slots is not None):
         equal_values.check_put(request, blocks)
     return are_next
 
