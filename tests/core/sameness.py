@@ -46,6 +46,7 @@ LEFT_OUT: dict[type, set[str]] = {
         "saved",
         "spans",
     },  # a unit gets all orders to free extents when it registers; the others are derived
+    BlockChunk: {"blocks"},  # the memory of the columns
     DigestIndex: {"of_block"},  # derived
     # derived; the space of cleared blocks is not restored, and the next block proves where the extent begins
     ExtentRecord: {"begin", "low", "top", "limit", "gaps"},

@@ -174,8 +174,23 @@ def test_few_tags_are_not_in_columns_yet() -> None:
         tags.put([at], [{"n": at, "s": "text", "x": at / 2}])
         assert len(tags._pending) < tag_table.MOST_PENDING
     assert len(tags._pending) == 200 % tag_table.MOST_PENDING
-    assert [tags.row(at) for at in range(200)] == [{"n": at, "s": "text", "x": at / 2} for at in range(200)]
+    written = [{"n": at, "s": "text", "x": at / 2} for at in range(200)]
+    assert [tags.row(at) for at in range(200)] == written
+    assert tags._pending, "to read one row puts nothing into the columns"
+    assert tags.rows(slice(0, 200)) == written
     assert not tags._pending
+
+
+def test_a_row_whose_tag_is_pending_is_read_as_it_will_be_in_the_columns() -> None:
+    tags = ChunkTags(16)
+    tags.put(range(16), [{"n": at, "s": "text"} for at in range(16)])
+    assert len(tags.columns["n"].kinds) == 16
+    tags.put([3], [{"n": DELETE, "m": 1}])
+    tags.put([3, 4], [{"m": 2, "x": [1]}, {"x": DELETE}])
+    assert tags._pending
+    single = [tags.row(at) for at in range(16)]
+    assert single[2:5] == [{"n": 2, "s": "text"}, {"s": "text", "m": 2, "x": [1]}, {"n": 4, "s": "text"}]
+    assert tags.rows(slice(0, 16)) == single
 
 
 def test_names_beyond_the_columns_cost_no_column() -> None:

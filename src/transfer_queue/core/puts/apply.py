@@ -38,7 +38,7 @@ def apply_put(state: State, put: r.SamplesPut) -> None:
     rows, positions = added, new
     if put.rows is not None:
         positions = partition.rows.positions_of(np.frombuffer(put.rows, "<i8"))
-        rows = list(partition.rows.split(positions))
+        rows = partition.rows.split(positions)
     if put.groups is not None:
         _join_groups(partition, put.groups, positions, new)
     if put.tags is not None:
@@ -49,8 +49,7 @@ def apply_put(state: State, put: r.SamplesPut) -> None:
         state.next_block = max(state.next_block, next_block)
     elif put.tags is None:  # without keys, the rows have not got anything that others can see
         rows = () if put.keys is None else added
-    for key, chunk, at, _ in rows:
-        partition.changes.mark_rows_changed(partition.version, key, chunk, at)
+    partition.changes.mark_rows_changed(partition.version, rows)
     for field in put.noted:
         slots = np.frombuffer(field.slots, "<i4").tolist()
         digests = [field.digests[at : at + DIGEST] for at in range(0, len(field.digests), DIGEST)]
@@ -63,12 +62,13 @@ def _add_rows(partition: Partition, put: r.SamplesPut) -> tuple[Sequence[RowsOfC
     table, owners, numbers = partition.rows, partition.owners, []
     for part in put.puts:
         numbers.append(owners.setdefault(part.client, len(owners) + 1))
+    first = table.end
     added = table.append(put.first_index, put.count, owner=numbers[0])
-    positions: Sequence[int] = range(table.end - put.count, table.end)
+    positions: Sequence[int] = range(first, table.end)
     if put.taken:
         positions = [*partition.waiting[: put.taken], *positions]
         del partition.waiting[: put.taken]
-        added = list(table.split(np.array(positions, "i8")))
+        added = table.split(np.array(positions, "i8"))
         for _, chunk, at, _ in added:
             chunk.waiting[at] = 0
             chunk.owner[at] = numbers[0]
@@ -127,7 +127,7 @@ def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfCh
                 targets = np.flatnonzero(slots >= 0)
                 if len(targets) < count:  # the put shares the other values
                     count, slots = len(targets), slots[targets]
-                    its = list(partition.rows.split(np.asarray(positions)[targets]))
+                    its = partition.rows.split(np.asarray(positions)[targets])
             elif count > 1:
                 slots = np.arange(count, dtype="i4")
             partition.blocks.add(number, part.client, block, count * len(block.schema), partition.number)
@@ -173,19 +173,20 @@ def _set_columns(
     slots: int | np.ndarray,
     released: list[np.ndarray],
 ) -> None:
-    """Set the values of rows: the number of the block, and the row in the block, of all or of each of them.
+    """Set the values of rows: the number of the block, of all or of each of them, and the row in the block of each.
 
     Adds the former blocks of the rows to `released`.
     """
     stats, losses = partition.fields, partition.losses
     for _, chunk, at, where in rows:
-        block = blocks if isinstance(blocks, int) else blocks[where]
-        slot = slots if isinstance(slots, int) else slots[where]
-        columns, is_new, gained = chunk.field, isinstance(at, slice), 0
-        if is_new:  # rows that were just added, which have no value
-            gained = at.stop - at.start
-            if gained == 1 and block is blocks and slot is slots:
-                at = at.start  # numpy sets one entry faster than a slice
+        columns, block, slot = chunk.field, blocks, slots
+        is_new = isinstance(at, slice)  # rows that were just added, which have no value
+        gained = at.stop - at.start if is_new else 0
+        if isinstance(slots, np.ndarray):
+            slot = slots[where]
+            block = blocks[where] if isinstance(blocks, np.ndarray) else blocks
+        elif is_new:
+            at = at.start  # numpy sets one entry faster than a slice
         for named in fields:
             name = named.name
             blocks_of, slots_of = columns.get(name) or chunk.field_columns(name)

@@ -250,6 +250,9 @@ class _NewRows(msgspec.Struct, frozen=True):
     taken: int
 
 
+_NO_NEW_ROWS = _NewRows([], NO_ROWS, 0, 0)
+
+
 def _new_rows(state: State, partition: Partition | None, name: str, count: int, pre_allocate: int) -> _NewRows:
     """Return the rows of a request for `count` ones. pre_allocate: the rows of a partition that it makes."""
     made: list[r.AnyRecord] = []
@@ -305,9 +308,10 @@ def _find_keys(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray
     """Return the position of the row of each key, -1 for an unknown one, or None if all are; and the unknown keys."""
     if partition is None or partition.keys.keys().isdisjoint(keys):
         return None, keys
-    found, known = partition.positions_of_keys(keys), partition.keys
+    found = partition.positions_of_keys(keys)
     if len(found) == len(keys):
         return found, []
+    known = partition.keys
     return np.fromiter(map(known.get, keys, repeat(-1)), "i8", len(keys)), [key for key in keys if key not in known]
 
 
@@ -369,40 +373,37 @@ def decide(state: State, puts: Sequence[tuple[str, Publish]]) -> DecidedPut:
     if request.groups is not None:
         members = [-1] * request.count if positions is None else positions.tolist()
         joining = join_groups(partition, request.groups, members, request.puts)
-    records: list[r.AnyRecord] = []
-    indexes, first_index, taken = NO_ROWS, 0, 0
+    new = _NO_NEW_ROWS
     if count:
         # the put would take rows of a new partition at once
         new = _new_rows(state, partition, name, count, request.pre_allocate if request.pre_allocate > count else 0)
-        records, indexes, first_index, taken = new.made, new.indexes, new.first_index, new.taken
-    if positions is not None:
-        indexes = _indexes_of_keys(partition, positions, indexes)
-    records.append(
+    is_new, existing, warning = positions is None, None if count else positions, None
+    indexes = new.indexes if is_new else _indexes_of_keys(partition, positions, new.indexes)
+    records = [
+        *new.made,
         r.SamplesPut(
             name,
             parts,
-            first_index,
-            count - taken,
+            new.first_index,
+            count - new.taken,
             keys,
             joining.groups,
             request.tags,
             0 if request.block is None else state.next_block,
-            None if positions is None and not taken else indexes.tobytes(),
-            taken,
+            None if is_new and not new.taken else indexes.tobytes(),
+            new.taken,
             False,
-            request.replace_tags and positions is not None,
+            request.replace_tags and not is_new,
             shared,
             noted,
-        )
-    )
-    warning = None
+        ),
+    ]
     if joining.late:
         records += joining.drop_late(name, indexes)
-        warning = None if partition is None else joining.warning(partition)
+        is_new, existing, warning = False, None, None if partition is None else joining.warning(partition)
     if request.closes:
         records += close_extents(state, writer, request.closes, parts[0].blocks)[0]
-    existing = None if count or joining.late else positions
-    return DecidedPut(records, indexes, positions is None and not joining.late, warning, existing)
+    return DecidedPut(records, indexes, is_new, warning, existing)
 
 
 def _check_put(state: State, partition: Partition | None, request: Publish, part: r.WriterPart) -> bool:
@@ -414,18 +415,18 @@ def _check_put(state: State, partition: Partition | None, request: Publish, part
         require_partition(state.partitions, request.partition, "Nothing was put. Create the partition first")
     if request.fence is not None or request.expected is not None:
         _check_conditions(state, partition, request)
-    are_next, blocks = True, part.blocks
-    if blocks:
-        alone, first = len(blocks) == 1, blocks[0]
-        known = alone and partition is not None and partition.learnt == (first.rows, first.dims, first.schema)
+    are_next, first, blocks = True, request.block, part.blocks
+    if first is not None:
+        learnt = None if partition is None or request.further else partition.learnt
+        known = learnt == (first.rows, first.dims, first.schema)
         for block in blocks:
             check_block(block, request.count, known)
             are_next &= check_places(state, part.client, block)
-        if not alone:
+        if request.further:
             check_apart(state, part.client, blocks)
         if not known:
             _check_fields({} if partition is None else partition.fields, request, blocks)
-    if request.equal or request.further or (blocks and blocks[0].slots is not None):
+    if request.equal or request.further or (first is not None and first.slots is not None):
         equal_values.check_put(request, blocks)
     return are_next
 

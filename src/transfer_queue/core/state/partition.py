@@ -259,18 +259,16 @@ class Partition(Persisted):
 
     def tags_of(self, positions: np.ndarray) -> list[dict[str, Any]] | None:
         """Return a new dict with the tag of each row; None if all are empty."""
-        tagged = [(chunk.tags, at, where) for _, chunk, at, where in self.rows.split(positions) if chunk.tags]
-        if not tagged:
-            return None
-        if len(tagged) == 1 and len(tagged[0][1]) == len(positions):
-            tags, at, _ = tagged[0]
-            found = tags.rows(at)
-            return found if any(found) else None
         out: list[dict[str, Any]] = [{} for _ in range(len(positions))]
-        for tags, at, where in tagged:
-            places = range(len(positions))[where] if isinstance(where, slice) else where.tolist()
-            for place, tag in zip(places, tags.rows(at), strict=True):
-                out[place] = tag
+        for _, chunk, at, where in self.rows.split(positions):
+            tags = chunk.tags
+            if tags is None:
+                continue
+            if isinstance(where, slice):
+                out[where] = tags.rows(at)
+            else:
+                for place, tag in zip(where.tolist(), tags.rows(at), strict=True):
+                    out[place] = tag
         return out if any(out) else None
 
     def packed_tags_of(self, positions: np.ndarray) -> StoredTags | None:
@@ -285,11 +283,16 @@ class Partition(Persisted):
 
     def has_no_other_tags(self, positions: np.ndarray, put: TagTable) -> bool:
         """Return whether these rows have exactly the tags that were merged into theirs last."""
-        if any(MISSING in column.kinds or DELETED in column.kinds for column in put.columns):
-            return False
-        names = {column.name for column in put.columns}
-        parts = self.rows.split(positions)
-        return not any(chunk.tags is not None and chunk.tags.has_others(names, at) for _, chunk, at, _ in parts)
+        names = set()
+        for column in put.columns:
+            if MISSING in column.kinds or DELETED in column.kinds:
+                return False
+            names.add(column.name)
+        for _, chunk, at, _ in self.rows.split(positions):
+            tags = chunk.tags
+            if tags is not None and tags.has_others(names, at):
+                return False
+        return True
 
     def keys_of(self, positions: np.ndarray) -> list[str | None]:
         """Return the keys of these rows (position -1: None)."""
@@ -323,7 +326,7 @@ class Partition(Persisted):
         The arrays may be parts of the columns of a chunk: do not change them.
         """
         count = len(positions)
-        parts = list(self.rows.split(positions))
+        parts = self.rows.split(positions)
         together = len(parts) == 1 and len(parts[0][2]) == count  # all rows are in one chunk
         if together:
             _, chunk, at, _ = parts[0]
@@ -380,14 +383,12 @@ class Partition(Persisted):
 
     def common_fields(self, positions: np.ndarray) -> list[str]:
         """Return the fields that all of these rows have, sorted."""
-        parts = [(chunk, at) for _, chunk, at, _ in self.rows.split(positions)]
-        if sum(len(at) for _, at in parts) < max(1, len(positions)):
-            return []
-        common = [name for name, field in self.fields.items() if field.live]
-        for chunk, at in parts:
-            columns = chunk.field
-            common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == len(at)]
-        return sorted(common)
+        common, found = list(self.fields), 0
+        for _, chunk, at, _ in self.rows.split(positions):
+            columns, count = chunk.field, len(at)
+            common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == count]
+            found += count
+        return sorted(common) if 0 < found == len(positions) else []
 
     def common_fields_of_parts(self, positions: np.ndarray, lengths: Sequence[int]) -> list[list[str]]:
         """Return the same for each part of these rows. lengths: the numbers of rows of the parts, at least 1 each."""

@@ -34,6 +34,7 @@ FIELDS = (
     ("unit", "i4"), ("extent", "i8"), ("offset", "i8"), ("generation", "i8"), ("nbytes", "i8"),
     ("rows", "i4"), ("schema", "i4"), ("dims", "i4"), ("live", "i8"), ("owner", "i8"),
 )  # fmt: skip
+BLOCK = np.dtype(list(FIELDS), align=True)
 PLACE = ("unit", "extent", "offset", "generation")
 """The columns of a location."""
 
@@ -63,30 +64,39 @@ class BlockChunk(Persisted):
 
     def __init__(self) -> None:
         super().__init__()
-        self.columns = {name: np.zeros(self.capacity, kind) for name, kind in FIELDS}  # in the order of FIELDS
+        self._use(np.zeros(self.capacity, BLOCK))
+
+    def _use(self, blocks: np.ndarray) -> None:
+        """Keep the columns in this array, in which those of a block are set together."""
+        self.blocks = blocks
+        self.columns = {name: blocks[name] for name, _ in FIELDS}
+
+    def derive(self) -> None:
+        """Move the loaded columns into one array, unless their length is wrong, which a check reports."""
+        loaded = self.columns
+        if all(len(column) == self.capacity for column in loaded.values()):
+            self._use(np.zeros(self.capacity, BLOCK))
+            for name, column in loaded.items():
+                self.columns[name][:] = column
 
     def grow(self, at: int) -> None:
         """Increase the capacity so that it includes this block."""
         while self.capacity <= at:
             self.capacity *= 2
-        for columns in (self.columns, self.second, self.shared):
+        blocks = np.zeros(self.capacity, BLOCK)
+        blocks[: len(self.blocks)] = self.blocks
+        self._use(blocks)
+        for columns in (self.second, self.shared):
             for name, column in columns.items():
                 grown = np.zeros(self.capacity, column.dtype)
                 grown[: len(column)] = column
                 columns[name] = grown
 
-    def put(self, at: int, places: Sequence[BlockLocation]) -> None:
-        """Set the one or two locations of a block."""
-        for name in PLACE:
-            self.columns[name][at] = getattr(places[0], name)
-        if len(places) == 1:
-            if self.second:
-                self.second["extent"][at] = 0
-            return
+    def second_columns(self) -> dict[str, np.ndarray]:
+        """Return the columns of the second locations. Makes them if they are missing."""
         if not self.second:
             self.second = {name: np.zeros(self.capacity, kind) for name, kind in FIELDS if name in PLACE}
-        for name in PLACE:
-            self.second[name][at] = getattr(places[1], name)
+        return self.second
 
     def note_shared(self, at: int | np.ndarray, values: int | np.ndarray) -> None:
         """Note that blocks whose rows may have several values of a field were put for these numbers of values."""
@@ -227,17 +237,10 @@ class BlockTable(PublishedExtents):
             chunk.grow(at)
         schema = self.schemas.add(tuple(block.schema))
         self.newest_schema = self.schemas.values[schema] or ()
-        columns = chunk.columns  # a loop over them would take twice as many instructions
-        columns["unit"][at] = block.unit
-        columns["extent"][at] = block.extent
-        columns["offset"][at] = block.offset
-        columns["generation"][at] = block.generation
-        columns["nbytes"][at] = block.nbytes
-        columns["rows"][at] = block.rows
-        columns["schema"][at] = schema
-        columns["dims"][at] = self.dims.add(block.dims)
-        columns["live"][at] = values
-        columns["owner"][at] = owner
+        chunk.blocks[at] = (
+            block.unit, block.extent, block.offset, block.generation, block.nbytes,
+            block.rows, schema, self.dims.add(block.dims), values, owner,
+        )  # fmt: skip
         chunk.alive += 1
         self.live_bytes += block.nbytes
         self.stored[owner][block.unit] += block.nbytes
@@ -245,11 +248,11 @@ class BlockTable(PublishedExtents):
         if block.slots is not None:
             chunk.note_shared(at, values)
             self._count_saved(chunk, np.array([at]), 1)
-        if block.copies:
-            chunk.put(at, places_of(block))
-            for place in block.copies:
-                self.stored[owner][place.unit] += block.nbytes
-                self.put_block(place, writer, block.nbytes)
+        for place in block.copies:
+            for name, column in chunk.second_columns().items():
+                column[at] = getattr(place, name)
+            self.stored[owner][place.unit] += block.nbytes
+            self.put_block(place, writer, block.nbytes)
 
     def retain(self, numbers: np.ndarray) -> None:
         """Count one needed value more for each entry. The blocks are needed already."""
@@ -419,9 +422,7 @@ class BlockTable(PublishedExtents):
             needed = (chunk.columns["live"][at] > 0) & ((first == left) | (first != place.unit))
             if left < 0:
                 needed &= second < 0
-                if not chunk.second:
-                    chunk.second = {name: np.zeros(chunk.capacity, kind) for name, kind in FIELDS if name in PLACE}
-                self._enter(chunk, chunk.second, at[needed], to[needed], place, writer)
+                self._enter(chunk, chunk.second_columns(), at[needed], to[needed], place, writer)
                 if mirrors and place.unit not in mirrors:
                     chunk.exchange(at[needed & np.isin(first, list(mirrors))])
                 continue

@@ -12,13 +12,13 @@ removed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_of, map_of, map_of_values
-from transfer_queue.core.tables.rows import CHUNK_BITS, Chunk, Indexer, RowTable, ValueColumns
+from transfer_queue.core.tables.rows import CHUNK_BITS, Chunk, RowsOfChunk, RowTable, ValueColumns
 from transfer_queue.messages.queries import Watch
 
 MAX_CLEARED = 65536  # cleared rows that are remembered of one partition
@@ -49,13 +49,12 @@ class ChangeFeed(Persisted):
 
     def mark_changed(self, version: int, positions: np.ndarray) -> None:
         """Record that these rows changed."""
-        for key, chunk, at, _ in self.rows.split(positions):
-            self.mark_rows_changed(version, key, chunk, at)
+        self.mark_rows_changed(version, self.rows.split(positions))
 
     def mark_all_changed(self, version: int) -> None:
         """Record that all live rows changed."""
-        for key, chunk in self.rows.chunks.items():
-            self.mark_rows_changed(version, key, chunk, chunk.alive == 1)
+        every = slice(None)
+        self.mark_rows_changed(version, [(key, c, c.alive == 1, every) for key, c in self.rows.chunks.items()])
 
     def versions_of(self, positions: np.ndarray) -> np.ndarray:
         """Return the version at which each of these rows last changed (i8), which is never 0 for a row with a key."""
@@ -64,13 +63,12 @@ class ChangeFeed(Persisted):
             out[where] = chunk.changed[at]
         return out
 
-    def mark_rows_changed(self, version: int, key: int, chunk: Chunk, at: Indexer) -> None:
-        """Record that these rows of a chunk changed."""
-        if isinstance(at, slice) and at.stop - at.start == 1:
-            at = at.start  # numpy sets one entry faster than a slice
-        chunk.changed[at] = version
-        self.newest.pop(key, None)
-        self.newest[key] = version
+    def mark_rows_changed(self, version: int, rows: Sequence[RowsOfChunk]) -> None:
+        """Record that these rows changed."""
+        for key, chunk, at, _ in rows:
+            chunk.changed[at] = version
+            self.newest.pop(key, None)
+            self.newest[key] = version
 
     def clear(self, version: int, chunk: Chunk, at: np.ndarray) -> None:
         """Record that these rows of a chunk are cleared. Rows that never changed were not reported: omit them."""

@@ -35,6 +35,8 @@ from transfer_queue.messages.tag_table import SentTags, TagTable
 CHUNK_BITS = 12
 CHUNK = 1 << CHUNK_BITS
 MASK = CHUNK - 1
+_BITS, _PLACES = np.array(CHUNK_BITS), np.array(MASK)
+"""The same as arrays: numpy takes as long for the conversion of a number as for an operation with a few rows."""
 CONSUMED, CLAIMED = 1, 2  # the states of a row for a task; 0: neither
 
 ValueColumns = tuple[np.ndarray, np.ndarray]
@@ -401,27 +403,20 @@ class RowTable(Persisted):
             for chunk in self.chunks.values():
                 chunk.watch(tag)
 
-    def split(self, positions: np.ndarray) -> Iterator[RowsOfChunk]:
-        """Iterate over (chunk number, chunk, places in the chunk, places in `positions`), one chunk at a time."""
-        if len(positions) == 1:
-            key = int(positions[0]) >> CHUNK_BITS
-            chunk = self.chunks.get(key)
-            if chunk is not None:
-                yield key, chunk, positions & MASK, slice(None)
-            return
-        if not len(positions):
-            return
-        keys = positions >> CHUNK_BITS
-        first = int(keys[0])
-        if first == int(keys[-1]) and keys.tobytes() == keys[:1].tobytes() * len(keys):  # faster than arrays if few
-            chunk = self.chunks.get(first)
-            if chunk is not None:
-                yield first, chunk, positions & MASK, slice(None)
-            return
-        for key, where in runs_of(keys):
-            chunk = self.chunks.get(key)
-            if chunk is not None:
-                yield key, chunk, positions[where] & MASK, where
+    def split(self, positions: np.ndarray) -> list[RowsOfChunk]:
+        """Return (chunk number, chunk, places in the chunk, places in `positions`) for each chunk with such rows."""
+        count = len(positions)
+        if not count:
+            return []
+        first = positions.item(0) >> CHUNK_BITS
+        if count > 1:
+            keys = positions >> _BITS
+            # to compare bytes is faster than to compare arrays if they are few
+            if keys.item(-1) != first or keys.tobytes() != keys[:1].tobytes() * count:
+                parts = [(self.chunks.get(key), key, where) for key, where in runs_of(keys)]
+                return [(key, chunk, positions[at] & _PLACES, at) for chunk, key, at in parts if chunk is not None]
+        chunk = self.chunks.get(first)
+        return [] if chunk is None else [(first, chunk, positions & _PLACES, slice(None))]
 
     def _chunk_starts(self) -> list[int]:
         if self._firsts is None:
@@ -431,13 +426,14 @@ class RowTable(Persisted):
 
     def position_of(self, index: int) -> int:
         """Return the position of a global index; -1 if it is not a live row of this partition."""
-        at = bisect_right(self._chunk_starts(), index) - 1
+        starts = self._firsts or self._chunk_starts()
+        at = bisect_right(starts, index) - 1
         if at < 0:
             return -1
         key = self._keys[at]
         chunk = self.chunks[key]
         # usually the indexes in a chunk have no gaps; otherwise it is searched
-        found = index - int(chunk.index[0])
+        found = index - starts[at]
         if found >= chunk.size or chunk.index[found] != index:
             found = int(chunk.index[: chunk.size].searchsorted(index))
             if found == chunk.size or chunk.index[found] != index:
@@ -521,8 +517,9 @@ class RowTable(Persisted):
     def indexes_of(self, positions: np.ndarray) -> np.ndarray:
         """Return the global index of each position. Their chunks must exist."""
         if len(positions) == 1:
-            position = int(positions[0])
-            return self.chunks[position >> CHUNK_BITS].index[position & MASK : (position & MASK) + 1].copy()
+            position = positions.item()
+            at = position & MASK
+            return self.chunks[position >> CHUNK_BITS].index[at : at + 1].copy()
         out = np.empty(len(positions), "i8")
         for _, chunk, at, where in self.split(positions):
             out[where] = chunk.index[at]

@@ -4,8 +4,8 @@ Each column has a kind and a payload of 8 bytes for each row, as `messages.tag_t
 are text, or the bytes of a value in a message; each is kept once. Names beyond the first MAX_COLUMNS of a chunk have no
 column: the entries of such names are in a dict for each row.
 
-The tags of single rows are kept as they came until tags are read, or MOST_PENDING rows have such tags. To put them into
-the columns together takes a fraction of the time.
+The tags of single rows are kept as they came until many tags are read, or MOST_PENDING rows have such tags. To put them
+into the columns together takes a fraction of the time.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ MOST_PENDING = 64
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: Any = msgspec.msgpack.Decoder().decode
+_NO_TAG: dict[str, Any] = {}
 Places = Any  # slice | i8 array: places in a chunk
 
 
@@ -299,8 +300,9 @@ class ChunkTags:
         """Merge rows of a table into the tags of these rows, or replace them. where: the rows of the table."""
         if replace:
             self.clear(at)
+        columns = self.columns
         for sent in table.columns:
-            column = self.columns.get(sent.name) or self._new_column(sent.name)
+            column = columns.get(sent.name) or self._new_column(sent.name)
             payload = sent.payload_of(table.rows)[where]
             if column is not None and len(sent.kinds) == 1 and MISSING != sent.kinds[0] != DELETED:
                 column.put_column(at, sent.kinds[0], payload, sent.pool)
@@ -343,13 +345,20 @@ class ChunkTags:
         return range(*at.indices(self.capacity)) if isinstance(at, slice) else np.asarray(at).tolist()
 
     def row(self, at: int) -> dict[str, Any]:
-        """Return a new dict with the tag of a row, as messages contain it."""
+        """Return a new dict with the tag of a row, as messages contain it. What is pending stays pending."""
         found = {}
-        for name, column in self.columns.items():
+        for name, column in self._columns.items():
             value = column.value(at)
             if value is not ABSENT:
                 found[name] = value
-        return found | self.rest[at] if at in self.rest else found
+        if at in self._rest:
+            found |= self._rest[at]
+        for name, value in self._pending.get(at, _NO_TAG).items():
+            if type(value) is Ext and value.code == DELETE_CODE:
+                found.pop(name, None)
+            else:
+                found[name] = value
+        return found
 
     def rows(self, at: Places) -> list[dict[str, Any]]:
         """Return a new dict with the tag of each row, as messages contain it."""
@@ -385,8 +394,10 @@ class ChunkTags:
 
     def has_others(self, names: Collection[str], at: Places) -> bool:
         """Return whether one of these rows may have an entry that is not among these."""
-        others = (column for name, column in self.columns.items() if name not in names)
-        return bool(self.rest) or any(column.kinds[at].any() for column in others)
+        for name, column in self.columns.items():
+            if name not in names and column.kinds[at].any():
+                return True
+        return bool(self.rest)
 
     def tagged(self, at: Places) -> np.ndarray:
         """Return which of these rows have entries, bool."""

@@ -34,34 +34,17 @@ def check_places(state: State, writer: str, block: NewBlock) -> bool:
 
     Returns whether it comes after all others in known extents of its writer, which is the usual case.
     """
-    places: list[BlockLocation | NewBlock] = [block]
     if block.copies:
-        places += block.copies
+        places = places_of(block)
         if len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES:
             raise InvalidArgumentError(
                 f"a block must have at most {MOST_PLACES} locations, each in another storage unit, got units "
                 f"{[place.unit for place in places]}"
             )
-    all_next = True
-    for place in places:
-        if place.unit in state.lost_units:
-            raise UnitLostError(
-                f"storage unit {place.unit} was lost ({state.lost_units[place.unit]}) before the block that was "
-                f"written there was published; nothing was put, write it again"
-            )
-        if place.unit not in state.units:
-            raise InvalidArgumentError(
-                f"{no_unit_text(place.unit, state.units)}, but a block names it as its location; nothing was put, "
-                f"write it into a unit that exists"
-            )
-        if place.session and place.session in state.fenced:
-            raise UnitLostError(
-                f"storage unit {place.unit} has taken back the extents of its writer on another node, because the "
-                f"connection between them ended; nothing was put, write it again"
-            )
-        if not _check_extent(state, writer, place, block.nbytes):
-            all_next = False
-    return all_next
+    are_next = _check_place(state, writer, block, block.nbytes)
+    for copy in block.copies:
+        are_next &= _check_place(state, writer, copy, block.nbytes)
+    return are_next
 
 
 def check_apart(state: State, writer: str, blocks: Sequence[NewBlock]) -> None:
@@ -97,7 +80,7 @@ def _check_run(state: State, writer: str, places: list[tuple[BlockLocation | New
     if any(place.offset + nbytes > after.offset for (place, nbytes), (after, _) in pairwise(places)):
         raise ProtocolError(f"the blocks of a put overlap each other in unit {places[0][0].unit}; nothing was put")
     first, (last, nbytes) = places[0][0], places[-1]
-    _check_extent(state, writer, first, last.offset + nbytes - first.offset)
+    _check_place(state, writer, first, last.offset + nbytes - first.offset)
 
 
 def fit_together(state: State, blocks: Sequence[NewBlock]) -> bool:
@@ -125,12 +108,27 @@ def fit_together(state: State, blocks: Sequence[NewBlock]) -> bool:
     return apart and all(a != b or end <= start for (a, _, end), (b, start, _) in pairwise(ranges))
 
 
-def _check_extent(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> bool:
-    """Raise an error if a block cannot lie in this extent, or overlaps another block.
+def _check_place(state: State, writer: str, place: BlockLocation | NewBlock, nbytes: int) -> bool:
+    """Raise an error if a block cannot lie in this unit and extent, or overlaps another block.
 
     Returns whether it comes after all others in a known extent of its writer.
     """
     blocks, unit, number = state.blocks, place.unit, place.extent
+    if unit in state.lost_units:
+        raise UnitLostError(
+            f"storage unit {unit} was lost ({state.lost_units[unit]}) before the block that was written there was "
+            f"published; nothing was put, write it again"
+        )
+    if unit not in state.units:
+        raise InvalidArgumentError(
+            f"{no_unit_text(unit, state.units)}, but a block names it as its location; nothing was put, write it into "
+            f"a unit that exists"
+        )
+    if place.session and place.session in state.fenced:
+        raise UnitLostError(
+            f"storage unit {unit} has taken back the extents of its writer on another node, because the connection "
+            f"between them ended; nothing was put, write it again"
+        )
     extent = blocks.extents.get((unit, number))
     if extent is None:
         _check_new_extent(state, place, nbytes)
