@@ -564,7 +564,7 @@ def content_of(h: Harness) -> dict[str, Any]:
     chunks = partition.rows.chunks.values()
     return state | {
         "slots": {name: [_slots(chunk, name) for chunk in chunks] for name in partition.fields},
-        "ready": {key: ready.positions().tolist() for key, ready in partition.ready.items()},
+        "ready": {key: ready.page(0, ready.total)[0].tolist() for key, ready in partition.ready.items()},
         "whole": {
             key: {n: w.first_groups(len(w)) for n, w in ready.whole.items()} for key, ready in partition.ready.items()
         },

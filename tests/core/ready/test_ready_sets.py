@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from differential import differential
 from transfer_queue.core.state import partition as partition_module
 from transfer_queue.core.state.partition import MAX_READY_SETS
-from transfer_queue.core.tables.ready_sets import ReadySet, ReadySets, first_ones
+from transfer_queue.core.tables.ready_sets import ReadySet, ReadySets, first_selected
 from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.puts import Publish
@@ -30,7 +30,7 @@ def ready_of(h: Harness, task: str = "t", fields: tuple[str, ...] = ("x",), part
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=12).filter(any), st.integers(1, 14))
 def test_the_first_ones_of_a_bitmap_are_those_of_all(bits: list[int], limit: int) -> None:
     expected = [at for at, bit in enumerate(bits) if bit][:limit]
-    assert first_ones(np.array(bits, "u1"), limit).tolist() == expected
+    assert first_selected(np.arange(len(bits)), np.array(bits, "u1"), limit).tolist() == expected
 
 
 def fragmented(h: Harness) -> list[int]:

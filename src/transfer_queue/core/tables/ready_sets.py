@@ -38,17 +38,15 @@ def positions_of_ones(bits: np.ndarray) -> np.ndarray:
     return bits.view(bool).nonzero()[0]
 
 
-def first_ones(bits: np.ndarray, limit: int) -> np.ndarray:
-    """Return where a u1 bitmap, which has at least one 1, is 1 for the first `limit` times, at most.
+def first_selected(values: np.ndarray, bits: np.ndarray, limit: int) -> np.ndarray:
+    """Return the first `limit` values whose place in a u1 bitmap, which has at least one 1, is 1.
 
     The first ones are usually consecutive, so that most of the bitmap is not read.
     """
-    if limit < len(bits):
-        start = int(bits.argmax())
-        found = positions_of_ones(bits[start : start + limit])
-        if len(found) == limit or start + limit >= len(bits):
-            return found + start
-    return positions_of_ones(bits)[:limit]
+    start = bits.argmax()
+    end = start + limit
+    found: np.ndarray = values[start:end][bits[start:end].view(bool)]
+    return found if len(found) == limit or end >= len(bits) else values[positions_of_ones(bits)[:limit]]
 
 
 class ReadySet:
@@ -127,10 +125,8 @@ class ReadySet:
         gained = int(np.count_nonzero(new > old))
         delta = int(new.sum()) - int(old.sum())
         bits[at] = new
-        if delta:
-            self._count(key, delta)
         if gained or delta:
-            self._mark_changed(key)
+            self._count(key, delta)
         return gained > 0
 
     def take(self, key: int, chunk: Chunk, at: np.ndarray, groups: GroupTable) -> None:
@@ -139,17 +135,16 @@ class ReadySet:
         if bits is None or len(bits) < chunk.capacity:
             self.update(key, chunk, at, groups)
             return
-        ready = bits[at].view(bool)
-        count = int(np.count_nonzero(ready))
+        ready = bits[at]
+        count = ready.tobytes().count(1)  # faster than `np.count_nonzero` for the rows of a batch
         if not count:
             return
         if self.whole:
-            off = (at if count == len(at) else at[ready]) + (key << CHUNK_BITS)
+            off = (at if count == len(at) else at[ready.view(bool)]) + (key << CHUNK_BITS)
             for whole in self._counted_groups(key):
                 whole.update_rows(off[:0], off, groups)
         bits[at] = 0
         self._count(key, -count)
-        self._mark_changed(key)
 
     def _update_one(self, bits: np.ndarray, key: int, chunk: Chunk, at: int, groups: GroupTable) -> bool:
         """Update one row without arrays, because puts of single rows beside twenty ready sets are usual."""
@@ -158,7 +153,6 @@ class ReadySet:
             return False
         bits[at] = new
         self._count(key, 1 if new else -1)
-        self._mark_changed(key)
         for whole in self._counted_groups(key):
             group = int(groups.groups_of(np.array([(key << CHUNK_BITS) + at]), whole.size)[0])
             if group >= 0:
@@ -176,6 +170,7 @@ class ReadySet:
         return consumed is None or not consumed[at]
 
     def _count(self, key: int, delta: int) -> None:
+        """Record that rows of a chunk have changed, and that so many more of them are ready."""
         count = self.counts.get(key, 0) + delta
         self.total += delta
         if count:
@@ -185,8 +180,6 @@ class ReadySet:
         else:
             del self.counts[key]
             del self.keys[bisect_left(self.keys, key)]
-
-    def _mark_changed(self, key: int) -> None:
         for ranking in self.rankings.values():
             ranking.dirty.add(key)
 
@@ -217,16 +210,16 @@ class ReadySet:
             whole.bits.pop(key, None)
             whole.uncounted.pop(key, None)
 
-    def positions(self, limit: int | None = None) -> np.ndarray:
-        """Return the first `limit` ready positions (None: all), ascending."""
+    def indexes(self, rows: RowTable, limit: int) -> np.ndarray:
+        """Return the global indexes of the first `limit` ready rows, ascending."""
         parts: list[np.ndarray] = []
-        left = self.total if limit is None else min(limit, self.total)
         for key in self.keys:
-            if left <= 0:
+            bits = self.bits[key]
+            found = first_selected(rows.chunks[key].index[: len(bits)], bits, limit)
+            parts.append(found)
+            limit -= len(found)
+            if limit <= 0:
                 break
-            found = first_ones(self.bits[key], left)
-            left -= len(found)
-            parts.append(found + (key << CHUNK_BITS))
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
@@ -327,18 +320,19 @@ class ReadySets(Sequence[int]):
     def __getitem__(self, at: slice) -> list[int]: ...
     def __getitem__(self, at: int | slice) -> int | list[int]:
         if isinstance(at, slice):
-            start, stop, step = at.indices(len(self))
+            start, stop, step = at.indices(self._ready.total)
             if step < 0:
                 return self[:][at]
-            return self._indexes(self._ready.positions(max(stop, 0))[start:stop:step])
+            found: list[int] = self._ready.indexes(self._rows, stop)[start:stop:step].tolist()
+            return found
         position = at + len(self) if at < 0 else at
         if not 0 <= position < len(self):
             raise IndexError(f"ready row {at} of {len(self)}")
         for key in self._ready.keys:
             count = self._ready.counts[key]
             if position < count:
-                found = positions_of_ones(self._ready.bits[key])[position]
-                return int(self._rows.chunks[key].index[found])
+                place = positions_of_ones(self._ready.bits[key])[position]
+                return int(self._rows.chunks[key].index[place])
             position -= count
         raise IndexError(f"ready row {at} of {len(self)}")
 
@@ -352,7 +346,7 @@ class ReadySets(Sequence[int]):
     def first_groups(self, size: int, count: int) -> np.ndarray:
         """Return the first `count` groups, or all if fewer, as i8 [groups, size], in the order of `whole_groups`."""
         if size == 1 and not self._groups.explicit:
-            return self._rows.indexes_of(self._ready.positions(count)).reshape(-1, 1)
+            return self._ready.indexes(self._rows, count).reshape(-1, 1)
         numbers = self._ready.whole_groups(size, self._groups).first_groups(count)
         if not numbers:
             return np.zeros((0, size), "i8")

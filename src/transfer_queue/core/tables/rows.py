@@ -434,30 +434,35 @@ class RowTable(Persisted):
         chunk = self.chunks[key]
         # usually the indexes in a chunk have no gaps; otherwise it is searched
         found = index - starts[at]
-        if found >= chunk.size or chunk.index[found] != index:
+        if found >= chunk.size or chunk.index.item(found) != index:
             found = int(chunk.index[: chunk.size].searchsorted(index))
-            if found == chunk.size or chunk.index[found] != index:
+            if found == chunk.size or chunk.index.item(found) != index:
                 return -1
-        return (key << CHUNK_BITS) + found if chunk.alive[found] else -1
+        return (key << CHUNK_BITS) + found if chunk.alive.item(found) else -1
 
     def positions_of(self, indexes: np.ndarray) -> np.ndarray:
         """Return the position of each global index; -1 if it is not a live row of this partition."""
-        if len(indexes) == 1:
-            return np.array([self.position_of(int(indexes[0]))])
-        if not self.chunks or not len(indexes):
-            return np.full(len(indexes), -1, "i8")
-        start = self._run_at(indexes)
-        if start >= 0:
-            return np.arange(start, start + len(indexes))
+        count = len(indexes)
+        if count == 1:
+            return np.array([self.position_of(indexes.item(0))])
+        if not self.chunks or not count:
+            return np.full(count, -1, "i8")
+        first = indexes.item(0)
+        if indexes.item(-1) - first == count - 1 and (start := self.position_of(first)) >= 0:
+            # Most batches are consecutive rows of one chunk, which all live. To compare bytes is faster than arrays.
+            chunk, place = self.chunks[start >> CHUNK_BITS], start & MASK
+            run = slice(place, place + count)
+            if chunk.index[run].tobytes() == indexes.tobytes() and 0 not in chunk.alive[run].tobytes():
+                return np.arange(start, start + count)
         starts = self._chunk_starts()
         low = bisect_right(starts, int(indexes.min())) - 1
         if low >= 0 and (low + 1 == len(starts) or int(indexes.max()) < starts[low + 1]):
             return self._positions_in(self._keys[low], indexes)
-        out = np.full(len(indexes), -1, "i8")
+        out = np.full(count, -1, "i8")
         high = bisect_right(starts, int(indexes[-1]))
-        if low >= 0 and high - low <= len(indexes) and (indexes[1:] >= indexes[:-1]).all():
+        if low >= 0 and high - low <= count and (indexes[1:] >= indexes[:-1]).all():
             edges = indexes.searchsorted(starts[low:high]).tolist()  # faster, as there are more rows than chunks
-            for key, begin, end in zip(self._keys[low:high], edges, [*edges[1:], len(indexes)], strict=True):
+            for key, begin, end in zip(self._keys[low:high], edges, [*edges[1:], count], strict=True):
                 if begin < end:
                     out[begin:end] = self._positions_in(key, indexes[begin:end])
             return out
@@ -471,26 +476,6 @@ class RowTable(Persisted):
         """Return the positions of those of these global indexes that are live rows of this partition."""
         positions = self.positions_of(indexes)
         return positions[positions >= 0]
-
-    def _run_at(self, indexes: np.ndarray) -> int:
-        """Return the position of the first row if these are consecutive rows of one chunk which all live, otherwise -1.
-
-        Most batches are such rows.
-        """
-        first = int(indexes[0])
-        if int(indexes[-1]) - first != len(indexes) - 1:
-            return -1
-        start = self.position_of(first)
-        if start < 0:
-            return -1
-        chunk, at = self.chunks[start >> CHUNK_BITS], start & MASK
-        stop = at + len(indexes)
-        # the comparison of bytes is faster than that of arrays for the rows of a batch
-        if stop > chunk.size or 0 in chunk.alive[at:stop].tobytes():
-            return -1
-        if chunk.index[at:stop].tobytes() != indexes.astype("i8", copy=False).tobytes():
-            return -1
-        return start
 
     def _positions_in(self, key: int, indexes: np.ndarray) -> np.ndarray:
         """Do the same for indexes that are in this chunk or nowhere, and not below its first index."""
@@ -520,8 +505,12 @@ class RowTable(Persisted):
             position = positions.item()
             at = position & MASK
             return self.chunks[position >> CHUNK_BITS].index[at : at + 1].copy()
+        parts = self.split(positions)
+        if len(parts) == 1:
+            _, chunk, places, _ = parts[0]
+            return chunk.index[places]
         out = np.empty(len(positions), "i8")
-        for _, chunk, at, where in self.split(positions):
+        for _, chunk, at, where in parts:
             out[where] = chunk.index[at]
         return out
 
