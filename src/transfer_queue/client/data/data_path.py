@@ -249,10 +249,10 @@ class DataPath:
         if encoded is None or not encoded.schema:
             return (yield Call(CONTROLLER, put, wait, within))
         groups = self._groups(encoded)
-        if len(groups) == len(groups[0].blocks) == 1:  # the usual put
-            (block,) = groups[0].blocks
-            spaces = [(yield from self._reserve(groups[0].backend, block.nbytes, wait))]
-            placed = [(block, spaces[0])]
+        backend, blocks = groups[0]
+        if len(groups) == len(blocks) == 1:  # the usual put
+            spaces = [(yield from self._reserve(backend, blocks[0].nbytes, wait))]
+            placed = [(blocks[0], spaces[0])]
         else:
             spaces = yield from self._reserve_all(groups, wait)
             placed = [each for group, space in zip(groups, spaces) for each in place_blocks(group.blocks, space)]

@@ -71,15 +71,37 @@ def encode_object(value: Any, *, allow_pickle: bool = True) -> bytes:
         raise UncarriableValueError(str(refusal)) from refusal.__cause__
 
 
-def encode_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
+def encode_tag_value(value: Any, *, allow_pickle: bool = True, depth: int = 0) -> Any:
     """Encode a tag's value for a message. Returns the value itself if msgpack can represent it.
 
     A whole tag can be encoded, too: a dict with str keys becomes a dict with encoded values.
 
+    Args:
+        value: The value.
+        allow_pickle: See `encode_object`.
+        depth: The number of lists and dicts around the value.
+
     Raises:
         UncarriableValueError: See `encode_object`.
     """
-    return _encoded(value, allow_pickle, 0)
+    kind = type(value)
+    if kind in _PLAIN or (kind is int and -(2**63) <= value < 2**64):
+        return value
+    if (kind is str and _is_utf8(value)) or (kind is bytes and len(value) < 2**32):
+        return value
+    if kind is _Delete:
+        return Ext(DELETE_CODE, b"")
+    if depth < MAX_DEPTH:
+        if kind is list:
+            return [encode_tag_value(entry, allow_pickle=allow_pickle, depth=depth + 1) for entry in value]
+        if kind is dict and all(type(key) is str and _is_utf8(key) for key in value):
+            return {
+                key: encode_tag_value(entry, allow_pickle=allow_pickle, depth=depth + 1) for key, entry in value.items()
+            }
+        number = _number(value)
+        if number is not value:
+            return number
+    return Ext(OBJECT_CODE, encode_object(value, allow_pickle=allow_pickle))
 
 
 def decode_tag_value(value: Any, *, allow_pickle: bool = True) -> Any:
@@ -115,25 +137,6 @@ def _copied(value: Any) -> Any:
     if type(value) is dict:
         return {key: _copied(entry) for key, entry in value.items()}
     return [_copied(entry) for entry in value] if type(value) is list else value
-
-
-def _encoded(value: Any, allow_pickle: bool, depth: int) -> Any:
-    kind = type(value)
-    if kind in _PLAIN or (kind is int and -(2**63) <= value < 2**64):
-        return value
-    if (kind is str and _is_utf8(value)) or (kind is bytes and len(value) < 2**32):
-        return value
-    if kind is _Delete:
-        return Ext(DELETE_CODE, b"")
-    if depth < MAX_DEPTH:
-        if kind is list:
-            return [_encoded(entry, allow_pickle, depth + 1) for entry in value]
-        if kind is dict and all(type(key) is str and _is_utf8(key) for key in value):
-            return {key: _encoded(entry, allow_pickle, depth + 1) for key, entry in value.items()}
-        number = _number(value)
-        if number is not value:
-            return number
-    return Ext(OBJECT_CODE, encode_object(value, allow_pickle=allow_pickle))
 
 
 def _number(value: Any) -> Any:
