@@ -364,6 +364,8 @@ class RowTable(Persisted):
             chunk = self.chunks.get(key)
             if chunk is None:
                 chunk = self.chunks[key] = Chunk()
+                if key:
+                    chunk.grow(CHUNK)  # a partition that has filled a chunk fills the next one soon
                 for tag in self.watched:
                     chunk.watch(tag)
                 self._firsts = None
@@ -517,9 +519,8 @@ class RowTable(Persisted):
     def indexes_of(self, positions: np.ndarray) -> np.ndarray:
         """Return the global index of each position. Their chunks must exist."""
         if len(positions) == 1:
-            position = positions.item()
-            at = position & MASK
-            return self.chunks[position >> CHUNK_BITS].index[at : at + 1].copy()
+            at = positions.item() & MASK
+            return self.chunks[positions.item() >> CHUNK_BITS].index[at : at + 1].copy()
         out = np.empty(len(positions), "i8")
         for _, chunk, at, where in self.split(positions):
             out[where] = chunk.index[at]
