@@ -418,7 +418,7 @@ def _check_put(state: State, partition: Partition | None, request: Publish, part
     are_next, first, blocks = True, request.block, part.blocks
     if first is not None:
         learnt = None if partition is None or request.further else partition.learnt
-        known = learnt == (first.rows, first.dims, first.schema)
+        known = learnt == (first.rows, first.dims, tuple(first.schema))
         for block in blocks:
             check_block(block, request.count, known)
             are_next &= check_places(state, part.client, block)
