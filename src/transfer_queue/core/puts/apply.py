@@ -118,8 +118,6 @@ def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfCh
     number = put.first_block
     for part in puts:
         for block in part.blocks:
-            fields = add_types(partition, block, len(part.blocks) == 1)
-            names = names | fields if names else fields
             its, count = rows, part.count
             slots: int | np.ndarray = 0
             if block.slots is not None:
@@ -131,6 +129,8 @@ def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfCh
             elif count > 1:
                 slots = np.arange(count, dtype="i4")
             partition.blocks.add(number, part.client, block, count * len(block.schema), partition.number)
+            fields = add_types(partition, block, len(part.blocks) == 1)
+            names = names | fields if names else fields
             if len(puts) == 1:
                 _set_columns(partition, its, block.schema, number, slots, released)
             partition.nbytes += block.nbytes
@@ -205,11 +205,12 @@ def _set_columns(
 
 
 def add_types(partition: Partition, block: NewBlock, alone: bool) -> Fields:
-    """Add the row shapes of a block to the types of its fields. Return the names of the fields.
+    """Add the row shapes of the block that was added last to the types of its fields. Return the names of the fields.
 
     alone: whether its put has no other block.
     """
-    shape = (block.rows, block.dims, block.schema)
+    # equal schemas are one object in the table of blocks, so that the comparison takes no time
+    shape = (block.rows, block.dims, partition.blocks.newest_schema)
     if partition.learnt == shape:
         return partition.learnt_fields  # equal shapes change nothing; usual for a writer that puts in a loop
     dims = np.frombuffer(block.dims, "<i8")

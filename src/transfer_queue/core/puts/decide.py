@@ -311,8 +311,8 @@ def _find_keys(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray
     found = partition.positions_of_keys(keys)
     if len(found) == len(keys):
         return found, []
-    known = partition.keys
-    return np.fromiter(map(known.get, keys, repeat(-1)), "i8", len(keys)), [key for key in keys if key not in known]
+    unknown = [key for key in keys if key not in partition.keys]
+    return np.fromiter(map(partition.keys.get, keys, repeat(-1)), "i8", len(keys)), unknown
 
 
 def _indexes_of_keys(partition: Partition | None, positions: np.ndarray | None, fresh: np.ndarray) -> np.ndarray:
@@ -418,7 +418,7 @@ def _check_put(state: State, partition: Partition | None, request: Publish, part
     are_next, first, blocks = True, request.block, part.blocks
     if first is not None:
         learnt = None if partition is None or request.further else partition.learnt
-        known = learnt == (first.rows, first.dims, first.schema)
+        known = learnt == (first.rows, first.dims, tuple(first.schema))
         for block in blocks:
             check_block(block, request.count, known)
             are_next &= check_places(state, part.client, block)

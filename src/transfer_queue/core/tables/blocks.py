@@ -225,7 +225,7 @@ class BlockTable(PublishedExtents):
         A value of a block counts with the mean length of its values.
         """
         self.newest_schema: Schema = ()
-        """The schema of the block that was added last, for what observes its record. Not part of the state."""
+        """The schema of the block that was added last; equal schemas are one object. Not part of the state."""
 
     def add(self, number: int, writer: str, block: NewBlock, values: int, owner: int) -> None:
         """Add block `number`, which is needed for `values` values. `owner` is the number of the partition."""

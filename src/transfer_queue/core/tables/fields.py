@@ -278,7 +278,7 @@ def mixed_shapes(dims: np.ndarray) -> list[list[int]]:
     return shapes
 
 
-BlockShape = tuple[int, bytes, list[FieldSpec]]
+BlockShape = tuple[int, bytes, tuple[FieldSpec, ...]]
 """The rows, dims and schema of a block: its content without its location. The items that compare fastest come first."""
 
 

@@ -364,6 +364,8 @@ class RowTable(Persisted):
             chunk = self.chunks.get(key)
             if chunk is None:
                 chunk = self.chunks[key] = Chunk()
+                if key:
+                    chunk.grow(CHUNK)  # a partition that has filled a chunk fills the next one soon
                 for tag in self.watched:
                     chunk.watch(tag)
                 self._firsts = None

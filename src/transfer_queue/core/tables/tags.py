@@ -48,7 +48,6 @@ MOST_PENDING = 64
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: Any = msgspec.msgpack.Decoder().decode
-_NO_TAG: dict[str, Any] = {}
 Places = Any  # slice | i8 array: places in a chunk
 
 
@@ -353,7 +352,7 @@ class ChunkTags:
                 found[name] = value
         if at in self._rest:
             found |= self._rest[at]
-        for name, value in self._pending.get(at, _NO_TAG).items():
+        for name, value in self._pending.get(at, {}).items():
             if type(value) is Ext and value.code == DELETE_CODE:
                 found.pop(name, None)
             else:
