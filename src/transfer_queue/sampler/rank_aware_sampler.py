@@ -108,7 +108,7 @@ class RankAwareSampler(RankConsistentSampler):
         count = batch_size * len(ranks)
         if len(ready_indexes) < count:
             return {}
-        return split_in_order(ranks, [int(index) for index in ready_indexes[:count]])
+        return split_in_order(ranks, list(map(int, ready_indexes[:count])))
 
     def _entry(self, share: Share) -> list[int]:
         return share[0]

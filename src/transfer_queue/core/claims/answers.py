@@ -6,7 +6,7 @@ It notes what the clients now reference or lease. Claims that are met together h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import cast
 
 import msgspec
@@ -48,60 +48,35 @@ def empty_reply(context: Context, claim: Claim, ended: bool) -> ClaimReply:
 
 
 def answer(context: Context, plan: ClaimPlan, claims: Sequence[OpenClaim], outcome: deal.Outcome) -> list[Effect]:
-    """Answer claims: record what they get, or that they have ended."""
-    first, claim, records = claims[0], claims[0].claim, outcome.records
+    """Answer claims: record what they get, or that they have ended, and reply to them."""
+    first, records, batches = claims[0], outcome.records, outcome.batches
+    claim = first.claim
     if first.waiting is not None:
         context.parked.unpark(*(each.waiting for each in claims if each.waiting is not None))
     if outcome.is_end:
         context.services[TimelineRecorder].note_end(first.caller.client, claim, first.since)
-    if claim.probe or (outcome.batches is None and not records):
+    if claim.probe or (batches is None and not records):
         reply = empty_reply(context, claim, outcome.is_end)
         return [context.answer(first.caller.waiter, first.caller.peer, reply)]
     for record in records:
-        for share in record.shares if isinstance(record, r.Dealt) else ():
-            context.measures.counters["dealt_rows"] += len(share.rows) // 8
-    if outcome.batches is None:  # the end: the remainder was dealt to other ranks, or is skipped
+        if isinstance(record, r.Dealt):
+            context.measures.counters["dealt_rows"] += sum([len(share.rows) for share in record.shares]) // 8
+    if batches is None:  # the end: the remainder was dealt to other ranks, or is skipped
         return context.commit(first.caller, Decision(records, lambda: empty_reply(context, claim, outcome.is_end)))
-    return _meet(context, plan, claims, outcome.batches, records)
-
-
-def _meet(
-    context: Context,
-    plan: ClaimPlan,
-    claims: Sequence[OpenClaim],
-    batches: list[np.ndarray],
-    records: list[r.AnyRecord],
-) -> list[Effect]:
-    """Record what these claims get, and reply to them."""
-    partition, claim = cast(Partition, plan.partition), claims[0].claim
+    partition, log = plan.partition, context.log
+    assert partition is not None
     tokens = grant(context.state, plan, claims, batches, records)
-    held = []
+    held: list[bool] = []
     if plan.task in partition.holds.tasks and not (tokens and claim.lease is not None):
         for each, rows in zip(claims, batches, strict=True):
-            held.append(_hold_records(partition, each.caller.client, each.claim, rows))
-    context.log.actor = claims[0].caller.client
-    for record in [*records, *chain.from_iterable(held)]:
-        context.log.apply(record)
-    context.log.actor = ""
-    replies = _make_replies(context, plan, claims, batches, tokens, held)
-    client, envelope = claims[0].caller.client, claims[0].caller.envelope
-    if len(claims) > 1:
-        callers = [each.caller for each in claims]
-        answers: list[tuple[str, int, AnyReply]] = [
-            (each.client, each.envelope.sequence, reply) for each, reply in zip(callers, replies, strict=True)
-        ]
-        context.log.apply(r.RepliesSent(answers))
-    else:
-        acknowledged, finished = envelope.acknowledged, envelope.finished
-        context.log.apply(r.ReplySent(client, envelope.sequence, acknowledged, replies[0], finished))
-    effects: list[Effect] = []
-    for each, rows, reply in zip(claims, batches, replies, strict=True):
-        if each.claim.places and len(claims) <= PLACED:
-            # The reply that is kept for retries does not contain the locations, because a retry may come much later.
-            places = lookups.locate_claimed(context.state, partition, rows, sorted(set(each.claim.fields)))
-            reply = msgspec.structs.replace(reply, places=places)
-        effects.append(Send(each.caller.peer, each.caller.envelope.sequence, reply))
-    return effects
+            added = _hold_records(partition, each.caller.client, each.claim, rows)
+            held.append(bool(added))
+            records += added
+    log.actor = first.caller.client
+    for record in records:
+        log.apply(record)
+    log.actor = ""
+    return _reply(context, plan, claims, batches, tokens, held)
 
 
 def grant(
@@ -114,47 +89,53 @@ def grant(
 
     Several claims do not get rows that wait for an ack without a lease (`wake`).
     """
-    claim, partition = claims[0].claim, cast(Partition, plan.partition)
+    claim, partition = claims[0].claim, plan.partition
+    assert partition is not None
     deal = records[0] if records else None  # the deals are first
     if claim.lease is not None or (deal is None and partition.claimed.get(plan.task)):
         return row_leases.lease_rows(state, plan, claims, batches, records)
     if not claim.hand_over or not isinstance(deal, r.Dealt) or deal.batch_index is not None or not deal.consumed:
         return []  # a batch under a key stays under it
-    token, version = state.next_token, partition.policy_version
+    columns = [deal.consumed] if len(claims) == 1 else [share.rows for share in deal.shares]
+    tokens = list(range(state.next_token, state.next_token + len(claims)))
     unseen: list[r.UnseenBatch] = []
-    for at, each in enumerate(claims):
-        rows = deal.consumed if len(claims) == 1 else deal.shares[at].rows
-        unseen.append(r.UnseenBatch(token + at, plan.task, each.caller.client, rows, version))
+    for token, each, rows in zip(tokens, claims, columns, strict=True):
+        unseen.append(r.UnseenBatch(token, plan.task, each.caller.client, rows, partition.policy_version))
     records[0] = msgspec.structs.replace(deal, unseen=unseen)
-    return [*range(token, token + len(claims))]
+    return tokens
 
 
-def _make_replies(
+def _reply(
     context: Context,
     plan: ClaimPlan,
     claims: Sequence[OpenClaim],
     batches: list[np.ndarray],
     tokens: list[int],
-    held: list[list[r.AnyRecord]],
-) -> list[ClaimReply]:
-    """Return the replies to claims that are met, and note what the clients have now.
+    held: list[bool],
+) -> list[Effect]:
+    """Reply to claims that are met, and note what their clients have now.
 
-    tokens: see `grant`. held: for each claim, the record that its client references the rows.
+    tokens: see `grant`. held: for each claim, whether its client references the rows; [] if none does.
     """
-    partition, claim = cast(Partition, plan.partition), claims[0].claim
-    rows = batches[0] if len(batches) == 1 else np.concatenate(batches)
+    partition, claim = plan.partition, claims[0].claim
+    assert partition is not None
+    count = len(claims)
+    rows = batches[0] if count == 1 else np.concatenate(batches)
     positions = partition.rows.positions_of(rows)
-    whole = meta_reply(partition, positions, rows, claim.fields)
-    replies = [whole] if len(batches) == 1 else _cut_reply(partition, plan, whole, batches)
+    replies = [meta_reply(partition, positions, rows, claim.fields)]
+    if count > 1:
+        replies = _cut_reply(partition, plan, replies[0], batches)
     counts = row_leases.deliveries(partition, plan.task, positions) if tokens and claim.lease is not None else None
     warning = plan.warning
     if plan.groups_by_order and partition.name not in context.samplers.warned:
         warning = _add_spanning_warning(context, plan, rows)
     timeline, activity = context.services[TimelineRecorder], context.services[Activity]
+    effects: list[Effect] = []
+    answers: list[tuple[str, int, AnyReply]] = []
     start = 0
     for at, each in enumerate(claims):
-        end = start + len(batches[at])
-        client, reply, token = each.caller.client, replies[at], tokens[at] if tokens else 0
+        caller, reply, token = each.caller, replies[at], tokens[at] if tokens else 0
+        client, envelope, end = caller.client, caller.envelope, start + len(batches[at])
         timeline.note_claim(client, each.claim, each.since, partition, reply.rows, positions[start:end])
         activity.begin_work(client, consumer_of(each.claim))
         numbers = None
@@ -163,12 +144,23 @@ def _make_replies(
             numbers = None if (counts[start:end] == 1).all() else counts[start:end].tobytes()
         elif token:
             context.services[AbsentHolders].note_holder(client)
-        is_held = bool(held and held[at])
+        is_held = bool(held) and held[at]
         if token or is_held or warning is not None:
-            replies[at] = msgspec.structs.replace(reply, held=is_held, warning=warning, token=token, deliveries=numbers)
+            reply = msgspec.structs.replace(reply, held=is_held, warning=warning, token=token, deliveries=numbers)
             warning = None
+        # The reply that is kept for retries does not contain the locations, because a retry may come much later.
+        answers.append((client, envelope.sequence, reply))
+        if each.claim.places and count <= PLACED:
+            places = lookups.locate_claimed(context.state, partition, positions[start:end], each.claim.fields)
+            reply = msgspec.structs.replace(reply, places=places)
+        effects.append(Send(caller.peer, envelope.sequence, reply))
         start = end
-    return replies
+    if count > 1:
+        context.log.apply(r.RepliesSent(answers))
+    else:
+        (client, sequence, kept), envelope = answers[0], claims[0].caller.envelope
+        context.log.apply(r.ReplySent(client, sequence, envelope.acknowledged, kept, envelope.finished))
+    return effects
 
 
 def _cut_reply(partition: Partition, plan: ClaimPlan, whole: ClaimReply, batches: list[np.ndarray]) -> list[ClaimReply]:

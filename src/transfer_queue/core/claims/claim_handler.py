@@ -41,7 +41,7 @@ class SamplerCalls(SamplerAsks):
 @handles(Claim)
 def handle_claim(context: Context, caller: Caller, claim: Claim) -> list[Effect]:
     """Handle a claim that arrived."""
-    return deal_to(context, [OpenClaim(caller, claim, context.now, None)])
+    return deal_to(context, [OpenClaim(caller, claim, context.log.now, None)])
 
 
 def retry_claims(context: Context, waits: Sequence[ParkedRequest], made: ComputedDeal | None = None) -> list[Effect]:
@@ -97,7 +97,8 @@ def deal_to(
     Raises:
         TransferQueueError: A claim that has just arrived is refused.
     """
-    first, claim = claims[0], claims[0].claim
+    first = claims[0]
+    claim = first.claim
     is_new = first.waiting is None if pending is None else pending.fresh
     try:
         plan = context.services[Plans].of(context.state.partitions.get(claim.partition), claim)

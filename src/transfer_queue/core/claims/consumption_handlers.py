@@ -100,17 +100,33 @@ def handle_nack(context: Context, caller: Caller, request: claims.Nack) -> Decis
 
 @handles(claims.ReportBatches)
 def handle_report_batches(context: Context, caller: Caller, request: claims.ReportBatches) -> list[Effect]:
-    """Note which batches were handed over or are returned, and cancel claims. A notice gets no reply."""
-    hand_over(context, request)
+    """Note which batches were handed over or are returned, and cancel claims. A notice gets no reply.
+
+    Some batches may have been reported before.
+    """
+    partitions, apply = context.state.partitions, context.log.apply
+    for name, token in request.handed_over:
+        partition = partitions.get(name)
+        if partition is not None and token in partition.unseen_batches.by_token:
+            apply(r.HandedOver(name, token))
+    for name, token in request.finished:
+        batch = partitions[name].unseen_batches.by_token.get(token) if name in partitions else None
+        if batch is not None:
+            apply(r.HandedOver(name, token))
+            for record in unneeded_rows.finish_rows(partitions[name], batch.task, batch.client, batch.indexes):
+                apply(record)
     for name, token in request.returned:
-        for record in row_leases.return_batch(context.state, name, token):
-            context.log.apply(record)
+        for ended in row_leases.return_batch(context.state, name, token):
+            apply(ended)
     if request.left:
-        for record in row_leases.settle_unseen(context.state, context.config.handed_over, caller.client, "left"):
-            context.log.apply(record)
-    effects = [effect for sequence in request.withdrawn for effect in _withdraw(context, caller, sequence)]
-    sequence = caller.envelope.sequence
-    return [*effects, Send(caller.peer, sequence, Done())] if sequence else effects
+        for ended in row_leases.settle_unseen(context.state, context.config.handed_over, caller.client, "left"):
+            apply(ended)
+    effects: list[Effect] = []
+    for sequence in request.withdrawn:
+        effects += _withdraw(context, caller, sequence)
+    if caller.envelope.sequence:
+        effects.append(Send(caller.peer, caller.envelope.sequence, Done()))
+    return effects
 
 
 def _withdraw(context: Context, caller: Caller, sequence: int) -> list[Effect]:
@@ -120,21 +136,6 @@ def _withdraw(context: Context, caller: Caller, sequence: int) -> list[Effect]:
     if sequence and (kept is None or not kept.is_finished(sequence)):
         context.log.apply(r.ReplySent(caller.client, sequence, 0, Done(), [(sequence, sequence)]))
     return effects
-
-
-def hand_over(context: Context, report: claims.ReportBatches) -> None:
-    """Note which batches were handed over. Some may have been reported before."""
-    partitions, apply = context.state.partitions, context.log.apply
-    for name, token in report.handed_over:
-        partition = partitions.get(name)
-        if partition is not None and token in partition.unseen_batches.by_token:
-            apply(r.HandedOver(name, token))
-    for name, token in report.finished:
-        batch = partitions[name].unseen_batches.by_token.get(token) if name in partitions else None
-        if batch is not None:
-            apply(r.HandedOver(name, token))
-            for record in unneeded_rows.finish_rows(partitions[name], batch.task, batch.client, batch.indexes):
-                apply(record)
 
 
 @handles(claims.RankGone)

@@ -87,19 +87,18 @@ def decide(
             if plan.passes_over:
                 _skip(context, partition, plan, _passed_over_rows(partition, plan, claim))
         is_busy = (partition.name, plan.task) in context.services[LongDeals].is_stale and not claim.again
-        one = Dealing(context.state, partition, plan, claim, is_busy, made)
         if len(claims) > 1:
-            return one.deal_to_all(claims)
+            return Dealing(context.state, partition, plan, claim, is_busy, made).deal_to_all(claims)
         if plan.dealer is None and plan.user is None:
-            outcome = BUSY if is_busy else one.deal_plainly()
+            outcome = BUSY if is_busy else _deal_plainly(partition, plan, claim)
         else:
-            outcome = one.deal_to_rank()
+            outcome = Dealing(context.state, partition, plan, claim, is_busy, made).deal_to_rank()
     finally:
         if is_timed:
             context.samplers.note(name_of(plan.sampler), context.config.timer() - began)
-    if outcome.batches is not None and claim.since == partition.version:
-        return NOTHING  # the client has seen this version, and could not use it
-    is_open = outcome.batches is None and not outcome.is_end and not outcome.is_busy
+    if outcome.batches is not None:  # unless the client has seen this version, and could not use it
+        return NOTHING if claim.since == partition.version else outcome
+    is_open = not outcome.is_end and not outcome.is_busy
     return ENDED if is_open and claim.finite and partition.is_wholly_consumed(plan.task) else outcome
 
 
@@ -129,6 +128,45 @@ def _skip(context: Context, partition: Partition, plan: ClaimPlan, passed: Passe
             context.log.apply(final_rounds.pass_over_record(partition, plan.task, left, str(reason)))
 
 
+def _deal_plainly(partition: Partition, plan: ClaimPlan, claim: Claim) -> Outcome:
+    """Decide with a built-in sampler whose batches belong to no rank."""
+    is_final = False
+    if claim.again:
+        _refuse_undealt(claim, None)
+    sampler: Any = plan.sampler
+    config, ready = plan.config_of(claim), partition.ready_set(plan.task, plan.fields)
+    offered, count = partition.sampler_view(ready), ready.total
+    if count < (claim.least or claim.count):
+        is_final = plan.is_final(ready)
+        count = call_sampler(sampler, sampler.remainder, offered, **config) if is_final else 0
+        if count < (claim.least or 0):
+            count = 0
+    size = min(claim.count, count)
+    sampled, _ = call_sampler(sampler, sampler.sample, offered, size, **config) if size > 0 else ((), ())
+    if not sampled:
+        return ENDED if is_final else NOTHING
+    rows = np.array(sampled, "i8")
+    column = rows.tobytes()
+    return Outcome([rows], [_deal_record(claim, None, [r.Share(0, column)], column)])
+
+
+def _refuse_undealt(claim: Claim, key: Key | None) -> None:
+    """Raise BatchGoneError if the claim asks for a batch that was dealt before."""
+    if not claim.again:
+        return
+    if key is None:
+        raise BatchGoneError(
+            f"the sampler of task {claim.task!r} keeps no batches under a (dp_rank, batch_index), so no batch of "
+            f"partition {claim.partition!r} can be returned again; use a rank-consistent sampler, such as "
+            f"RankAwareSampler, to replay batches"
+        )
+    raise BatchGoneError(
+        f"batch {key[1]} of dp_rank {key[0]} was not dealt to task {claim.task!r} in partition "
+        f"{claim.partition!r}, so it cannot be returned again; the task's consumption was reset, or this is "
+        f"another system"
+    )
+
+
 class Dealing(msgspec.Struct):
     """The decision about a claim of an existing partition."""
 
@@ -141,28 +179,7 @@ class Dealing(msgspec.Struct):
     made: ComputedDeal | None
     """The long deal that the claim has started, if another thread has computed it."""
 
-    # ------------------------------------------------------------ batches of no rank, and several claims
-
-    def deal_plainly(self) -> Outcome:
-        """Decide with a built-in sampler whose batches belong to no rank."""
-        partition, plan, claim, is_final = self.partition, self.plan, self.claim, False
-        if claim.again:
-            self._refuse_undealt(None)
-        sampler, config = cast(BaseSampler, plan.sampler), plan.config_of(claim) if claim.sampling else plan.config
-        ready = partition.ready_set(plan.task, plan.fields)
-        offered = partition.sampler_view(ready)
-        if ready.total >= (claim.least or claim.count):
-            size = min(claim.count, ready.total)
-        else:
-            is_final = plan.is_final(ready)
-            rest = call_sampler(sampler, sampler.remainder, offered, **config) if is_final else 0
-            size = 0 if rest < (claim.least or 0) else min(claim.count, rest)
-        sampled, _ = call_sampler(sampler, sampler.sample, offered, size, **config) if size > 0 else ((), ())
-        rows = np.array(sampled, "i8")
-        if not len(rows):
-            return ENDED if is_final else NOTHING
-        column = rows.tobytes()
-        return Outcome([rows], [_deal_record(claim, None, [r.Share(0, column)], column)])
+    # ------------------------------------------------------------ several claims
 
     def deal_to_all(self, claims: Sequence[OpenClaim]) -> Outcome | None:
         """Return what several claims get: batches that were dealt to their ranks before, or one deal that is cut.
@@ -227,50 +244,34 @@ class Dealing(msgspec.Struct):
         partition, claim = self.partition, self.claim
         dealt = partition.dealt.get(claim.task)
         if key is None or dealt is None:
-            self._refuse_undealt(key)
+            _refuse_undealt(claim, key)
             return None
         batch = dealt.find(*key)
+        if batch is None and not dealt.is_gone(*key):
+            _refuse_undealt(claim, key)
+            return None
         words = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
-        if batch is not None and row_leases.has_poisoned_rows(partition, claim.task, batch.rows):
-            raise BatchGoneError(
-                f"{words} too often without an ack (max_deliveries), so the task skips its samples; explain() "
-                f"describes them. Fetch the next batch_index."
-            )
-        if batch is not None:
-            if batch.batch_size != claim.count:
-                raise InvalidArgumentError(
-                    f"{words} with batch_size {batch.batch_size}, but this claim has {claim.count}; all replicas of a "
-                    f"rank must use the same batch_size"
-                )
-            lost = partition.losses.describe(claim.fields, partition.rows.positions_of(batch.rows))
-            if lost:
-                raise StorageKeyNotFoundError(f"{words}; {lost}")
-            return Outcome([batch.rows])
-        if dealt.is_gone(*key):
+        if batch is None:
             left = ", or were dealt to other ranks because the rank was declared gone" if key[0] in dealt.left else ""
             raise BatchGoneError(
                 f"{words} before, and its rows were cleared later{left}; other rows do "
                 f"not replace it. Fetch the next batch_index, or clear rows only after all replicas have fetched them."
             )
-        self._refuse_undealt(key)
-        return None
-
-    def _refuse_undealt(self, key: Key | None) -> None:
-        """Raise BatchGoneError if the claim asks for a batch that was dealt before."""
-        claim = self.claim
-        if not claim.again:
-            return
-        if key is None:
+        if row_leases.has_poisoned_rows(partition, claim.task, batch.rows):
             raise BatchGoneError(
-                f"the sampler of task {claim.task!r} keeps no batches under a (dp_rank, batch_index), so no batch of "
-                f"partition {claim.partition!r} can be returned again; use a rank-consistent sampler, such as "
-                f"RankAwareSampler, to replay batches"
+                f"{words} too often without an ack (max_deliveries), so the task skips its samples; explain() "
+                f"describes them. Fetch the next batch_index."
             )
-        raise BatchGoneError(
-            f"batch {key[1]} of dp_rank {key[0]} was not dealt to task {claim.task!r} in partition "
-            f"{claim.partition!r}, so it cannot be returned again; the task's consumption was reset, or this is "
-            f"another system"
-        )
+        if batch.batch_size != claim.count:
+            raise InvalidArgumentError(
+                f"{words} with batch_size {batch.batch_size}, but this claim has {claim.count}; all replicas of a "
+                f"rank must use the same batch_size"
+            )
+        if partition.losses.counts:
+            lost = partition.losses.describe(claim.fields, partition.rows.positions_of(batch.rows))
+            if lost:
+                raise StorageKeyNotFoundError(f"{words}; {lost}")
+        return Outcome([batch.rows])
 
     def _deal_by_dealer(self) -> Outcome:
         """Decide with a built-in sampler whose batches belong to ranks."""

@@ -129,11 +129,7 @@ class ClaimPlan:
 
     def config_of(self, claim: Claim) -> dict[str, Any]:
         """Return the keyword arguments of the sampler for one claim."""
-        config = dict(self.config)
-        for name in OF_ONE_CLAIM:
-            if name in claim.sampling:
-                config[name] = claim.sampling[name]
-        return config
+        return {**claim.sampling, **self.config}
 
     def key_of(self, claim: Claim) -> Key | None:
         """Return the (dp_rank, batch_index) of the batch for which a claim asks; None if it belongs to no rank."""
@@ -255,9 +251,7 @@ class Plans(CoreService):
         if claim.sampling:
             entries = repr([entry for entry in claim.sampling.items() if entry[0] not in OF_ONE_CLAIM])
         key = claim.task, claim.count, tuple(claim.fields), entries
-        plans = self._by_partition.get(partition.name)
-        if plans is None:
-            plans = self._by_partition[partition.name] = {}
+        plans = self._by_partition.setdefault(partition.name, {})
         plan = plans.get(key)
         if plan is None or plan.declared != (partition.groups.size, partition.groups.largest):
             if len(plans) == MAX_PLANS:

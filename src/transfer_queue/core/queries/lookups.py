@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -13,7 +12,7 @@ from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State, require_partition
 from transfer_queue.core.tables.fields import MIXED_RANK, mixed_shapes, value_layouts
-from transfer_queue.core.tables.rows import ValueColumns, indexes_in
+from transfer_queue.core.tables.rows import indexes_in
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages import queries
 from transfer_queue.messages.base import Done
@@ -32,21 +31,27 @@ def meta_reply(
     there = positions >= 0
     whole = 0 not in there.tobytes()  # faster than `all` for the rows of a batch
     live = positions if whole else positions[there]
-    known = [name for name in fields if (field := partition.fields.get(name)) is not None and field.live]
-    types = [partition.fields[name].to_field_type() for name in known]
-    for at, name in enumerate(known) if partition.field_ranks.names else ():
-        if name in partition.field_ranks.names:  # its rows have several ranks
-            types[at] = partition.type_of_values(name, *partition.blocks_of(name, live))
+    types: list[FieldType] = []
+    shapes: dict[str, bytes] = {}
+    dtypes: dict[str, bytes] = {}
+    known, ranked = partition.fields, partition.field_ranks.names
+    for name in fields:
+        field = known.get(name)
+        if field is None or not field.live:
+            continue
+        ranks = partition.field_ranks.ranks_of(name, *partition.blocks_of(name, live)) if name in ranked else ()
+        found = field.to_field_type(ranks)
+        types.append(found)
+        if found.differs and whole and not found.mixed_rank:
+            shapes[name] = row_shapes(partition, found, positions).tobytes()
+        if found.dtypes and whole:
+            dtypes[name] = row_dtypes(partition, found, positions).tobytes()
     tags = partition.packed_tags_of(live)
     if tags is not None and not whole:
         living = iter(tag_rows(tags, len(live)))
         tags = [next(living) if t else {} for t in there.tolist()]
-    shapes = {
-        t.name: row_shapes(partition, t, positions).tobytes() for t in types if whole and t.differs and not t.mixed_rank
-    }
-    dtypes = {t.name: row_dtypes(partition, t, positions).tobytes() for t in types if whole and t.dtypes}
     return ClaimReply(
-        rows=rows.astype("i8", copy=False).tobytes(), fields=types,
+        rows=rows.tobytes(), fields=types,
         produced=None if produced is None else produced.astype("i1").tobytes(), tags=tags, shapes=shapes,
         epoch=partition.epoch, dtypes=dtypes,
     )  # fmt: skip
@@ -180,9 +185,9 @@ def _locate_keys(
         return _empty_reply(state, 0)
     known = partition.keys
     unknown = [] if count == len(keys) else list(dict.fromkeys(key for key in keys if key not in known))
-    places, lacking = _common_places(partition, positions, request.fields)
-    if places:
-        reply = _reply_with_places(state, partition, count, places, request)
+    types, places, lacking = _common_places(partition, positions, request.fields)
+    if types:
+        reply = _reply_with_places(state, count, types, places, request)
     else:
         # count > 0 without types means that the keys have no common field
         shared = request.fields is not None and partition.common_fields(positions)
@@ -200,18 +205,27 @@ def _locate_rows(state: State, partition: Partition | None, request: Lookup, row
         )
     if partition is None or not len(rows):
         return _empty_reply(state, 0)
-    places, lacking = _common_places(partition, positions, request.fields)
+    return _locate_live(state, partition, request, positions)
+
+
+def _locate_live(state: State, partition: Partition, request: Lookup, positions: np.ndarray) -> LookupReply:
+    types, places, lacking = _common_places(partition, positions, request.fields)
     if lacking and request.fields is not None:
         raise _missing_value_error(partition, next(iter(lacking)), positions)
-    if not places:
-        return _empty_reply(state, len(rows))
-    return _reply_with_places(state, partition, len(rows), places, request)
+    if not types:
+        return _empty_reply(state, len(positions))
+    return _reply_with_places(state, len(positions), types, places, request)
 
 
-def locate_claimed(state: State, partition: Partition, rows: np.ndarray, fields: list[str]) -> LookupReply | None:
-    """Return the locations of values of newly dealt rows; None if rows or values are gone, which a lookup explains."""
+def locate_claimed(state: State, partition: Partition, positions: np.ndarray, fields: list[str]) -> LookupReply | None:
+    """Return the locations of values of newly dealt rows; None if rows or values are gone, which a lookup explains.
+
+    positions: -1 for cleared rows.
+    """
+    if not len(positions) or (positions < 0).any():
+        return None
     try:
-        found = _locate_rows(state, partition, Lookup(partition.name, b"", None, fields), rows)
+        found = _locate_live(state, partition, Lookup(partition.name, b"", None, sorted(set(fields))), positions)
     except StorageKeyNotFoundError:
         return None
     return found if found.types else None
@@ -221,10 +235,14 @@ def _empty_reply(state: State, count: int) -> LookupReply:
     return LookupReply(count, [], state.blocks.describe(np.zeros(0, "i8")), [])
 
 
+Places = dict[tuple[bytes, bytes], list[str]]
+"""The block number and the row number of each value (i8 and i4) -> the fields whose values are there."""
+
+
 def _common_places(
     partition: Partition, positions: np.ndarray, fields: list[str] | None
-) -> tuple[dict[str, ValueColumns], dict[str, int]]:
-    """Return the locations of the fields that all these rows have, sorted or in the order of `fields`.
+) -> tuple[list[FieldType], Places, dict[str, int]]:
+    """Return the types and locations of the fields that all these rows have, sorted or in the order of `fields`.
 
     Also returns the fields that are left out, each with the number of rows that lack it, see `LookupReply`. Raises
     StorageKeyNotFoundError if values of these fields (None: of any field) were lost.
@@ -235,16 +253,26 @@ def _common_places(
             raise StorageKeyNotFoundError(f"partition {partition.name!r}: {words}")
     requested = dict.fromkeys(sorted(partition.fields) if fields is None else fields)
     names = requested if fields is None else with_nested(partition, list(requested))
-    common: dict[str, ValueColumns] = {}
+    known, ranks = partition.fields, partition.field_ranks
+    types: list[FieldType] = []
+    places: Places = {}
     lacking: dict[str, int] = {}
+    last: tuple[bytes, bytes] | None = None
+    same: list[str] = []
     count = len(positions)
+    having = 0
     for name, numbers, slots in partition.values_of(names, positions):
-        having = int(np.count_nonzero(numbers))
+        place = numbers.tobytes(), slots.tobytes()
+        if place != last:  # fields of one put are equal; comparing them is faster than counting and hashing
+            last, having = place, int(np.count_nonzero(numbers))
+            if having == count:
+                same = places.setdefault(place, [])
         if having == count:
-            common[name] = numbers, slots
+            same.append(name)
+            types.append(known[name].to_field_type(ranks.ranks_of(name, numbers, slots) if ranks.names else ()))
         elif name in requested and (having or fields is not None):
             lacking[name] = count - having
-    return common, lacking
+    return types, places, lacking
 
 
 def with_nested(partition: Partition, names: list[str]) -> list[str]:
@@ -264,39 +292,28 @@ def with_nested(partition: Partition, names: list[str]) -> list[str]:
 
 
 def _reply_with_places(
-    state: State, partition: Partition, count: int, places: Mapping[str, ValueColumns], request: Lookup
+    state: State, count: int, types: list[FieldType], places: Places, request: Lookup
 ) -> LookupReply:
-    alike: dict[tuple[bytes, bytes], list[str]] = {}  # block numbers and row numbers -> the fields with values there
-    last: tuple[bytes, bytes] | None = None
-    names: list[str] = []
-    types: list[FieldType] = []
-    fields, ranked = partition.fields, partition.field_ranks.names
     firsts: list[int] = []
-    for name, (numbers, slots) in places.items():
-        ranks = partition.field_ranks.ranks_of(name, numbers, slots) if name in ranked else ()
-        types.append(fields[name].to_field_type(ranks))
-        key = numbers.tobytes(), slots.tobytes()
-        if key != last:  # comparing with the field before is faster than hashing, and fields of one put are equal
-            names, last = alike.setdefault(key, []), key
-            if not names and key[0] == key[0][:8] * count:
-                firsts.append(int.from_bytes(key[0][:8], sys.byteorder))
-        names.append(name)
+    for numbers, _ in places:
+        if numbers == numbers[:8] * count:
+            firsts.append(int.from_bytes(numbers[:8], sys.byteorder))
     placements: list[Placement] = []
-    if len(firsts) == len(alike):
+    if len(firsts) == len(places):
         # The rows of each field are in one block. Python numbers are faster than arrays here.
         ascending = sorted(set(firsts))
         blocks = np.array(ascending, "i8")
-        for first, ((_, row_numbers), names) in zip(firsts, alike.items(), strict=True):
+        for first, ((_, row_numbers), names) in zip(firsts, places.items(), strict=True):
             at = ascending.index(first).to_bytes(4, "little")
             placements.append(Placement(names, at * count, row_numbers))
     else:
-        blocks = np.frombuffer(b"".join(numbers for numbers, _ in alike), "i8")
+        blocks = np.frombuffer(b"".join(numbers for numbers, _ in places), "i8")
         if (blocks[1:] > blocks[:-1]).all():  # each row and placement has its own block, in the order of the puts
             inverse = np.arange(len(blocks))
         else:
             blocks, inverse = np.unique(blocks, return_inverse=True)
-        places_in_blocks = inverse.astype("i4").reshape(len(alike), count)
-        for row, ((_, row_numbers), names) in zip(places_in_blocks, alike.items(), strict=True):
+        places_in_blocks = inverse.astype("i4").reshape(len(places), count)
+        for row, ((_, row_numbers), names) in zip(places_in_blocks, places.items(), strict=True):
             placements.append(Placement(names, row.tobytes(), row_numbers))
     if request.near or request.avoid:
         return LookupReply(count, types, state.blocks.describe_for(blocks, request.near, request.avoid), placements)
