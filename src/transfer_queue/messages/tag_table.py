@@ -41,13 +41,12 @@ class EntryColumn(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     def kinds_of(self, rows: int) -> np.ndarray:
         """Return the kind of each row, u1 [rows]; not writable."""
-        kinds = np.frombuffer(self.kinds, "u1")
-        return kinds if len(kinds) == rows else np.broadcast_to(kinds, rows)
+        return np.frombuffer(self.kinds if len(self.kinds) == rows else self.kinds * rows, "u1")
 
     def payload_of(self, rows: int) -> np.ndarray:
-        """Return the payload of each row, i8 or u1 [rows]; not writable."""
+        """Return the payload of each row, i8 or u1 [rows]; not to be written to."""
         if not self.payload:
-            return np.broadcast_to(np.zeros(1, "i8"), rows)
+            return np.zeros(rows, "i8")
         return np.frombuffer(self.payload, "<i8" if len(self.payload) == 8 * rows else "u1")
 
 
@@ -88,7 +87,7 @@ class TagTable(msgspec.Struct, frozen=True, gc=False):
                 )
 
     def arrays_of(self, column: EntryColumn) -> tuple[np.ndarray, np.ndarray]:
-        """Return the kind (u1) and the payload (i8 or u1) of each row of a column; not writable."""
+        """Return the kind (u1) and the payload (i8 or u1) of each row of a column; not to be written to."""
         return column.kinds_of(self.rows), column.payload_of(self.rows)
 
     def take(self, select: Selection) -> TagTable:

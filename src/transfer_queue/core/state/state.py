@@ -63,26 +63,25 @@ class ReplyCache(Persisted, array_like=True):
 
     def advance(self, acknowledged: int, finished: list[tuple[int, int]]) -> None:
         """Remove the replies that the client does not need any more, at a cost that depends on their number only."""
+        dropped = []
         if acknowledged > self.acknowledged:
-            self._drop(self.acknowledged + 1, acknowledged)
+            dropped.append((self.acknowledged + 1, acknowledged))
             self.acknowledged = acknowledged
         for first, last in finished:
             if len(self.finished.starts) < MAX_RUNS:  # a correct client has far fewer
                 first = max(first, self.acknowledged + 1)
-                for gap in self.finished.gaps(first, last):
-                    self._drop(*gap)
+                dropped += self.finished.gaps(first, last)
                 self.finished.add(first, last)
         if self.finished.starts:
             self.finished.drop_up_to(self.acknowledged)
-
-    def _drop(self, first: int, last: int) -> None:
-        replies = self.replies
-        if last - first < len(replies):
-            for sequence in range(first, last + 1):
-                replies.pop(sequence, None)
-        else:
-            for sequence in [sequence for sequence in replies if first <= sequence <= last]:
-                del replies[sequence]
+        for first, last in dropped:
+            if last - first < len(self.replies):
+                for sequence in range(first, last + 1):
+                    self.replies.pop(sequence, None)
+            else:
+                for sequence in list(self.replies):
+                    if first <= sequence <= last:
+                        del self.replies[sequence]
 
 
 class _Partitions(Column):

@@ -262,12 +262,13 @@ class ServerLoop:
             self._serve_queued()
         for function, events in others:  # new connections are accepted after the proofs of others were read
             function(events)
-        if self._served is not None and (gathered := self._served()):
+        served = self._served
+        if served is not None and (gathered := served()):
             self._queue(gathered)
         self._run_soon()
         self._check_deadlines(due)
         self._end_turn()
-        while self._served is not None and not self._held and (more := self._served()):
+        while served is not None and not self._held and (more := served()):
             self._queue(more)
             self._end_turn()
 
@@ -433,7 +434,7 @@ class ServerLoop:
 
     def _read(self, peer: ServerConnection) -> None:
         try:
-            data = peer.sock.recv(min(max(READ_SIZE, peer.reader.missing), LARGE_READ))
+            data = peer.sock.recv(min(READ_SIZE + peer.reader.missing, LARGE_READ))
         except (BlockingIOError, InterruptedError):
             return
         except OSError:

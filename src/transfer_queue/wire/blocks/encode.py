@@ -250,7 +250,7 @@ def _columns(fields: Columns, rows: int, allow_pickle: bool, share: bool) -> lis
             for key in keys
         ]
     elif isinstance(fields, TensorDictBase):
-        items = [(key, fields.get(key)) for key in list(fields.keys())]
+        items = list(fields.items())
     elif isinstance(fields, Mapping):
         items = fields.items()
     else:
