@@ -295,11 +295,11 @@ class TopApp(App[int]):
             self._refresh_head()
 
     def _refresh(self) -> None:
-        if isinstance(self.screen, TopScreen):
+        if self.screen_stack and isinstance(self.screen, TopScreen):  # timers still run when no screen is left
             self.screen.refresh_all()
 
     def _refresh_head(self) -> None:
-        if isinstance(self.screen, TopScreen):
+        if self.screen_stack and isinstance(self.screen, TopScreen):
             self.screen.refresh_head()
 
     def _ask(self, ask: Callable[[Any], Any], answer: Callable[[Any], None]) -> None:
