@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,18 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     # A copy: a tensor of one element counts as contiguous whatever its stride is, and `view` refuses some strides.
     flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
     return flat.view(torch.uint8).numpy().tobytes()
+
+
+@contextmanager
+def reply_on_its_way(cluster: Cluster, client: Client, operation: Any) -> Iterator[Any]:
+    """Yield the task of an operation whose reply the client gets at the end of the block."""
+    client.get_partition_list()  # so that it knows the storage units
+    client.hold()
+    task = client.start(operation)
+    cluster.run()
+    yield task
+    client.release()
+    cluster.run()
 
 
 def failure(cluster: Cluster, client: Client, operation: Any) -> BaseException:

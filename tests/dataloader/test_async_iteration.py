@@ -113,19 +113,6 @@ def run(main: Awaitable[Any]) -> Any:
     return asyncio.run(asyncio.wait_for(main, SECONDS))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("workers", [None, 0, 2])
-def test_the_items_are_those_of_a_plain_iteration(dataset: Build, partition: str, workers: int | None) -> None:
-    put(partition, 10, seal=True)
-    wanted = [(data["x"].tolist(), meta.global_indexes) for data, meta in dataset(task_name="plain")]
-
-    async def main() -> Any:
-        items = dataset() if workers is None else StreamingDataLoader(dataset(), num_workers=workers)
-        return [(data["x"].tolist(), meta.global_indexes) async for data, meta in items]
-
-    assert run(main()) == wanted
-    assert [rows for rows, _ in wanted] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_other_tasks_run_while_a_batch_is_awaited(dataset: Build, partition: str, workers: int) -> None:
     """The producer is a task of the same event loop: a wait that blocked it would never end."""

@@ -67,16 +67,6 @@ class TestInOneProcess:
         next(iter(dataset(delivery="at_most_once")))
         assert consumed(a) == 4
 
-    def test_a_rank_that_is_killed_gets_its_batch_again(self, b: Client, cluster: Cluster, dataset: Build) -> None:
-        items = iter(dataset())
-        assert values(itertools.islice(items, 3)) == [0, 1, 2, 3, 4, 5]
-        b.die()
-        again = dataset(cluster.client("c"))
-        again.load_state_dict({**dataset().state_dict(), "batch_index": 1})
-        first = next(iter(again))
-        assert values([first]) == [4, 5]
-        assert first[1].deliveries == [1, 1], "the lease of the killed one has not run out"
-
     def test_a_long_step_loses_no_lease(self, a: Client, cluster: Cluster, dataset: Build) -> None:
         made = dataset(lease_seconds=3.0)
         items = iter(made)

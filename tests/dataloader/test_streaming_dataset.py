@@ -165,10 +165,6 @@ class TestOwnClient:
 
 
 class TestEnds:
-    def test_finite(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(12), partition_id="p")
-        assert values(list(dataset())) == list(range(12))
-
     def test_finite_though_everything_is_cleared_as_it_goes(self, a: Client, dataset: Build) -> None:
         a.put(numbers(8), partition_id="p")
         got = []
@@ -328,25 +324,6 @@ class TestReplay:
         assert [len(meta) for _, meta in stream.buffer] == [4, 4]
         assert stream.batch_index == 2
 
-    def test_reset(self, a: Client, dataset: Build, cluster: Cluster) -> None:
-        a.put(numbers(8), partition_id="p")
-        stream = dataset()
-        assert values(take(iter(stream), 3)) == [0, 1, 2, 3, 4, 5]
-        stream.reset()
-        assert stream.batch_index == 0
-        a.clear_partition("p")
-        a.put(numbers(4, 20), partition_id="p")
-        items = take(iter(stream), 4)
-        assert values(items) == list(range(8))
-
-    def test_reset_then_more(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-        stream = dataset()
-        list(stream)
-        a.put(numbers(4, 4), partition_id="p")
-        stream.reset()
-        assert values(list(stream)) == list(range(8))
-
     def test_going_on_without_reset(self, a: Client, dataset: Build) -> None:
         a.put(numbers(4), partition_id="p")
         stream = dataset()
@@ -471,22 +448,6 @@ class TestState:
         assert values(take(iter(stream), 1)) == [0, 1]
         assert values(copy.copy(stream)) == values(stream) == [2, 3, 4, 5, 6, 7]
 
-    def test_a_batch_that_is_gone(self, a: Client, dataset: Build, caplog: pytest.LogCaptureFixture) -> None:
-        """In its middle a warning names its samples. The next batch comes, as after its end."""
-        meta = a.put(numbers(8), partition_id="p")
-        stream = dataset()
-        next(iter(stream))
-        middle = stream.state_dict()
-        next(iter(stream))
-        after = stream.state_dict()
-        a.clear_samples(meta[0:4])
-        stream.load_state_dict(after)
-        assert values(stream) == [4, 5, 6, 7]
-        stream.load_state_dict(middle)
-        with caplog.at_level("WARNING"):
-            assert values(stream) == [4, 5, 6, 7]
-        assert "samples [0, 1, 2, 3] were cleared" in caplog.text
-
     def test_another_partition(self, a: Client, dataset: Build) -> None:
         for partition, start in [("p", 0), ("q", 100)]:
             a.put(numbers(8, start), partition_id=partition)
@@ -544,29 +505,21 @@ class TestFetchFunction:
             for number in range(2)
         ]  # fmt: skip
 
-    def test_by_position_alone(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-
-        def fetch(client: Any, fields: Any, size: Any, where: Any, task: Any, config: Any, number: Any, /) -> Any:
+    @pytest.mark.parametrize("kind", ["by position alone", "with names of its own", "a callable object"])
+    def test_may_have_any_signature(self, a: Client, dataset: Build, kind: str) -> None:
+        def positional(client: Any, fields: Any, size: Any, where: Any, task: Any, config: Any, number: Any, /) -> Any:
             return default_fetch_batch_fn(client, fields, size, where, task, config, number)
 
-        assert values(list(dataset(fetch_batch_fn=fetch))) == [0, 1, 2, 3]
-
-    def test_with_names_of_its_own(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-
-        def fetch(client: Any, fields: Any, size: Any, where: Any, task: Any, config: Any, number: Any = 0) -> Any:
+        def renamed(client: Any, fields: Any, size: Any, where: Any, task: Any, config: Any, number: Any = 0) -> Any:
             return default_fetch_batch_fn(client, fields, size, where, task, config, number)
 
-        assert values(list(dataset(fetch_batch_fn=fetch))) == [0, 1, 2, 3]
-
-    def test_a_callable_object(self, a: Client, dataset: Build) -> None:
         class Fetch:
             def __call__(self, tq_client: Any, *rest: Any, **named: Any) -> Any:
                 return default_fetch_batch_fn(tq_client, *rest, **named)
 
         a.put(numbers(4), partition_id="p")
-        assert values(list(dataset(fetch_batch_fn=Fetch()))) == [0, 1, 2, 3]
+        fetch = {"by position alone": positional, "with names of its own": renamed, "a callable object": Fetch()}[kind]
+        assert values(dataset(fetch_batch_fn=fetch)) == [0, 1, 2, 3]
 
     def test_its_arguments_are_its_own(self, a: Client, dataset: Build) -> None:
         a.put(numbers(8), partition_id="p")
@@ -583,15 +536,6 @@ class TestFetchFunction:
         assert stream.data_fields == ["x"]
         assert stream.sampling_config == {"dp_rank": 0, "task_name": "train"}
 
-    def test_its_result_is_what_is_yielded(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-
-        def fetch(**arguments: Any) -> Any:
-            data, meta = default_fetch_batch_fn(**arguments)
-            return (None if data is None else TensorDict({"x": data["x"] + 1000}, batch_size=data.batch_size)), meta
-
-        assert values(list(dataset(fetch_batch_fn=fetch))) == [1000, 1001, 1002, 1003]
-
     def test_the_default_leaves_the_config(self, a: Client) -> None:
         a.put(numbers(4), partition_id="p")
         config = {"dp_rank": 0, "task_name": "train"}
@@ -600,13 +544,6 @@ class TestFetchFunction:
         assert (data["x"].tolist(), len(meta), config) == ([0, 1, 2, 3], 4, {"dp_rank": 0, "task_name": "train"})
         data, meta = default_fetch_batch_fn(a, ["x"], 4, "p", "train", config, 1)
         assert (data, len(meta)) == (None, 0)
-
-    def test_its_fault_reaches_the_caller(self, a: Client, dataset: Build) -> None:
-        def fetch(**arguments: Any) -> Any:
-            raise LookupError("a fault of mine")
-
-        with pytest.raises(LookupError, match="a fault of mine"):
-            next(iter(dataset(fetch_batch_fn=fetch)))
 
 
 class TestProcessFunction:
@@ -658,15 +595,6 @@ class TestProcessFunction:
         a.put(numbers(4), partition_id="p")
         stream = dataset(micro_batch_size=99, process_batch_fn=lambda data, meta, micro_batch_size: [micro_batch_size])
         assert list(stream) == [99]
-
-    def test_its_fault_reaches_the_caller(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-
-        def process(data: Any, meta: Any, micro_batch_size: int) -> list[Any]:
-            raise LookupError("a fault of mine")
-
-        with pytest.raises(LookupError, match="a fault of mine"):
-            next(iter(dataset(process_batch_fn=process)))
 
 
 class TestDevice:
@@ -784,25 +712,7 @@ class TestConfig:
 
 
 class TestLoader:
-    """Without worker processes; those are in test_workers.py."""
-
-    def test_yields_what_the_dataset_yields(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(8), partition_id="p")
-        loader = StreamingDataLoader(dataset())
-        items = list(loader)
-        assert (sizes(items), values(items)) == ([2] * 4, list(range(8)))
-        assert [data["x"].tolist() for data, _ in loader.get_buffer()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-    def test_reset_and_step(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-        a.put(numbers(4, 100), partition_id="q")
-        loader = StreamingDataLoader(dataset())
-        assert values(list(loader)) == [0, 1, 2, 3]
-        loader.reset()
-        assert values(list(loader)) == [0, 1, 2, 3]
-        loader.step("q")
-        assert loader.get_buffer() == []
-        assert values(list(loader)) == [100, 101, 102, 103]
+    """Without worker processes; those are in `test_worker_processes.py`."""
 
     def test_collate(self, a: Client, dataset: Build) -> None:
         a.put(numbers(4), partition_id="p")
@@ -817,22 +727,17 @@ def test_chunks_of_jagged_columns(size: int) -> None:
     table = TensorDict(
         {
             "j": torch.nested.nested_tensor(rows, layout=torch.jagged),
-            "o": ["a", "b", "c", "d", "e"],
             "t": torch.nested.nested_tensor([r.t().contiguous().t() for r in rows], layout=torch.jagged).transpose(
                 1, 2
             ),
-            "x": torch.arange(5),
         },
         batch_size=[5],
     )
     meta = BatchMeta(list(range(5)), ["p"] * 5)
     pieces = list(streaming_dataset.chunk_batch_fn(table, meta, size))
     assert [len(m) for _, m in pieces] == [len(d) for d, _ in pieces]
-    assert [list(d.keys()) for d, _ in pieces] == [list(table.keys())] * len(pieces)
     assert [r.tolist() for d, _ in pieces for r in d["j"].unbind()] == [r.tolist() for r in rows]
     assert [r.tolist() for d, _ in pieces for r in d["t"].unbind()] == [r.t().tolist() for r in rows]
-    assert [value for d, _ in pieces for value in d["o"]] == ["a", "b", "c", "d", "e"]
-    assert [value for d, _ in pieces for value in d["x"].tolist()] == list(range(5))
     for data, _ in pieces:
         lengths = data["j"].offsets().diff().tolist()
         assert data["j"].offsets()[0] == 0
