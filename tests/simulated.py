@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,16 @@ def rows_of(column: Any) -> list[Any]:
         return list(column.unbind(0))
     # a LinkedList is a list; before tensordict 0.11 it has no tolist
     return list(column.tolist() if hasattr(column, "tolist") else column)
+
+
+def values(items: Iterable[Any]) -> list[int]:
+    """The numbers of field x in items of a dataset or loader."""
+    return [value for data, _ in items for value in data["x"].tolist()]
+
+
+def take(items: Iterable[Any], count: int) -> list[Any]:
+    """The next items."""
+    return list(islice(items, count))
 
 
 def same(one: Any, other: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from simulated import Start, ragged, rows_of, same, table
-from tests.simulation.faulty_cluster import FaultyCluster
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.testing import Client
 
 SCALARS = torch.tensor([1.5, 2.5, 3.5])
@@ -119,25 +116,6 @@ def test_the_callers_tensors(a: Client) -> None:
     assert (out["r"].tolist(), out["o"].tolist()) == ([1.5, 2.5, 3.5], [1.0, 3.0])
 
 
-@pytest.mark.parametrize("way", ["clear", "replace", "drop"])
-def test_the_rank_is_forgotten_with_its_last_row(a: Client, b: Client, way: str) -> None:
-    put(a)
-    a.kv_put("r4", "p", {"r": torch.ones(2, 5)})
-    assert by_keys(b, ["r3", "r4"], select_fields="r")["r"].layout == torch.strided
-    if way == "clear":
-        a.kv_clear(["r3", "r4"], "p")
-    elif way == "drop":
-        a.drop("p", metadata=a.kv_retrieve_meta(["r3", "r4"], "p"), reason="odd")
-    else:
-        a.kv_batch_put(["r3", "r4"], "p", table(r=SCALARS[:2]))
-    assert same(by_keys(b, ["r0", "r1", "r2"], select_fields="r")["r"], SCALARS)
-    schema = a.get_meta(["r"], None, "p", mode="force_fetch").field_schema["r"]
-    assert (schema["shape"], schema["is_nested"]) == (torch.Size([]), False)
-    a.kv_put("new", "p", {"r": torch.zeros(2, 7)})
-    found = by_keys(b, ["new"], select_fields="r")["r"]
-    assert (found.layout, found.shape[-1]) == (torch.jagged, 7), "that other matrices differed is forgotten"
-
-
 def test_loaders_and_claims(start: Start) -> None:
     a = start(seed=3).client("a")
     put(a)
@@ -162,20 +140,3 @@ def test_samples_of_several_partitions(a: Client) -> None:
     both = BatchMeta.concat([a.kv_retrieve_meta(["r1", "r3"], "p").select_fields(["r"]), other.select_fields(["r"])])
     assert same(a.get_data(both.select_samples([4, 0, 2]))["r"], SCALARS[[2, 1, 0]])
     assert [tuple(row.shape) for row in a.get_data(both).get("r").tolist()] == [(), (1, 1), (), (), ()]
-
-
-def test_after_restarts_of_the_controller(tmp_path: Path) -> None:
-    cluster = FaultyCluster(tmp_path, snapshot_every=3)
-    a = cluster.client("a")
-    put(a)
-    for _ in range(2):
-        cluster.crash(CONTROLLER, 1.0)
-        cluster.advance(2.0)
-        assert same(by_keys(a, ["r0", "r2"])["r"], SCALARS[[0, 2]])
-    a.kv_clear("r3", "p")
-    cluster.crash(CONTROLLER, 1.0)
-    cluster.advance(2.0)
-    assert same(by_keys(a, ["r0", "r1", "r2"])["r"], SCALARS)
-    assert a.get_meta(["r"], None, "p", mode="force_fetch").field_schema["r"]["shape"] == torch.Size([])
-    cluster.check()
-    cluster.close()

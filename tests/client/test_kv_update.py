@@ -198,17 +198,6 @@ class TestConflicts:
 
         assert a.kv_update("k", "p", "n", change, empty={"n": 0}) == {"n": 2}
 
-    def test_claims_and_leases_are_no_conflict(self, a: Client, b: Client) -> None:
-        a.kv_put("k", "p", {"n": torch.tensor(1)})
-        calls = []
-
-        def change(values: Values) -> Values:
-            calls.append(b.get_meta(["n"], 1, "p", task_name="t", lease=30.0))
-            return more(values)
-
-        a.kv_update("k", "p", "n", change)
-        assert len(calls) == 1
-
     def test_an_update_that_always_loses_ends_with_its_timeout(self, cluster: Cluster, a: Client, b: Client) -> None:
         a.kv_put("k", "p", {"n": 1})
 

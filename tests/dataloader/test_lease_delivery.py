@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
 import transfer_queue as tq
-from simulated import Start, numbers
+from simulated import Start, numbers, values
 from transfer_queue.dataloader.lease_delivery import return_batches
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -28,10 +28,6 @@ _numbers = itertools.count()
 def consumed(client: Any, partition: str = "p") -> int:
     _, column = client.get_consumption_status("train", partition)
     return int(column.sum())
-
-
-def values(items: Any) -> list[int]:
-    return [value for data, _ in items for value in data["x"].tolist()]
 
 
 def arguments(**more: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import itertools
 import json
 import pickle
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from simulated import Start, numbers, table
+from simulated import Start, numbers, table, take, values
 from transfer_queue.dataloader.lease_delivery import DELIVERIES
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.errors import BatchGoneError, UnknownPartitionError
@@ -33,14 +33,6 @@ SAMPLERS: dict[str, Callable[[], BaseSampler]] = {
     "groups": lambda: GRPOGroupNSampler(n_samples_per_prompt=1),
     "ranks": RankAwareSampler,
 }
-
-
-def values(items: Iterable[Any]) -> list[int]:
-    return [value for data, _ in items for value in data["x"].tolist()]
-
-
-def take(dataset: StreamingDataset, count: int) -> list[Any]:
-    return list(itertools.islice(iter(dataset), count))
 
 
 def client_of(cluster: Cluster, name: str) -> Client:
@@ -146,11 +138,11 @@ class TestTheOpenBatch:
         next(items)
         state = first.state_dict()
         fetched, again = next(items), next(iter(resumed(b, state, data_fields=["x", "o", "t"], micro_batch_size=1)))
-        for (data, meta), (values, known) in [(fetched, again)]:
-            assert [data[name].tolist() for name in ("x", "o")] == [values[name].tolist() for name in ("x", "o")]
-            assert data["t"].shape[0] == values["t"].shape[0]
-            assert meta.get_all_custom_meta() == known.get_all_custom_meta() == [{"n": 1}]
-            assert meta.field_schema == known.field_schema
+        (data, meta), (values_again, known) = fetched, again
+        assert [data[name].tolist() for name in ("x", "o")] == [values_again[name].tolist() for name in ("x", "o")]
+        assert data["t"].shape[0] == values_again["t"].shape[0]
+        assert meta.get_all_custom_meta() == known.get_all_custom_meta() == [{"n": 1}]
+        assert meta.field_schema == known.field_schema
 
     def test_a_fetch_function_is_called_with_a_client_whose_claims_return_these_rows(self, either: Cluster) -> None:
         def fetch(**arguments: Any) -> Any:

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset
 
-from simulated import Start, numbers, ragged, table
+from simulated import Start, numbers, ragged, table, take, values
 from transfer_queue.client.data import device_copies
 from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
@@ -53,16 +53,8 @@ def dataset(b: Client) -> Build:
     return build
 
 
-def values(items: Iterable[Any]) -> list[int]:
-    return [value for data, _ in items for value in data["x"].tolist()]
-
-
 def sizes(items: Iterable[Any]) -> list[int]:
     return [len(meta) for _, meta in items]
-
-
-def take(items: Iterator[Any], count: int) -> list[Any]:
-    return list(itertools.islice(items, count))
 
 
 class TestMicroBatches:
@@ -191,6 +183,7 @@ class TestEnds:
         a.seal("p")
         cluster.later(0.5, lambda: a.put(numbers(4), meta))
         assert values(list(dataset(should_check_consumption_status=False))) == list(range(4))
+        assert cluster.clock.now == 0.5
 
     @pytest.mark.parametrize("finite", [False, True])
     def test_a_replica_that_lags(self, a: Client, dataset: Build, finite: bool) -> None:
@@ -228,34 +221,21 @@ class TestWaiting:
         assert counted[0] - before <= 4
 
     @pytest.mark.parametrize("is_set_by_code", [False, True])
+    @pytest.mark.parametrize(("interval", "seconds", "most"), [(10, 95, 21), (0, 1, 29)], ids=["10 s", "no busy loop"])
     def test_asks_again_after_the_interval(
-        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_set_by_code: bool
-    ) -> None:
+        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch,
+        is_set_by_code: bool, interval: int, seconds: int, most: int,
+    ) -> None:  # fmt: skip
         name = "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL"
         if is_set_by_code:
-            monkeypatch.setattr(streaming_dataset, name, 10)
+            monkeypatch.setattr(streaming_dataset, name, interval)
         else:
-            monkeypatch.setenv(name, "10")
-        cluster.later(95, lambda: a.put(numbers(4), partition_id="p"))
+            monkeypatch.setenv(name, str(interval))
+        cluster.later(seconds, lambda: a.put(numbers(4), partition_id="p"))
         before = cluster.controller.context.measures.counters["requests"]
         next(iter(dataset(should_check_consumption_status=False)))
-        assert cluster.clock.now == 95
-        assert cluster.controller.context.measures.counters["requests"] - before < 22
-
-    def test_an_interval_of_zero_is_no_busy_loop(
-        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "0")
-        cluster.later(1, lambda: a.put(numbers(4), partition_id="p"))
-        before = cluster.controller.context.measures.counters["requests"]
-        next(iter(dataset(should_check_consumption_status=False)))
-        assert cluster.controller.context.measures.counters["requests"] - before < 30
-
-    def test_for_a_field(self, a: Client, dataset: Build, cluster: Cluster) -> None:
-        meta = a.put(numbers(4, name="prompt"), partition_id="p")
-        cluster.later(0.25, lambda: a.put(numbers(4), meta))
-        assert values(take(iter(dataset(should_check_consumption_status=False)), 2)) == [0, 1, 2, 3]
-        assert cluster.clock.now == 0.25
+        assert cluster.clock.now == seconds
+        assert cluster.controller.context.measures.counters["requests"] - before <= most
 
     def test_without_polling_mode(self, start: Start) -> None:
         """A custom fetch that waits and runs into its timeout has fetched nothing; it is asked again."""
@@ -476,6 +456,8 @@ class TestState:
             dataset(**more).load_state_dict(stream.state_dict())
         with pytest.raises(InvalidArgumentError, match="version None, but here it is 2"):
             dataset().load_state_dict({})
+        with pytest.raises(InvalidArgumentError, match="state_dict"):
+            dataset().load_state_dict(None)  # type: ignore[arg-type]
 
     def test_between_batches_they_may_be_cut_otherwise(self, a: Client, dataset: Build) -> None:
         a.put(numbers(8), partition_id="p")
@@ -636,10 +618,11 @@ class TestErrors:
         ("more", "words"),
         [
             ({"micro_batch_size": 0}, "micro_batch_size"),
-            ({"batch_size": 0}, "batch_size"),
-            ({"data_fields": []}, "data_fields"),
-            ({"data_fields": "x"}, "data_fields"),
-            ({"dp_rank": -1}, "dp_rank"),
+            ({"micro_batch_size": torch.ones(2)}, "micro_batch_size"),
+            *(({"batch_size": wrong}, "batch_size") for wrong in (0, "2", 1.5)),
+            *(({"data_fields": wrong}, "data_fields") for wrong in ([], "x", 5, [None])),
+            *(({"dp_rank": wrong}, "dp_rank") for wrong in (-1, None, "0")),
+            ({"keep_batches": 0.5}, "keep_batches"),
             ({"shared": 1}, "shared must be"),
             ({"shared": True, "fetch_batch_fn": default_fetch_batch_fn}, "pass shared=True to get_data there"),
             ({"device": "cpu", "fetch_batch_fn": default_fetch_batch_fn}, "pass device='cpu' to get_data there"),
@@ -680,12 +663,6 @@ class TestErrors:
         a.clear_samples(meta[:1])
         with pytest.raises(StorageKeyNotFoundError, match="0"):
             next(iter(dataset()))
-
-    def test_a_batch_size_that_replicas_do_not_share(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(8), partition_id="p")
-        next(iter(dataset()))
-        with pytest.raises(ValueError, match="batch_size 4, but this claim has 8"):
-            next(iter(dataset(batch_size=8)))
 
 
 class TestConfig:

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 import transfer_queue as tq
 import warm
-from simulated import numbers
+from simulated import numbers, take, values
 from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
@@ -79,14 +79,6 @@ def fill(partition: str, start: int = 0) -> str:
     tq.get_client().put(numbers(ROWS, start), partition_id=partition)
     tq.get_client().seal(partition)
     return partition
-
-
-def values(items: Any) -> list[int]:
-    return [value for data, _ in items for value in data["x"].tolist()]
-
-
-def take(items: Any, count: int) -> list[Any]:
-    return list(itertools.islice(items, count))
 
 
 def shown(items: Any) -> list[tuple[list[int], list[int], list[str]]]:
