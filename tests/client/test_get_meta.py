@@ -100,6 +100,20 @@ class TestWaiting:
             b.get_meta(["x"], 1, "p", task_name="t")
         assert cluster.clock.now == 60
 
+    def test_await_ready_since_a_version(self, a: Client, b: Client, cluster: Cluster) -> None:
+        assert a.await_ready(["x"], 2, "p", "t", timeout=0).version == -1
+        a.put(numbers(2), partition_id="p")
+        seen = a.await_ready(["x"], 2, "p", "t", timeout=60).version
+        task = b.start(b.operations.await_ready(["x"], 2, "p", "t", since=seen, timeout=60))
+        cluster.run()
+        assert not task.done  # such a fetch could be met, but nothing has changed
+        a.put(numbers(1), partition_id="q")
+        cluster.run()
+        assert not task.done  # elsewhere
+        a.put(numbers(1), partition_id="p")
+        cluster.run()
+        assert task.result().version > seen
+
     def test_await_ready_since_a_version_ends_with_the_partition(self, a: Client, b: Client, cluster: Cluster) -> None:
         a.put(numbers(2), partition_id="p")
         seen = a.await_ready(["x"], 2, "p", "t", timeout=60).version

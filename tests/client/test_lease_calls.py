@@ -95,6 +95,14 @@ class TestRanks:
     def cluster(self, start: Start) -> Cluster:
         return start(seed=3, sampler=RankAwareSampler())
 
+    def test_replicas(self, a: Client, b: Client) -> None:
+        a.put(numbers(2), partition_id="p")
+        one, two = (fetch(client, replicas=2, sampling_config=RANK) for client in (a, b))
+        assert a.ack(one)
+        assert consumed(a) == [0, 0]
+        assert b.ack(two)
+        assert consumed(a) == [1, 1]
+
     def test_that_are_gone(self, a: Client, b: Client) -> None:
         a.put(numbers(2), partition_id="p")
         lost = fetch(b, sampling_config=RANK)

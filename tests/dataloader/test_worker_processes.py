@@ -33,9 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker processes:UserWarning"),
 ]
-ROWS, BATCH, MICRO = 22, 4, 2  # the last batch is a remainder
+ROWS, BATCH, MICRO = 22, 4, 2  # the sizes of `dataset`; the last batch is a remainder
 Build = Callable[..., StreamingDataset]
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -45,26 +44,9 @@ def system() -> Iterator[Any]:
 
 
 @pytest.fixture
-def partition() -> str:
-    return f"p{next(_numbers)}"
-
-
-@pytest.fixture
 def filled(system: Any, partition: str) -> str:
     """A sealed partition of ROWS rows."""
     return fill(partition)
-
-
-@pytest.fixture
-def dataset(system: Any, partition: str) -> Build:
-    def build(**more: Any) -> StreamingDataset:
-        arguments: dict[str, Any] = {
-            "config": system, "batch_size": BATCH, "micro_batch_size": MICRO, "data_fields": ["x"],
-            "partition_id": partition, "task_name": f"t{next(_numbers)}", "dp_rank": 0,
-        }  # fmt: skip
-        return StreamingDataset(**{**arguments, **more})
-
-    return build
 
 
 @pytest.fixture(autouse=True)
