@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from simulated import Start, ragged, rows_of, same, table
+from tests.simulation.faulty_cluster import FaultyCluster
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.testing import Client
 
 SCALARS = torch.tensor([1.5, 2.5, 3.5])
@@ -140,3 +143,20 @@ def test_samples_of_several_partitions(a: Client) -> None:
     both = BatchMeta.concat([a.kv_retrieve_meta(["r1", "r3"], "p").select_fields(["r"]), other.select_fields(["r"])])
     assert same(a.get_data(both.select_samples([4, 0, 2]))["r"], SCALARS[[2, 1, 0]])
     assert [tuple(row.shape) for row in a.get_data(both).get("r").tolist()] == [(), (1, 1), (), (), ()]
+
+
+def test_after_restarts_of_the_controller(tmp_path: Path) -> None:
+    cluster = FaultyCluster(tmp_path, snapshot_every=3)
+    a = cluster.client("a")
+    put(a)
+    for _ in range(2):
+        cluster.crash(CONTROLLER, 1.0)
+        cluster.advance(2.0)
+        assert same(by_keys(a, ["r0", "r2"])["r"], SCALARS[[0, 2]])
+    a.kv_clear("r3", "p")
+    cluster.crash(CONTROLLER, 1.0)
+    cluster.advance(2.0)
+    assert same(by_keys(a, ["r0", "r1", "r2"])["r"], SCALARS)
+    assert a.get_meta(["r"], None, "p", mode="force_fetch").field_schema["r"]["shape"] == torch.Size([])
+    cluster.check()
+    cluster.close()

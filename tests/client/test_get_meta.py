@@ -73,6 +73,20 @@ class TestWaiting:
         cluster.advance(5)
         assert task.done
 
+    def test_timeout(self, a: Client, b: Client, cluster: Cluster) -> None:
+        a.put(numbers(3), partition_id="p")
+        task = b.start(b.operations.get_meta(["x"], 4, "p", task_name="train", timeout=5))
+        cluster.advance(4.99)
+        assert not task.done
+        cluster.advance(0.01)
+        with pytest.raises(WaitTimeoutError) as caught:
+            task.result()
+        assert isinstance(caught.value, TimeoutError)
+        assert isinstance(caught.value, RuntimeError)
+        for word in ("Timeout", "'train'", "'x'", "4 samples", "3 available"):
+            assert word in str(caught.value)
+        assert a.get_meta(["x"], 3, "p", task_name="train").size == 3  # it took nothing
+
     def test_a_timeout_names_a_similar_field_and_what_is_missing(self, a: Client, b: Client) -> None:
         a.put(numbers(3, name="answer"), partition_id="p")
         with pytest.raises(WaitTimeoutError, match="No sample has the field 'anwser'; did you mean 'answer'"):

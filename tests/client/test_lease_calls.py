@@ -17,7 +17,9 @@ from test_checkpoints import load, save
 from simulated import Start, numbers
 from transfer_queue.client.data.lease_renewal import Renewals, Renewer
 from transfer_queue.errors import (
+    BatchGoneError,
     InvalidArgumentError,
+    StorageKeyNotFoundError,
     UnknownPartitionError,
     WaitTimeoutError,
 )
@@ -66,6 +68,26 @@ class TestAcks:
         assert a.ack(both)
         assert not a.ack(BatchMeta.concat([fetch(a, 2), lost])), "it does not count for all of it"
         assert consumed(a) == [1] * 6
+
+    def test_of_a_batch_that_was_cleared_in_part(self, start: Start) -> None:
+        """The batch has the same rows: the cleared ones have no delivery, the others are delivered again."""
+        cluster = start(seed=1, sampler=RankAwareSampler())
+        a, b = cluster.client("a"), cluster.client("b")
+        a.put(numbers(3), partition_id="p")
+        meta = fetch(a, 3, sampling_config=RANK)
+        a.nack(meta)
+        a.clear_samples(meta[1])
+        again = fetch(b, 3, sampling_config=RANK)
+        assert (again.global_indexes, again.deliveries) == (meta.global_indexes, [2, 0, 2])
+        with pytest.raises(StorageKeyNotFoundError, match=r"1 of 3 samples .* are cleared .* \[1\]"):
+            b.get_data(again)
+        rest = again.select_samples([i for i, delivery in enumerate(again.deliveries) if delivery])
+        assert b.get_data(rest)["x"].tolist() == [0, 2]
+        assert b.ack(again)
+        assert consumed(a)[0] == consumed(a)[-1] == 1
+        a.clear_samples(rest)
+        with pytest.raises(BatchGoneError):
+            fetch(b, 3, sampling_config=RANK)
 
     def test_without_a_lease_count_for_nothing(self, a: Client) -> None:
         a.put(numbers(2), partition_id="p")

@@ -222,6 +222,16 @@ class TestTags:
         assert a.get_meta(["x"], None, "p", mode="force_fetch").custom_meta == [{"new": 3}, {}]
 
 
+class TestGroups:
+    def test_of_existing_samples(self, a: Client) -> None:
+        meta = a.get_meta(["x"], 2, "p", mode="insert")
+        a.put(numbers(2), meta, group_ids=["u", "v"])
+        with pytest.raises(InvalidArgumentError, match="'u'"):
+            a.put(numbers(2, name="y"), meta, group_ids=["v", "v"])
+        with pytest.raises(InvalidArgumentError, match="each of the 2 rows, got 1"):
+            a.put(numbers(2, name="y"), meta, group_ids=["v"])
+
+
 class TestDataParser:
     def test_gets_columns_by_their_kinds(self, a: Client) -> None:
         seen: dict[str, Any] = {}

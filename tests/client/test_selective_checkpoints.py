@@ -189,6 +189,16 @@ class TestProgress:
         other.run()
         assert task.result().size == 4
 
+    @pytest.mark.parametrize("declared", [True, False])
+    def test_groups(self, client, loaded, declared):
+        """Groups stay together, also those by order of reservation in which a member was cleared."""
+        groups = [0, 0, 1, 1, 2, 2, 3, 3]
+        meta = client.put(numbers(8), partition_id="p", **({"group_ids": groups} if declared else {}))
+        client.clear_samples(meta.select_samples([0, 1, 3]))
+        other = loaded(sampler=GRPOGroupNSampler(2))
+        batch = other.get_meta("x", 4, "p", task_name="t")
+        assert other.get_data(batch)["x"].tolist() == [4, 5, 6, 7]
+
     def test_members_of_a_group_that_are_loaded_one_after_the_other_complete_it(self, start, client, tmp_path):
         client.kv_batch_put(list("abcd"), "p", numbers(4), group_ids=["g", "g", "h", "h"])
         save_some(client, tmp_path / "ck", "p")
