@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,16 @@ def rows_of(column: Any) -> list[Any]:
     return list(column.tolist() if hasattr(column, "tolist") else column)
 
 
+def values(items: Iterable[Any]) -> list[int]:
+    """The numbers of field x in items of a dataset or loader."""
+    return [value for data, _ in items for value in data["x"].tolist()]
+
+
+def take(items: Iterable[Any], count: int) -> list[Any]:
+    """The next items."""
+    return list(islice(items, count))
+
+
 def same(one: Any, other: Any) -> bool:
     """Whether two values are of one type and equal to the last bit."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
@@ -97,6 +109,18 @@ def _bytes(tensor: torch.Tensor) -> bytes:
     # A copy: a tensor of one element counts as contiguous whatever its stride is, and `view` refuses some strides.
     flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
     return flat.view(torch.uint8).numpy().tobytes()
+
+
+@contextmanager
+def reply_on_its_way(cluster: Cluster, client: Client, operation: Any) -> Iterator[Any]:
+    """Yield the task of an operation whose reply the client gets at the end of the block."""
+    client.get_partition_list()  # so that it knows the storage units
+    client.hold()
+    task = client.start(operation)
+    cluster.run()
+    yield task
+    client.release()
+    cluster.run()
 
 
 def failure(cluster: Cluster, client: Client, operation: Any) -> BaseException:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from simulated import Start, numbers, rows_of, table
+from simulated import Start, numbers, reply_on_its_way, rows_of, table
 from transfer_queue.client.data.data_path import DataPath
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages.claims import Claim
@@ -36,22 +36,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[AnyRequest]:
 
 def kinds(asked: list[AnyRequest]) -> list[str]:
     return [type(request).__name__ for request in asked]
-
-
-def held(b: Client, cluster: Cluster, *arguments: Any) -> Any:
-    """A fetch that is met, whose reply is on its way."""
-    b.get_partition_list()
-    b.hold()
-    task = b.start(b.operations.await_data(*arguments, timeout=5))
-    cluster.run()
-    assert not task.done
-    return task
-
-
-def finish(b: Client, cluster: Cluster, task: Any) -> Any:
-    b.release()
-    cluster.run()
-    return task.result()
 
 
 def test_one_round_trip(a: Client, b: Client, asked: list[AnyRequest]) -> None:
@@ -100,15 +84,15 @@ def test_under_a_lease(a: Client, asked: list[AnyRequest]) -> None:
     assert a.ack(meta)
 
 
-def test_space_that_was_used_again_is_looked_up(a: Client, b: Client, start: Start, asked: list[AnyRequest]) -> None:
+def test_space_that_was_used_again_is_looked_up(start: Start, asked: list[AnyRequest]) -> None:
     """Generations protect these places, too."""
     cluster = start(arena_bytes=2 << 20, seed=3)
     a, b = cluster.client("a"), cluster.client("b")
     meta = a.put(table(x=torch.full((1, LARGE), 1)), partition_id="p")
-    task = held(b, cluster, ["x"], 1, "p", "t")
-    a.put(table(x=torch.full((1, LARGE), 2)), meta)
-    a.put(table(x=torch.full((1, LARGE), 3)), partition_id="q")  # takes the space of the first
-    values, _, _ = finish(b, cluster, task)
+    with reply_on_its_way(cluster, b, b.operations.await_data(["x"], 1, "p", "t", timeout=5)) as task:
+        a.put(table(x=torch.full((1, LARGE), 2)), meta)
+        a.put(table(x=torch.full((1, LARGE), 3)), partition_id="q")  # takes the space of the first
+    values, _, _ = task.result()
     assert kinds(asked)[-2:] == ["Claim", "Lookup"]
     assert set(values["x"].values().tolist()) == {2}
 
@@ -117,19 +101,19 @@ def test_cleared_with_its_space(start: Start) -> None:
     cluster = start(arena_bytes=2 << 20, seed=3)
     a, b = cluster.client("a"), cluster.client("b")
     meta = a.put(table(x=torch.full((1, LARGE), 1)), partition_id="p")
-    task = held(b, cluster, ["x"], 1, "p", "t")
-    a.clear_samples(meta)
-    a.put(table(x=torch.full((1, LARGE), 3)), partition_id="q")
+    with reply_on_its_way(cluster, b, b.operations.await_data(["x"], 1, "p", "t", timeout=5)) as task:
+        a.clear_samples(meta)
+        a.put(table(x=torch.full((1, LARGE), 3)), partition_id="q")
     with pytest.raises(StorageKeyNotFoundError, match="cleared"):
-        finish(b, cluster, task)
+        task.result()
 
 
 def test_values_are_those_of_the_deal(a: Client, b: Client, cluster: Cluster) -> None:
     """What is replaced while the reply is on its way, in a block that lives on, is as if it came a moment later."""
     meta = a.put(table(x=torch.tensor([1, 2])), partition_id="p")
-    task = held(b, cluster, ["x"], 1, "p", "t")
-    a.put(table(x=torch.tensor([7])), meta[:1])
-    values, got, _ = finish(b, cluster, task)
+    with reply_on_its_way(cluster, b, b.operations.await_data(["x"], 1, "p", "t", timeout=5)) as task:
+        a.put(table(x=torch.tensor([7])), meta[:1])
+    values, got, _ = task.result()
     assert values["x"].tolist() == [1]
     assert b.get_data(got)["x"].tolist() == [7]
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_checkpoints import load, save
 
 from simulated import Start, numbers, rows_of, same, table
-from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.data.block_groups import BlockGroup
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.operations.operations import Operations
@@ -145,14 +145,9 @@ def test_a_checkpoint_keeps_what_is_shared(cluster: Cluster, tmp_path: Path) -> 
     a = split(cluster.client("a"), image=[0, 0, 1])
     meta = a.put(table(image=torch.zeros(3, 300, dtype=torch.int64)), partition_id="p")
     (block,) = live_blocks(cluster)
-    folder = tmp_path / "saved"
-    cut = a.begin_checkpoint()
-    a.save_storage_checkpoint(folder, cut=cut)
-    a.save_controller_checkpoint(folder / STATE, cut=cut)
-    assert a.end_checkpoint(cut)
+    folder = save(a, tmp_path / "saved")
     a.clear_samples(meta)
-    a.load_storage_checkpoint(folder)
-    a.load_controller_checkpoint(folder / STATE)
+    load(a, folder)
     found = a.get_meta(["image"], 3, "p", task_name="t")
     assert a.get_data(found, layout="dense")["image"][:, 0].tolist() == [0, 0, 1]
     (again,) = live_blocks(cluster)

@@ -20,37 +20,6 @@ def mib(count: float, fill: int = 1) -> Any:
     return table(x=torch.full((1, int(count * MIB)), fill, dtype=torch.uint8))
 
 
-class TestRows:
-    @pytest.fixture
-    def cluster(self, start: Start) -> Cluster:
-        return start(seed=4, conf={"backend": {"SimpleStorage": {"total_storage_size": 4}}})
-
-    def test_waits_for_space(self, a: Client, b: Client, cluster: Cluster) -> None:
-        meta = a.put(numbers(4), partition_id="p")
-        task = b.start(b.operations.put(numbers(2, 10), partition_id="p", timeout=9))
-        cluster.advance(5)
-        assert not task.done
-        a.clear_samples(meta[0])
-        cluster.run()
-        assert not task.done
-        a.clear_samples(meta[1])
-        cluster.run()
-        assert task.result().global_indexes == [4, 5]
-        assert a.get_data(task.result())["x"].tolist() == [10, 11]
-
-    def test_waits_no_longer_than_it_said(self, a: Client, b: Client, cluster: Cluster) -> None:
-        a.put(numbers(4), partition_id="p")
-        leased = cluster.unit.table.leased
-        task = b.start(b.operations.put(mib(2), partition_id="q", timeout=9))
-        cluster.advance(8.9)
-        assert not task.done
-        cluster.advance(0.1)
-        with pytest.raises(CapacityError, match="capacity"):
-            task.result()
-        assert cluster.unit.table.leased == leased
-        assert a.get_partition_list() == ["p"]
-
-
 class TestBytes:
     @pytest.fixture
     def cluster(self, start: Start) -> Cluster:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from simulated import Start, numbers
-from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import GRPOGroupNSampler
 from transfer_queue.testing import Client, Cluster
 
@@ -58,28 +57,6 @@ def test_the_whole_group_is_made_again(cluster: Cluster, put: Put, late_first: b
     assert values(client) == [10, 11, 12, 13]
     (progress,) = client.status().partitions
     assert progress.dropped == {"all alike": SIZE - 1, "of a dropped group": 1}
-
-
-@pytest.mark.parametrize("put", PUTS)
-def test_a_part_of_a_new_attempt_is_refused(cluster: Cluster, put: Put) -> None:
-    client = cluster.client("b")
-    with pytest.raises(InvalidArgumentError, match="under another group_id"):
-        put(client, 2, 10)
-
-
-def test_concurrent_puts_of_single_samples_are_looked_at_one_by_one(cluster: Cluster) -> None:
-    """They travel together, and each is a part of a group: the first is late, and the others are a new group."""
-    client = cluster.client("b")
-    tasks = [
-        client.start(client.operations.kv_put(f"k{n}", "p", {"x": numbers(1, n)["x"][0]}, group_id="g"))
-        for n in range(SIZE + 1)
-    ]
-    cluster.run()
-    assert all(task.done for task in tasks)
-    (progress,) = client.status().partitions
-    assert progress.dropped["of a dropped group"] == 1
-    assert progress.rows == SIZE
-    assert len(values(client)) == SIZE
 
 
 def test_a_refill_loop_makes_dropped_groups_again(start: Start) -> None:

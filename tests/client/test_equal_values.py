@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_checkpoints import load, save
 
 from differential import differential
 from simulated import Start, rows_of, table
 from tests.simulation.faulty_cluster import FaultyCluster
-from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import InvalidArgumentError
@@ -78,31 +78,29 @@ def test_other_partitions_fields_and_short_values_have_their_own(a: Client, clus
     assert known(cluster) == 3
 
 
-def test_values_that_are_freed_before_the_publication_are_written(a: Client, b: Client, cluster: Cluster) -> None:
-    a.kv_put("k", "p", {"x": image(1)})
-    a.kv_put("l", "p", {"x": image(2)})
-    between: Iterator[Any] = iter([lambda: b.kv_clear("k", "p")])
+def before_publication(client: Client, action: Callable[[], object]) -> None:
+    """Let something happen before the client's next publication."""
+    actions = iter([action])
 
     class Interrupted(Operations):
         def _publish_written(self, *given: Any, **target: Any) -> Any:
-            next(between, lambda: None)()
+            next(actions, lambda: None)()
             return (yield from super()._publish_written(*given, **target))
 
-    a.operations = Interrupted(a.state)
+    client.operations = Interrupted(client.state)
+
+
+def test_values_that_are_freed_before_the_publication_are_written(a: Client, b: Client, cluster: Cluster) -> None:
+    a.kv_put("k", "p", {"x": image(1)})
+    a.kv_put("l", "p", {"x": image(2)})
+    before_publication(a, lambda: b.kv_clear("k", "p"))
     meta = a.put(table(x=images(1, 2, 1, 3)), partition_id="p")
     assert values_of(a, meta) == [1, 2, 1, 3]
     assert known(cluster) == 3
 
 
 def test_a_digest_that_two_clients_write_at_once_is_listed_once(a: Client, b: Client, cluster: Cluster) -> None:
-    between: Iterator[Any] = iter([lambda: b.put(table(x=images(1)), partition_id="p")])
-
-    class Interrupted(Operations):
-        def _publish_written(self, *given: Any, **target: Any) -> Any:
-            next(between, lambda: None)()
-            return (yield from super()._publish_written(*given, **target))
-
-    a.operations = Interrupted(a.state)
+    before_publication(a, lambda: b.put(table(x=images(1)), partition_id="p"))
     meta = a.put(table(x=images(1, 1)), partition_id="p")
     assert live_bytes(cluster) == 2 * 4 * SIZE
     assert known(cluster) == 1
@@ -216,14 +214,9 @@ class Model:
     def reload(self) -> None:
         """Saves the system, changes it, and loads what was saved."""
         a, self.saves = self.clients[0], self.saves + 1
-        folder = self.folder / f"saved{self.saves}"
-        cut = a.begin_checkpoint()
-        a.save_storage_checkpoint(folder, cut=cut)
-        a.save_controller_checkpoint(folder / STATE, cut=cut)
-        assert a.end_checkpoint(cut)
+        folder = save(a, self.folder / f"saved{self.saves}")
         a.kv_batch_put(["other"], "p", {"x": images(9)})
-        a.load_storage_checkpoint(folder)
-        a.load_controller_checkpoint(folder / STATE)
+        load(a, folder)
 
     def check(self) -> None:
         keys = list(self.values)

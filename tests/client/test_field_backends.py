@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from tensordict import TensorDict
+from test_checkpoints import load, save
 
 from simulated import Start, rows_of, same, table
 from store_in_memory import KIND, MemoryStore
-from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.client.data.block_groups import BackendRoutes
 from transfer_queue.core.events.records import SamplesPut
 from transfer_queue.errors import (
@@ -216,14 +216,10 @@ def test_a_checkpoint_returns_values_to_the_backend_they_were_in(start: Start, t
     a.put(table(**VALUES), partition_id="p")
     folder = tmp_path / "saved"
     for _ in range(2):  # the second save links to the files of the first one
-        cut = a.begin_checkpoint()
-        a.save_storage_checkpoint(folder, cut=cut)
-        a.save_controller_checkpoint(folder / STATE, cut=cut)
-        assert a.end_checkpoint(cut)
+        save(a, folder)
     cluster = start(conf=then)
     b = cluster.client("b")
-    b.load_storage_checkpoint(folder)
-    b.load_controller_checkpoint(folder / STATE)
+    load(b, folder)
     both = {0: {"x", "text"}, 1: {"pixels", "stored_text"}}
     assert fields_of_unit(cluster) == (both if then else {0: {"x", "text", "pixels", "stored_text"}})
     found = b.get_data(b.get_meta(list(VALUES), 6, "p", task_name="t"))

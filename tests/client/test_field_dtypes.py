@@ -114,13 +114,6 @@ def test_tensors_and_objects_do_not_mix(a: Client) -> None:
         a.kv_batch_put(["f"], "p", table(y=INTS[:1]))
 
 
-def test_dtypes_are_forgotten_with_the_last_row(a: Client) -> None:
-    mixed(a)
-    a.kv_clear(list("abcd"), "p")
-    a.put(table(x=INTS), partition_id="p")
-    assert a.get_meta(["x"], 2, "p", task_name="t").get_dtypes("x") == [torch.int64] * 2
-
-
 def test_dtypes_that_torch_does_not_promote_are_refused(a: Client) -> None:
     a.kv_put("a", "p", {"x": torch.ones(2, dtype=torch.uint16)})
     with pytest.raises(FieldTypeError, match=r"tensors of uint16.*tensors of int32.*torch.promote_types has no dtype"):

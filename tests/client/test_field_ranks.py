@@ -119,25 +119,6 @@ def test_the_callers_tensors(a: Client) -> None:
     assert (out["r"].tolist(), out["o"].tolist()) == ([1.5, 2.5, 3.5], [1.0, 3.0])
 
 
-@pytest.mark.parametrize("way", ["clear", "replace", "drop"])
-def test_the_rank_is_forgotten_with_its_last_row(a: Client, b: Client, way: str) -> None:
-    put(a)
-    a.kv_put("r4", "p", {"r": torch.ones(2, 5)})
-    assert by_keys(b, ["r3", "r4"], select_fields="r")["r"].layout == torch.strided
-    if way == "clear":
-        a.kv_clear(["r3", "r4"], "p")
-    elif way == "drop":
-        a.drop("p", metadata=a.kv_retrieve_meta(["r3", "r4"], "p"), reason="odd")
-    else:
-        a.kv_batch_put(["r3", "r4"], "p", table(r=SCALARS[:2]))
-    assert same(by_keys(b, ["r0", "r1", "r2"], select_fields="r")["r"], SCALARS)
-    schema = a.get_meta(["r"], None, "p", mode="force_fetch").field_schema["r"]
-    assert (schema["shape"], schema["is_nested"]) == (torch.Size([]), False)
-    a.kv_put("new", "p", {"r": torch.zeros(2, 7)})
-    found = by_keys(b, ["new"], select_fields="r")["r"]
-    assert (found.layout, found.shape[-1]) == (torch.jagged, 7), "that other matrices differed is forgotten"
-
-
 def test_loaders_and_claims(start: Start) -> None:
     a = start(seed=3).client("a")
     put(a)

@@ -85,27 +85,6 @@ class TestRows:
         assert isinstance(nothing, TensorDict)
         assert (list(nothing.keys()), nothing.batch_size) == ([], torch.Size([0]))
 
-    def test_is_writable_and_independent(self, a: Client, b: Client) -> None:
-        meta = a.put(table(x=torch.zeros(4, 2), n=ragged(3, 1, 1, 1), o=[np.zeros(2)] * 4), partition_id="p")
-        mine, theirs = a.get_data(meta), b.get_data(meta)
-        mine["x"].values().fill_(7)
-        mine["n"].values().fill_(7)
-        mine.get("o").tolist()[0][:] = 7
-        a.clear_partition("p")
-        a.put(table(x=torch.full((400, 20), 9.0)), partition_id="p")
-        assert theirs["x"].values().abs().sum() == 0
-        assert theirs["n"].values().tolist() == [1, 1, 1, 2, 3, 4]
-        assert theirs.get("o").tolist()[0].tolist() == [0, 0]
-
-    def test_fields_of_different_puts(self, a: Client, b: Client) -> None:
-        meta = a.put(numbers(5), partition_id="p")
-        for i in range(5):
-            b.put(table(y=torch.tensor([[i, -i]])), meta[i])
-        a.put(table(z=list("abcde")), meta)
-        back = a.get_data(a.get_meta(["x", "y", "z"], 5, "p", task_name="t"))
-        assert [row.tolist() for row in back["y"].unbind()] == [[i, -i] for i in range(5)]
-        assert back.get("z").tolist() == list("abcde")
-
 
 class TestGone:
     def test_cleared(self, a: Client, b: Client) -> None:
@@ -140,13 +119,6 @@ class TestSeveralPartitions:
     def both(self, a: Client, one: TensorDict, two: TensorDict) -> BatchMeta:
         metas = [a.put(data, partition_id=p) for data, p in ((one, "p"), (two, "q"))]
         return BatchMeta.concat(metas, validate=False)
-
-    def test_interleaved(self, a: Client, b: Client) -> None:
-        both = self.both(a, table(x=torch.arange(2), o=["a", "b"]), table(x=torch.arange(10, 13), o=["c", "d", "e"]))
-        both.reorder([4, 0, 2, 1, 3])
-        back = b.get_data(both)
-        assert back["x"].tolist() == [12, 0, 10, 1, 11]
-        assert back.get("o").tolist() == ["e", "a", "c", "b", "d"]
 
     def test_fields_in_different_blocks(self, a: Client) -> None:
         metas = []
@@ -183,12 +155,6 @@ class TestSeveralPartitions:
         column = a.get_data(both)["x"]
         assert (column.is_nested, column.layout) == (True, torch.strided)
         assert all(map(same, column.unbind(), [*rows, torch.ones(5, 3)]))
-
-    def test_ranks_that_differ(self, a: Client) -> None:
-        both = self.both(a, table(x=torch.zeros(2, 3)), table(x=torch.ones(1)))
-        column = a.get_data(both).get("x")
-        assert isinstance(column, NonTensorStack)
-        assert all(map(same, column.tolist(), [torch.zeros(3), torch.zeros(3), torch.ones(())]))
 
     def test_mixed_ranks_within_one(self, a: Client) -> None:
         rows = [torch.zeros(3), torch.zeros(1, 2)]

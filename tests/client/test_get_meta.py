@@ -29,20 +29,6 @@ class TestFetch:
         assert meta.is_ready
         assert meta.production_status.tolist() == [1] * 4
 
-    def test_needs_all_fields(self, a: Client, b: Client, cluster: Cluster) -> None:
-        meta = a.put(numbers(4), partition_id="p")
-        task = b.start(b.operations.get_meta(["x", "y"], 2, "p", task_name="t", timeout=9))
-        cluster.run()
-        assert not task.done
-        a.put(table(y=torch.ones(2)), meta.select_samples([1, 3]))
-        cluster.run()
-        assert task.result().global_indexes == [1, 3]
-        assert task.result().field_names == ["x", "y"]
-
-    def test_a_field_named_by_one_str(self, a: Client) -> None:
-        a.put(table(reward=torch.zeros(1)), partition_id="p")
-        assert a.get_meta("reward", 1, "p", task_name="t").field_names == ["reward"]
-
     def test_describes_the_fields(self, a: Client) -> None:
         a.put(table(x=torch.zeros(2, 3, dtype=torch.float16), n=ragged(1, 4), o=["one", None]), partition_id="p")
         schema = a.get_meta(["x", "n", "o"], 2, "p", task_name="t").field_schema
@@ -128,22 +114,6 @@ class TestWaiting:
             b.get_meta(["x"], 1, "p", task_name="t")
         assert cluster.clock.now == 60
 
-    def test_await_batch_ends_with_the_partition(self, a: Client) -> None:
-        a.put(numbers(2), partition_id="p")
-        assert a.await_batch(["x"], 4, "p", "t", timeout=3)[1] is False
-        a.seal("p")
-        meta, ended = a.await_batch(["x"], 4, "p", "t", timeout=3)
-        assert (meta.global_indexes, ended) == ([0, 1], False)
-        meta, ended = a.await_batch(["x"], 4, "p", "t", timeout=3)
-        assert (len(meta), ended) == (0, True)
-
-    def test_await_batch_without_taking(self, a: Client, b: Client, cluster: Cluster) -> None:
-        task = b.start(b.operations.await_ready(["x"], 2, "p", "t", timeout=60))
-        a.put(numbers(2), partition_id="p")
-        cluster.run()
-        assert task.result().ended is False
-        assert a.get_meta(["x"], 2, "p", task_name="t").size == 2
-
     def test_await_ready_since_a_version(self, a: Client, b: Client, cluster: Cluster) -> None:
         assert a.await_ready(["x"], 2, "p", "t", timeout=0).version == -1
         a.put(numbers(2), partition_id="p")
@@ -178,11 +148,6 @@ class TestWaiting:
         assert batch.result()[0].size == 2
         assert ready.result().ended is False
 
-    def test_await_batch_finite(self, a: Client) -> None:
-        a.put(numbers(2), partition_id="p")
-        assert len(a.await_batch(["x"], 2, "p", "t", finite=True, timeout=1)[0]) == 2
-        assert a.await_batch(["x"], 2, "p", "t", finite=True, timeout=1)[1] is True
-
 
 class TestPolling:
     @pytest.fixture
@@ -200,10 +165,6 @@ class TestPolling:
     def test_an_unknown_field_is_nothing_ready(self, a: Client) -> None:
         a.put(numbers(4), partition_id="p")
         assert len(a.call(a.operations.get_meta(["x", "z"], 1, "p", task_name="t"))) == 0
-
-    def test_what_is_ready_comes(self, a: Client) -> None:
-        a.put(numbers(4), partition_id="p")
-        assert a.call(a.operations.get_meta(["x"], 4, "p", task_name="t")).size == 4
 
     def test_with_a_timeout_it_waits(self, a: Client, cluster: Cluster) -> None:
         with pytest.raises(WaitTimeoutError):
@@ -303,14 +264,6 @@ class TestProgress:
         assert not a.check_consumption_status("u", "p")
         assert a.reset_consumption("nowhere") is True
         assert a.get_meta(["x"], 2, "p", task_name="t").global_indexes == [0, 1]
-
-    def test_partition_list(self, a: Client) -> None:
-        for name in ("two", "one"):
-            a.put(numbers(1), partition_id=name)
-        assert a.get_partition_list() == ["two", "one"]
-        a.clear_partition("two")
-        a.clear_partition("two")
-        assert a.get_partition_list() == ["one"]
 
     def test_explain_and_status(self, a: Client) -> None:
         a.put(numbers(2), partition_id="p")

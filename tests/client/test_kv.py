@@ -13,13 +13,10 @@ from tensordict import NonTensorStack, TensorDict
 from simulated import Start, numbers, ragged, rows_of, same, table
 from transfer_queue.errors import (
     DuplicateError,
-    FieldTypeError,
-    InvalidArgumentError,
-    SealedError,
     UnknownPartitionError,
 )
 from transfer_queue.metadata import KVBatchMeta
-from transfer_queue.testing import Client, Cluster
+from transfer_queue.testing import Client
 from transfer_queue.wire.objects.object_values import DELETE
 
 
@@ -36,14 +33,6 @@ class Exotic:
 
 
 class TestPut:
-    def test_creates_keys_and_adds_fields(self, a: Client) -> None:
-        assert a.kv_put("k", "p", {"x": torch.arange(3)}).fields == ["x"]
-        assert a.kv_put("k", "p", {"y": "text"}).fields == ["x", "y"]
-        back = a.kv_batch_get("k", "p")
-        assert back["x"].unbind()[0].tolist() == [0, 1, 2]
-        assert back.get("y").tolist() == ["text"]
-        assert a.get_data(a.get_meta(["x"], 1, "p", task_name="t"))["x"].unbind()[0].tolist() == [0, 1, 2]
-
     def test_what_it_returns(self, a: Client) -> None:
         a.kv_put("k", "p", {"x": 1, "z": 1}, tag={"n": 1})
         meta = a.kv_batch_put(["l", "k"], "p", {"x": [1, 2], "y": [3, 4]}, tags=[{"m": 2}, {"m": 3}])
@@ -55,13 +44,6 @@ class TestPut:
         assert a.kv_batch_put(["k", "l"], "p", tags=[{}, {"n": 1}]).fields == []
         assert a.kv_put("l", "p", {"z": 1}).fields == ["z"]
         assert a.kv_batch_put(["k", "l"], "p", tags=[{}, {}]).fields == ["z"]
-
-    def test_a_refused_put_leaves_neither_keys_nor_tags_nor_fields(self, a: Client) -> None:
-        a.kv_put("k", "p", {"x": torch.tensor(1)}, tag={"n": 1})
-        with pytest.raises(ValueError, match="'x' holds tensors"):
-            a.kv_batch_put(["k", "l"], "p", {"x": ["s", "t"], "y": torch.zeros(2)}, tags=[{"n": 2}, {}])
-        assert a.kv_list("p") == {"p": {"k": {"n": 1}}}
-        assert list(a.kv_batch_get(["k"], "p").keys()) == ["x"]
 
     def test_fields_of_one_sample(self, a: Client, b: Client) -> None:
         value = {
@@ -150,29 +132,6 @@ class TestPut:
         a.kv_batch_put(["l", "m"], "p", {"url": ["a", "ab"]}, data_parser=parse)
         assert [len(row) for row in rows_of(a.kv_batch_get(["m", "l", "k"], "p")["url"])] == [2, 1, 3]
 
-    def test_groups(self, a: Client) -> None:
-        a.create_partition("p", group_size=2)
-        a.kv_put("k", "p", {"x": 1}, group_id="g")
-        a.kv_batch_put(["l"], "p", {"x": [1]}, group_ids=["g"])
-        with pytest.raises(InvalidArgumentError, match="group 'g'"):
-            a.kv_put("m", "p", {"x": 1}, group_id="g")
-
-    def test_a_sealed_partition(self, a: Client) -> None:
-        a.kv_put("k", "p", {"x": 1})
-        a.seal("p")
-        a.kv_put("k", "p", {"y": 1})
-        with pytest.raises(SealedError):
-            a.kv_put("l", "p", {"y": 1})
-
-    def test_types(self, a: Client) -> None:
-        a.kv_put("k", "p", {"x": torch.zeros(2)})
-        for other in (torch.zeros(2).to(torch.float8_e5m2), "text"):
-            with pytest.raises(FieldTypeError, match="'x'"):
-                a.kv_put("l", "p", {"x": other})
-        a.kv_clear("k", "p")
-        a.kv_put("l", "p", {"x": "text"})
-        assert a.kv_batch_get("l", "p").get("x").tolist() == ["text"]
-
 
 class TestGet:
     @pytest.fixture
@@ -183,9 +142,6 @@ class TestGet:
 
     def test_in_the_order_of_the_keys(self, b: Client, keys: list[str]) -> None:
         assert b.kv_batch_get(["m", "k", "m", "l"], "p")["x"].tolist() == [2, 0, 2, 1]
-
-    def test_unknown_keys_are_left_out(self, b: Client, keys: list[str]) -> None:
-        assert b.kv_batch_get(["?", "m", "!", "k"], "p")["x"].tolist() == [2, 0]
 
     @pytest.mark.parametrize(("wanted", "partition"), [(["?"], "p"), ([], "p"), (["k"], "nowhere")])
     def test_not_found(self, b: Client, keys: list[str], wanted: list[str], partition: str) -> None:
@@ -258,16 +214,6 @@ class TestGet:
         with pytest.raises(ValueError, match=words):
             a.kv_batch_get_by_meta(meta, selected)
 
-    def test_scattered_rows_whose_mean_length_is_the_first_ones(self, a: Client) -> None:
-        """Pieces of 1, 2 and 0 bytes have the same sum as pieces of one byte each, but must not be read as these."""
-        rows = [[95], [], [], [], [188, 52], []]
-        for keys, some in ((["x"], rows[:1]), ([f"y{n}" for n in range(5)], rows[1:])):
-            column = torch.nested.nested_tensor([torch.tensor(row, dtype=torch.uint8) for row in some],
-                                                layout=torch.jagged)  # fmt: skip
-            a.kv_batch_put(keys, "p", table(a=column))
-        back = a.kv_batch_get(["x"] * 6 + ["y0", "x", "y3"], "p")["a"]
-        assert [row.tolist() for row in back.unbind()] == [[95]] * 6 + [[], [95], [188, 52]]
-
 
 class TestListAndClear:
     def test_list(self, a: Client, b: Client) -> None:
@@ -333,10 +279,6 @@ class TestKeysAndIndexes:
 
 
 class TestTags:
-    def test_merge(self, a: Client, b: Client) -> None:
-        a.kv_put("k", "p", tag={"status": "new", "n": 1})
-        assert b.kv_put("k", "p", tag={"status": "running"}).tags == [{"status": "running", "n": 1}]
-
     @pytest.mark.parametrize("count", [5, 12])
     def test_a_put_returns_the_merged_tags_of_all_its_rows(self, a: Client, count: int) -> None:
         keys = [f"k{i}" for i in range(count)]
@@ -423,8 +365,3 @@ class TestValues:
         assert back.get("stack").tolist() == [{"a": 1}, {"a": 2}, {"a": 3}]
         assert [len(row) for row in back["tensors"].unbind()] == [1, 2, 0]
         assert same(back["nan"], columns["nan"])
-
-    def test_the_store_holds_one_copy(self, a: Client, cluster: Cluster) -> None:
-        for _ in range(5):
-            a.kv_batch_put(["k", "l"], "p", table(x=torch.zeros(2, 100)))
-        assert cluster.controller.state.blocks.live_bytes == 832

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_checkpoints import load, save
 
 from transfer_queue.errors import InvalidArgumentError, LockLostError, WaitTimeoutError
 from transfer_queue.testing import Client, Cluster
@@ -194,16 +195,13 @@ def test_a_lock_in_an_event_loop(cluster: Cluster, a: Client) -> None:
 def test_a_loaded_checkpoint_ends_all_locks(cluster: Cluster, a: Client, b: Client, tmp_path: Path) -> None:
     a.kv_put("x", "p", {"n": 1})
     with a.kv_lock("x", "p"):
-        a.save_storage_checkpoint(tmp_path)
-        a.save_controller_checkpoint(tmp_path / "state")
+        save(a, tmp_path)
 
     def block() -> None:
         with a.kv_lock("x", "p") as lock:
             waiting = b.start(b.operations._take_lock(["x"], "p", 50.0, 30.0))
             cluster.run()
-            c = cluster.client("c")
-            c.load_storage_checkpoint(tmp_path)
-            c.load_controller_checkpoint(tmp_path / "state")
+            load(cluster.client("c"), tmp_path)
             assert waiting.result().token > lock.token
             with pytest.raises(LockLostError):
                 a.kv_put("x", "p", {"n": 2}, fence=lock)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from test_checkpoints import load, save
 
 from simulated import numbers
 from transfer_queue.client.operations.update_operations import FIRST_PAUSE, LONGEST_PAUSE, longest_pause
@@ -197,17 +198,6 @@ class TestConflicts:
 
         assert a.kv_update("k", "p", "n", change, empty={"n": 0}) == {"n": 2}
 
-    def test_claims_and_leases_are_no_conflict(self, a: Client, b: Client) -> None:
-        a.kv_put("k", "p", {"n": torch.tensor(1)})
-        calls = []
-
-        def change(values: Values) -> Values:
-            calls.append(b.get_meta(["n"], 1, "p", task_name="t", lease=30.0))
-            return more(values)
-
-        a.kv_update("k", "p", "n", change)
-        assert len(calls) == 1
-
     def test_an_update_that_always_loses_ends_with_its_timeout(self, cluster: Cluster, a: Client, b: Client) -> None:
         a.kv_put("k", "p", {"n": 1})
 
@@ -266,14 +256,12 @@ class TestFences:
 
 def test_a_loaded_checkpoint_in_between_lets_the_function_run_again(a: Client, b: Client, tmp_path: Path) -> None:
     a.kv_put("k", "p", {"n": 1})
-    a.save_storage_checkpoint(tmp_path)
-    a.save_controller_checkpoint(tmp_path / "state")
+    save(a, tmp_path)
     seen: list[int] = []
 
     def change(values: Values) -> Values:
         if not seen:  # the sample has the same version after the load
-            b.load_storage_checkpoint(tmp_path)
-            b.load_controller_checkpoint(tmp_path / "state")
+            load(b, tmp_path)
         seen.append(values["n"])
         return more(values)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_checkpoints import load, save
 
 from simulated import Start, numbers
 from transfer_queue.client.data.lease_renewal import Renewals, Renewer
@@ -287,13 +288,9 @@ def test_a_loaded_checkpoint_ends_leases(start: Start, tmp_path: Path, sampler: 
     a, b = cluster.client("a"), cluster.client("b")
     a.put(numbers(4), partition_id="p")
     before = fetch(a, 2, sampling_config=RANK)
-    cut = a.begin_checkpoint()
-    a.save_storage_checkpoint(tmp_path / "saved", cut=cut)
-    a.save_controller_checkpoint(tmp_path / "saved" / "state", cut=cut)
-    a.end_checkpoint(cut)
+    save(a, tmp_path / "saved")
     after = fetch(a, 2, sampling_config={"dp_rank": 1, "batch_index": 0})
-    b.load_storage_checkpoint(tmp_path / "saved")
-    b.load_controller_checkpoint(tmp_path / "saved" / "state")
+    load(b, tmp_path / "saved")
     assert (a.ack(before), a.ack(after)) == (False, False)
     again = fetch(b, 2, sampling_config=RANK)
     assert (again.global_indexes, again.deliveries) == (before.global_indexes, [1, 1])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_capacity import MIB, mib
 
 from simulated import numbers, table
 from transfer_queue.core.events.effects import Send
@@ -16,13 +17,6 @@ from transfer_queue.messages.puts import Publish
 from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL
 from transfer_queue.storage.unit.unit_effects import SendReply
 from transfer_queue.testing import Client, Cluster
-
-MIB = 1 << 20
-
-
-def mib(count: float) -> Any:
-    """One row of so many MiB."""
-    return table(x=torch.ones(1, int(count * MIB), dtype=torch.uint8))
 
 
 class TestClose:
@@ -105,13 +99,6 @@ class TestDeath:
         cluster.client("c").clear_partition("p")
         cluster.run()
         assert task.result().global_indexes == [1]
-
-    def test_a_new_client_of_the_same_process_is_another(self, a: Client, cluster: Cluster) -> None:
-        a.put(numbers(1), partition_id="p")
-        a.die()
-        cluster.advance(1)
-        again = cluster.client("again")
-        assert again.put(numbers(1, 5), partition_id="p").global_indexes == [1]
 
 
 class TestReconnect:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from test_checkpoints import load, save
 
 from simulated import Start, rows_of, table
-from transfer_queue.client.checkpoint.checkpoint_folder import STATE
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.descriptors import DISK
 from transfer_queue.testing import Client, Cluster
@@ -122,15 +122,11 @@ def test_checkpoints_hold_what_is_on_disk(start: Start, tmp_path: Path) -> None:
     for number, some in enumerate(keys):
         a.kv_batch_put(some, "p", block(number))
     assert {1} in places(cluster)
-    cut = a.begin_checkpoint()
-    a.save_storage_checkpoint(tmp_path / "saved", cut=cut)
-    a.save_controller_checkpoint(tmp_path / "saved" / STATE, cut=cut)
-    assert a.end_checkpoint(cut)
+    save(a, tmp_path / "saved")
     later = start(conf=conf(), arena_bytes=2 * MIB, seed=3)
     b = later.client("b")
     began = later.clock.now
-    b.load_storage_checkpoint(tmp_path / "saved")
-    b.load_controller_checkpoint(tmp_path / "saved" / STATE)
+    load(b, tmp_path / "saved")
     assert later.clock.now - began < 1.0
     assert {1} in places(later)
     for number, some in enumerate(keys):

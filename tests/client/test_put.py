@@ -10,9 +10,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from simulated import Start, failure, numbers, ragged, same, table
+from simulated import numbers, ragged, same, table
 from transfer_queue.errors import (
-    CapacityError,
     FieldTypeError,
     InvalidArgumentError,
     ProtocolError,
@@ -39,11 +38,6 @@ class TestNewSamples:
         assert meta.is_ready
         assert meta.get_dtypes("x") == [torch.float32] * 2
         assert meta.get_shapes("n") == [torch.Size([1]), torch.Size([2])]
-
-    def test_a_dict_of_columns(self, a: Client) -> None:
-        meta = a.put({"x": torch.arange(2), "o": ["u", "v"]}, partition_id="p")  # type: ignore[arg-type]
-        assert a.get_data(meta)["x"].tolist() == [0, 1]
-        assert a.get_data(meta).get("o").tolist() == ["u", "v"]
 
     @pytest.mark.parametrize(
         ("data", "words"),
@@ -76,18 +70,6 @@ class TestExistingSamples:
         assert a.put(table(y=torch.ones(2)), meta) is meta
         assert meta.field_names == ["x", "y"]
         assert same(a.get_data(meta)["y"], torch.ones(2))
-
-    def test_piecewise(self, a: Client, b: Client) -> None:
-        meta = a.put(numbers(6), partition_id="p")
-        for i, part in enumerate(meta.chunk(3)):
-            (a, b)[i % 2].put(table(y=torch.full((2,), i)), part)
-        every_other = meta.select_samples([5, 1])
-        b.put(table(z=torch.tensor([50, 10])), every_other)
-        shown = a.get_meta(["x", "y"], None, "p", mode="force_fetch")
-        assert shown.is_ready
-        assert a.get_data(shown)["y"].tolist() == [0, 0, 1, 1, 2, 2]
-        assert a.get_data(every_other)["z"].tolist() == [50, 10]
-        assert not a.check_production_status(["z"], "p")
 
     def test_replaces(self, a: Client, b: Client, cluster: Cluster) -> None:
         meta = a.put(numbers(4), partition_id="p")
@@ -348,10 +330,6 @@ class TestNothingIsLeft:
         assert before() == was
         assert a.put(numbers(1), partition_id="p").global_indexes == [2]
 
-    def test_a_type_error_names_both(self, a: Client, before: Callable[[], tuple[Any, ...]]) -> None:
-        with pytest.raises(ValueError, match=r"(?s)uint16.*int64|int64.*uint16"):
-            a.put(table(x=torch.zeros(1, dtype=torch.uint16)), partition_id="p")
-
     def test_an_uncarriable_value_is_named(self, a: Client) -> None:
         with pytest.raises(TypeError, match=r"(?s)'o'.*row 1.*generator"):
             a.put(table(o=["fine", (n for n in "ab")]), partition_id="p")
@@ -444,18 +422,6 @@ class TestNothingIsLeft:
         a.clear_partition("p")
         a.close()
         assert cluster.unit.table.leased == 0
-
-    def test_capacity(self, start: Start) -> None:
-        cluster = start(conf={"backend": {"SimpleStorage": {"total_storage_size": 3}}})
-        client = cluster.client("c")
-        client.put(numbers(2), partition_id="p")
-        leased = cluster.unit.table.leased
-        error = failure(cluster, client, client.operations.put(numbers(2), partition_id="p"))
-        assert isinstance(error, CapacityError)
-        assert isinstance(error, RuntimeError)
-        assert "capacity" in str(error)
-        assert cluster.unit.table.leased == leased
-        assert client.put(numbers(1), partition_id="p").global_indexes == [2]
 
 
 def _until(cluster: Cluster, operation: Any, kind: type) -> None:

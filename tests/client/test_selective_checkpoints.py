@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,25 @@ def save_some(client: Client, folder: Path, partitions: Any, keys: Any = None) -
     assert client.end_checkpoint(cut)
     write_json(folder / METADATA, {"storage_saved": True, "user_metadata": {}, "partitions": list(cut.report.samples)})
     return cut.report
+
+
+@pytest.fixture
+def client(start: Start) -> Client:
+    """A client of the system whose partition p is saved."""
+    return start(seed=1).client("a")
+
+
+@pytest.fixture
+def loaded(start: Start, client: Client, tmp_path: Path) -> Callable[..., Client]:
+    """loaded(...): a client of another system, into which partition p of the first one was loaded."""
+
+    def load(**options: Any) -> Client:
+        save_some(client, tmp_path / "ck", "p")
+        other = start(seed=2, **options).client("b")
+        other.load_samples(tmp_path / "ck", "p")
+        return other
+
+    return load
 
 
 def row(client: Client, key: str, partition: str = "p") -> dict[str, Any]:
@@ -142,14 +162,10 @@ class TestWhatIsAdded:
 
 
 class TestProgress:
-    def test_consumption_and_skipped_samples(self, start, tmp_path):
-        client = start(seed=1).client("a")
+    def test_consumption_and_skipped_samples(self, client, loaded):
         client.kv_batch_put(list("abcdef"), "p", numbers(6))
         taken = client.get_meta("x", 2, "p", task_name="train")
-        save_some(client, tmp_path / "ck", "p")
-        other = start(seed=2).client("b")
-        other.kv_put("mine", "other", {"x": torch.tensor(0)})
-        other.load_samples(tmp_path / "ck", "p")
+        other = loaded()
         left = other.get_meta("x", 4, "p", task_name="train")
         assert other.get_data(left)["x"].tolist() == [2, 3, 4, 5]
         assert taken.size == 2
@@ -157,17 +173,12 @@ class TestProgress:
         other.reset_consumption("p", "train")
         assert other.get_meta("x", 6, "p", task_name="train").size == 6
 
-    def test_a_lease_ends(self, start, tmp_path):
-        client = start(seed=1).client("a")
+    def test_a_lease_ends(self, client, loaded):
         client.kv_batch_put(list("ab"), "p", numbers(2))
         client.get_meta("x", 1, "p", task_name="train", lease=1000)
-        save_some(client, tmp_path / "ck", "p")
-        other = start(seed=2).client("b")
-        other.load_samples(tmp_path / "ck", "p")
-        assert other.get_meta("x", 2, "p", task_name="train").size == 2
+        assert loaded().get_meta("x", 2, "p", task_name="train").size == 2
 
-    def test_a_claim_that_waits_gets_the_samples(self, start, tmp_path):
-        client = start(seed=1).client("a")
+    def test_a_claim_that_waits_gets_the_samples(self, start, client, tmp_path):
         client.kv_batch_put(list("abcd"), "p", numbers(4))
         save_some(client, tmp_path / "ck", "p")
         other = start(seed=2)
@@ -179,20 +190,16 @@ class TestProgress:
         assert task.result().size == 4
 
     @pytest.mark.parametrize("declared", [True, False])
-    def test_groups(self, start, tmp_path, declared):
+    def test_groups(self, client, loaded, declared):
         """Groups stay together, also those by order of reservation in which a member was cleared."""
-        client = start(seed=1).client("a")
         groups = [0, 0, 1, 1, 2, 2, 3, 3]
         meta = client.put(numbers(8), partition_id="p", **({"group_ids": groups} if declared else {}))
         client.clear_samples(meta.select_samples([0, 1, 3]))
-        save_some(client, tmp_path / "ck", "p")
-        other = start(seed=2, sampler=GRPOGroupNSampler(2)).client("b")
-        other.load_samples(tmp_path / "ck", "p")
+        other = loaded(sampler=GRPOGroupNSampler(2))
         batch = other.get_meta("x", 4, "p", task_name="t")
         assert other.get_data(batch)["x"].tolist() == [4, 5, 6, 7]
 
-    def test_members_of_a_group_that_are_loaded_one_after_the_other_complete_it(self, start, tmp_path):
-        client = start(seed=1).client("a")
+    def test_members_of_a_group_that_are_loaded_one_after_the_other_complete_it(self, start, client, tmp_path):
         client.kv_batch_put(list("abcd"), "p", numbers(4), group_ids=["g", "g", "h", "h"])
         save_some(client, tmp_path / "ck", "p")
         other = start(seed=2, sampler=GRPOGroupNSampler(2), conf={"controller": {"polling_mode": True}}).client("b")
@@ -201,8 +208,7 @@ class TestProgress:
         other.load_samples(tmp_path / "ck", "p", keys=["b"])
         assert other.get_data(other.get_meta("x", 2, "p", task_name="t"))["x"].tolist() == [0, 1]
 
-    def test_settings_seals_and_the_policy_version(self, start, tmp_path):
-        client = start(seed=1).client("a")
+    def test_settings_seals_and_the_policy_version(self, start, client, tmp_path):
         client.create_partition("p", max_staleness=1, rows_per_version=2, producers=2)
         client.set_policy_version("p", 3)
         client.kv_batch_put(["a", "b"], "p", numbers(2))
@@ -219,8 +225,7 @@ class TestProgress:
         with pytest.raises(SealedError):
             other.kv_put("c", "p", {"x": torch.tensor(1)})
 
-    def test_settings_that_differ_are_named(self, start, tmp_path):
-        client = start(seed=1).client("a")
+    def test_settings_that_differ_are_named(self, start, client, tmp_path):
         client.create_partition("p", free_when=consumed_by["train"], max_rows=5)
         client.kv_put("a", "p", numbers(1))
         save_some(client, tmp_path / "ck", "p")
@@ -230,17 +235,13 @@ class TestProgress:
         with pytest.raises(InvalidArgumentError, match=words):
             other.load_samples(tmp_path / "ck", "p")
 
-    def test_samples_that_no_task_needs_are_not_kept(self, start, tmp_path):
+    def test_samples_that_no_task_needs_are_not_kept(self, client, loaded):
         """Under free_when they were only there because a client still referred to them."""
-        client = start(seed=1).client("a")
         client.create_partition("p", free_when=consumed_by["train"])
         client.kv_batch_put(list("abc"), "p", numbers(3))
         client.get_meta("x", 1, "p", task_name="train")
         assert len(client.kv_list("p")["p"]) == 3
-        save_some(client, tmp_path / "ck", "p")
-        other = start(seed=2).client("b")
-        other.load_samples(tmp_path / "ck", "p")
-        assert list(other.kv_list("p")["p"]) == ["b", "c"]
+        assert list(loaded().kv_list("p")["p"]) == ["b", "c"]
 
 
 class TestAnExistingPartition:
@@ -253,8 +254,7 @@ class TestAnExistingPartition:
         assert values(other, ["own", "a", "e"]) == [1, 0, 4]
         assert row(other, "d")["words"] == {"b": [1, 2]}
 
-    def test_samples_without_keys_are_always_added(self, start, tmp_path):
-        client = start(seed=1).client("a")
+    def test_samples_without_keys_are_always_added(self, client, tmp_path):
         client.put(numbers(3), partition_id="p")
         save_some(client, tmp_path / "ck", "p")
         client.load_samples(tmp_path / "ck", "p")

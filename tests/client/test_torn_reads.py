@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from simulated import Start, numbers, table
+from simulated import Start, numbers, reply_on_its_way, table
 from transfer_queue.client.data import data_path
 from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, UncarriableValueError
@@ -64,13 +64,9 @@ def lookups(cluster: Cluster, reader: Client, monkeypatch: pytest.MonkeyPatch) -
 def test_replaced(a: Client, b: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = lookups(cluster, b, monkeypatch)
     meta = a.put(value(1), partition_id="p")
-    b.get_partition_list()
-    b.hold()
-    task = b.start(b.operations.get_data(meta))
-    a.put(value(2), meta)
-    a.put(value(3), partition_id="q")  # takes the space of the first
-    b.release()
-    cluster.run()
+    with reply_on_its_way(cluster, b, b.operations.get_data(meta)) as task:
+        a.put(value(2), meta)
+        a.put(value(3), partition_id="q")  # takes the space of the first
     assert len(seen) == 2
     assert int(task.result()["x"].values().min()) == int(task.result()["x"].values().max()) == 2
 
@@ -78,14 +74,9 @@ def test_replaced(a: Client, b: Client, cluster: Cluster, monkeypatch: pytest.Mo
 def test_cleared(a: Client, b: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = lookups(cluster, b, monkeypatch)
     meta = a.put(value(1), partition_id="p")
-    b.get_partition_list()
-    b.hold()
-    task = b.start(b.operations.get_data(meta))
-    cluster.run()
-    a.clear_samples(meta)
-    a.put(value(3), partition_id="q")
-    b.release()
-    cluster.run()
+    with reply_on_its_way(cluster, b, b.operations.get_data(meta)) as task:
+        a.clear_samples(meta)
+        a.put(value(3), partition_id="q")
     assert len(seen) == 1
     with pytest.raises(StorageKeyNotFoundError, match="cleared"):
         task.result()
@@ -93,14 +84,9 @@ def test_cleared(a: Client, b: Client, cluster: Cluster, monkeypatch: pytest.Mon
 
 def test_by_key(a: Client, b: Client, cluster: Cluster) -> None:
     a.kv_batch_put(["k"], "p", value(1))
-    b.get_partition_list()
-    b.hold()
-    task = b.start(b.operations.kv_batch_get(["k"], "p"))
-    cluster.run()
-    a.kv_clear(["k"], "p")
-    a.kv_batch_put(["k"], "p", value(5))
-    b.release()
-    cluster.run()
+    with reply_on_its_way(cluster, b, b.operations.kv_batch_get(["k"], "p")) as task:
+        a.kv_clear(["k"], "p")
+        a.kv_batch_put(["k"], "p", value(5))
     assert int(task.result()["x"].values().min()) == 5
 
 
@@ -198,12 +184,7 @@ def test_replaced_again_and_again(a: Client, b: Client, monkeypatch: pytest.Monk
 def test_freed_and_not_written_yet(a: Client, b: Client, cluster: Cluster) -> None:
     """The generation moves when space is freed, before anybody can lease it."""
     meta = a.put(value(1), partition_id="p")
-    b.get_partition_list()
-    b.hold()
-    task = b.start(b.operations.get_data(meta))
-    cluster.run()
-    a.clear_samples(meta)
-    b.release()
-    cluster.run()
+    with reply_on_its_way(cluster, b, b.operations.get_data(meta)) as task:
+        a.clear_samples(meta)
     with pytest.raises(StorageKeyNotFoundError):
         task.result()

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from test_checkpoints import load, save
 
 import transfer_queue as tq
-from simulated import Start, numbers, ragged, rows_of, same, table
+from simulated import Start, numbers, ragged, reply_on_its_way, rows_of, same, table
 from transfer_queue.errors import CapacityError, InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.storage.arena import arena_views
 from transfer_queue.storage.unit.storage_unit import VIEWS_INTERVAL
@@ -306,12 +306,7 @@ def test_a_checkpoint_of_viewed_values(start: Start, tmp_path: Path) -> None:
 
 def test_values_that_are_replaced_between_lookup_and_view(a: Client, b: Client, cluster: Cluster) -> None:
     meta = a.put(table(x=torch.full((1, MIB), 1)), partition_id="p")
-    b.get_partition_list()
-    b.hold()
-    task = b.start(b.operations.get_data(meta, layout="dense", copy=False))
-    cluster.run()
-    a.put(table(x=torch.full((1, MIB), 2)), meta)
-    a.put(table(x=torch.full((1, MIB), 3)), partition_id="q")
-    b.release()
-    cluster.run()
+    with reply_on_its_way(cluster, b, b.operations.get_data(meta, layout="dense", copy=False)) as task:
+        a.put(table(x=torch.full((1, MIB), 2)), meta)
+        a.put(table(x=torch.full((1, MIB), 3)), partition_id="q")
     assert task.result()["x"].eq(2).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import multiprocessing
 import threading
 import time
@@ -29,7 +28,6 @@ pytestmark = [
 ]
 SECONDS = 60
 Build = Callable[..., StreamingDataset]
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -37,23 +35,6 @@ def system() -> Iterator[Any]:
     """Its sampler forgets what it has dealt, so that a batch that is lost does not come again."""
     yield tq.init(OmegaConf.create({"controller": {"polling_mode": True}}))
     tq.close()
-
-
-@pytest.fixture
-def partition() -> str:
-    return f"p{next(_numbers)}"
-
-
-@pytest.fixture
-def dataset(system: Any, partition: str) -> Build:
-    def build(**more: Any) -> StreamingDataset:
-        arguments: dict[str, Any] = {
-            "config": system, "batch_size": 4, "micro_batch_size": 2, "data_fields": ["x"],
-            "partition_id": partition, "task_name": "t", "dp_rank": 0,
-        }  # fmt: skip
-        return StreamingDataset(**{**arguments, **more})
-
-    return build
 
 
 @pytest.fixture(autouse=True)
@@ -98,9 +79,12 @@ def claim_waits(partition: str) -> bool:
     return any(task.waiting for found in shown if found.name == partition for task in found.tasks)
 
 
-def waiting(partition: str) -> Callable[[], bool]:
+async def start_wait(partition: str, work: Awaitable[Any]) -> asyncio.Task[Any]:
+    """Start a task, and return it when its claim of the partition is parked."""
     tq.get_client().create_partition(partition)
-    return lambda: claim_waits(partition)
+    task = asyncio.ensure_future(work)
+    await until(lambda: claim_waits(partition))
+    return task  # type: ignore[return-value]
 
 
 async def cancel(task: asyncio.Task[Any]) -> None:
@@ -111,19 +95,6 @@ async def cancel(task: asyncio.Task[Any]) -> None:
 
 def run(main: Awaitable[Any]) -> Any:
     return asyncio.run(asyncio.wait_for(main, SECONDS))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("workers", [None, 0, 2])
-def test_the_items_are_those_of_a_plain_iteration(dataset: Build, partition: str, workers: int | None) -> None:
-    put(partition, 10, seal=True)
-    wanted = [(data["x"].tolist(), meta.global_indexes) for data, meta in dataset(task_name="plain")]
-
-    async def main() -> Any:
-        items = dataset() if workers is None else StreamingDataLoader(dataset(), num_workers=workers)
-        return [(data["x"].tolist(), meta.global_indexes) async for data, meta in items]
-
-    assert run(main()) == wanted
-    assert [rows for rows, _ in wanted] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -172,9 +143,7 @@ def test_other_tasks_run_between_the_items_of_a_batch(dataset: Build, partition:
 
 def test_without_workers_there_are_no_threads(dataset: Build, partition: str) -> None:
     async def main() -> None:
-        is_waiting = waiting(partition)
-        task = asyncio.ensure_future(anext(aiter(dataset())))
-        await until(is_waiting)
+        task = await start_wait(partition, anext(aiter(dataset())))
         assert threads() == []
         await cancel(task)
 
@@ -184,11 +153,8 @@ def test_without_workers_there_are_no_threads(dataset: Build, partition: str) ->
 class TestCancellation:
     def test_a_cancelled_wait_ends_immediately_and_its_claim_is_withdrawn(self, dataset: Build, partition: str) -> None:
         async def main() -> None:
-            is_waiting = waiting(partition)
-            task = asyncio.ensure_future(values(dataset()))
-            await until(is_waiting)
-            await cancel(task)
-            assert not is_waiting()
+            await cancel(await start_wait(partition, values(dataset())))
+            assert not claim_waits(partition)
 
         run(main())
 
@@ -213,7 +179,6 @@ class TestCancellation:
         loader = StreamingDataLoader(dataset(delivery=delivery))
 
         async def main() -> list[int]:
-            is_waiting = waiting(partition)
             found: list[int] = []
 
             async def consume() -> None:
@@ -221,8 +186,7 @@ class TestCancellation:
                     found.extend(data["x"].tolist())
 
             for round_ in range(40):
-                task = asyncio.ensure_future(consume())
-                await until(is_waiting)
+                task = await start_wait(partition, consume())
                 answer = asyncio.ensure_future(
                     tq.get_client().async_put(numbers(4, 4 * round_), partition_id=partition)
                 )
@@ -285,9 +249,7 @@ class TestCancellation:
 
     def test_workers_end_with_the_cancelled_iteration(self, dataset: Build, partition: str) -> None:
         async def main() -> None:
-            is_waiting = waiting(partition)
-            task = asyncio.ensure_future(values(StreamingDataLoader(dataset(), num_workers=2)))
-            await until(is_waiting)
+            task = await start_wait(partition, values(StreamingDataLoader(dataset(), num_workers=2)))
             assert len(multiprocessing.active_children()) == 2
             await cancel(task)
             del task
@@ -303,9 +265,7 @@ class TestCancellation:
         loader = StreamingDataLoader(dataset(), num_workers=1, persistent_workers=True)
 
         async def wait_for_nothing() -> list[int]:
-            is_waiting = waiting(partition)
-            task = asyncio.ensure_future(values(loader))
-            await until(is_waiting)
+            task = await start_wait(partition, values(loader))
             there = [child.pid for child in multiprocessing.active_children()]
             await cancel(task)
             assert [child.pid for child in multiprocessing.active_children()] == there
@@ -321,11 +281,8 @@ class TestCancellation:
 
     def test_deleting_the_loader_ends_persistent_workers_and_their_thread(self, dataset: Build, partition: str) -> None:
         async def main() -> None:
-            is_waiting = waiting(partition)
             loader = StreamingDataLoader(dataset(), num_workers=1, persistent_workers=True)
-            task = asyncio.ensure_future(values(loader))
-            await until(is_waiting)
-            await cancel(task)
+            await cancel(await start_wait(partition, values(loader)))
 
         run(main())
 
@@ -386,10 +343,8 @@ class TestEnds:
 
     def test_two_tasks_cannot_share_an_iterator(self, dataset: Build, partition: str) -> None:
         async def main() -> None:
-            is_waiting = waiting(partition)
             items: AsyncIterator[Any] = aiter(dataset())
-            task = asyncio.ensure_future(anext(items))
-            await until(is_waiting)
+            task = await start_wait(partition, anext(items))
             with pytest.raises(RuntimeError, match="another task"):
                 await anext(items)
             await cancel(task)

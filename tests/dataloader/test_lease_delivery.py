@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
 import transfer_queue as tq
-from simulated import Start, numbers
+from simulated import Start, numbers, values
 from transfer_queue.dataloader.lease_delivery import return_batches
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -28,10 +28,6 @@ _numbers = itertools.count()
 def consumed(client: Any, partition: str = "p") -> int:
     _, column = client.get_consumption_status("train", partition)
     return int(column.sum())
-
-
-def values(items: Any) -> list[int]:
-    return [value for data, _ in items for value in data["x"].tolist()]
 
 
 def arguments(**more: Any) -> dict[str, Any]:
@@ -66,16 +62,6 @@ class TestInOneProcess:
     def test_without_it_a_batch_is_consumed_when_it_is_fetched(self, a: Client, dataset: Build) -> None:
         next(iter(dataset(delivery="at_most_once")))
         assert consumed(a) == 4
-
-    def test_a_rank_that_is_killed_gets_its_batch_again(self, b: Client, cluster: Cluster, dataset: Build) -> None:
-        items = iter(dataset())
-        assert values(itertools.islice(items, 3)) == [0, 1, 2, 3, 4, 5]
-        b.die()
-        again = dataset(cluster.client("c"))
-        again.load_state_dict({**dataset().state_dict(), "batch_index": 1})
-        first = next(iter(again))
-        assert values([first]) == [4, 5]
-        assert first[1].deliveries == [1, 1], "the lease of the killed one has not run out"
 
     def test_a_long_step_loses_no_lease(self, a: Client, cluster: Cluster, dataset: Build) -> None:
         made = dataset(lease_seconds=3.0)

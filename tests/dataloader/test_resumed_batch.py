@@ -8,7 +8,7 @@ import itertools
 import json
 import pickle
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from simulated import Start, numbers, table
+from simulated import Start, numbers, table, take, values
 from transfer_queue.dataloader.lease_delivery import DELIVERIES
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.errors import BatchGoneError, UnknownPartitionError
@@ -33,14 +33,6 @@ SAMPLERS: dict[str, Callable[[], BaseSampler]] = {
     "groups": lambda: GRPOGroupNSampler(n_samples_per_prompt=1),
     "ranks": RankAwareSampler,
 }
-
-
-def values(items: Iterable[Any]) -> list[int]:
-    return [value for data, _ in items for value in data["x"].tolist()]
-
-
-def take(dataset: StreamingDataset, count: int) -> list[Any]:
-    return list(itertools.islice(iter(dataset), count))
 
 
 def client_of(cluster: Cluster, name: str) -> Client:
@@ -64,6 +56,22 @@ def resumed(client: Client, state: dict[str, Any], **more: Any) -> StreamingData
     return dataset
 
 
+def filled_system(start: Start, sampler: BaseSampler, rows: int = 12) -> Cluster:
+    """A system with numbered rows in a sealed partition."""
+    cluster = start(seed=6, sampler=sampler)
+    client = client_of(cluster, "a")
+    client.put(numbers(rows), partition_id="p")
+    client.seal("p")
+    return cluster
+
+
+def restart(cluster: Cluster, count: int, **more: Any) -> tuple[StreamingDataset, list[Any], StreamingDataset]:
+    """A dataset, the items that were taken from it, and one of another process that continues from its state."""
+    first = dataset_of(client_of(cluster, "b"), **more)
+    before = take(first, count)
+    return first, before, resumed(client_of(cluster, "c"), first.state_dict(), **more)
+
+
 @pytest.fixture
 def cluster(start: Start) -> Cluster:
     return start(seed=6, sampler=SequentialSampler())
@@ -84,11 +92,7 @@ def keyed(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def either(keyed: bool, start: Start) -> Cluster:
     """A system whose sampler keeps no batches, or keeps them by number, with 12 rows."""
-    cluster = start(seed=6, sampler=RankAwareSampler() if keyed else SequentialSampler())
-    client = client_of(cluster, "a")
-    client.put(numbers(12), partition_id="p")
-    client.seal("p")
-    return cluster
+    return filled_system(start, RankAwareSampler() if keyed else SequentialSampler())
 
 
 def process(data: Any, meta: Any, micro_batch_size: int) -> list[Any]:
@@ -107,14 +111,11 @@ class TestTheOpenBatch:
         ids=str,
     )  # fmt: skip
     def test_the_rest_is_yielded_and_nothing_twice(self, either: Cluster, count: int, more: dict[str, Any]) -> None:
-        first = dataset_of(client_of(either, "b"), **more)
-        before = values(take(first, count))
-        assert before + values(resumed(client_of(either, "c"), first.state_dict(), **more)) == list(range(12))
+        _, before, again = restart(either, count, **more)
+        assert values(before) + values(again) == list(range(12))
 
     def test_opaque_items(self, either: Cluster) -> None:
-        first = dataset_of(client_of(either, "b"), process_batch_fn=process)
-        before = take(first, 3)
-        again = resumed(client_of(either, "c"), first.state_dict(), process_batch_fn=process)
+        _, before, again = restart(either, 3, process_batch_fn=process)
         assert [row for row, _ in before + list(again)] == list(range(12))
 
     def test_packed_items(self, a: Client, b: Client) -> None:
@@ -137,21 +138,19 @@ class TestTheOpenBatch:
         next(items)
         state = first.state_dict()
         fetched, again = next(items), next(iter(resumed(b, state, data_fields=["x", "o", "t"], micro_batch_size=1)))
-        for (data, meta), (values, known) in [(fetched, again)]:
-            assert [data[name].tolist() for name in ("x", "o")] == [values[name].tolist() for name in ("x", "o")]
-            assert data["t"].shape[0] == values["t"].shape[0]
-            assert meta.get_all_custom_meta() == known.get_all_custom_meta() == [{"n": 1}]
-            assert meta.field_schema == known.field_schema
+        (data, meta), (values_again, known) = fetched, again
+        assert [data[name].tolist() for name in ("x", "o")] == [values_again[name].tolist() for name in ("x", "o")]
+        assert data["t"].shape[0] == values_again["t"].shape[0]
+        assert meta.get_all_custom_meta() == known.get_all_custom_meta() == [{"n": 1}]
+        assert meta.field_schema == known.field_schema
 
     def test_a_fetch_function_is_called_with_a_client_whose_claims_return_these_rows(self, either: Cluster) -> None:
         def fetch(**arguments: Any) -> Any:
             data, meta = default_fetch_batch_fn(**arguments)
             return None if data is None else TensorDict({"x": data["x"] + 100}, batch_size=data.batch_size), meta
 
-        how = {"fetch_batch_fn": fetch, "should_check_consumption_status": True}
-        first = dataset_of(client_of(either, "b"), **how)
-        before = values(take(first, 3))
-        assert before + values(resumed(client_of(either, "c"), first.state_dict(), **how)) == list(range(100, 112))
+        _, before, again = restart(either, 3, fetch_batch_fn=fetch, should_check_consumption_status=True)
+        assert values(before) + values(again) == list(range(100, 112))
 
     def test_a_fetch_function_that_joins_claims_of_two_partitions(self, a: Client, b: Client, filled: None) -> None:
         a.put(numbers(12, 100), partition_id="q")
@@ -423,27 +422,16 @@ class TestReset:
     @pytest.mark.parametrize("count", [2, 3, 6])
     @pytest.mark.parametrize("further", [0, 1, 2, 100])
     def test_by_number_the_whole_epoch_comes_again(self, start: Start, count: int, further: int) -> None:
-        cluster = start(seed=6, sampler=RankAwareSampler())
-        a = client_of(cluster, "a")
-        a.put(numbers(12), partition_id="p")
-        a.seal("p")
-        first = dataset_of(client_of(cluster, "b"))
-        before = values(take(first, count))
-        again = resumed(client_of(cluster, "c"), first.state_dict())
-        rest = values(take(again, further))
-        assert before + rest == list(range(len(before + rest)))
+        _, before, again = restart(filled_system(start, RankAwareSampler()), count)
+        seen = values(before) + values(take(again, further))
+        assert seen == list(range(len(seen)))
         for part in (3, 100, 100):
             again.reset()
             assert values(take(again, part)) == list(range(min(12, 2 * part)))
 
     @pytest.mark.parametrize("further", [0, 1, 100])
     def test_without_numbers_it_is_an_error(self, start: Start, further: int) -> None:
-        cluster = start(seed=6, sampler=SequentialSampler())
-        a = client_of(cluster, "a")
-        a.put(numbers(12), partition_id="p")
-        first = dataset_of(client_of(cluster, "b"))
-        take(first, 3)
-        again = resumed(client_of(cluster, "c"), first.state_dict(), should_check_consumption_status=True)
+        _, _, again = restart(filled_system(start, SequentialSampler()), 3)
         seen = values(take(again, further))
         with pytest.raises(BatchGoneError, match=r"does not have the batches from 0 to [01], .* keeps no batches"):
             again.reset()
@@ -451,9 +439,7 @@ class TestReset:
 
     @pytest.mark.parametrize("further", [0, 1, 100])
     def test_in_the_first_batch_the_buffer_has_everything(self, either: Cluster, further: int) -> None:
-        first = dataset_of(client_of(either, "b"))
-        take(first, 1)
-        again = resumed(client_of(either, "c"), first.state_dict())
+        _, _, again = restart(either, 1)
         take(again, further)
         again.reset()
         assert values(again) == list(range(12))
@@ -461,13 +447,10 @@ class TestReset:
         assert values(again) == list(range(12))
 
     def test_a_batch_that_was_cleared_is_an_error(self, start: Start) -> None:
-        cluster = start(seed=6, sampler=RankAwareSampler())
+        cluster = filled_system(start, RankAwareSampler())
         a = client_of(cluster, "a")
-        meta = a.put(numbers(12), partition_id="p")
-        a.seal("p")
-        first = dataset_of(client_of(cluster, "b"))
-        take(first, 4)
-        again = resumed(client_of(cluster, "c"), first.state_dict())
+        meta = a.get_meta("x", None, "p", mode="force_fetch")
+        first, _, again = restart(cluster, 4)
         a.clear_samples(meta[4:8])
         again.reset()
         items = iter(again)
@@ -481,13 +464,7 @@ class TestReset:
     @pytest.mark.parametrize("keep", [0, 1, 2, 3])
     @pytest.mark.parametrize("count", [2, 4])
     def test_keep_batches_is_the_limit_as_without_a_load(self, start: Start, keep: int, count: int) -> None:
-        cluster = start(seed=6, sampler=RankAwareSampler())
-        a = client_of(cluster, "a")
-        a.put(numbers(12), partition_id="p")
-        a.seal("p")
-        first = dataset_of(client_of(cluster, "b"), keep_batches=keep)
-        take(first, count)
-        again = resumed(client_of(cluster, "c"), first.state_dict(), keep_batches=keep)
+        first, _, again = restart(filled_system(start, RankAwareSampler()), count, keep_batches=keep)
         take(again, 4 - count)
         for dataset in (again, first):
             take(dataset, 4 - count if dataset is first else 0)
@@ -509,31 +486,22 @@ class TestReset:
                 next(again)
 
     def test_a_fetch_function_claims_batches_again_only(self, start: Start) -> None:
-        cluster = start(seed=6, sampler=SequentialSampler())
-        a = client_of(cluster, "a")
-        a.put(numbers(12), partition_id="p")
-        how = {"fetch_batch_fn": default_fetch_batch_fn}
-        first = dataset_of(client_of(cluster, "b"), **how)
-        take(first, 2)
-        again = resumed(client_of(cluster, "c"), first.state_dict(), **how)
+        _, _, again = restart(filled_system(start, SequentialSampler()), 2, fetch_batch_fn=default_fetch_batch_fn)
         again.reset()
         with pytest.raises(BatchGoneError, match="keeps no batches"):
             take(again, 1)
 
     def test_under_leases(self, start: Start) -> None:
-        cluster = start(seed=6, sampler=RankAwareSampler())
-        a, b = client_of(cluster, "a"), client_of(cluster, "b")
-        a.put(numbers(12), partition_id="p")
-        a.seal("p")
-        first = dataset_of(b, delivery="at_least_once")
+        cluster = filled_system(start, RankAwareSampler())
+        first = dataset_of(client_of(cluster, "b"), delivery="at_least_once")
         take(first, 3)
-        b.die()
+        client_of(cluster, "b").die()
         again = resumed(client_of(cluster, "c"), first.state_dict(), delivery="at_least_once")
         take(again, 1)
         for _ in range(2):
             again.reset()
             assert values(again) == list(range(12))
-        assert a.check_consumption_status("train", "p")
+        assert client_of(cluster, "a").check_consumption_status("train", "p")
 
 
 MOVES = ("take", "load", "expire", "clear")

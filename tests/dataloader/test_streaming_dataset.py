@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset
 
-from simulated import Start, numbers, ragged, table
+from simulated import Start, numbers, ragged, table, take, values
 from transfer_queue.client.data import device_copies
 from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
@@ -53,16 +53,8 @@ def dataset(b: Client) -> Build:
     return build
 
 
-def values(items: Iterable[Any]) -> list[int]:
-    return [value for data, _ in items for value in data["x"].tolist()]
-
-
 def sizes(items: Iterable[Any]) -> list[int]:
     return [len(meta) for _, meta in items]
-
-
-def take(items: Iterator[Any], count: int) -> list[Any]:
-    return list(itertools.islice(items, count))
 
 
 class TestMicroBatches:
@@ -165,10 +157,6 @@ class TestOwnClient:
 
 
 class TestEnds:
-    def test_finite(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(12), partition_id="p")
-        assert values(list(dataset())) == list(range(12))
-
     def test_finite_though_everything_is_cleared_as_it_goes(self, a: Client, dataset: Build) -> None:
         a.put(numbers(8), partition_id="p")
         got = []
@@ -195,6 +183,7 @@ class TestEnds:
         a.seal("p")
         cluster.later(0.5, lambda: a.put(numbers(4), meta))
         assert values(list(dataset(should_check_consumption_status=False))) == list(range(4))
+        assert cluster.clock.now == 0.5
 
     @pytest.mark.parametrize("finite", [False, True])
     def test_a_replica_that_lags(self, a: Client, dataset: Build, finite: bool) -> None:
@@ -232,34 +221,21 @@ class TestWaiting:
         assert counted[0] - before <= 4
 
     @pytest.mark.parametrize("is_set_by_code", [False, True])
+    @pytest.mark.parametrize(("interval", "seconds", "most"), [(10, 95, 21), (0, 1, 29)], ids=["10 s", "no busy loop"])
     def test_asks_again_after_the_interval(
-        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_set_by_code: bool
-    ) -> None:
+        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch,
+        is_set_by_code: bool, interval: int, seconds: int, most: int,
+    ) -> None:  # fmt: skip
         name = "TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL"
         if is_set_by_code:
-            monkeypatch.setattr(streaming_dataset, name, 10)
+            monkeypatch.setattr(streaming_dataset, name, interval)
         else:
-            monkeypatch.setenv(name, "10")
-        cluster.later(95, lambda: a.put(numbers(4), partition_id="p"))
+            monkeypatch.setenv(name, str(interval))
+        cluster.later(seconds, lambda: a.put(numbers(4), partition_id="p"))
         before = cluster.controller.context.measures.counters["requests"]
         next(iter(dataset(should_check_consumption_status=False)))
-        assert cluster.clock.now == 95
-        assert cluster.controller.context.measures.counters["requests"] - before < 22
-
-    def test_an_interval_of_zero_is_no_busy_loop(
-        self, a: Client, dataset: Build, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL", "0")
-        cluster.later(1, lambda: a.put(numbers(4), partition_id="p"))
-        before = cluster.controller.context.measures.counters["requests"]
-        next(iter(dataset(should_check_consumption_status=False)))
-        assert cluster.controller.context.measures.counters["requests"] - before < 30
-
-    def test_for_a_field(self, a: Client, dataset: Build, cluster: Cluster) -> None:
-        meta = a.put(numbers(4, name="prompt"), partition_id="p")
-        cluster.later(0.25, lambda: a.put(numbers(4), meta))
-        assert values(take(iter(dataset(should_check_consumption_status=False)), 2)) == [0, 1, 2, 3]
-        assert cluster.clock.now == 0.25
+        assert cluster.clock.now == seconds
+        assert cluster.controller.context.measures.counters["requests"] - before <= most
 
     def test_without_polling_mode(self, start: Start) -> None:
         """A custom fetch that waits and runs into its timeout has fetched nothing; it is asked again."""
@@ -327,25 +303,6 @@ class TestReplay:
         assert [data["x"].tolist() for data, _ in stream.buffer] == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert [len(meta) for _, meta in stream.buffer] == [4, 4]
         assert stream.batch_index == 2
-
-    def test_reset(self, a: Client, dataset: Build, cluster: Cluster) -> None:
-        a.put(numbers(8), partition_id="p")
-        stream = dataset()
-        assert values(take(iter(stream), 3)) == [0, 1, 2, 3, 4, 5]
-        stream.reset()
-        assert stream.batch_index == 0
-        a.clear_partition("p")
-        a.put(numbers(4, 20), partition_id="p")
-        items = take(iter(stream), 4)
-        assert values(items) == list(range(8))
-
-    def test_reset_then_more(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-        stream = dataset()
-        list(stream)
-        a.put(numbers(4, 4), partition_id="p")
-        stream.reset()
-        assert values(list(stream)) == list(range(8))
 
     def test_going_on_without_reset(self, a: Client, dataset: Build) -> None:
         a.put(numbers(4), partition_id="p")
@@ -471,22 +428,6 @@ class TestState:
         assert values(take(iter(stream), 1)) == [0, 1]
         assert values(copy.copy(stream)) == values(stream) == [2, 3, 4, 5, 6, 7]
 
-    def test_a_batch_that_is_gone(self, a: Client, dataset: Build, caplog: pytest.LogCaptureFixture) -> None:
-        """In its middle a warning names its samples. The next batch comes, as after its end."""
-        meta = a.put(numbers(8), partition_id="p")
-        stream = dataset()
-        next(iter(stream))
-        middle = stream.state_dict()
-        next(iter(stream))
-        after = stream.state_dict()
-        a.clear_samples(meta[0:4])
-        stream.load_state_dict(after)
-        assert values(stream) == [4, 5, 6, 7]
-        stream.load_state_dict(middle)
-        with caplog.at_level("WARNING"):
-            assert values(stream) == [4, 5, 6, 7]
-        assert "samples [0, 1, 2, 3] were cleared" in caplog.text
-
     def test_another_partition(self, a: Client, dataset: Build) -> None:
         for partition, start in [("p", 0), ("q", 100)]:
             a.put(numbers(8, start), partition_id=partition)
@@ -515,6 +456,8 @@ class TestState:
             dataset(**more).load_state_dict(stream.state_dict())
         with pytest.raises(InvalidArgumentError, match="version None, but here it is 2"):
             dataset().load_state_dict({})
+        with pytest.raises(InvalidArgumentError, match="state_dict"):
+            dataset().load_state_dict(None)  # type: ignore[arg-type]
 
     def test_between_batches_they_may_be_cut_otherwise(self, a: Client, dataset: Build) -> None:
         a.put(numbers(8), partition_id="p")
@@ -544,29 +487,21 @@ class TestFetchFunction:
             for number in range(2)
         ]  # fmt: skip
 
-    def test_by_position_alone(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-
-        def fetch(client: Any, fields: Any, size: Any, where: Any, task: Any, config: Any, number: Any, /) -> Any:
+    @pytest.mark.parametrize("kind", ["by position alone", "with names of its own", "a callable object"])
+    def test_may_have_any_signature(self, a: Client, dataset: Build, kind: str) -> None:
+        def positional(client: Any, fields: Any, size: Any, where: Any, task: Any, config: Any, number: Any, /) -> Any:
             return default_fetch_batch_fn(client, fields, size, where, task, config, number)
 
-        assert values(list(dataset(fetch_batch_fn=fetch))) == [0, 1, 2, 3]
-
-    def test_with_names_of_its_own(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-
-        def fetch(client: Any, fields: Any, size: Any, where: Any, task: Any, config: Any, number: Any = 0) -> Any:
+        def renamed(client: Any, fields: Any, size: Any, where: Any, task: Any, config: Any, number: Any = 0) -> Any:
             return default_fetch_batch_fn(client, fields, size, where, task, config, number)
 
-        assert values(list(dataset(fetch_batch_fn=fetch))) == [0, 1, 2, 3]
-
-    def test_a_callable_object(self, a: Client, dataset: Build) -> None:
         class Fetch:
             def __call__(self, tq_client: Any, *rest: Any, **named: Any) -> Any:
                 return default_fetch_batch_fn(tq_client, *rest, **named)
 
         a.put(numbers(4), partition_id="p")
-        assert values(list(dataset(fetch_batch_fn=Fetch()))) == [0, 1, 2, 3]
+        fetch = {"by position alone": positional, "with names of its own": renamed, "a callable object": Fetch()}[kind]
+        assert values(dataset(fetch_batch_fn=fetch)) == [0, 1, 2, 3]
 
     def test_its_arguments_are_its_own(self, a: Client, dataset: Build) -> None:
         a.put(numbers(8), partition_id="p")
@@ -583,15 +518,6 @@ class TestFetchFunction:
         assert stream.data_fields == ["x"]
         assert stream.sampling_config == {"dp_rank": 0, "task_name": "train"}
 
-    def test_its_result_is_what_is_yielded(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-
-        def fetch(**arguments: Any) -> Any:
-            data, meta = default_fetch_batch_fn(**arguments)
-            return (None if data is None else TensorDict({"x": data["x"] + 1000}, batch_size=data.batch_size)), meta
-
-        assert values(list(dataset(fetch_batch_fn=fetch))) == [1000, 1001, 1002, 1003]
-
     def test_the_default_leaves_the_config(self, a: Client) -> None:
         a.put(numbers(4), partition_id="p")
         config = {"dp_rank": 0, "task_name": "train"}
@@ -600,13 +526,6 @@ class TestFetchFunction:
         assert (data["x"].tolist(), len(meta), config) == ([0, 1, 2, 3], 4, {"dp_rank": 0, "task_name": "train"})
         data, meta = default_fetch_batch_fn(a, ["x"], 4, "p", "train", config, 1)
         assert (data, len(meta)) == (None, 0)
-
-    def test_its_fault_reaches_the_caller(self, a: Client, dataset: Build) -> None:
-        def fetch(**arguments: Any) -> Any:
-            raise LookupError("a fault of mine")
-
-        with pytest.raises(LookupError, match="a fault of mine"):
-            next(iter(dataset(fetch_batch_fn=fetch)))
 
 
 class TestProcessFunction:
@@ -659,15 +578,6 @@ class TestProcessFunction:
         stream = dataset(micro_batch_size=99, process_batch_fn=lambda data, meta, micro_batch_size: [micro_batch_size])
         assert list(stream) == [99]
 
-    def test_its_fault_reaches_the_caller(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-
-        def process(data: Any, meta: Any, micro_batch_size: int) -> list[Any]:
-            raise LookupError("a fault of mine")
-
-        with pytest.raises(LookupError, match="a fault of mine"):
-            next(iter(dataset(process_batch_fn=process)))
-
 
 class TestDevice:
     """The device is the host, with a stand-in for its driver."""
@@ -708,10 +618,11 @@ class TestErrors:
         ("more", "words"),
         [
             ({"micro_batch_size": 0}, "micro_batch_size"),
-            ({"batch_size": 0}, "batch_size"),
-            ({"data_fields": []}, "data_fields"),
-            ({"data_fields": "x"}, "data_fields"),
-            ({"dp_rank": -1}, "dp_rank"),
+            ({"micro_batch_size": torch.ones(2)}, "micro_batch_size"),
+            *(({"batch_size": wrong}, "batch_size") for wrong in (0, "2", 1.5)),
+            *(({"data_fields": wrong}, "data_fields") for wrong in ([], "x", 5, [None])),
+            *(({"dp_rank": wrong}, "dp_rank") for wrong in (-1, None, "0")),
+            ({"keep_batches": 0.5}, "keep_batches"),
             ({"shared": 1}, "shared must be"),
             ({"shared": True, "fetch_batch_fn": default_fetch_batch_fn}, "pass shared=True to get_data there"),
             ({"device": "cpu", "fetch_batch_fn": default_fetch_batch_fn}, "pass device='cpu' to get_data there"),
@@ -753,12 +664,6 @@ class TestErrors:
         with pytest.raises(StorageKeyNotFoundError, match="0"):
             next(iter(dataset()))
 
-    def test_a_batch_size_that_replicas_do_not_share(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(8), partition_id="p")
-        next(iter(dataset()))
-        with pytest.raises(ValueError, match="batch_size 4, but this claim has 8"):
-            next(iter(dataset(batch_size=8)))
-
 
 class TestConfig:
     def test_a_config_names_the_client(self, a: Client, dataset: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -784,25 +689,7 @@ class TestConfig:
 
 
 class TestLoader:
-    """Without worker processes; those are in test_workers.py."""
-
-    def test_yields_what_the_dataset_yields(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(8), partition_id="p")
-        loader = StreamingDataLoader(dataset())
-        items = list(loader)
-        assert (sizes(items), values(items)) == ([2] * 4, list(range(8)))
-        assert [data["x"].tolist() for data, _ in loader.get_buffer()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-    def test_reset_and_step(self, a: Client, dataset: Build) -> None:
-        a.put(numbers(4), partition_id="p")
-        a.put(numbers(4, 100), partition_id="q")
-        loader = StreamingDataLoader(dataset())
-        assert values(list(loader)) == [0, 1, 2, 3]
-        loader.reset()
-        assert values(list(loader)) == [0, 1, 2, 3]
-        loader.step("q")
-        assert loader.get_buffer() == []
-        assert values(list(loader)) == [100, 101, 102, 103]
+    """Without worker processes; those are in `test_worker_processes.py`."""
 
     def test_collate(self, a: Client, dataset: Build) -> None:
         a.put(numbers(4), partition_id="p")
@@ -817,22 +704,17 @@ def test_chunks_of_jagged_columns(size: int) -> None:
     table = TensorDict(
         {
             "j": torch.nested.nested_tensor(rows, layout=torch.jagged),
-            "o": ["a", "b", "c", "d", "e"],
             "t": torch.nested.nested_tensor([r.t().contiguous().t() for r in rows], layout=torch.jagged).transpose(
                 1, 2
             ),
-            "x": torch.arange(5),
         },
         batch_size=[5],
     )
     meta = BatchMeta(list(range(5)), ["p"] * 5)
     pieces = list(streaming_dataset.chunk_batch_fn(table, meta, size))
     assert [len(m) for _, m in pieces] == [len(d) for d, _ in pieces]
-    assert [list(d.keys()) for d, _ in pieces] == [list(table.keys())] * len(pieces)
     assert [r.tolist() for d, _ in pieces for r in d["j"].unbind()] == [r.tolist() for r in rows]
     assert [r.tolist() for d, _ in pieces for r in d["t"].unbind()] == [r.t().tolist() for r in rows]
-    assert [value for d, _ in pieces for value in d["o"]] == ["a", "b", "c", "d", "e"]
-    assert [value for d, _ in pieces for value in d["x"].tolist()] == list(range(5))
     for data, _ in pieces:
         lengths = data["j"].offsets().diff().tolist()
         assert data["j"].offsets()[0] == 0

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
 import transfer_queue as tq
-from simulated import Start, numbers
+from simulated import Start, numbers, values
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
@@ -56,10 +56,6 @@ def dataset(system: Any, partition: str) -> Build:
         return StreamingDataset(**{**arguments, **more})
 
     return build
-
-
-def values(items: Any) -> list[int]:
-    return [value for data, _ in items for value in data["x"].tolist()]
 
 
 def iterate(items: Any, found: list[Any], is_async: bool) -> None:

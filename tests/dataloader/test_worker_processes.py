@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import itertools
-import json
 import multiprocessing
 import os
 import pickle
@@ -24,7 +23,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 import transfer_queue as tq
 import warm
-from simulated import numbers, ragged, table
+from simulated import numbers, take, values
 from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
@@ -34,9 +33,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create .* worker processes:UserWarning"),
 ]
-ROWS, BATCH, MICRO = 22, 4, 2  # the last batch is a remainder
+ROWS, BATCH, MICRO = 22, 4, 2  # the sizes of `dataset`; the last batch is a remainder
 Build = Callable[..., StreamingDataset]
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -46,26 +44,9 @@ def system() -> Iterator[Any]:
 
 
 @pytest.fixture
-def partition() -> str:
-    return f"p{next(_numbers)}"
-
-
-@pytest.fixture
 def filled(system: Any, partition: str) -> str:
     """A sealed partition of ROWS rows."""
     return fill(partition)
-
-
-@pytest.fixture
-def dataset(system: Any, partition: str) -> Build:
-    def build(**more: Any) -> StreamingDataset:
-        arguments: dict[str, Any] = {
-            "config": system, "batch_size": BATCH, "micro_batch_size": MICRO, "data_fields": ["x"],
-            "partition_id": partition, "task_name": f"t{next(_numbers)}", "dp_rank": 0,
-        }  # fmt: skip
-        return StreamingDataset(**{**arguments, **more})
-
-    return build
 
 
 @pytest.fixture(autouse=True)
@@ -82,48 +63,9 @@ def fill(partition: str, start: int = 0) -> str:
     return partition
 
 
-def values(items: Any) -> list[int]:
-    return [value for data, _ in items for value in data["x"].tolist()]
-
-
-def take(items: Any, count: int) -> list[Any]:
-    return list(itertools.islice(items, count))
-
-
 def shown(items: Any) -> list[tuple[list[int], list[int], list[str]]]:
     """Micro-batches by value."""
     return [(data["x"].tolist(), meta.global_indexes, meta.field_names) for data, meta in items]
-
-
-def test_batches_with_nested_tables(system: Any, partition: str, dataset: Build) -> None:
-    """With workers they are delivered, cut, replayed and resumed as without workers."""
-    inner = table(w=torch.arange(10), t=ragged(*range(1, 11)), s=[f"row {i}" for i in range(10)])
-    data = table(n=torch.arange(10))
-    data["u"] = table(v=torch.arange(10) + 0.5)
-    data["u", "inner"] = inner
-    tq.get_client().put(data, partition_id=partition)
-    tq.get_client().seal(partition)
-
-    def plain(items: Any) -> list[Any]:
-        return [
-            (found["n"].tolist(), found["u", "v"].tolist(), found["u", "inner", "w"].tolist(), meta.field_names,
-             [len(row) for row in found["u", "inner", "t"].unbind()], found["u", "inner"].get("s").tolist())
-            for found, meta in items
-        ]  # fmt: skip
-
-    for more in ({}, {"max_tokens": 8, "length_field": ("u", "inner", "t")}):
-        here = dataset(data_fields=["u", "n"], **more)
-        wanted = plain(StreamingDataLoader(here))
-        assert [row for rows, *_ in wanted for row in rows] == list(range(10))
-        loader = StreamingDataLoader(dataset(data_fields=["u", "n"], task_name=here.task_name, **more), num_workers=2)
-        items = iter(loader)
-        first, state = plain([next(items)]), loader.state_dict()
-        assert first + plain(items) == wanted
-        loader.reset()
-        assert plain(loader) == wanted
-        resumed = StreamingDataLoader(dataset(data_fields=["u", "n"], task_name=here.task_name, **more), num_workers=1)
-        resumed.load_state_dict(json.loads(json.dumps(state)))
-        assert plain(resumed) == wanted[1:]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -231,20 +173,6 @@ class TestSequence:
         assert {pid for _, pid in items} == {pid for pid, _ in items[::2]} != {os.getpid()}
         loader.reset()
         assert {pid for _, pid in loader} == {os.getpid()}
-
-    def test_packed_by_tokens(self, dataset: Build, partition: str) -> None:
-        lengths = [3, 1, 4, 1, 5, 9, 2, 6]
-        tq.get_client().put(table(x=ragged(*lengths), y=torch.arange(8)), partition_id=partition)
-        tq.get_client().seal(partition)
-        told = []
-        for workers in (0, 2):
-            stream = dataset(data_fields=["x", "y"], micro_batch_size=4, max_tokens=8, length_field="x", pack=True)
-            items = list(StreamingDataLoader(stream, num_workers=workers))
-            told.append(
-                [(data["cu_seqlens"].tolist(), data["y"].tolist(), meta.global_indexes) for data, meta in items]
-            )
-        assert told[0] == told[1]
-        assert [cuts for cuts, _, _ in told[0]] == [[0, 3, 4, 8], [0, 1], [0, 5], [0, 9], [0, 2, 8]]
 
     def test_a_fault_reaches_the_caller_and_the_place_stays(self, dataset: Build, filled: str) -> None:
         def process(data: Any, meta: Any, micro_batch_size: int) -> list[Any]:

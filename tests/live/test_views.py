@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from pipeline_scenarios import grpo, scenarios
 from pipeline_simulation import simulate
-from timeline_replies import event, reply
+from timeline_replies import event, recorded, reply
 
 from transfer_queue.live import payload
 from transfer_queue.live.view import flow_parts
@@ -36,10 +36,9 @@ def account_of(recording: Recording, status: SystemStatus | None = None) -> Acco
     return make_account(table, status, max(recording.now - SECONDS, recording.start), recording.now)
 
 
-@pytest.fixture(scope="module", params=["slow reward", *list(SCENARIOS)[:6]])
+@pytest.fixture(scope="module", params=list(SCENARIOS)[:6])
 def simulated(request: pytest.FixtureRequest) -> tuple[Recording, SystemStatus]:
-    name = request.param if request.param in SCENARIOS else next(iter(SCENARIOS))
-    return simulate(SCENARIOS[name], 0, 200.0)
+    return simulate(SCENARIOS[request.param], 0, 200.0)
 
 
 def shown_seconds(lane: payload.LaneView, state: SpanState) -> float:
@@ -160,8 +159,7 @@ def test_a_thousand_ranks_have_at_most_64_lanes(tasks: int) -> None:
     events = [event(EventKind.CLAIM, 1.0 + number / count, number) for number in range(count)]
     events += [event(EventKind.WAIT, 4.0, 0, 2.5), event(EventKind.GONE, 4.5, 1)]
     connected = [lane.client for lane in lanes if lane.number != 1]
-    recording = Recording()
-    recording.add(reply(events, 10.0, lanes=lanes, connected=connected))
+    recording = recorded(events, 10.0, lanes=lanes, connected=connected)
     account = account_of(recording)
     book = LaneBook(recording.start)
     timeline = book.update(account)

@@ -8,8 +8,10 @@ import heapq
 import random
 
 import pytest
+from divisions import heaviest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tagged import tagged
 
 from transfer_queue.sampler import SeqlenBalancedSampler
 from transfer_queue.sampler.seqlen_balanced_sampler import get_seqlen_balanced_partitions, karmarkar_karp
@@ -37,10 +39,6 @@ def _state(parts, number):
     """The largest spread comes first, of equal ones that with the largest sum."""
     falling = sorted(parts, key=lambda part: -part[0])
     return falling[-1][0] - falling[0][0], -falling[0][0], number, falling
-
-
-def heaviest(parts, lengths):
-    return max(sum(lengths[position] for position in part) for part in parts)
 
 
 def drawn(seed, count):
@@ -86,23 +84,14 @@ def test_a_samplers_deal_is_never_worse_than_differencing(size):
             sums.append(7)  # groups that divide evenly are dealt in equal counts
         if size * len(sums) % ranks:
             continue  # no batch_size has so many groups
-        partition = Lengths([part for total in sums for part in (total, *[0] * (size - 1))])
+        lengths = [part for total in sums for part in (total, *[0] * (size - 1))]
+        partition = tagged("total_lengths", dict(enumerate(lengths)))
         sampler = SeqlenBalancedSampler(size, ranks)
         batch = len(sums) * size // ranks
         shares = sampler.deal(range(len(sums) * size), batch, batch_index=0, partition=partition)
         parts = [[row // size for row in rows[::size]] for rows, _ in shares.values()]
         even = len(sums) % ranks == 0
         assert heaviest(parts, sums) <= heaviest(differencing(sums, ranks, even), sums)
-
-
-class Lengths:
-    """A partition of rows with these lengths."""
-
-    def __init__(self, lengths):
-        self.lengths = lengths
-
-    def get_custom_meta(self, indexes):
-        return {index: {"total_lengths": self.lengths[index]} for index in indexes}
 
 
 @pytest.mark.parametrize(

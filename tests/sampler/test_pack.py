@@ -1,9 +1,8 @@
 """`pack`: as few bins as first fit decreasing, within the cap, in multiples, even."""
 
-import itertools
-
 import numpy as np
 import pytest
+from divisions import BAD_LENGTHS, assert_capped, assert_division
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,13 +27,8 @@ def first_fit_decreasing(lengths, cap):
 
 
 def assert_packed(bins, lengths, cap):
-    assert all(bins)
-    assert all(each == sorted(each) for each in bins)
-    assert bins == sorted(bins)
-    assert sorted(itertools.chain.from_iterable(bins)) == list(range(len(lengths)))
-    assert all(type(position) is int for each in bins for position in each)
-    for each in bins:
-        assert len(each) == 1 or sum(lengths[position] for position in each) <= cap
+    assert_division(bins, len(lengths), len(bins))
+    assert_capped(bins, lengths, cap)
 
 
 @settings(max_examples=300)
@@ -114,10 +108,7 @@ def test_nothing():
 @pytest.mark.parametrize(
     "arguments",
     [
-        ([1, float("nan")], 5),
-        ([1, -1], 5),
-        ([1, None], 5),
-        (5, 5),
+        *((lengths, 5) for lengths in BAD_LENGTHS.values()),
         ([1], 0),
         ([1], float("inf")),
         ([1], None),

@@ -9,28 +9,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tagged import Partition, tagged
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler import SeqlenBalancedSampler
 from transfer_queue.wire.objects.object_values import encode_tag_value
 
 
-class Tags:
-    """A partition with these tags by index."""
-
-    partition_id = "p"
-
-    def __init__(self, tags):
-        self.tags = tags
-        self.asked = []
-
-    def get_custom_meta(self, indexes):
-        self.asked.append(list(indexes))
-        return {index: self.tags[index] for index in indexes if index in self.tags}
-
-
 def lengths_of(values):
-    return Tags({index: {"total_lengths": value} for index, value in enumerate(values)})
+    return tagged("total_lengths", dict(enumerate(values)))
 
 
 @pytest.fixture(autouse=True)
@@ -71,14 +58,16 @@ def test_shares(size, dp_size, batch, spare, data):
 def test_only_the_dealt_rows_are_looked_up():
     partition = lengths_of([1] * 100)
     SeqlenBalancedSampler(1, 2).deal(range(100), 2, batch_index=0, partition=partition)
-    assert partition.asked == [[0, 1, 2, 3]]
+    assert partition.asked == 4
 
 
 def test_samples_without_a_length_count_one():
-    tags = Tags({0: {"other": 9}, 1: {"total_lengths": None}, 2: {"total_lengths": 0.5}, 3: {"total_lengths": 1.5}})
+    tags = Partition(
+        {0: {"other": 9}, 1: {"total_lengths": None}, 2: {"total_lengths": 0.5}, 3: {"total_lengths": 1.5}}
+    )
     shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, batch_index=0, partition=tags)
     assert [sampled for sampled, _ in shares.values()] == [[0, 1], [2, 3]]
-    tags = Tags({0: None, 2: {"total_lengths": np.float32(0.5)}, 3: {"total_lengths": torch.tensor(2)}})
+    tags = Partition({0: None, 2: {"total_lengths": np.float32(0.5)}, 3: {"total_lengths": torch.tensor(2)}})
     shares = SeqlenBalancedSampler(1, 2).deal(range(4), 2, batch_index=0, partition=tags)
     assert sorted(3 in sampled and 2 in sampled for sampled, _ in shares.values()) == [False, True]
 
@@ -90,9 +79,8 @@ def test_samples_without_a_length_count_one():
 )
 def test_an_invalid_length_names_its_row(garbage):
     sampler = SeqlenBalancedSampler(1, 2)
-    tags = Tags({5: {"total_lengths": garbage}})
     with pytest.raises(InvalidArgumentError, match="row 5 must be a finite number"):
-        sampler.sample([4, 5], 1, partition=tags)
+        sampler.sample([4, 5], 1, partition=tagged("total_lengths", {5: garbage}))
     assert sampler._states == {}
 
 

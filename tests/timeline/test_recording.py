@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pipeline_scenarios import Expected, Scenario, grpo
 from pipeline_simulation import Pipeline
-from timeline_replies import LANES, WALL, event, reply
+from timeline_replies import LANES, WALL, event, recorded, reply
 
 from transfer_queue.messages.reports.timeline import Lane, OpenWait, ReadTimeline
 from transfer_queue.timeline.events import EventKind
@@ -50,8 +50,7 @@ def test_only_the_newest_events_are_kept():
 
 
 def test_a_restart_is_a_gap_and_numbers_get_their_new_names():
-    recording = Recording()
-    recording.add(reply([event(EventKind.PUT, 100, 0)], 101))
+    recording = recorded([event(EventKind.PUT, 100, 0)], 101)
     lanes = [Lane(0, "new", "reference", 1), Lane(1, "a", "train", 0)]
     recording.add(
         reply([event(EventKind.PUT, 5, 1), event(EventKind.PUT, 6, 0)], 7, boot="2", lanes=lanes, wall=WALL + 105)
@@ -62,15 +61,13 @@ def test_a_restart_is_a_gap_and_numbers_get_their_new_names():
 
 
 def test_missed_events_are_a_gap():
-    recording = Recording()
-    recording.add(reply([], 10))
+    recording = recorded([], 10)
     recording.add(reply([event(EventKind.PUT, 15, 0)], 20, missed=3))
     assert [(gap.start - WALL, gap.end - WALL, gap.missed) for gap in recording.gaps] == [(10, 15, 3)]
 
 
 def test_open_waits_have_unix_times_and_positions_of_lanes():
-    recording = Recording()
-    recording.add(reply([], 10, open_=[OpenWait(2, 4.0, "train_0", ["reward"], 8)], connected=["a"]))
+    recording = recorded([], 10, open_=[OpenWait(2, 4.0, "train_0", ["reward"], 8)], connected=["a"])
     (wait,) = recording.open
     assert (recording.lanes[wait.lane].client, wait.since) == ("c", WALL + 4)
     assert recording.connected == {"a"}

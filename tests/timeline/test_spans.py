@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from timeline_replies import LANES, WALL, event, reply
+from timeline_replies import LANES, WALL, event, recorded, reply
 
 from transfer_queue.messages.reports.timeline import OpenWait
 from transfer_queue.timeline.event_table import EventTable
 from transfer_queue.timeline.events import AHEAD, CLOSED, TIMED_OUT, EventKind
-from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.spans import Intervals, Line, SpanState, measure_spans, merge, paint
 
 WAIT, CLAIM, END, PUT, HOLD, GONE = (
@@ -20,8 +19,7 @@ WAIT, CLAIM, END, PUT, HOLD, GONE = (
 
 
 def spans_of(events, now, *, start=0.0, **more):
-    recording = Recording()
-    recording.add(reply(sorted(events, key=lambda each: each[0]), now, **more))
+    recording = recorded(sorted(events, key=lambda each: each[0]), now, **more)
     return measure_spans(EventTable(recording), WALL + start, WALL + now)
 
 
@@ -84,8 +82,7 @@ def test_clients_of_one_rank_are_one_worker_and_their_waits_merge():
 
 
 def test_the_state_of_a_worker_is_not_known_in_a_gap():
-    recording = Recording()
-    recording.add(reply([event(CLAIM, 2, 0)], 4))
+    recording = recorded([event(CLAIM, 2, 0)], 4)
     recording.add(reply([event(CLAIM, 8, 0)], 10, missed=5))
     spans = measure_spans(EventTable(recording), WALL, WALL + 10)
     assert states_of(spans, 0) == [(2, 4, "WORKS"), (8, 10, "WORKS")]

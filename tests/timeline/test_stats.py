@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_scenarios import Expected, Scenario, grpo, scenarios
 from pipeline_simulation import Pipeline
-from timeline_replies import LANES, WALL, event, reply
+from timeline_replies import LANES, WALL, event, recorded, reply
 
 from transfer_queue.messages.reports.progress import UnitProgress
 from transfer_queue.messages.reports.timeline import Lane
@@ -51,8 +51,7 @@ def test_figures_count_workers_that_are_gone_and_those_that_are_held():
 
 
 def test_a_figure_that_is_not_known_is_left_out():
-    recording = Recording()
-    recording.add(reply([event(EventKind.PUT, 100, 2, fields=2)], 101))
+    recording = recorded([event(EventKind.PUT, 100, 2, fields=2)], 101)
     stats = make_stats(recording, NOTHING, None, TaskLabels())
     assert {name for name in stats if name.startswith("tq/reward/")} == {
         f"tq/reward/{name}" for name in ("workers", "workers_gone", "wait_share", "held_share", "rate", "put_rate")
@@ -61,8 +60,7 @@ def test_a_figure_that_is_not_known_is_left_out():
 
 
 def test_bytes_that_were_read():
-    recording = Recording()
-    recording.add(reply([event(EventKind.READ, 6.0, 0, 5.0, age=0.0, bytes=640)], 15.0))
+    recording = recorded([event(EventKind.READ, 6.0, 0, 5.0, age=0.0, bytes=640)], 15.0)
     stats = make_stats(recording, NOTHING, WALL + 5.0, TaskLabels())
     assert stats["tq/read_bytes_rate"] == pytest.approx(64.0)
     assert stats["tq/put_bytes_rate"] == 0

@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 from pipeline_scenarios import scenarios
 from pipeline_simulation import Pipeline
-from timeline_replies import event, reply
+from timeline_replies import event, recorded, reply
 
 from transfer_queue.messages.reports.timeline import Lane, OpenWait
 from transfer_queue.timeline.event_table import EventTable
@@ -87,8 +87,7 @@ def test_an_arrow_begins_at_the_block_or_the_next_smaller_one_of_the_partition()
     claims = [(4, 0), (8, 0), (1, 1), (3, 1), (0, 0)]
     events = [event(EventKind.PUT, 1, 0, block=block, partition=at) for block, at in puts]
     events += [event(EventKind.CLAIM, 2, 0, block=block, partition=at) for block, at in claims]
-    recording = Recording()
-    recording.add(reply(events, 3))
+    recording = recorded(events, 3)
     table = EventTable(recording)
     assert find_sources(table.of(EventKind.PUT), table.of(EventKind.CLAIM)).tolist() == [1, 1, -1, 2, -1]
 
@@ -106,8 +105,7 @@ def test_gets_have_their_bytes_and_do_not_overlap():
 
 
 def test_a_wait_that_is_open_has_its_fields():
-    recording = Recording()
-    recording.add(reply([], 10, open_=[OpenWait(0, 4.0, "train_0", ["reward"], 8)]))
+    recording = recorded([], 10, open_=[OpenWait(0, 4.0, "train_0", ["reward"], 8)])
     (wait,) = of_phase(json.loads(trace_json(recording)), "X")
     assert wait["args"] == {"fields": ["reward"], "rows": 8, "partition": "train_0"}
     assert (wait["ts"], wait["dur"]) == (0, 6e6)
@@ -115,8 +113,7 @@ def test_a_wait_that_is_open_has_its_fields():
 
 def test_names_are_text_whatever_they_contain():
     hostile = '"}]<b>\x00é'
-    recording = Recording()
-    recording.add(reply([event(EventKind.PUT, 1, 0)], 10, lanes=[Lane(0, "c", hostile)]))
+    recording = recorded([event(EventKind.PUT, 1, 0)], 10, lanes=[Lane(0, "c", hostile)])
     trace = json.loads(trace_json(recording))
     assert hostile in [each["args"]["name"] for each in of_phase(trace, "M")]
 

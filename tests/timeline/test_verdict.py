@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_scenarios import Expected, Scenario, Stage, grpo, scenarios
 from pipeline_simulation import Pipeline
-from timeline_replies import LANES, event, reply
+from timeline_replies import LANES, event, recorded, reply
 
 from transfer_queue.messages.reports.progress import TaskProgress
 from transfer_queue.messages.reports.timeline import OpenWait
@@ -198,16 +198,14 @@ def test_two_stages_that_are_equally_slow_are_both_named():
 
 def test_a_system_without_claims_is_idle():
     assert judge(Recording()).state == "idle"
-    recording = Recording()
-    recording.add(reply([event(EventKind.PUT, 10, 2, fields=2), event(EventKind.CLAIM, 11, 0, fields=2)], 200.0))
+    recording = recorded([event(EventKind.PUT, 10, 2, fields=2), event(EventKind.CLAIM, 11, 0, fields=2)], 200.0)
     verdict = judge(recording)
     assert verdict.text == "Idle: no claim is open, and the last event was 3 minutes ago."
     assert verdict.since == 1_700_000_011
 
 
 def test_workers_that_closed_before_the_recording_began_are_not_gone():
-    recording = Recording()
-    recording.add(reply([event(EventKind.CLAIM, 9, 0, fields=2)], 10.0, connected=["a"]))
+    recording = recorded([event(EventKind.CLAIM, 9, 0, fields=2)], 10.0, connected=["a"])
     verdict, account = judge_with_account(recording)
     assert (account.tasks["train"].gone, account.tasks["reward"].gone) == (0, 0)
     assert "gone" not in verdict.text
@@ -215,8 +213,7 @@ def test_workers_that_closed_before_the_recording_began_are_not_gone():
 
 def test_workers_that_died_before_the_recording_began_are_named_if_the_system_has_stopped():
     waits = [OpenWait(0, 1.0, "train_0", ["response", "reward"], 8)]
-    recording = Recording()
-    recording.add(reply([event(EventKind.CLAIM, 1, 0)], 100.0, open_=waits, connected=["a"], gone={"c": -7000.0}))
+    recording = recorded([event(EventKind.CLAIM, 1, 0)], 100.0, open_=waits, connected=["a"], gone={"c": -7000.0})
     verdict = judge(recording)
     assert verdict.text == (
         "Stopped: nothing was dealt for 99 s; train waits 100 % of the time for `response`; no task has put `response` "
@@ -266,8 +263,7 @@ def test_samples_that_may_be_lost_are_named():
 
 
 def test_a_system_at_the_end_of_its_partitions_is_idle_at_once():
-    recording = Recording()
-    recording.add(reply([event(EventKind.CLAIM, 9, 0, fields=2), event(EventKind.END, 10, 0, fields=2)], 11.0))
+    recording = recorded([event(EventKind.CLAIM, 9, 0, fields=2), event(EventKind.END, 10, 0, fields=2)], 11.0)
     assert judge(recording).state == "idle"
 
 

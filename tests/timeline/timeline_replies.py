@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from transfer_queue.messages.reports.timeline import Lane, OpenWait, TimelineReply
 from transfer_queue.timeline.events import EVENT, EventKind
+from transfer_queue.timeline.recording import Recording
 
 WALL = 1_700_000_000.0
 LANES = [Lane(0, "a", "train", 0), Lane(1, "b", "train", 1), Lane(2, "c", "reward", -1), Lane(3, "d", "reward", -1)]
@@ -42,3 +45,10 @@ def reply(
         boot, now, wall, position, end, missed, array.tobytes(), lanes, PARTITIONS, FIELDS, open_ or [],
         connected or [], gone or {},
     )  # fmt: skip
+
+
+def recorded(events: list[tuple[float, ...]] | np.ndarray, now: float, **more: Any) -> Recording:
+    """Return a recording of one reply."""
+    recording = Recording()
+    recording.add(reply(events, now, **more))
+    return recording

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
+from simulated import rows_of
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError, UncarriableValueError
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
@@ -20,11 +21,6 @@ from transfer_queue.wire.buffers import copies
 from transfer_queue.wire.buffers.block_layout import MIXED_RANK, block_nbytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
-
-
-def rows_of(column):
-    """The rows of a column as a list, whatever holds them."""
-    return list(column.unbind(0)) if isinstance(column, torch.Tensor) else list(column.tolist())
 
 
 def through(column, rows=None, wanted=None, layout="jagged", in_table=True):
@@ -355,16 +351,6 @@ def test_many_scattered_rows(monkeypatch, path, single):
     table = gather(arenas.reply([places[row] for row in order]), arenas.memory)
     for name, column in fields.items():
         assert same_rows(table.get(name), [column[row] for row in order])
-
-
-def test_fields_in_different_blocks():
-    """A field that was put again lies elsewhere than the others."""
-    arenas = Arenas(units=2)
-    arenas.write(encode_columns({"x": torch.arange(3), "y": torch.arange(3)}, 3), 0)
-    arenas.write(encode_columns({"y": torch.tensor([10])}, 1), 1)
-    reply = arenas.reply(fields={"x": [(0, 0), (0, 1), (0, 2)], "y": [(0, 0), (1, 0), (0, 2)]})
-    table = gather(reply, arenas.memory)
-    assert (table["x"].tolist(), table["y"].tolist()) == ([0, 1, 2], [0, 10, 2])
 
 
 def test_type_remembers_what_this_batch_does_not_show():

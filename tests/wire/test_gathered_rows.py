@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack
 
 from differential import differential, row_lengths, small
+from simulated import rows_of
 from transfer_queue.client.data import device_copies
 from transfer_queue.client.data.device_copies import HostArenas
 from transfer_queue.messages.queries import LookupReply
@@ -190,10 +191,6 @@ def cases(draw: st.DrawFn) -> Case:
     other = draw(st.permutations(first)) if draw(st.booleans()) else first
     pairs = {name: draw(st.sampled_from([first, other])) for name in fields}
     return Case(arenas, fields, values, pairs)
-
-
-def rows_of(column: Any) -> list[Any]:
-    return list(column.unbind(0)) if isinstance(column, torch.Tensor) else list(column.tolist())
 
 
 def padded(rows: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from simulated import numbers
-from transfer_queue import StreamingDataset, consumed_by
+from transfer_queue import consumed_by
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.testing import Client
@@ -122,22 +122,6 @@ def test_the_largest_numbers_do_not_end_status(a: Client) -> None:
     (partition,) = a.status().partitions
     assert partition.policy.limit == MOST
     assert a.put(numbers(1), partition_id="p").size == 1
-
-
-def test_datasets(a: Client) -> None:
-    good: dict[str, Any] = {
-        "config": a, "batch_size": 2, "micro_batch_size": 1, "data_fields": ["x"], "partition_id": "p",
-        "task_name": "t", "dp_rank": 0,
-    }  # fmt: skip
-    wrong: list[tuple[str, Any]] = [
-        ("batch_size", "2"), ("batch_size", 1.5), ("micro_batch_size", torch.ones(2)), ("data_fields", 5),
-        ("data_fields", [None]), ("data_fields", []), ("dp_rank", None), ("dp_rank", "0"), ("keep_batches", 0.5),
-    ]  # fmt: skip
-    for name, value in wrong:
-        with pytest.raises(InvalidArgumentError, match=name):
-            StreamingDataset(**{**good, name: value})
-    with pytest.raises(InvalidArgumentError, match="state_dict"):
-        StreamingDataset(**good).load_state_dict(None)  # type: ignore[arg-type]
 
 
 def test_a_warning_of_the_controller_is_logged_once(a: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from device_driver import Driver
 from test_lost_units import lose
 
 import transfer_queue as tq
-from simulated import ragged, rows_of, same, table
+from simulated import ragged, reply_on_its_way, rows_of, same, table
 from transfer_queue.client.data import data_path, device_copies
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.storage.arena.extent_table import GRANULE
@@ -110,10 +110,7 @@ def test_devices_of_one_driver_share_what_is_registered(a: Client, b: Client, dr
 
 
 def test_bytes_are_held_until_the_device_has_copied_them(
-    a: Client,
-    b: Client,
-    cluster: Cluster,
-    driver: Driver,
+    a: Client, b: Client, cluster: Cluster, driver: Driver
 ) -> None:
     meta = a.put(value(3), partition_id="p")
     b.get_data(meta, device="cpu")
@@ -182,13 +179,8 @@ def test_errors_of_the_device_reach_the_caller_as_they_are(
 def test_values_that_are_gone(a: Client, b: Client, cluster: Cluster, driver: Driver) -> None:
     """Nothing is registered of a block that was freed after the lookup."""
     meta = a.put(value(3), partition_id="p")
-    b.get_partition_list()
-    b.hold()
-    task = b.start(b.operations.get_data(meta, device="cpu"))
-    cluster.run()
-    a.clear_samples(meta)
-    b.release()
-    cluster.run()
+    with reply_on_its_way(cluster, b, b.operations.get_data(meta, device="cpu")) as task:
+        a.clear_samples(meta)
     with pytest.raises(StorageKeyNotFoundError):
         task.result()
     assert driver.registered == {}

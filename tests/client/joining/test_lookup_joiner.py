@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from simulated import rows_of, same
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.queries import Lookup
 from transfer_queue.testing import Client, Cluster
@@ -51,13 +52,8 @@ def test_each_gets_its_own_rows(a: Client, b: Client, cluster: Cluster, lookups:
         alone = b.kv_batch_get(keys, "p", names, layout=layout)
         assert set(got.keys()) == set(alone.keys())
         for name in set(got.keys()):
-            one, other = got[name], alone[name]
-            assert type(one) is type(other)
-            assert [str(value) for value in _rows(one)] == [str(value) for value in _rows(other)]
-
-
-def _rows(column: Any) -> list[Any]:
-    return list(column.unbind(0)) if isinstance(column, torch.Tensor) else list(column)
+            assert type(got[name]) is type(alone[name])
+            assert same(rows_of(got[name]), rows_of(alone[name]))
 
 
 def test_what_is_missing_concerns_only_its_own_get(a: Client, b: Client, cluster: Cluster) -> None:

@@ -10,8 +10,9 @@ from codec_arenas import Arenas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorStack
-from test_codec import TENSOR_COLUMNS, batches, check_container, rows_of, same_rows
+from test_codec import TENSOR_COLUMNS, batches, check_container, same_rows
 
+from simulated import rows_of
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks import encode

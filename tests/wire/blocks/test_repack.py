@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from carried_values import DTYPES_OF_EACH_SIZE, pattern, same_tensor
@@ -43,6 +45,17 @@ def smaller(block: EncodedBlock, slots: list[int], fields: list[str]) -> tuple[N
     return NewBlock(0, 1, 0, 1, made.nbytes, len(slots), made.schema, made.dims), out
 
 
+def gathered(block: NewBlock, memory: np.ndarray, fields: list[str], order: list[int]) -> dict[str, list[Any]]:
+    """The rows of a block in this order, by field."""
+    types = [
+        FieldType(s.name, s.kind, s.dtype, max(s.ndim, 0), None, 0, s.ndim == MIXED_RANK) for s in block.schema
+    ]  # fmt: skip
+    placement = Placement(fields, bytes(4 * len(order)), np.array(order, "i4").tobytes())
+    reply = LookupReply(len(order), types, blocks_message([block]), [placement])
+    got = gather(reply, lambda unit: memory, "list")
+    return {name: got.get(name).tolist() for name in fields}
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_the_rows_are_the_same(data: st.DataObject) -> None:
@@ -55,16 +68,7 @@ def test_the_rows_are_the_same(data: st.DataObject) -> None:
     block, memory = smaller(encode_columns(given_columns, rows), slots, fields)
     assert block.nbytes == block_nbytes(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)
     assert [spec.name for spec in block.schema] == [name for name in given_columns if name in fields]
-    types = [
-        FieldType(s.name, s.kind, s.dtype, max(s.ndim, 0), None, 0, s.ndim == MIXED_RANK) for s in block.schema
-    ]  # fmt: skip
-    order = np.arange(len(slots), dtype="i4").tobytes()
-    reply = LookupReply(
-        len(slots), types, blocks_message([block]), [Placement(fields, bytes(4 * len(slots)), order)]
-    )  # fmt: skip
-    got = gather(reply, lambda unit: memory, "list")
-    for name in fields:
-        found = got.get(name).tolist()
+    for name, found in gathered(block, memory, fields, list(range(len(slots)))).items():
         for slot, value in zip(slots, found, strict=True):
             expected = given_columns[name][slot]  # type: ignore[index]
             assert torch.equal(value, expected) if isinstance(expected, torch.Tensor) else value == expected
@@ -92,15 +96,8 @@ def test_rows_whose_shapes_coincide_are_the_same(
     put = {"x": one[0][:rows], "y": other[0][:rows]}
     fields = ["x", "y"] if both else ["y"]
     block, memory = smaller(encode_columns(put, rows), slots, fields)
-    types = [
-        FieldType(s.name, s.kind, s.dtype, max(s.ndim, 0), None, 0, s.ndim == MIXED_RANK) for s in block.schema
-    ]  # fmt: skip
-    wanted = slots[::-1]
-    order = np.arange(len(slots), dtype="i4")[::-1].tobytes()
-    reply = LookupReply(len(slots), types, blocks_message([block]), [Placement(fields, bytes(4 * len(slots)), order)])
-    got = gather(reply, lambda unit: memory, "list")
-    for name in fields:
-        assert all(map(same_tensor, got.get(name).tolist(), [put[name][slot] for slot in wanted]))
+    for name, found in gathered(block, memory, fields, list(reversed(range(len(slots))))).items():
+        assert all(map(same_tensor, found, [put[name][slot] for slot in reversed(slots)]))
 
 
 def test_what_has_become_alike_is_dense() -> None:

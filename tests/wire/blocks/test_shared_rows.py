@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
+from simulated import rows_of
 from tests.differential import differential
 from tests.wire.codec_arenas import Arenas
 from transfer_queue.wire.blocks.column_sources import LEAST_SAVED, find_equal_keys, find_same_memory
@@ -37,12 +38,6 @@ def slots_of(block):
 def plain(column):
     """A column as a list of lists."""
     return [value.tolist() if hasattr(value, "tolist") else value for value in rows_of(column)]
-
-
-def rows_of(column):
-    if isinstance(column, torch.Tensor):
-        return list(column.unbind(0))
-    return column if isinstance(column, list) else column.tolist()
 
 
 def images(count, size=LARGE):

@@ -29,6 +29,11 @@ def i8(*lengths):
     return np.array(lengths, np.int64).tobytes()
 
 
+def one_and_two(values):
+    """A jagged tensor of rows of lengths 1 and 2, which are these values."""
+    return offsets_of_lengths(i8(1, 2)).make_jagged(values, 1)
+
+
 @pytest.fixture(autouse=True)
 def nothing_kept():
     jagged._kept.cache_clear()
@@ -116,35 +121,30 @@ def test_what_is_set_on_one_is_not_on_the_next():
 
 
 def test_batches_of_the_same_lengths_share_a_cut_and_can_be_added():
-    a, b = (
-        offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1),
-        offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1),
-    )
+    a, b = one_and_two(torch.ones(3)), one_and_two(torch.ones(3))
     assert a.offsets() is b.offsets()
     assert (a + b).values().tolist() == [2, 2, 2]
 
 
 def test_offsets_that_somebody_wrote_into_are_not_used_again():
-    taken = offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1)
+    taken = one_and_two(torch.ones(3))
     taken.offsets()[1] = 2
-    assert offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1).offsets().tolist() == [0, 1, 3]
+    assert one_and_two(torch.ones(3)).offsets().tolist() == [0, 1, 3]
 
 
 def test_offsets_that_are_shared_with_another_process_are_not_used_again():
-    taken = offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1)
+    taken = one_and_two(torch.ones(3))
     taken.offsets().share_memory_()
-    after = offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3), 1)
+    after = one_and_two(torch.ones(3))
     assert after.offsets() is not taken.offsets()
     assert not after.offsets().is_shared()
 
 
 def test_what_came_under_inference_mode_can_be_trained_with_later():
     with torch.inference_mode():
-        offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3, 2), 1)
+        one_and_two(torch.ones(3, 2))
     weight = torch.ones(2, 2, requires_grad=True)
-    torch.nn.functional.linear(
-        offsets_of_lengths(i8(1, 2)).make_jagged(torch.ones(3, 2), 1), weight
-    ).values().sum().backward()
+    torch.nn.functional.linear(one_and_two(torch.ones(3, 2)), weight).values().sum().backward()
     assert weight.grad.tolist() == [[3, 3], [3, 3]]
 
 
@@ -174,7 +174,7 @@ def test_torches_that_have_it_elsewhere(monkeypatch, ways):
     known = jagged._ways()
     monkeypatch.setattr(jagged, "_ways", lambda: None if ways is None else known._replace(twins=False))
     for _ in range(2):
-        made = offsets_of_lengths(i8(1, 2)).make_jagged(torch.arange(3), 1)
+        made = one_and_two(torch.arange(3))
         assert [row.tolist() for row in made.unbind()] == [[0], [1, 2]]
         assert (made._maybe_min_seqlen, made._maybe_max_seqlen) == (1, 2)
 
