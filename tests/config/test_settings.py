@@ -23,9 +23,7 @@ class Newest(BaseSampler):
 
 def held(value) -> DictConfig:
     """Return a conf with an object as its sampler."""
-    conf = OmegaConf.create({"controller": {"sampler": value}}, flags={"allow_objects": True})
-    assert isinstance(conf, DictConfig)
-    return conf
+    return OmegaConf.create({"controller": {"sampler": value}}, flags={"allow_objects": True})
 
 
 class TestSettings:

@@ -46,11 +46,9 @@ class Child:
         )
 
     def hear(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def say(self, line: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 

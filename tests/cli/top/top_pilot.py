@@ -20,7 +20,7 @@ from transfer_queue.cli.top.picture import Picture, make_picture
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import MEMORY
-from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
+from transfer_queue.messages.queries import Explain, SnapshotReply
 from transfer_queue.messages.reports import samples
 from transfer_queue.messages.reports.progress import (
     FieldProgress,
@@ -89,7 +89,6 @@ class FakeController:
             raise self.fails
         if isinstance(request, Explain):
             return Done(f"Task {request.task!r} waits for {request.count} samples; 3 available.")
-        assert isinstance(request, TakeSnapshot)
         rows = np.arange(request.start, request.start + self.samples)
         produced = np.ones((self.samples, 2), np.int8)
         produced[1:, 1] = 0

@@ -130,7 +130,6 @@ def test_a_child_that_fails_reports_the_error(tmp_path: Path) -> None:
 
     assert written(tmp_path, tree)[0] == "ValueError: no tree today"
     words, path = written(tmp_path, dict, tmp_path / "nowhere" / "state")
-    assert words is not None
     assert "No such file" in words
     assert not path.exists()
 

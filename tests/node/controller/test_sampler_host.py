@@ -222,7 +222,6 @@ def test_a_call_goes_to_a_new_process_while_the_exit_status_of_the_last_is_not_k
 def stopped(asking: Asking) -> subprocess.Popen[bytes]:
     """The process of a sampler, which does not even see that its channel has ended."""
     process = asking.host._process
-    assert process is not None
     os.kill(process.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     return process
@@ -273,7 +272,6 @@ def test_a_sampler_that_hangs_ends_with_its_controller(tmp_path: Path) -> None:
         asking = Asking()
         asking.host.ask(1, SamplerCall("deal", SamplerRequest("p", "t", 1, {"how": "hang"})), Shown("p", total=0))
         process = asking.host._process
-        assert process is not None
         os.write(writer, str(process.pid).encode())
         os.close(writer)
         time.sleep(1000)
@@ -290,7 +288,6 @@ def test_a_sampler_that_hangs_ends_with_its_controller(tmp_path: Path) -> None:
 
 def test_the_process_of_a_sampler_that_was_replaced_is_gone(asking: Asking, tmp_path: Path) -> None:
     process = asking.host._process
-    assert process is not None
     service = ControllerService(Controller(CoreConfig(core_sampler(asking.host))), StateFiles(tmp_path))
     service.use_hosts({"": asking.host}, asking.loop)
     service.use_hosts({"": SequentialSampler()}, asking.loop)

@@ -74,9 +74,7 @@ def arena(tmp_path: Path) -> Arena:
 
 @pytest.fixture
 def views(arena: Arena) -> ArenaViews:
-    found = open_views(arena)
-    assert found is not None
-    return found
+    return open_views(arena)
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +86,6 @@ def everything_is_collected() -> Iterator[None]:
 
 def held_granules(arena: Arena) -> list[int]:
     """The granules that other processes hold."""
-    assert arena.holds is not None
     return [number for number in range(16) if arena.holds.is_held(number * GRANULE, GRANULE)]
 
 
@@ -110,7 +107,6 @@ def test_the_unit_sees_what_other_processes_hold(arena: Arena, child: Callable) 
 
 
 def test_the_unit_knows_who_holds(arena: Arena, child: Callable) -> None:
-    assert arena.holds is not None
     first, second = child(READER, str(arena.folder)), child(READER, str(arena.folder))
     for reader in (first, second):
         reader.hear()
@@ -131,7 +127,6 @@ def test_the_unit_knows_who_holds(arena: Arena, child: Callable) -> None:
 
 
 def test_a_killed_process_holds_nothing(arena: Arena, child: Callable) -> None:
-    assert arena.holds is not None
     reader = child(READER, str(arena.folder))
     reader.hear()
     reader.say("view 0 1000")
@@ -161,7 +156,6 @@ def test_a_forked_child_holds_what_it_inherits(arena: Arena, child: Callable) ->
 
 
 def test_pages_that_a_device_keeps(arena: Arena, child: Callable) -> None:
-    assert arena.holds is not None
     code = READER.replace(
         'print("ready"', 'views.keep_pages(4, 2); views.keep_pages(9, 1); views.drop_pages(9, 1); print("ready"'
     )
@@ -214,8 +208,6 @@ def test_written_pages_are_dropped_with_the_last_view_of_their_granule(
 
         monkeypatch.setattr(arena_views, "_private_pages", refused)
     first, second = views.take("c", 0, 1000), views.take("c", 2 * 4096, 1000)
-    assert first is not None
-    assert second is not None
     first[:] = 7
     second[:] = 8
     del first
@@ -224,7 +216,6 @@ def test_written_pages_are_dropped_with_the_last_view_of_their_granule(
     assert again is not None
     del again, second
     third = views.take("c", 0, 3 * 4096)
-    assert third is not None
     assert third.max() == 0
     arena.memory[:100] = 5  # as the next writer of this space does
     assert third[:100].min() == 5
@@ -244,28 +235,24 @@ def test_a_page_that_was_written_to_is_in_no_later_view(
         monkeypatch.setattr(arena_views, "_private_pages", refused)
     beside, written = views.take("c", 9000, 100), views.take("c", 0, 100)
     assert beside is not None
-    assert written is not None
     written[:] = 9
     arena.memory[100:200] = 5  # a put into the same page
     if ended:
         del written
     again, fresh = views.take("c", 0, 100), views.take("c", 100, 100)
     for view, value in ((again, 0), (fresh, 5)):
-        assert view is not None
         assert view.min() == view.max() == value
 
 
 def test_views_of_the_same_bytes_do_not_see_each_others_writes(arena: Arena, views: ArenaViews) -> None:
     made = [views.take("c", GRANULE, 100) for _ in range(MAPPINGS)]
     for number, view in enumerate(made):
-        assert view is not None
         assert view.max() == 1
         view[:] = 100 + number
     assert views.take("c", GRANULE + 99, 100) is None, "there are no more mappings"
     assert [int(view[0]) for view in made if view is not None] == [100 + number for number in range(MAPPINGS)]
     assert views.take("c", GRANULE + 100, 100) is None, "the page was written to in all of them"
     beside = views.take("c", GRANULE + 5000, 100)
-    assert beside is not None
     assert beside.max() == 1
     assert arena.memory[GRANULE : GRANULE + 100].max() == 1
 
@@ -334,11 +321,9 @@ def test_everything_is_closed_after_the_last_use(tmp_path: Path, opened_arenas: 
     opened_arenas[:] = [arena]
     views = open_views(again)
     assert views is open_views(other)
-    assert views is not None
     view = views.take("c", 0, 100)
     del again, other, views
     assert len(files_open_in(tmp_path)) > len(before)
-    assert view is not None
     assert view.max() == 0
     del view
     gc.collect()
@@ -396,8 +381,6 @@ def test_parts_that_are_held_together_end_one_by_one(arena: Arena, views: ArenaV
 
 def test_parts_that_overlap_do_not_share_memory(views: ArenaViews) -> None:
     one, other = views.take_all("reader", [(0, GRANULE), (0, GRANULE)])
-    assert one is not None
-    assert other is not None
     one[0] = 9
     assert int(other[0]) == 0
 
@@ -428,8 +411,6 @@ for line in sys.stdin:
     with subprocess.Popen(
         [sys.executable, "-c", program, str(arena.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         told, heard = process.stdin, process.stdout
 
         def is_held(granule: int) -> bool:

@@ -16,9 +16,7 @@ def table_of(granules: int) -> ExtentTable:
 
 
 def leased(table: ExtentTable, nbytes: int, slot: int = 1) -> LeasedExtent:
-    extent = table.lease(slot, nbytes)
-    assert extent is not None
-    return extent
+    return table.lease(slot, nbytes)
 
 
 def test_a_lease_is_rounded_up_to_granules_and_counted() -> None:
@@ -114,7 +112,6 @@ class AgainstGranules(RuleBasedStateMachine):
         if not fits:
             assert extent is None
             return multiple()
-        assert extent is not None
         assert (extent.offset, extent.length) == (fits[0] * GRANULE, count * GRANULE)
         assert extent.number > self.last
         self.last = extent.number
