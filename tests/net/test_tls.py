@@ -46,9 +46,7 @@ def files(name: str = "member", authority: str = "authority") -> dict[str, str]:
 
 
 def made(name: str = "member", authority: str = "authority") -> Contexts:
-    both = make_contexts(files(name, authority))
-    assert both is not None
-    return both
+    return make_contexts(files(name, authority))
 
 
 MEMBER = made()
@@ -125,7 +123,6 @@ def test_large_requests_and_replies_arrive_whole(running: Running, ask: Ask) -> 
     session = running.session(tls=MEMBER.client)
     request = publish(5 << 20)
     assert ask(session, request) == PublishReply(rows=request.rows)
-    session.close()
 
 
 def test_many_calls_share_one_connection_of_a_loop(running: Running) -> None:
@@ -137,7 +134,6 @@ def test_many_calls_share_one_connection_of_a_loop(running: Running) -> None:
 
     assert asyncio.run(all_of_them()) == [PublishReply(rows=request.rows) for request in requests]
     assert running.server.counters["accepted"] == 1
-    session.close()
 
 
 @pytest.mark.parametrize("size", [1, 70_000, 8 << 20])
@@ -172,7 +168,6 @@ def test_version_1_2_is_enough(running: Running, ask: Ask) -> None:
     session = running.session(tls=context)
     request = publish(1 << 20)
     assert ask(session, request) == PublishReply(rows=request.rows)
-    session.close()
 
 
 def test_an_older_version_is_refused(running: Running, ask: Ask) -> None:
@@ -183,7 +178,6 @@ def test_an_older_version_is_refused(running: Running, ask: Ask) -> None:
     session = running.session(tls=context)
     with pytest.raises(TransferQueueError, match=r"TLS with the server failed"):
         ask(session, CreatePartition("p"))
-    session.close()
 
 
 def test_unix_sockets_never_use_it(tmp_path: Path, ask: Ask) -> None:
@@ -191,7 +185,6 @@ def test_unix_sockets_never_use_it(tmp_path: Path, ask: Ask) -> None:
         for tls in (None, MEMBER.client):
             session = running.session(tls=tls)
             assert ask(session, CreatePartition("p")) == Done("p")
-            session.close()
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -230,7 +223,6 @@ def test_the_key_is_needed_as_ever(running: Running, ask: Ask) -> None:
     session = running.session(key=b"another" * 5, tls=MEMBER.client)
     with pytest.raises(AuthenticationError, match="does not hold the key"):
         ask(session, CreatePartition("p"))
-    session.close()
 
 
 def test_a_client_without_tls_is_told_so(running: Running, ask: Ask) -> None:
@@ -333,7 +325,6 @@ def test_a_connection_that_breaks_is_made_anew(running: Running, ask: Ask) -> No
     running.stop()
     running.start()
     assert ask(session, CreatePartition("q")) == Done("q")
-    session.close()
 
 
 @pytest.mark.parametrize("name", ["certificate", "private_key", "authority"])
