@@ -52,6 +52,11 @@ class Child:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
+    def ask(self, line: str) -> str:
+        """Say a line, and return the answer."""
+        self.say(line)
+        return self.hear()
+
     def end(self) -> None:
         self.process.kill()
         with contextlib.suppress(BrokenPipeError):

@@ -65,8 +65,7 @@ class System:
         return reply
 
     def write(self, lease: ExtentLeaseReply, value: int) -> None:
-        self.writer.say(f"{lease.offset} {lease.length} {value}")
-        assert self.writer.hear() == "done"
+        assert self.writer.ask(f"{lease.offset} {lease.length} {value}") == "done"
 
 
 @pytest.fixture
@@ -114,8 +113,7 @@ def test_a_stopped_writer_is_never_reclaimed_and_writes_only_its_own(system: Sys
 
 def test_a_child_of_the_writer_ends_without_harm(system: System) -> None:
     lease = system.lease(1)
-    system.writer.say("fork")
-    assert system.writer.hear() == "done"
+    assert system.writer.ask("fork") == "done"
     assert system.unit.on_disconnect(1, 0.0) == []
     assert system.unit.tick(1.0) == []
     system.write(lease, 3)

@@ -72,14 +72,12 @@ def test_a_full_file_system_can_be_used_again(small_tmpfs: Path, slots: StandInS
     assert used(small_tmpfs) - status.held < GRANULE
 
     for lease in leases:
-        writer.say(f"{lease.offset} {lease.length} 7")
-        assert writer.hear() == "7 7"
+        assert writer.ask(f"{lease.offset} {lease.length} 7") == "7 7"
     assert allocated(arena) == status.held
 
     assert unit.free([lease.extent for lease in leases]) == []
     again = ask(LeaseExtent(slot.slot, 10 * MIB, 10 * MIB))
-    writer.say(f"{again.offset} {again.length} 9")
-    assert writer.hear() == "9 9"
+    assert writer.ask(f"{again.offset} {again.length} 9") == "9 9"
     assert allocated(arena) == status.held == unit.table.held
 
 
