@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import html
+import inspect
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -196,6 +198,21 @@ def run_top(
         assert source.stopped
 
     asyncio.run(asyncio.wait_for(main(), LIMIT))
+
+
+def on_screen(*given: News, size: tuple[int, int] = (80, 24)) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of a program, which `run_top` runs."""
+
+    def test_of(program: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @functools.wraps(program)
+        def test(**arguments: Any) -> None:
+            run_top(lambda top: program(top, **arguments), *given, size=size)
+
+        _, *parameters = inspect.signature(program).parameters.values()
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return test
+
+    return test_of
 
 
 def empty_picture() -> Picture:
