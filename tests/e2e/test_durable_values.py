@@ -22,9 +22,8 @@ from test_cli import command
 
 import transfer_queue as tq
 import warm
-from server_processes import until
+from server_processes import kill_all, kill_together, until
 from transfer_queue.errors import ConnectionLostError, InvalidArgumentError, StartError
-from transfer_queue.interface import CURRENT
 from transfer_queue.journal.segment import MARKER
 from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFolder, Identity
 
@@ -79,19 +78,6 @@ def lasting() -> Iterator[Lasting]:
     finally:
         tq.close()
         shutil.rmtree(root)
-
-
-def kill_all() -> None:
-    """Kill the supervisor and all servers of this process's system at once."""
-    system = CURRENT.system
-    assert system is not None
-    supervisor = psutil.Process(system.description.pid)
-    processes = [supervisor, *supervisor.children(recursive=True)]
-    for process in processes:
-        process.suspend()
-    for process in processes:
-        process.kill()
-    until(lambda: not system.is_alive())
 
 
 def put(count: int = 20) -> torch.Tensor:
@@ -443,11 +429,7 @@ def test_what_a_killed_start_leaves_does_not_prevent_the_next_one(lasting: Lasti
         return identity is not None and (Path(identity.arenas) / file.replace("arenas", "")).exists()
 
     until(is_made)
-    processes = [starter, *starter.children(recursive=True)]
-    for process in processes:
-        process.suspend()
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
+    kill_together([starter, *starter.children(recursive=True)])
     program.join()
     tq.init(lasting.conf())
     assert torch.equal(put(), read())

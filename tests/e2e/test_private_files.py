@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
+from server_processes import started
 from transfer_queue.client.data.remote_chunks import fetch_state
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.net.session import Session
@@ -106,11 +107,9 @@ def open_to_others(folder: Path) -> list[str]:
 def test_nothing_that_a_process_without_a_umask_makes_is_open_to_others(permissive: None, tmp_path: Path) -> None:
     offloading = {"offload": {"enabled": True, "path": str(tmp_path / "disk")}}
     (tmp_path / "disk").mkdir(mode=0o700)
-    tq.init({"system": {"name": "permissive"}, "backend": {"SimpleStorage": offloading}})
-    try:
+    with started("permissive", backend={"SimpleStorage": offloading}):
         tq.kv_put("k", "p", {"x": torch.arange(3)})
         client, system = tq.get_client(), tq.interface.CURRENT.system
-        assert system is not None
         tq.save_checkpoint(tmp_path / "whole")
         tq.save_checkpoint(tmp_path / "whole", metadata={"step": 1})
         tq.save_checkpoint(tmp_path / "part", partitions="p")
@@ -123,5 +122,3 @@ def test_nothing_that_a_process_without_a_umask_makes_is_open_to_others(permissi
         folders = [tmp_path / name for name in ("whole", "part", "state.pkl", "fetched")]
         folders += [system.folder, *(Path(os.path.realpath(system.folder / link)) for link in ("arena", "disk"))]
         assert [each for folder in folders for each in open_to_others(folder)] == []
-    finally:
-        tq.close()

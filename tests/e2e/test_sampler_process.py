@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 import light_sampler
 import transfer_queue as tq
+from server_processes import started
 from transfer_queue.node.system.processes import Process
 
 
@@ -28,13 +29,8 @@ def rows(client: Any, partition: str, count: int, task: str = "t", **config: Any
 
 @pytest.fixture
 def client(request: pytest.FixtureRequest) -> Iterator[Any]:
-    controller = {"sampler": light_sampler.Gated}
-    conf = {"system": {"name": "gated"}, "controller": controller, "timeouts": {"sampler": request.param}}
-    tq.init(conf)
-    try:
+    with started("gated", controller={"sampler": light_sampler.Gated}, timeouts={"sampler": request.param}):
         yield tq.get_client()
-    finally:
-        tq.close()
 
 
 @pytest.mark.parametrize("client", [300], indirect=True)
@@ -75,7 +71,6 @@ def test_a_sampler_that_hangs_or_dies_fails_its_claim_and_is_restarted(client: A
     with pytest.raises(tq.SamplerError, match="2 deals so far") as raised:
         rows(client, "p", 1, deals=True)
     found = re.search(r"in (\d+)", str(raised.value))
-    assert found is not None
     process = Process(int(found[1]), None)
     assert rows(client, "p", 1) == [1], "nothing was dealt by the calls that failed"
     (cost,) = client.status().samplers

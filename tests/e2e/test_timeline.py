@@ -145,7 +145,6 @@ def test_the_controller_knows_tasks_after_a_restart(client: tq.TransferQueueClie
     client.put({"x": torch.zeros(2, 3)}, partition_id="p")
     before = read(client)
     system = CURRENT.system
-    assert system is not None
     controller = psutil.Process(
         int((system.logs / "controller.log").read_text().rsplit("up, process ", 1)[1].split()[0])
     )
