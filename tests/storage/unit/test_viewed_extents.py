@@ -92,6 +92,14 @@ def system(tmp_path: Path) -> System:
     return System(tmp_path / "arena")
 
 
+def freed(system: System, granules: int = GRANULES) -> tuple[ExtentLeaseReply, Bytes]:
+    """Return an extent that was freed while there is a view of its first bytes, and the view."""
+    [extent] = system.fill(system.lease(granules, 0.0))
+    view = system.view(extent, 0, 8)
+    system.unit.free([extent.extent])
+    return extent, view
+
+
 def test_a_viewed_extent_is_free_when_its_view_ends(system: System) -> None:
     [extent] = system.fill(system.lease(GRANULES, 0.0))
     view = system.view(extent, 100, GRANULE)
@@ -118,9 +126,7 @@ def test_only_the_extent_with_the_view_waits(system: System) -> None:
 
 
 def test_a_lease_waits_for_the_end_of_views(system: System) -> None:
-    [extent] = system.fill(system.lease(GRANULES, 0.0))
-    view = system.view(extent, 0, 8)
-    system.unit.free([extent.extent])
+    extent, view = freed(system)
     assert system.lease(GRANULES, 1.0, wait=60.0) == []
     assert system.unit.next_deadline() == 1.0 + SHORT_VIEWS_INTERVAL
     assert system.fill(system.unit.tick(1.0 + SHORT_VIEWS_INTERVAL)) == []
@@ -129,27 +135,21 @@ def test_a_lease_waits_for_the_end_of_views(system: System) -> None:
 
 
 def test_a_lease_looks_at_once_whether_views_have_ended(system: System) -> None:
-    [extent] = system.fill(system.lease(GRANULES, 0.0))
-    view = system.view(extent, 0, 8)
-    system.unit.free([extent.extent])
+    _, view = freed(system)
     system.unit.tick(1.0)
     del view
     assert len(system.fill(system.lease(1, 1.0))) == 1
 
 
 def test_a_refused_lease_says_what_views_hold(system: System) -> None:
-    [extent] = system.fill(system.lease(GRANULES, 0.0))
-    view = system.view(extent, 0, 8)
-    system.unit.free([extent.extent])
+    extent, view = freed(system)
     [effect] = system.lease(1, 0.0)
     assert f"of which {extent.length} are free when views of readers end" in str(effect.reply)
     del view
 
 
 def test_a_unit_that_restarts_frees_it_on_a_new_order(system: System) -> None:
-    [extent] = system.fill(system.lease(3, 0.0))
-    view = system.view(extent, 0, 3 * GRANULE)
-    system.unit.free([extent.extent])
+    extent, view = freed(system, 3)
     system.restart()
     assert system.unit.table.leased == extent.length
     system.unit.free([extent.extent])
