@@ -23,7 +23,7 @@ from test_cli import command
 import transfer_queue as tq
 import warm
 from server_processes import kill_all, kill_together, until
-from transfer_queue.errors import ConnectionLostError, InvalidArgumentError, StartError
+from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.journal.segment import MARKER
 from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFolder, Identity
 
@@ -49,9 +49,7 @@ class Lasting:
 
     @property
     def identity(self) -> Identity:
-        found = self.durable.identity()
-        assert found is not None
-        return found
+        return self.durable.identity()
 
     @property
     def arena(self) -> Path:
@@ -309,11 +307,6 @@ def test_the_folder_of_another_release_is_refused(lasting: Lasting) -> None:
     segment.write_bytes(written)
     tq.init(lasting.conf())
     assert len(read()) == 20
-
-
-def test_durable_values_need_a_folder() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"durability\.folder is None"):
-        tq.init({"durability": {"values": "processes"}})
 
 
 # ---------------------------------------------------------------- list, adopt, discard

@@ -211,26 +211,6 @@ def test_a_signal_that_ends_the_starter_ends_its_system(
     ended(runtime_dir)
 
 
-def _outlive_controller(pipe: Any) -> None:
-    tq.init({"system": {"name": "broken"}, "controller": {"journal": {"durability": "none"}}})
-    tq.kv_put("a", "p", {"x": torch.arange(3)})
-    supervisor = CURRENT.system.description.pid
-    first, *_ = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    os.kill(int(first), signal.SIGKILL)
-    try:
-        tq.kv_put("b", "p", {"x": torch.arange(3)})
-    except tq.ConnectionLostError as error:
-        pipe.send(str(error))
-
-
-def test_a_controller_without_journal_that_dies_is_told_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TQ_ADDRESS", raising=False)
-    process, told = heard_from(_outlive_controller)
-    process.join(SECONDS)
-    assert told.startswith("the controller at")
-    assert "log" in told
-
-
 def _told(pipe: Any, configs: list[Any]) -> None:
     """What is raised before there is a system, of which each refusal must leave the process as it was."""
     for call, *arguments in [(tq.kv_list,), *((tq.init, conf) for conf in configs), (tq.kv_list,)]:

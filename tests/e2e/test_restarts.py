@@ -8,7 +8,6 @@ import re
 import signal
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,16 +209,6 @@ def test_a_put_of_very_many_fields_is_there_whole_after_a_kill() -> None:
         assert bool((client.get_data(found[0]) == values(9)).all())
 
 
-def test_a_unit_that_is_killed_goes_on_with_its_arena() -> None:
-    with started("units"):
-        client = tq.get_client()
-        meta = client.put(values(8), partition_id="p")
-        for name in ("unit-0", "controller", "unit-0"):
-            kill(name)
-            client.put(values(2, 100), partition_id="p")
-        assert client.get_data(meta)["x"].tolist() == list(range(8))
-
-
 def test_without_a_journal_the_end_of_the_controller_is_the_end() -> None:
     with started("none", controller={"journal": {"durability": "none"}}):
         system = CURRENT.system
@@ -227,21 +216,9 @@ def test_without_a_journal_the_end_of_the_controller_is_the_end() -> None:
         assert not (Path(system.folder) / "journal").exists()
         kill()
         begun = time.monotonic()
-        with pytest.raises(tq.ConnectionLostError, match=r"its log: "):
+        with pytest.raises(tq.ConnectionLostError, match=r"^the controller at .*its log: "):
             tq.kv_put("b", "p", {"x": torch.tensor(1)})
         assert time.monotonic() - begun < 30, "not until the deadline of the call"
-
-
-def test_the_metrics_stay_where_they_are() -> None:
-    with started("metrics", metrics={"enabled": True}):
-        endpoint = tq.get_metrics_endpoint()
-        tq.kv_put("a", "p", {"x": torch.tensor(1)})
-        kill()
-        tq.kv_put("b", "p", {"x": torch.tensor(1)})
-        text = urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=SECONDS).read().decode()
-        assert 'tq_rows{partition="p"} 2' in text
-        assert "tq_journal_bytes " in text
-        assert "tq_journal_trouble 0" in text
 
 
 def test_what_cannot_come_up_again_ends_the_system_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
