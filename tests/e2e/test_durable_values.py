@@ -7,9 +7,9 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,19 +117,15 @@ def test_the_same_client_goes_on_after_init_has_started_the_system_again(lasting
 def test_a_client_that_waits_is_answered_by_the_system_that_another_process_starts(lasting: Lasting) -> None:
     command("start", "--name", NAME, *lasting.words())
     tq.init({"system": {"name": NAME}}, attach="require")
-    values, found = put(), []
-    client = tq.get_client()
+    values, client = put(), tq.get_client()
     client.get_meta(["x"], 20, "p", task_name="t")
-    waiting = threading.Thread(
-        target=lambda: found.append(client.get_meta(["x"], 1, "p", task_name="t", timeout=SECONDS))
-    )
-    waiting.start()
-    kill_all()
-    done = command("start", "--name", NAME, *lasting.words())
-    assert done.returncode == 0, done.stderr
-    tq.kv_put("late", "p", {"x": values[0]})
-    waiting.join(SECONDS)
-    assert len(found[0]) == 1
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.get_meta, ["x"], 1, "p", task_name="t", timeout=SECONDS)
+        kill_all()
+        done = command("start", "--name", NAME, *lasting.words())
+        assert done.returncode == 0, done.stderr
+        tq.kv_put("late", "p", {"x": values[0]})
+        assert len(waiting.result(SECONDS)) == 1
     assert torch.equal(read(), values)
     assert command("stop", "--name", NAME).returncode == 0
 

@@ -31,10 +31,11 @@ def planted(tmp_path: Path) -> SystemFolder:
     return SystemFolder(tmp_path / "system")
 
 
-def test_a_key_that_is_a_link_is_not_read(planted: SystemFolder) -> None:
-    planted.key.symlink_to(planted.folder.parent / "victim")
+@pytest.mark.parametrize("file", ["key", "description"])
+def test_a_file_that_is_a_link_is_not_read(planted: SystemFolder, file: str) -> None:
+    getattr(planted, file).symlink_to(planted.folder.parent / "victim")
     with pytest.raises(AttachError, match="cannot be read"):
-        planted.read_key()
+        getattr(planted, f"read_{file}")()
 
 
 def test_a_key_that_others_may_read_is_not_used(planted: SystemFolder) -> None:
@@ -42,12 +43,6 @@ def test_a_key_that_others_may_read_is_not_used(planted: SystemFolder) -> None:
     planted.key.chmod(0o640)
     with pytest.raises(AttachError, match="can be accessed by other users"):
         planted.read_key()
-
-
-def test_a_description_that_is_a_link_is_not_read(planted: SystemFolder) -> None:
-    planted.description.symlink_to(planted.folder.parent / "victim")
-    with pytest.raises(AttachError, match="cannot be read"):
-        planted.read_description()
 
 
 def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:

@@ -49,23 +49,19 @@ async def test_a_terminal_of_80_columns_shows_stages_and_one_more_table(top: Top
 
 
 @pytest.mark.parametrize("size", [(120, 40), (200, 60)])
-def test_a_large_terminal_shows_every_table(size: tuple[int, int]) -> None:
-    async def program(top: TopPilot) -> None:
-        text = top.text()
-        for title in ("1 Stages", "2 Who waits for what", "3 Partitions", "4 Memory", "5 Controller"):
-            assert title in text
-        assert "reward needs" in text, "the advice of the verdict"
-        assert ("last minute" in text) == (size[0] >= 200)
-
-    run_top(program, seen(SLOW), size=size)
+@on_screen(seen(SLOW))
+async def test_a_large_terminal_shows_every_table(top: TopPilot, size: tuple[int, int]) -> None:
+    text = top.text()
+    for title in ("1 Stages", "2 Who waits for what", "3 Partitions", "4 Memory", "5 Controller"):
+        assert title in text
+    assert "reward needs" in text, "the advice of the verdict"
+    assert ("last minute" in text) == (size[0] >= 200)
 
 
 @pytest.mark.parametrize("size", [(20, 5), (1, 1)])
-def test_a_tiny_terminal_is_not_an_error(size: tuple[int, int]) -> None:
-    async def program(top: TopPilot) -> None:
-        await top.press("3", "enter", "3", "enter", "question_mark")
-
-    run_top(program, seen(SLOW), size=size)
+@on_screen(seen(SLOW))
+async def test_a_tiny_terminal_is_not_an_error(top: TopPilot, size: tuple[int, int]) -> None:
+    await top.press("3", "enter", "3", "enter", "question_mark")
 
 
 @on_screen(seen(SLOW))

@@ -201,12 +201,12 @@ def run_top(
 
 
 def on_screen(*given: News, size: tuple[int, int] = (80, 24)) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Make a test of a program, which `run_top` runs."""
+    """Make a test of a program, which `run_top` runs. A parameter `size` of the test replaces the size."""
 
     def test_of(program: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         @functools.wraps(program)
         def test(**arguments: Any) -> None:
-            run_top(lambda top: program(top, **arguments), *given, size=size)
+            run_top(lambda top: program(top, **arguments), *given, size=arguments.get("size", size))
 
         _, *parameters = inspect.signature(program).parameters.values()
         test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
