@@ -16,15 +16,12 @@ from transfer_queue.sampler import RankAwareSampler
 
 def holding(sampler: object) -> DictConfig:
     """Return a conf that contains an object."""
-    conf = OmegaConf.create({"controller": {"sampler": sampler}}, flags={"allow_objects": True})
-    assert isinstance(conf, DictConfig)
-    return conf
+    return OmegaConf.create({"controller": {"sampler": sampler}}, flags={"allow_objects": True})
 
 
 def nested(path: str, value: object) -> dict:
     for name in reversed(path.split(".")):
         value = {name: value}
-    assert isinstance(value, dict)
     return value
 
 

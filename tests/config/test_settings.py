@@ -23,9 +23,7 @@ class Newest(BaseSampler):
 
 def held(value) -> DictConfig:
     """Return a conf with an object as its sampler."""
-    conf = OmegaConf.create({"controller": {"sampler": value}}, flags={"allow_objects": True})
-    assert isinstance(conf, DictConfig)
-    return conf
+    return OmegaConf.create({"controller": {"sampler": value}}, flags={"allow_objects": True})
 
 
 class TestSettings:
@@ -284,8 +282,9 @@ class TestSettings:
         options = Settings.from_config({"backend": conf}).store_options["RayStore"]
         assert options == {"capacity": 1 << 30, "direct_transport": "nixl"}
 
-    def test_a_store_that_needs_ray(self):
-        settings = Settings.from_config({"backend": {"storage_backend": "RayStore"}})
+    @pytest.mark.parametrize("backend", [{"storage_backend": "RayStore"}, {"fields": {"x": "RayStore"}}], ids=list)
+    def test_a_store_that_needs_ray(self, backend):
+        settings = Settings.from_config({"backend": backend})
         settings.check_runtime(under_ray=True)
         with pytest.raises(StartError, match="needs runtime: ray"):
             settings.check_runtime(under_ray=False)
@@ -323,11 +322,6 @@ class TestSettings:
     def test_wrong_backends_of_fields(self, wrong):
         with pytest.raises(InvalidArgumentError, match=r"backend\.(fields|Yuanrong|RayStore)"):
             Settings.from_config({"backend": wrong})
-
-    def test_a_field_in_a_store_that_needs_ray(self):
-        settings = Settings.from_config({"backend": {"fields": {"x": "RayStore"}}})
-        with pytest.raises(StartError, match="needs runtime: ray"):
-            settings.check_runtime(under_ray=False)
 
     def test_tls(self):
         """Three absolute paths with interpolations resolved, or none; they are sent to servers."""

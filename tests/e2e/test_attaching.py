@@ -248,7 +248,6 @@ def test_init_starts_a_system_while_the_last_process_of_a_killed_one_ends(
     tq.init()
     assert found_before[0] is not None
     system = tq.interface._TQ_CONTROLLER
-    assert system is not None
     assert system.new
     tq.kv_put("k", "p", {"x": 1})
 

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,32 +59,26 @@ def rows(value: int, count: int = 4) -> TensorDict:
 def test_saved_under_load(system, tmp_path):
     """While producers replace, clear and put, every saved row has the bytes that its tag tells, in every save."""
     stop, saves = threading.Event(), 3
-    troubles: list[BaseException] = []
 
     def produce(name: str) -> None:
         draw, number = random.Random(name), 0
-        try:
-            while not stop.is_set():
-                number += 1
-                keys = [f"{name}{draw.randrange(24)}" for _ in range(4)]
-                keys = list(dict.fromkeys(keys))
-                tq.kv_batch_put(keys, "p", rows(number, len(keys)), tags=[{"value": number}] * len(keys))
-                if draw.random() < 0.3:
-                    tq.kv_clear(keys[:2], "p")
-        except BaseException as error:
-            troubles.append(error)
+        while not stop.is_set():
+            number += 1
+            keys = [f"{name}{draw.randrange(24)}" for _ in range(4)]
+            keys = list(dict.fromkeys(keys))
+            tq.kv_batch_put(keys, "p", rows(number, len(keys)), tags=[{"value": number}] * len(keys))
+            if draw.random() < 0.3:
+                tq.kv_clear(keys[:2], "p")
 
-    threads = [threading.Thread(target=produce, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    try:
-        for number in range(saves):
-            tq.save_checkpoint(tmp_path / str(number))
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    assert troubles == []
+    with ThreadPoolExecutor(2) as pool:
+        producing = [pool.submit(produce, name) for name in "ab"]
+        try:
+            for number in range(saves):
+                tq.save_checkpoint(tmp_path / str(number))
+        finally:
+            stop.set()
+        for each in producing:
+            each.result()
     for number in range(saves):
         anew(1 + number % 3)
         tq.load_checkpoint(tmp_path / str(number))
@@ -253,13 +248,13 @@ def test_a_partition_is_added_to_a_running_system(system, tmp_path):
             tq.kv_batch_put(["w"], "busy", rows(len(numbers), 1))
             numbers.append(tq.kv_batch_get(["w"], "busy", "x")["x"].values()[0].item())
 
-    worker = threading.Thread(target=work)
-    worker.start()
-    try:
-        assert tq.load_checkpoint(tmp_path / "ck", partitions="replay") == report
-    finally:
-        stop.set()
-        worker.join()
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            assert tq.load_checkpoint(tmp_path / "ck", partitions="replay") == report
+        finally:
+            stop.set()
+        working.result()
     assert numbers == list(range(len(numbers)))
     server_process("controller").kill()
     assert tq.kv_list("replay") == {"replay": {"a": {"n": 1}, "b": {"n": 2}}}

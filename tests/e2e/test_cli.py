@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from server_processes import kill_together, server_process
 from transfer_queue.cli.status_table import format_table
 from transfer_queue.messages.descriptors import DISK, MEMORY
 from transfer_queue.messages.locks import LockSummary
@@ -163,12 +164,9 @@ def test_after_a_crash_it_names_the_logs(monkeypatch: pytest.MonkeyPatch) -> Non
     assert command("start", "--name", name, "--set", none).returncode == 0
     monkeypatch.setenv("TQ_SYSTEM", name)
     system, logs = find(name), SystemFolder.named(name).logs
-    assert system is not None
     supervisor = psutil.Process(system.description.pid)
     try:
-        log = str(logs / "controller.log")
-        (controller,) = [child for child in supervisor.children() if os.readlink(f"/proc/{child.pid}/fd/2") == log]
-        controller.kill()
+        server_process("controller", system).kill()
         psutil.wait_procs([supervisor], timeout=60)
         words = f"(the last one crashed; its logs are in {logs})"
         assert words in command("status", "--name", name).stderr
@@ -185,19 +183,12 @@ def test_a_stopped_process_that_is_left_of_a_system_is_named() -> None:
     name = "half-stopped"
     assert command("start", "--name", name).returncode == 0
     system = find(name)
-    assert system is not None
-    supervisor = psutil.Process(system.description.pid)
-    log = str(SystemFolder.named(name).logs / "unit-0.log")
-    children = supervisor.children()
-    (unit,) = [child for child in children if os.readlink(f"/proc/{child.pid}/fd/2") == log]
-    others = [child for child in children if child != unit]
+    supervisor, unit = psutil.Process(system.description.pid), server_process("unit-0", system)
+    others = [supervisor, *(child for child in supervisor.children() if child != unit)]
     unit.suspend()
     try:
-        for process in others:
-            process.suspend()  # a server that notices the death of its supervisor would remove the system's files
-        for process in (supervisor, *others):
-            process.kill()
-        psutil.wait_procs([supervisor, *others], timeout=60)
+        kill_together(others)  # a server that notices the death of its supervisor would remove the system's files
+        psutil.wait_procs(others, timeout=60)
         told = command("status", "--name", name)
         left = f"its supervisor is gone, but process {unit.pid} of it is stopped (SIGSTOP): end it with `kill -KILL"
         assert (told.returncode, told.stdout) == (1, "")
@@ -207,16 +198,6 @@ def test_a_stopped_process_that_is_left_of_a_system_is_named() -> None:
         psutil.wait_procs([unit], timeout=60)
         assert command("start", "--name", name).returncode == 0
         command("stop", "--name", name)
-
-
-def test_a_wrong_value_names_its_key() -> None:
-    done = command("start", "--name", NAME, "--set", "controller.polling_mode=perhaps")
-    assert done.returncode == 1
-    assert "controller.polling_mode is 'perhaps'" in done.stderr
-
-
-def test_a_wrong_word_is_an_error_of_usage() -> None:
-    assert command("dance").returncode == 2
 
 
 def test_table_of_everything() -> None:

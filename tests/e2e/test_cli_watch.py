@@ -163,7 +163,6 @@ def test_a_silent_controller_is_asked_again(answers: list[Any]) -> None:
     assert len(said.lines) == 1
     assert "did not reply within 10 s; its log is in /logs" in said.lines[0]
     speeds = said.shown[1][1]
-    assert speeds is not None
     assert speeds["p", "field", "x"] > 0
 
 
@@ -200,7 +199,6 @@ def test_status_as_json(system: RunningSystem, capsys: pytest.CaptureFixture[str
 
 def test_watch_ends_with_the_system(system: RunningSystem) -> None:
     process = tq("status", "--watch", LONG, "--name", "w", stdout=subprocess.PIPE)
-    assert process.stdout is not None
     shown: list[str] = []
     while shown.count("\n") < 3:  # an empty line is below the verdict, below the partition, and between two looks
         shown.append(process.stdout.readline())
@@ -221,7 +219,6 @@ def test_watch_ends_with_the_system(system: RunningSystem) -> None:
 
 def test_watch_json_is_a_line_each(system: RunningSystem) -> None:
     process = tq("status", "--watch", "0.1", "--json", "--name", "w", stdout=subprocess.PIPE)
-    assert process.stdout is not None
     looks = [json.loads(process.stdout.readline()) for _ in range(2)]
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=300)
@@ -255,10 +252,8 @@ def test_watch_leaves_the_terminal_in_order(system: RunningSystem, number: signa
 
 def test_who_reads_only_the_head_ends_it_quietly(system: RunningSystem) -> None:
     process = tq("status", "--watch", "0.1", "--name", "w", stdout=subprocess.PIPE)
-    assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    assert process.stderr is not None
     assert process.stderr.read() == ""
     assert process.wait(300) == 1
     process.stderr.close()

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 import transfer_queue as tq
-from server_processes import until
+from server_processes import restart, started, until
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
 from transfer_queue.interface import CURRENT
@@ -44,17 +43,7 @@ def ssd() -> Iterator[Path]:
 def conf(ssd: Path, name: str, **more: Any) -> dict[str, Any]:
     offload = {"enabled": True, "path": str(ssd), **more.pop("offload", {})}
     storage = {"arena_bytes": 8 * MIB, "offload": offload, **more}
-    return {"system": {"name": name}, "backend": {"SimpleStorage": storage}}
-
-
-@contextlib.contextmanager
-def system(settings: dict[str, Any]) -> Iterator[None]:
-    tq.close()
-    tq.init(settings)
-    try:
-        yield
-    finally:
-        tq.close()
+    return {"name": name, "backend": {"SimpleStorage": storage}}
 
 
 def keys(number: int) -> list[str]:
@@ -77,53 +66,33 @@ def check(number: int, partition: str = "p") -> None:
 
 
 def units() -> list[UnitProgress]:
-    assert CURRENT.system is not None
     with ControlClient(CURRENT.system) as onlooker:
         return onlooker.status().units
 
 
-def kill(server: str) -> None:
-    """Kills a server, and waits until another one is up in its place."""
-    assert CURRENT.system is not None
-    path = CURRENT.system.logs / f"{server}.log"
-    ups = path.read_text().count("up, process")
-    psutil.Process(int(path.read_text().rsplit("up, process ", 1)[1].split()[0])).kill()
-    until(lambda: path.read_text().count("up, process") > ups)
-
-
 def test_eight_times_the_memory_while_servers_are_killed(ssd: Path) -> None:
     """64 MiB through an arena of 8, by writers and readers at once; disk unit and controller are killed meanwhile."""
-    with system(conf(ssd, "eightfold")):
+    with started(**conf(ssd, "eightfold")), ThreadPoolExecutor(3) as pool:
         done: list[int] = []
-        errors: list[BaseException] = []
 
         def write(numbers: range) -> None:
-            try:
-                for number in numbers:
-                    put(number)
-                    done.append(number)
-            except BaseException as error:
-                errors.append(error)
+            for number in numbers:
+                put(number)
+                done.append(number)
 
         def read() -> None:
-            try:
-                while len(done) < 64 and not errors:
-                    for number in done[:: max(1, len(done) // 4)]:
-                        check(number)
-                    threading.Event().wait(0.02)
-            except BaseException as error:
-                errors.append(error)
+            while not all(writer.done() for writer in writers):
+                for number in done[:: max(1, len(done) // 4)]:
+                    check(number)
+                threading.Event().wait(0.02)
 
-        threads = [threading.Thread(target=write, args=(range(n, 64, 2),)) for n in range(2)]
-        threads.append(threading.Thread(target=read))
-        for thread in threads:
-            thread.start()
+        writers = [pool.submit(write, range(n, 64, 2)) for n in range(2)]
+        reader = pool.submit(read)
         for server, when in (("unit-1", 16), ("controller", 28), ("unit-1", 40), ("unit-0", 50)):
-            until(lambda when=when: len(done) >= when or bool(errors))  # type: ignore[misc]
-            kill(server)
-        for thread in threads:
-            thread.join(SECONDS)
-        assert not errors
+            until(lambda when=when: len(done) >= when or writers[0].done())  # type: ignore[misc]
+            restart(server)
+        for each in (*writers, reader):
+            each.result(SECONDS)
         for number in range(64):
             check(number)
         memory, disk = units()
@@ -134,7 +103,6 @@ def test_eight_times_the_memory_while_servers_are_killed(ssd: Path) -> None:
         assert torch.equal(tq.kv_batch_get(["large"], "q")["x"][0], torch.arange(3 * MIB)), (
             "of 24 MiB, larger than memory"
         )
-        assert CURRENT.system is not None
         for log in CURRENT.system.logs.iterdir():
             assert "Traceback" not in log.read_text(), f"{log}: a unit may be told something the moment it is there"
         folders = [path.name for path in ssd.iterdir()]
@@ -144,7 +112,7 @@ def test_eight_times_the_memory_while_servers_are_killed(ssd: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_loses_nothing(ssd: Path) -> None:
-    with system(conf(ssd, "full", offload={"capacity": 8 * MIB})):
+    with started(**conf(ssd, "full", offload={"capacity": 8 * MIB})):
         count, told = 0, ""
         while not told:
             try:
@@ -171,13 +139,13 @@ def test_leftovers_are_swept_by_their_locks(ssd: Path) -> None:
     lock = hold_liveness(others[1] / "alive")
     (others[0] / "alive").touch()
     try:
-        with system(conf(ssd, "sweeps")):
+        with started(**conf(ssd, "sweeps")):
             found = {path.name for path in ssd.iterdir()}
             assert {other.name for other in others} & found == {other.name for other in others[1:]}
             assert len(found) == 3
     finally:
         os.close(lock)
-    with system(conf(ssd, "sweeps")):
+    with started(**conf(ssd, "sweeps")):
         assert not others[1].exists()
     others[2].joinpath("unit-1").rmdir()
     others[2].rmdir()
@@ -186,11 +154,11 @@ def test_leftovers_are_swept_by_their_locks(ssd: Path) -> None:
 def test_a_later_system_with_the_same_journal(ssd: Path, tmp_path: Path) -> None:
     """The values went with the first one, on disk as in memory, and are told as lost; new ones are stored."""
     settings = conf(ssd, "resumed") | {"controller": {"journal": {"folder": str(tmp_path / "journal")}}}
-    with system(settings):
+    with started(**settings):
         for number in range(12):
             put(number)
         assert units()[1].leased > 0
-    with system(settings):
+    with started(**settings):
         for number in (0, 11):
             with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit"):
                 check(number)
@@ -202,16 +170,17 @@ def test_a_later_system_with_the_same_journal(ssd: Path, tmp_path: Path) -> None
 
 
 def test_where_nothing_can_be_moved_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tq.close()
     missing = tmp_path / "missing"
-    with pytest.raises(StartError, match=f"offload.path is {missing}, which is not a folder"):
-        tq.init(conf(missing, "nowhere"))
-    missing.touch()
-    with pytest.raises(StartError, match=f"offload.path is {missing}, which is not a folder"):
-        tq.init(conf(missing, "nowhere"))
+    for prepare in (lambda: None, missing.touch):
+        prepare()
+        with (
+            pytest.raises(StartError, match=f"offload.path is {missing}, which is not a folder"),
+            started(**conf(missing, "nowhere")),
+        ):
+            pass
     assert CURRENT.system is None
     with tempfile.TemporaryDirectory(prefix="tq-disk-", dir="/dev/shm") as shared, caplog.at_level(logging.WARNING):
-        with system(conf(Path(shared), "warned")):
+        with started(**conf(Path(shared), "warned")):
             put(1)
             check(1)
         assert f"offload.path is {shared}, which is a tmpfs: offloaded blocks stay in memory" in caplog.text

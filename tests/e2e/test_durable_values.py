@@ -7,9 +7,9 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from test_cli import command
 
 import transfer_queue as tq
 import warm
-from server_processes import until
-from transfer_queue.errors import ConnectionLostError, InvalidArgumentError, StartError
-from transfer_queue.interface import CURRENT
+from server_processes import kill_all, kill_together, until
+from transfer_queue.errors import ConnectionLostError, StartError
 from transfer_queue.journal.segment import MARKER
 from transfer_queue.node.system.durable_folder import SHARED_MEMORY, DurableFolder, Identity
 
@@ -50,9 +49,7 @@ class Lasting:
 
     @property
     def identity(self) -> Identity:
-        found = self.durable.identity()
-        assert found is not None
-        return found
+        return self.durable.identity()
 
     @property
     def arena(self) -> Path:
@@ -79,19 +76,6 @@ def lasting() -> Iterator[Lasting]:
     finally:
         tq.close()
         shutil.rmtree(root)
-
-
-def kill_all() -> None:
-    """Kill the supervisor and all servers of this process's system at once."""
-    system = CURRENT.system
-    assert system is not None
-    supervisor = psutil.Process(system.description.pid)
-    processes = [supervisor, *supervisor.children(recursive=True)]
-    for process in processes:
-        process.suspend()
-    for process in processes:
-        process.kill()
-    until(lambda: not system.is_alive())
 
 
 def put(count: int = 20) -> torch.Tensor:
@@ -133,19 +117,15 @@ def test_the_same_client_goes_on_after_init_has_started_the_system_again(lasting
 def test_a_client_that_waits_is_answered_by_the_system_that_another_process_starts(lasting: Lasting) -> None:
     command("start", "--name", NAME, *lasting.words())
     tq.init({"system": {"name": NAME}}, attach="require")
-    values, found = put(), []
-    client = tq.get_client()
+    values, client = put(), tq.get_client()
     client.get_meta(["x"], 20, "p", task_name="t")
-    waiting = threading.Thread(
-        target=lambda: found.append(client.get_meta(["x"], 1, "p", task_name="t", timeout=SECONDS))
-    )
-    waiting.start()
-    kill_all()
-    done = command("start", "--name", NAME, *lasting.words())
-    assert done.returncode == 0, done.stderr
-    tq.kv_put("late", "p", {"x": values[0]})
-    waiting.join(SECONDS)
-    assert len(found[0]) == 1
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.get_meta, ["x"], 1, "p", task_name="t", timeout=SECONDS)
+        kill_all()
+        done = command("start", "--name", NAME, *lasting.words())
+        assert done.returncode == 0, done.stderr
+        tq.kv_put("late", "p", {"x": values[0]})
+        assert len(waiting.result(SECONDS)) == 1
     assert torch.equal(read(), values)
     assert command("stop", "--name", NAME).returncode == 0
 
@@ -325,11 +305,6 @@ def test_the_folder_of_another_release_is_refused(lasting: Lasting) -> None:
     assert len(read()) == 20
 
 
-def test_durable_values_need_a_folder() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"durability\.folder is None"):
-        tq.init({"durability": {"values": "processes"}})
-
-
 # ---------------------------------------------------------------- list, adopt, discard
 
 
@@ -443,11 +418,7 @@ def test_what_a_killed_start_leaves_does_not_prevent_the_next_one(lasting: Lasti
         return identity is not None and (Path(identity.arenas) / file.replace("arenas", "")).exists()
 
     until(is_made)
-    processes = [starter, *starter.children(recursive=True)]
-    for process in processes:
-        process.suspend()
-    for process in processes:
-        process.send_signal(signal.SIGKILL)
+    kill_together([starter, *starter.children(recursive=True)])
     program.join()
     tq.init(lasting.conf())
     assert torch.equal(put(), read())

@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
+from server_processes import kill_together
 from transfer_queue.config.settings import Settings
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 
@@ -26,12 +27,9 @@ def stop(system: RunningSystem) -> None:
 def kill(system: RunningSystem) -> None:
     """Kill all processes of a system at once, so that its files stay."""
     supervisor = psutil.Process(system.description.pid)
-    processes = [supervisor, *supervisor.children(recursive=True)]
-    for process in processes:
-        process.suspend()  # otherwise one would react to the end of another one
-    for process in processes:
-        process.kill()
-    psutil.wait_procs(processes[1:])
+    children = supervisor.children(recursive=True)
+    kill_together([supervisor, *children])
+    psutil.wait_procs(children)
     system.stop()
     assert not system.is_alive()
 

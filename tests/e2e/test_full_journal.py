@@ -17,10 +17,10 @@ import psutil
 import pytest
 import torch
 from tensordict import TensorDict
-from test_restarts import in_thread, kill, server, started
+from test_restarts import in_thread, kill
 
 import transfer_queue as tq
-from server_processes import until
+from server_processes import living_server, started, until
 from transfer_queue.cli import main
 from transfer_queue.journal import segment
 from transfer_queue.node.system import paths
@@ -57,9 +57,7 @@ def test_what_changes_anything_waits_and_all_else_goes_on(tmp_path: Path, killed
     with started("full-journal", controller={"journal": {"folder": str(journal)}}):
         client = tq.get_client()
         rows = client.put(TensorDict({"x": torch.arange(4)}, batch_size=[4]), partition_id="p")
-        until(lambda: server("controller") is not None)
-        process = server("controller")
-        assert process is not None
+        process = until(lambda: living_server("controller"))
         limit(process, 2 * segment.RESERVED_BYTES)
         thread, found = in_thread(lambda: [put(number) for number in range(PUTS)])
         until(lambda: bool(client.status().trouble))
@@ -92,9 +90,7 @@ def test_a_call_that_can_wait_no_longer_names_the_journal_and_changes_nothing(tm
         queue.put(1)
         rows = client.put(TensorDict({"x": torch.arange(4)}, batch_size=[4]), partition_id="p")
         tq.kv_put("k", "keys", {"x": torch.tensor(1)})
-        until(lambda: server("controller") is not None)
-        process = server("controller")
-        assert process is not None
+        process = until(lambda: living_server("controller"))
         missing, outcome = in_thread(lambda: client.get_meta(["y"], 1, "p", task_name="early", timeout=12))
         until(lambda: any(task.waiting for name in client.status().partitions for task in name.tasks))
         limit(process, 2 * segment.RESERVED_BYTES)
@@ -139,9 +135,7 @@ def test_a_load_without_space_for_its_state_is_refused_and_changes_nothing(tmp_p
     journal.mkdir(mode=0o700)
     with started("full-journal", controller={"journal": {"folder": str(journal)}}):
         tq.kv_put("now", "p", {"x": torch.tensor(2)})
-        until(lambda: server("controller") is not None)
-        process = server("controller")
-        assert process is not None
+        process = until(lambda: living_server("controller"))
         limit(process, 3 * segment.RESERVED_BYTES)
         with pytest.raises(tq.CheckpointError, match="free some space there and load it again"):
             tq.load_checkpoint(tmp_path / "ck")

@@ -12,24 +12,22 @@ import pytest
 import torch
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "grpo"
-MODULES = ("task", "model", "sampling", "objective", "settings", "figures", "events", "scoring")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _example_on_the_path():
-    """The example's modules import each other by their bare names, as they do when run.py is run."""
-    sys.path.insert(0, str(EXAMPLE))
-    yield
-    sys.path.remove(str(EXAMPLE))
-    for name in MODULES:
-        sys.modules.pop(name, None)
+with pytest.MonkeyPatch.context() as path:
+    path.syspath_prepend(EXAMPLE)  # its modules import each other by their bare names, as they do when run.py is run
+    import figures
+    import model
+    import objective
+    import sampling
+    import scoring
+    import settings
+    import task
+for name in ("task", "model", "sampling", "objective", "settings", "figures", "events", "scoring"):
+    sys.modules.pop(name, None)
 
 
 @pytest.fixture
 def transformer():
-    import model
-    import task
-
     torch.manual_seed(0)
     torch.set_num_threads(1)  # more of them cost more than they save on rows this small
     made = model.Transformer(len(task.ALPHABET))
@@ -40,8 +38,6 @@ def transformer():
 
 
 def problems(count, held_out=False):
-    import task
-
     rng = random.Random(5)
     return [task.draw(rng, held_out) for _ in range(count)]
 
@@ -50,16 +46,12 @@ def problems(count, held_out=False):
 
 
 def test_text_survives_encoding():
-    import task
-
     assert task.decode(task.encode(task.ALPHABET)) == task.ALPHABET
     for problem in problems(200):
         assert task.decode(task.encode(problem.prompt + problem.answer)) == problem.prompt + problem.answer
 
 
 def test_the_checker_is_exact():
-    import task
-
     assert task.Problem((3, 8, 4)).answer == "11,15."
     assert task.Problem((1, 2)).answer == "3."
     assert task.correct("3+8+4=", "11,15.")
@@ -68,8 +60,6 @@ def test_the_checker_is_exact():
 
 
 def test_every_change_of_a_right_answer_is_wrong():
-    import task
-
     for problem in problems(50):
         for position in range(len(problem.answer)):
             for character in task.ALPHABET:
@@ -78,8 +68,6 @@ def test_every_change_of_a_right_answer_is_wrong():
 
 
 def test_the_warm_up_shows_right_answers_and_answers_with_last_digits_only():
-    import task
-
     rng = random.Random(3)
     examples = [task.demonstration(rng) for _ in range(2000)]
     long = [(prompt, answer) for prompt, answer in examples if any(len(total) > 1 for total in sums(prompt))]
@@ -92,14 +80,10 @@ def test_the_warm_up_shows_right_answers_and_answers_with_last_digits_only():
 
 
 def sums(prompt):
-    import task
-
     return task.parse(prompt).answer.removesuffix(".").split(",")
 
 
 def test_reward_is_the_share_of_right_running_sums():
-    import task
-
     assert task.reward("3+8+4=", "11,15.") == 1.0
     assert task.reward("3+8+4=", "11,14.") == 0.5
     assert task.reward("3+8+4=", "11,15,15.") == pytest.approx(2 / 3)
@@ -114,9 +98,6 @@ def test_held_out_problems_are_never_drawn_for_training():
 
 
 def test_answer_lengths_are_long_tailed_and_fit():
-    import model
-    import task
-
     lengths = sorted(len(problem.answer) for problem in problems(2000))
     assert lengths[len(lengths) // 2] <= 6
     assert lengths[-len(lengths) // 50] >= 20
@@ -133,9 +114,6 @@ def test_about_a_million_parameters(transformer):
 
 
 def test_weights_travel_as_one_vector(transformer):
-    import model
-    import task
-
     other = model.Transformer(len(task.ALPHABET))
     model.load(other, model.flatten(transformer))
     tokens = torch.tensor([task.encode("1+2=")])
@@ -143,9 +121,6 @@ def test_weights_travel_as_one_vector(transformer):
 
 
 def test_cached_greedy_generation_equals_uncached(transformer):
-    import sampling
-    import task
-
     prompts = [problem.prompt for problem in problems(6)]
     assert len(set(map(len, prompts))) > 2  # padded, therefore
     for position, answers in sampling.generate(transformer, prompts, n=2, temperature=0):
@@ -158,10 +133,6 @@ def test_cached_greedy_generation_equals_uncached(transformer):
 
 
 def test_sampled_logprobs_equal_those_of_a_whole_pass(transformer):
-    import objective
-    import sampling
-    import task
-
     prompts = [problem.prompt for problem in problems(12)]
     groups = dict(sampling.generate(transformer, prompts, n=3))
     assert sorted(groups) == list(range(len(prompts)))
@@ -178,8 +149,6 @@ def test_sampled_logprobs_equal_those_of_a_whole_pass(transformer):
 
 
 def test_advantages_are_normalised_within_their_group():
-    import objective
-
     rewards = torch.tensor([[0.0, 1.0, 0.0, 1.0], [0.5, 0.5, 0.5, 0.5], [0.0, 0.0, 0.0, 1.0]])
     advantages = objective.advantages(rewards)
     torch.testing.assert_close(advantages.mean(1), torch.zeros(3), atol=1e-6, rtol=0)
@@ -189,25 +158,19 @@ def test_advantages_are_normalised_within_their_group():
 
 
 def test_the_loss_raises_what_was_good_and_lowers_what_was_bad():
-    import objective
-
     old = torch.tensor([-1.0, -1.0])
     new = old.clone().requires_grad_()
     objective.grpo_loss(new, old, reference=old, advantage=torch.tensor([1.0, -1.0])).total.backward()
-    assert new.grad is not None
     assert new.grad[0] < 0 < new.grad[1]  # descent moves against the gradient
 
 
 def test_the_clip_stops_a_ratio_that_has_gone_far_enough():
-    import objective
-
     old = torch.zeros(4)
     ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
     new = ratio.log().requires_grad_()
     advantage = torch.tensor([1.0, -1.0, -1.0, 1.0])
     loss = objective.grpo_loss(new, old, reference=new.detach(), advantage=advantage)
     loss.total.backward()
-    assert new.grad is not None
     assert new.grad[:2].tolist() == [0.0, 0.0]  # gone the way of the advantage: clipped
     assert (new.grad[2:] != 0).all()  # gone the wrong way: pulled back
     assert loss.clipped == 4.0
@@ -215,22 +178,16 @@ def test_the_clip_stops_a_ratio_that_has_gone_far_enough():
 
 
 def test_the_penalty_pulls_towards_the_reference():
-    import objective
-
     reference = torch.tensor([-2.0, -2.0, -2.0])
     new = torch.tensor([-1.0, -3.0, -2.0], requires_grad=True)
     loss = objective.grpo_loss(new, new.detach(), reference, advantage=torch.zeros(3))
     loss.total.backward()
-    assert new.grad is not None
     assert new.grad[0] > 0 > new.grad[1]
     assert new.grad[2] == 0
     assert loss.kl > 0
 
 
 def test_supervised_loss_counts_the_answer_alone(transformer):
-    import objective
-    import task
-
     drawn = problems(6)
     sequences = [torch.tensor(task.encode(problem.prompt + problem.answer)) for problem in drawn]
     logprobs = objective.answer_logprobs(transformer, sequences, [len(problem.answer) for problem in drawn])
@@ -243,17 +200,12 @@ def test_supervised_loss_counts_the_answer_alone(transformer):
 
 @pytest.fixture
 def waits(monkeypatch):
-    import scoring
-
     taken: list[float] = []
     monkeypatch.setattr(scoring, "time", SimpleNamespace(sleep=taken.append, time=time.time))
     return taken
 
 
 def test_a_group_waits_as_long_for_its_sandbox_in_every_run_with_a_seed(tmp_path, waits):
-    import scoring
-    import settings
-
     run = settings.Settings(system="", out=tmp_path, deadline=0.0, sandbox=0.1)
     drawn = problems(300)
     for _ in range(2):
@@ -266,9 +218,6 @@ def test_a_group_waits_as_long_for_its_sandbox_in_every_run_with_a_seed(tmp_path
 
 
 def test_the_results_of_a_group_are_in_its_event(tmp_path, waits):
-    import scoring
-    import settings
-
     run = settings.Settings(system="", out=tmp_path, deadline=0.0, sandbox=0.0)
     event: dict[str, object] = {}
     advantage = scoring.score(run, 0, ["3+8+4="] * 8, ["11,15.", "11,14.", *["."] * 6], event)
@@ -283,9 +232,6 @@ def test_the_results_of_a_group_are_in_its_event(tmp_path, waits):
 
 
 def test_idle_is_the_time_in_which_a_worker_has_no_samples(tmp_path):
-    import figures
-    import settings
-
     made = figures.Figures(settings.Settings(system="", out=tmp_path, deadline=0.0))
     common = {"step": 0, "samples": 0, "cpu": 0.1}
     made.add([{"stage": "rollout", "worker": "rollout 0", "start": 0.0, "end": 4.0, **common}])
@@ -301,9 +247,6 @@ def test_idle_is_the_time_in_which_a_worker_has_no_samples(tmp_path):
 
 
 def test_accuracies_have_the_time_at_which_their_version_was_published(tmp_path):
-    import figures
-    import settings
-
     made = figures.Figures(settings.Settings(system="", out=tmp_path, deadline=0.0), accuracies={0: 0.2, 2: 0.6})
     common = {"stage": "update", "worker": "trainer 0", "samples": 0, "cpu": 0.1}
     for version, end in ((1, 12.0), (2, 15.0)):
@@ -313,9 +256,6 @@ def test_accuracies_have_the_time_at_which_their_version_was_published(tmp_path)
 
 
 def test_imbalance_of_what_was_dealt_and_of_what_order_would_have_dealt(tmp_path):
-    import figures
-    import settings
-
     run = settings.Settings(system="", out=tmp_path, deadline=0.0, prompts=1)
     assert run.samples == 8
     assert run.rank_batch == 2

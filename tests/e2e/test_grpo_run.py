@@ -36,7 +36,6 @@ class Run:
         self.limit.start()
 
     def until(self, pattern: str) -> re.Match[str]:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.printed += line
             if found := re.search(pattern, line):

@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 import transfer_queue as tq
 import warm
+from server_processes import server_process
 from transfer_queue.errors import LockLostError
-from transfer_queue.interface import CURRENT
 
 LEASE = 600.0
 """Seconds of a lease that does not end within a test."""
@@ -32,10 +31,7 @@ def config() -> Iterator[Any]:
 
 
 def kill_controller() -> None:
-    system = CURRENT.system
-    assert system is not None
-    log = (system.logs / "controller.log").read_text()
-    psutil.Process(int(log.rsplit("up, process ", 1)[1].split()[0])).kill()
+    server_process("controller").kill()
 
 
 def hold(config: Any, told: Connection) -> None:

@@ -6,6 +6,7 @@ import pytest
 from test_restarts import SECONDS, kill
 
 import transfer_queue as tq
+from server_processes import started
 from simulated import numbers
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset
@@ -17,9 +18,7 @@ ROWS, BATCH, MICRO = 48, 4, 2
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_pause_and_every_row_once(delivery: str, workers: int) -> None:
     """The controller dies while a batch is held, while one is fetched ahead, and before the end is told."""
-    tq.close()
-    config = tq.init({"system": {"name": "loader"}, "controller": {"sampler": "SequentialSampler"}})
-    try:
+    with started("loader", controller={"sampler": "SequentialSampler"}) as config:
         client = tq.get_client()
         client.put(numbers(ROWS // 2), partition_id="p")
         dataset = StreamingDataset(
@@ -40,5 +39,3 @@ def test_a_pause_and_every_row_once(delivery: str, workers: int) -> None:
         assert len(seen) == ROWS
         (progress,) = client.status().partitions[0].tasks
         assert (progress.consumed, progress.claimed, progress.consumed_ever) == (ROWS, 0, ROWS)
-    finally:
-        tq.close()

@@ -264,7 +264,6 @@ def test_bytes_and_values_by_partition_and_tier_while_blocks_move(endpoint: str)
 
 def test_what_is_not_served_is_counted_by_reason(endpoint: str) -> None:
     system = CURRENT.system
-    assert system is not None
     for path, labels in (
         (system.folder / "controller.sock", {"server": "controller"}),
         (system.folder / "unit-1.sock", {"server": "unit", "unit": "1"}),

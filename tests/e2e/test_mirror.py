@@ -6,7 +6,6 @@ A failure of the machine is simulated: all processes are killed, and the folder 
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import subprocess
 import tempfile
@@ -16,15 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 import transfer_queue as tq
-from server_processes import until
+from server_processes import kill_all, server_process, until
 from transfer_queue.cli.status_table import format_table
-from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.progress import MirrorProgress
 from transfer_queue.metrics.families import FAMILIES
 from transfer_queue.node.system.durable_folder import DurableFolder
@@ -48,16 +44,8 @@ class Mirrored:
 
     def fail(self) -> None:
         """The machine fails: no process and nothing in memory is left."""
-        system, identity = CURRENT.system, self.durable.identity()
-        assert system is not None
-        assert identity is not None
-        supervisor = psutil.Process(system.description.pid)
-        processes = [supervisor, *supervisor.children(recursive=True)]
-        for process in processes:
-            process.suspend()
-        for process in processes:
-            process.kill()
-        until(lambda: not system.is_alive())
+        identity = self.durable.identity()
+        kill_all()
         shutil.rmtree(identity.arenas)
 
     def put(self, number: int) -> None:
@@ -78,9 +66,7 @@ class Mirrored:
 
 
 def mirror() -> MirrorProgress:
-    found = tq.get_client().status().mirror
-    assert found is not None
-    return found
+    return tq.get_client().status().mirror
 
 
 @contextlib.contextmanager
@@ -130,10 +116,7 @@ def test_what_was_not_on_disk_yet_is_reported_as_lost(kept: Mirrored) -> None:
         kept.put(number)
     until(lambda: mirror().behind_bytes == 0)
     _check_what_people_see(kept)
-    system = CURRENT.system
-    assert system is not None
-    log = (system.logs / "unit-1.log").read_text()
-    psutil.Process(int(re.findall(r"up, process (\d+)", log)[-1])).suspend()  # the mirror
+    server_process("unit-1").suspend()  # the mirror
     kept.put(4)
     assert mirror().behind_bytes >= MIB
     kept.fail()
@@ -151,7 +134,6 @@ def _check_what_people_see(kept: Mirrored) -> None:
     assert "copies on disk: 4.0 MiB" in format_table(status)
     assert "at most 1.0 GiB or 10 s" in format_table(status)
     endpoint = tq.get_metrics_endpoint()
-    assert endpoint is not None
     with urllib.request.urlopen(f"http://{endpoint}/metrics") as answer:
         text = answer.read().decode()
     for name in FAMILIES:
@@ -199,8 +181,3 @@ def _small_disk() -> Iterator[Path]:
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
         folder.rmdir()
-
-
-def test_two_copies_in_memory_are_refused_beside_the_one_on_disk(kept: Mirrored) -> None:
-    with pytest.raises(InvalidArgumentError, match="replicas"):
-        kept.start("sync", backend={"SimpleStorage": {"num_data_storage_units": 2, "replicas": 2}})

@@ -25,7 +25,7 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.storage import ReadPieces, UnitStatus, UnitStatusReply
+from transfer_queue.messages.storage import ReadPieces, UnitStatus
 from transfer_queue.messages.system import NodeGone, Topology, TopologyReply
 from transfer_queue.net.calls import Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking, run_parallel
@@ -72,6 +72,12 @@ class Nodes:
         with ControlClient(self.systems[0]) as asking:
             return {unit.node: unit.unit for unit in asking.request(Topology(), TopologyReply).units}
 
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         for system in reversed(self.systems):
             system.stop()
@@ -98,9 +104,8 @@ def start(units: list[int], tls: dict[str, str] | None = None, **storage: object
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Nodes]:
-    nodes = start([1, 1, 0], arena_bytes=64 << 20)
-    yield nodes
-    nodes.stop()
+    with start([1, 1, 0], arena_bytes=64 << 20) as nodes:
+        yield nodes
 
 
 def mixed(rows: int, seed: int = 0) -> TensorDict:
@@ -269,7 +274,6 @@ def leased(client: TransferQueueClient, units: Iterable[int]) -> int:
         total = 0
         for unit in units:
             status = yield Call(("unit", unit), UnitStatus())
-            assert isinstance(status, UnitStatusReply)
             total += status.leased
         return total
 
@@ -307,70 +311,62 @@ def test_a_drained_node_holds_nothing_any_more(three: Nodes) -> None:
 
 
 def test_one_node_after_the_other_fails_and_nothing_is_lost_with_two_replicas() -> None:
-    nodes = start([1, 1, 1, 1], replicas=2)
-    try:
-        with nodes.client(1) as writer, nodes.client(0) as reader:
-            data = TensorDict({"x": torch.arange(1 << 20).view(64, -1)}, [64])
-            meta = writer.put(data, partition_id="p")
-            nodes.lose(1)
-            assert equal(reader.get_data(meta)["x"], data["x"])
-            limit = time.monotonic() + SECONDS
-            while reader.status().partitions[0].stored["memory"] < 2 * (8 << 20):  # every copy counts
-                assert time.monotonic() < limit
-            nodes.lose(2)
-            assert equal(reader.get_data(meta)["x"], data["x"])
-            put_numbers(reader, "after")
-            assert torch.equal(numbers(reader, "after"), torch.arange(100))
-    finally:
-        nodes.stop()
+    with start([1, 1, 1, 1], replicas=2) as nodes, nodes.client(1) as writer, nodes.client(0) as reader:
+        data = TensorDict({"x": torch.arange(1 << 20).view(64, -1)}, [64])
+        meta = writer.put(data, partition_id="p")
+        nodes.lose(1)
+        assert equal(reader.get_data(meta)["x"], data["x"])
+        limit = time.monotonic() + SECONDS
+        while reader.status().partitions[0].stored["memory"] < 2 * (8 << 20):  # every copy counts
+            assert time.monotonic() < limit
+        nodes.lose(2)
+        assert equal(reader.get_data(meta)["x"], data["x"])
+        put_numbers(reader, "after")
+        assert torch.equal(numbers(reader, "after"), torch.arange(100))
 
 
 def test_rows_of_a_lost_node_are_named_where_there_is_one_replica() -> None:
-    nodes = start([1, 1])
-    try:
-        with nodes.client(0) as first, nodes.client(1) as second:
-            put_numbers(first, "here")
-            put_numbers(second, "there")
-            nodes.lose(1)
-            assert torch.equal(numbers(first, "here"), torch.arange(100))
-            with pytest.raises(StorageKeyNotFoundError, match="lost"):
-                numbers(first, "there")
-            put_numbers(first, "there")
-            assert torch.equal(numbers(first, "there"), torch.arange(100))
-    finally:
-        nodes.stop()
+    with start([1, 1]) as nodes, nodes.client(0) as first, nodes.client(1) as second:
+        put_numbers(first, "here")
+        put_numbers(second, "there")
+        nodes.lose(1)
+        assert torch.equal(numbers(first, "here"), torch.arange(100))
+        with pytest.raises(StorageKeyNotFoundError, match="lost"):
+            numbers(first, "there")
+        put_numbers(first, "there")
+        assert torch.equal(numbers(first, "there"), torch.arange(100))
 
 
 PEM = Path(__file__).parent.parent / "net" / "certificates"
 
 
 def test_a_node_that_dies_while_several_are_read_is_waited_for_until_it_is_known_to_be_gone() -> None:
-    nodes = start([1, 1, 0], arena_bytes=16 << 20)
-    try:
-        with nodes.client(0) as first, nodes.client(1) as second, nodes.client(2) as third:
-            metas = [client.put(TensorDict({"x": torch.arange(5) + n}, [5]), partition_id="p")
-                     for n, client in enumerate((first, second))]  # fmt: skip
-            whole = metas[0].concat(metas)
-            assert third.get_data(whole)["x"].tolist() == [0, 1, 2, 3, 4, 1, 2, 3, 4, 5]
-            dead = nodes.units()["node-1"]
-            nodes.kill(1)
-            with ThreadPoolExecutor(1) as pool:
-                reading = pool.submit(third.get_data, whole)
-                limit = time.monotonic() + SECONDS
-                while dead not in third.storage_manager.unreachable:
-                    assert time.monotonic() < limit
-                nodes.tell_gone(1)
-                with pytest.raises(StorageKeyNotFoundError, match=f"lost with storage unit {dead}"):
-                    reading.result(SECONDS)
-            assert third.get_data(metas[0])["x"].tolist() == [0, 1, 2, 3, 4]
-    finally:
-        nodes.stop()
+    with (
+        start([1, 1, 0], arena_bytes=16 << 20) as nodes,
+        nodes.client(0) as first,
+        nodes.client(1) as second,
+        nodes.client(2) as third,
+    ):
+        metas = [client.put(TensorDict({"x": torch.arange(5) + n}, [5]), partition_id="p")
+                 for n, client in enumerate((first, second))]  # fmt: skip
+        whole = metas[0].concat(metas)
+        assert third.get_data(whole)["x"].tolist() == [0, 1, 2, 3, 4, 1, 2, 3, 4, 5]
+        dead = nodes.units()["node-1"]
+        nodes.kill(1)
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(third.get_data, whole)
+            limit = time.monotonic() + SECONDS
+            while dead not in third.storage_manager.unreachable:
+                assert time.monotonic() < limit
+            nodes.tell_gone(1)
+            with pytest.raises(StorageKeyNotFoundError, match=f"lost with storage unit {dead}"):
+                reading.result(SECONDS)
+        assert third.get_data(metas[0])["x"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_what_crosses_the_network_is_encrypted_where_that_is_asked_for() -> None:
     files = {"certificate": "member.crt", "private_key": "member.key", "authority": "authority.crt"}
-    nodes = start([1, 1], tls={name: str(PEM / file) for name, file in files.items()})
-    try:
+    with start([1, 1], tls={name: str(PEM / file) for name, file in files.items()}) as nodes:
         with nodes.client(0) as first, nodes.client(1) as second:
             data = mixed(500)
             meta = first.put(data, partition_id="p")
@@ -382,8 +378,6 @@ def test_what_crosses_the_network_is_encrypted_where_that_is_asked_for() -> None
         with socket.create_connection(host_and_port(nodes.systems[0].description.remote), SECONDS) as plain:
             plain.sendall(ClientHandshake("client", "c", nodes.systems[0].key).start())
             assert b"TLS" in plain.recv(4096)
-    finally:
-        nodes.stop()
 
 
 def test_a_checkpoint_is_saved_and_loaded_from_any_node(three: Nodes, tmp_path: Path) -> None:
@@ -429,9 +423,8 @@ def test_a_put_that_is_cancelled_while_it_is_sent_writes_into_nobody_elses_block
 
 def test_a_node_that_is_stopped_delays_no_put_for_long_while_another_node_has_space() -> None:
     """Whether it is stopped before its unit leases space, or between two puts into the same space."""
-    nodes = start([1, 1, 1], replicas=2, arena_bytes=64 << 20)
     small, large = torch.arange(3), torch.arange(1 << 18)
-    try:
+    with start([1, 1, 1], replicas=2, arena_bytes=64 << 20) as nodes:
         for stopped in (1, 2):
             supervisor = psutil.Process(nodes.systems[stopped].description.pid)
             with contextlib.closing(nodes.client(0)) as client, contextlib.closing(nodes.client(0)) as fresh:
@@ -451,5 +444,3 @@ def test_a_node_that_is_stopped_delays_no_put_for_long_while_another_node_has_sp
                 client.kv_put("after", "p", {"x": large})
                 assert torch.equal(fresh.kv_batch_get(["after"], "p")["x"][0], large)
                 fresh.kv_clear(["small", "large", "again", "before", "after"], "p")
-    finally:
-        nodes.stop()

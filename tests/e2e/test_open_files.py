@@ -12,10 +12,9 @@ from collections.abc import Iterator
 
 import psutil
 import torch
-from test_restarts import server, started
 
 import transfer_queue as tq
-from server_processes import until
+from server_processes import living_server, started, until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.interface import CURRENT
@@ -101,10 +100,7 @@ def test_a_worker_with_too_few_free_descriptors_names_the_limit() -> None:
 
 def test_a_storage_unit_without_a_free_descriptor_names_its_limit() -> None:
     with started(NAME):
-        until(lambda: server("unit-0") is not None)
-        unit, system = server("unit-0"), CURRENT.system
-        assert unit is not None
-        assert system is not None
+        unit, system = until(lambda: living_server("unit-0")), CURRENT.system
         _, hard = unit.rlimit(psutil.RLIMIT_NOFILE)
         errors: list[str] = []
         for count in range(MOST):

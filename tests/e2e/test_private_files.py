@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
+from server_processes import started
 from transfer_queue.client.data.remote_chunks import fetch_state
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.net.session import Session
@@ -30,10 +31,11 @@ def planted(tmp_path: Path) -> SystemFolder:
     return SystemFolder(tmp_path / "system")
 
 
-def test_a_key_that_is_a_link_is_not_read(planted: SystemFolder) -> None:
-    planted.key.symlink_to(planted.folder.parent / "victim")
+@pytest.mark.parametrize("file", ["key", "description"])
+def test_a_file_that_is_a_link_is_not_read(planted: SystemFolder, file: str) -> None:
+    getattr(planted, file).symlink_to(planted.folder.parent / "victim")
     with pytest.raises(AttachError, match="cannot be read"):
-        planted.read_key()
+        getattr(planted, f"read_{file}")()
 
 
 def test_a_key_that_others_may_read_is_not_used(planted: SystemFolder) -> None:
@@ -41,12 +43,6 @@ def test_a_key_that_others_may_read_is_not_used(planted: SystemFolder) -> None:
     planted.key.chmod(0o640)
     with pytest.raises(AttachError, match="can be accessed by other users"):
         planted.read_key()
-
-
-def test_a_description_that_is_a_link_is_not_read(planted: SystemFolder) -> None:
-    planted.description.symlink_to(planted.folder.parent / "victim")
-    with pytest.raises(AttachError, match="cannot be read"):
-        planted.read_description()
 
 
 def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
@@ -106,11 +102,9 @@ def open_to_others(folder: Path) -> list[str]:
 def test_nothing_that_a_process_without_a_umask_makes_is_open_to_others(permissive: None, tmp_path: Path) -> None:
     offloading = {"offload": {"enabled": True, "path": str(tmp_path / "disk")}}
     (tmp_path / "disk").mkdir(mode=0o700)
-    tq.init({"system": {"name": "permissive"}, "backend": {"SimpleStorage": offloading}})
-    try:
+    with started("permissive", backend={"SimpleStorage": offloading}):
         tq.kv_put("k", "p", {"x": torch.arange(3)})
         client, system = tq.get_client(), tq.interface.CURRENT.system
-        assert system is not None
         tq.save_checkpoint(tmp_path / "whole")
         tq.save_checkpoint(tmp_path / "whole", metadata={"step": 1})
         tq.save_checkpoint(tmp_path / "part", partitions="p")
@@ -123,5 +117,3 @@ def test_nothing_that_a_process_without_a_umask_makes_is_open_to_others(permissi
         folders = [tmp_path / name for name in ("whole", "part", "state.pkl", "fetched")]
         folders += [system.folder, *(Path(os.path.realpath(system.folder / link)) for link in ("arena", "disk"))]
         assert [each for folder in folders for each in open_to_others(folder)] == []
-    finally:
-        tq.close()

@@ -94,7 +94,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 class Driver:
-    """Another driver of the cluster, which runs a program. It says "ready", and goes on when it is told to."""
+    """Another driver of the cluster, which has run a program until it said "ready". It goes on when it is told to."""
 
     def __init__(self, address: str, program: str, folder: Path) -> None:
         script = folder / "driver.py"
@@ -107,9 +107,6 @@ class Driver:
             text=True,
             env={**os.environ, "RAY_ADDRESS": address},
         )
-
-    def ready(self) -> None:
-        assert self.process.stdout is not None
         lines = []
         for line in self.process.stdout:
             if line == "ready\n":
@@ -208,7 +205,6 @@ def test_a_process_that_attaches_is_warned_about_settings_that_differ_from_its_c
         with pytest.raises(tq.StartError, match="attach is 'never'"):
             tq.init(attach="never")
     finally:
-        assert CURRENT.system is not None
         CURRENT.system.stop()
 
 
@@ -274,7 +270,6 @@ def test_another_driver_attaches_and_leaves(cluster: str, tmp_path: Path) -> Non
         tq.close()
     """
     driver = Driver(cluster, program, tmp_path)
-    driver.ready()
     assert tq.get_client().get_meta(["x"], 2, "p", task_name="t").global_indexes == [3, 2]
     driver.end()
     assert read(4) == [0, 1, 2, 3]
@@ -337,8 +332,6 @@ def test_init_says_that_another_system_holds_the_name(
         tq.close()
     """
     driver = Driver(cluster, program, tmp_path)
-    driver.ready()
-    assert CURRENT.system is not None
     starter = CURRENT.system.describe()
     assert list(tq.kv_list()) == ["p"]
     caplog.clear()
@@ -393,7 +386,6 @@ def test_cold_blocks_move_to_disk_and_are_read_from_there(tmp_path: Path) -> Non
     for number in range(20, 40):
         tq.kv_put(f"c{number}", "cold", {"x": cold(number)})
     ray.get(written, timeout=SECONDS)
-    assert CURRENT.system is not None
     with ControlClient(CURRENT.system) as onlooker:
         status = onlooker.status()
     assert [unit.tier for unit in status.units] == ["memory", "disk"]
@@ -422,7 +414,6 @@ def test_the_death_of_a_driver_ends_its_system(cluster: str, tmp_path: Path) -> 
         input()
     """
     driver = Driver(cluster, program, tmp_path)
-    driver.ready()
     assert call("list_partitions", name=f"{NAMED}-lost") == []
     driver.process.kill()
     driver.process.communicate()
@@ -438,9 +429,7 @@ def test_a_detached_system_outlives_its_driver(cluster: str, tmp_path: Path) -> 
         print("ready", flush=True)
         input()
     """
-    driver = Driver(cluster, program, tmp_path)
-    driver.ready()
-    driver.end()
+    Driver(cluster, program, tmp_path).end()
     assert tq.kv_batch_get("k0", "p")["x"].tolist() == [7]
     tq.close()
     environment = {**os.environ, "RAY_ADDRESS": cluster}
@@ -557,8 +546,6 @@ def test_systems_side_by_side(cluster: str, tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         drivers.append(Driver(cluster, program % (name, namespace, number + 1), folder))
-    for driver in drivers:
-        driver.ready()
     assert [driver.end().strip() for driver in drivers] == ["[1]", "[2]"]
     assert tq.kv_batch_get("k0", "p")["x"].tolist() == [0]
 
@@ -597,9 +584,7 @@ def test_ray_that_was_shut_down_first(cluster: str, tmp_path: Path) -> None:
         import pathlib
         print(pathlib.Path(conf.system.folder).exists())
     """
-    driver = Driver(cluster, program, tmp_path)
-    driver.ready()
-    assert driver.end().split()[-1] == "False"
+    assert Driver(cluster, program, tmp_path).end().split()[-1] == "False"
 
 
 def test_the_local_runtime_beside_it() -> None:

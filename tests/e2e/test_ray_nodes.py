@@ -61,7 +61,6 @@ class Cluster:
         """All that runs on a node, the servers of the system first: nothing there has time for anything."""
         place = ray.get(_actor().place.remote(node), timeout=SECONDS)
         description = SystemFolder(Path(place.folder)).read_description()
-        assert description is not None
         supervisor = psutil.Process(description.pid)
         supervisor.suspend()
         for process in [*supervisor.children(), supervisor]:
@@ -107,7 +106,6 @@ def start(node_resource: str | None = None, restart_seconds: float = 5, **storag
 @contextlib.contextmanager
 def asking() -> Iterator[ControlClient]:
     """Something to ask the controller with."""
-    assert CURRENT.system is not None
     with ControlClient(CURRENT.system) as found:
         yield found
 

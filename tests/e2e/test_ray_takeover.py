@@ -147,12 +147,10 @@ def start_on(node: str, folder: Path, on_disk: bool) -> Path:
         starter = Starter.options(scheduling_strategy=on(node)).remote()
         place = Path(ray.get(starter.start.remote(str(folder), on_disk), timeout=SECONDS))
         description = SystemFolder(place).read_description()
-        assert description is not None
         tq.init()
         if not description.is_outpost:
             ray.get(starter.put.remote(EARLY), timeout=SECONDS)
             return place
-        assert CURRENT.system is not None
         CURRENT.system.stop()  # not every node of Ray knew the new node, so Ray chose another one
         tq.close()
         return None
@@ -164,7 +162,6 @@ def start_on(node: str, folder: Path, on_disk: bool) -> Path:
 def processes_of(folder: Path) -> list[psutil.Process]:
     """The processes of the system in this folder, stopped."""
     description = SystemFolder(folder).read_description()
-    assert description is not None
     supervisor = psutil.Process(description.pid)
     supervisor.suspend()
     children = supervisor.children()

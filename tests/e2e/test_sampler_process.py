@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 import light_sampler
 import transfer_queue as tq
+from server_processes import started
 from transfer_queue.node.system.processes import Process
 
 
@@ -28,13 +29,8 @@ def rows(client: Any, partition: str, count: int, task: str = "t", **config: Any
 
 @pytest.fixture
 def client(request: pytest.FixtureRequest) -> Iterator[Any]:
-    controller = {"sampler": light_sampler.Gated}
-    conf = {"system": {"name": "gated"}, "controller": controller, "timeouts": {"sampler": request.param}}
-    tq.init(conf)
-    try:
+    with started("gated", controller={"sampler": light_sampler.Gated}, timeouts={"sampler": request.param}):
         yield tq.get_client()
-    finally:
-        tq.close()
 
 
 @pytest.mark.parametrize("client", [300], indirect=True)
@@ -42,21 +38,19 @@ def test_requests_that_do_not_use_a_slow_sampler_do_not_wait(client: Any, tmp_pa
     """Puts, key-value calls, status and claims with built-in samplers are answered while it does not return."""
     put(client, "p", 4)
     gate = tmp_path / "gate"
-    got: list[Any] = []
-    slow = threading.Thread(target=lambda: got.append(rows(client, "p", 2, gate=str(gate))))
-    slow.start()
-    while not (tmp_path / "gate is asked for").exists():
-        assert slow.is_alive(), "it waits for the gate"
-    put(client, "q", 3)
-    assert rows(client, "q", 2, sampler="SequentialSampler") == [4, 5]
-    assert rows(client, "p", 1, task="other", sampler="SequentialSampler") == [0]
-    tq.kv_put("key", "kv", fields={"x": torch.tensor(1)})
-    assert tq.kv_batch_get("key", "kv")["x"].tolist() == [1]
-    assert client.get_consumption_status("t", "p")[1].tolist() == [0, 0, 0, 0]
-    assert not got
-    gate.touch()
-    slow.join()
-    assert got == [[0, 1]]
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(rows, client, "p", 2, gate=str(gate))
+        while not (tmp_path / "gate is asked for").exists():
+            assert not slow.done(), "it waits for the gate"
+        put(client, "q", 3)
+        assert rows(client, "q", 2, sampler="SequentialSampler") == [4, 5]
+        assert rows(client, "p", 1, task="other", sampler="SequentialSampler") == [0]
+        tq.kv_put("key", "kv", fields={"x": torch.tensor(1)})
+        assert tq.kv_batch_get("key", "kv")["x"].tolist() == [1]
+        assert client.get_consumption_status("t", "p")[1].tolist() == [0, 0, 0, 0]
+        assert not slow.done()
+        gate.touch()
+        assert slow.result() == [0, 1]
     (cost,) = client.status().samplers
     assert (cost.name, cost.asked, cost.restarts) == ("Gated", 1, 0)
 
@@ -75,7 +69,6 @@ def test_a_sampler_that_hangs_or_dies_fails_its_claim_and_is_restarted(client: A
     with pytest.raises(tq.SamplerError, match="2 deals so far") as raised:
         rows(client, "p", 1, deals=True)
     found = re.search(r"in (\d+)", str(raised.value))
-    assert found is not None
     process = Process(int(found[1]), None)
     assert rows(client, "p", 1) == [1], "nothing was dealt by the calls that failed"
     (cost,) = client.status().samplers

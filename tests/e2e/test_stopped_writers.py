@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
-from server_processes import unit_status
+from server_processes import started, unit_status
 from transfer_queue.errors import CapacityError
 from transfer_queue.interface import CURRENT
 from transfer_queue.wire.blocks.encode import EncodedBlock
@@ -26,14 +26,8 @@ WAIT = 0.6  # seconds: longer than any pause after which the unit looks again at
 
 @pytest.fixture
 def system() -> Iterator[Any]:
-    tq.close()
-    storage = {"num_data_storage_units": 1, "arena_bytes": CAPACITY}
-    tq.init({"system": {"name": "stopped"}, "backend": {"SimpleStorage": storage}})
-    try:
-        assert CURRENT.system is not None
+    with started("stopped", backend={"SimpleStorage": {"num_data_storage_units": 1, "arena_bytes": CAPACITY}}):
         yield CURRENT.system
-    finally:
-        tq.close()
 
 
 def rows(fill: int, nbytes: int) -> dict[str, torch.Tensor]:

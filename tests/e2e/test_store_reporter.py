@@ -8,6 +8,7 @@ import re
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -63,12 +64,10 @@ def open_files(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.usefixtures("open_files")
 def test_the_end_of_the_first_server_is_noticed_also_over_the_death_of_the_controller(system: RunningSystem) -> None:
     first, joining = reporter(system, "a"), first_server(system)
-    found = threading.Event()
-    waiting = threading.Thread(target=lambda: (joining.wait(SECONDS), found.set()))
-    waiting.start()
-    first.start()
-    assert found.wait(SECONDS)
-    waiting.join()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(joining.wait, SECONDS)
+        first.start()
+        waiting.result(SECONDS)
 
     def processes() -> list[str]:
         return re.findall(r"up, process (\d+)", (system.logs / "controller.log").read_text())
@@ -80,12 +79,11 @@ def test_the_end_of_the_first_server_is_noticed_also_over_the_death_of_the_contr
     assert not joining.ended()
     first.stop()
     until(lambda: joining.ended() and later.ended())
-    newest, done = first_server(system), threading.Event()
-    waiting = threading.Thread(target=lambda: (newest.wait(SECONDS), done.set()))
-    waiting.start()
-    reporter(system, "b").start()
-    assert done.wait(SECONDS)
-    waiting.join()
+    newest = first_server(system)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(newest.wait, SECONDS)
+        reporter(system, "b").start()
+        waiting.result(SECONDS)
     assert not newest.ended()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -61,11 +61,8 @@ def test_many_writers_and_followers(system: Any) -> None:
             if i % 7 == 0:
                 tq.kv_clear(f"{who}-{i % 10}", partition)
 
-    writers = [threading.Thread(target=write, args=(who,)) for who in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
     tq.kv_put("last", partition, tag={})
     listed = tq.kv_list(partition)[partition]
     for ours, _ in pipes:

@@ -57,9 +57,7 @@ def check(client: TransferQueueClient, numbers: list[int]) -> None:
 
 
 def mirror(client: TransferQueueClient) -> MirrorProgress:
-    found = client.status().mirror
-    assert found is not None
-    return found
+    return client.status().mirror
 
 
 def in_memory(client: TransferQueueClient) -> int:

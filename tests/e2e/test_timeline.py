@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
 import warm
+from server_processes import server_process
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
@@ -144,14 +144,9 @@ def test_the_controller_knows_tasks_after_a_restart(client: tq.TransferQueueClie
     tq.init(task="trainer", rank=2)
     client.put({"x": torch.zeros(2, 3)}, partition_id="p")
     before = read(client)
-    system = CURRENT.system
-    assert system is not None
-    controller = psutil.Process(
-        int((system.logs / "controller.log").read_text().rsplit("up, process ", 1)[1].split()[0])
-    )
-    controller.kill()
+    server_process("controller").kill()
     client.put({"x": torch.zeros(2, 3)}, partition_id="p")
-    with ControlClient(system) as other:
+    with ControlClient(CURRENT.system) as other:
         after = other.request(ReadTimeline(before.boot, before.position, 60.0, 100, 100, 100), TimelineReply)
     assert after.boot != before.boot
     assert [(lane.task, lane.rank) for lane in after.lanes] == [("trainer", 2)]

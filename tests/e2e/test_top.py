@@ -169,14 +169,11 @@ def test_keys_work_while_the_controller_is_stopped_and_a_signal_leaves_the_termi
 
 
 def test_without_a_system_it_says_what_to_do(folder: None) -> None:
-    terminal = Terminal("top", "--name", "nobody")
-    try:
+    with contextlib.closing(Terminal("top", "--name", "nobody")) as terminal:
         assert terminal.end() == 1
         assert "tq: no system is running under the name 'nobody'" in terminal.text()
         assert "start one with `tq start`, or name another one with `--name`" in terminal.text()
         assert b"\x1b[?1049h" not in terminal.raw
-    finally:
-        terminal.close()
 
 
 def test_without_a_terminal_it_names_another_command(capsys: pytest.CaptureFixture[str]) -> None:

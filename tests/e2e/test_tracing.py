@@ -91,7 +91,6 @@ def test_put_claim_and_get(client: tq.TransferQueueClient, exporter: InMemorySpa
     assert kinds == {"tq.put": SpanKind.PRODUCER, "tq.claim": SpanKind.CONSUMER, "tq.get": SpanKind.CLIENT}
     for name in kinds:
         parent = found[name].parent
-        assert parent is not None
         assert parent.span_id == mine.get_span_context().span_id
         assert found[name].status.status_code is StatusCode.UNSET
 
@@ -136,7 +135,6 @@ def test_puts_of_a_hundred_tasks_are_below_the_spans_of_their_tasks(
         children = [span for span in found if span.name == name]
         assert len(children) == 100
         for span in children:
-            assert span.parent is not None
             parent = mine[span.parent.span_id]
             assert attributes(span)["tq.partition"] == f"{partition}-{attributes(parent)['number']}"
             assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time  # type: ignore[operator]

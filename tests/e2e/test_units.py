@@ -7,48 +7,23 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 import transfer_queue as tq
-from server_processes import server_process, unit_status, until
+from server_processes import living_server, restart, started, unit_status, until
 from transfer_queue.interface import CURRENT
 
 SECONDS = 60
 
 
 def log(number: int) -> str:
-    system = CURRENT.system
-    assert system is not None
-    return (system.logs / f"unit-{number}.log").read_text()
-
-
-def process(number: int) -> psutil.Process:
-    """The process of a unit, once it is up."""
-    found: list[psutil.Process] = []
-
-    def up() -> bool:
-        with contextlib.suppress(psutil.Error):
-            one = server_process(f"unit-{number}")
-            if one.status() != psutil.STATUS_ZOMBIE:
-                found.append(one)
-        return bool(found)
-
-    until(up)
-    return found[0]
-
-
-def kill(number: int) -> None:
-    """Kills a unit, and waits until another one is up."""
-    ups = log(number).count("up, process")
-    process(number).kill()
-    until(lambda: log(number).count("up, process") > ups)
+    return (CURRENT.system.logs / f"unit-{number}.log").read_text()
 
 
 def leased(number: int) -> int:
@@ -84,13 +59,8 @@ def writer(who: int, partition: str, wrote: Any, go_on: Any) -> None:
 
 @pytest.fixture(params=[1], ids=["one unit"])
 def units(request: pytest.FixtureRequest) -> Iterator[int]:
-    tq.close()
-    storage = {"num_data_storage_units": request.param}
-    tq.init({"system": {"name": "units"}, "backend": {"SimpleStorage": storage}})
-    try:
+    with started("units", backend={"SimpleStorage": {"num_data_storage_units": request.param}}):
         yield request.param
-    finally:
-        tq.close()
 
 
 @contextlib.contextmanager
@@ -110,25 +80,19 @@ def child(who: int, partition: str) -> Iterator[tuple[Any, Any]]:
 
 def test_a_killed_unit_is_a_pause(units: int) -> None:
     """Puts and gets of several threads, while the unit is killed again and again."""
-    errors: list[BaseException] = []
 
     def work(who: int) -> None:
-        try:
-            for begin in range(0, 60, 20):
-                write(who, range(begin, begin + 20), "p")
-                check(who, range(begin + 20), "p")
-        except BaseException as error:
-            errors.append(error)
+        for begin in range(0, 60, 20):
+            write(who, range(begin, begin + 20), "p")
+            check(who, range(begin + 20), "p")
 
     write(9, range(5), "p")
-    threads = [threading.Thread(target=work, args=(who,)) for who in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(2):
-        kill(0)
-    for thread in threads:
-        thread.join(SECONDS)
-    assert not errors
+    with ThreadPoolExecutor(3) as pool:
+        working = [pool.submit(work, who) for who in range(3)]
+        for _ in range(2):
+            restart("unit-0")
+        for each in working:
+            each.result(SECONDS)
     for who in range(3):
         check(who, range(60), "p")
     check(9, range(5), "p")
@@ -138,7 +102,7 @@ def test_a_killed_unit_is_a_pause(units: int) -> None:
 
 def test_the_space_of_a_client_that_died_with_the_unit_comes_back(units: int) -> None:
     with child(1, "p") as (process_, _):
-        victim = process(0)
+        victim = until(lambda: living_server("unit-0"))
         victim.suspend()  # so that it cannot notice
         process_.kill()
         process_.join(SECONDS)
@@ -153,7 +117,7 @@ def test_the_space_of_a_client_that_died_with_the_unit_comes_back(units: int) ->
 def test_the_space_of_a_stopped_client_is_left_alone(units: int) -> None:
     with child(1, "p") as (process_, go_on):
         os.kill(process_.pid, signal.SIGSTOP)
-        kill(0)
+        restart("unit-0")
         write(2, range(20), "p")
         tq.kv_clear([f"1-{i}" for i in range(5)], "p")
         check(1, range(5, 20), "p")
@@ -169,7 +133,6 @@ def test_the_space_of_a_stopped_client_is_left_alone(units: int) -> None:
 @pytest.mark.parametrize("units", [2], indirect=True, ids=["two units"])
 def test_a_lost_arena_is_told_and_all_else_goes_on(units: int) -> None:
     system = CURRENT.system
-    assert system is not None
     clients = [tq.get_client(), tq.TransferQueueClient(system), tq.TransferQueueClient(system)]
     for number, client in enumerate(clients):
         client.kv_put(f"k{number}", "p", {"x": torch.arange(number + 3)})
@@ -179,7 +142,7 @@ def test_a_lost_arena_is_told_and_all_else_goes_on(units: int) -> None:
     seen = [next(events).key for _ in clients]
     lost = next(unit for unit in places if leased(unit))
     shutil.rmtree(places[lost])
-    kill(lost)
+    restart(f"unit-{lost}")
     seen.append(next(events).key)
     names = {loss.key for loss in told}
     assert names
@@ -200,24 +163,17 @@ def test_a_lost_arena_is_told_and_all_else_goes_on(units: int) -> None:
 
 
 def test_two_copies_outlive_the_loss_of_either_unit() -> None:
-    tq.close()
-    storage = {"num_data_storage_units": 2, "replicas": 2}
-    tq.init({"system": {"name": "copies"}, "backend": {"SimpleStorage": storage}})
-    try:
-        system = CURRENT.system
-        assert system is not None
+    with started("copies", backend={"SimpleStorage": {"num_data_storage_units": 2, "replicas": 2}}):
         keys = [f"k{i}" for i in range(4)]
         rows = torch.arange(4 << 18, dtype=torch.int32).reshape(4, -1)
         tq.kv_batch_put(keys, "p", {"x": rows})
-        arenas = Path(os.readlink(Path(system.folder) / "arena"))
+        arenas = Path(os.readlink(Path(CURRENT.system.folder) / "arena"))
         for place, made_up in ((0, 2), (1, 3)):
             shutil.rmtree(arenas / f"unit-{place}")
-            kill(place)
+            restart(f"unit-{place}")
             assert torch.equal(torch.stack(tq.kv_batch_get(keys, "p")["x"].unbind()), rows)
             until(lambda new=made_up: unit_leases(new) >= rows.nbytes)  # where a copy is made up for
         assert torch.equal(torch.stack(tq.kv_batch_get(keys, "p")["x"].unbind()), rows)
-    finally:
-        tq.close()
 
 
 def unit_leases(number: int) -> int:

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 import warm
-from server_processes import until
+from server_processes import started, until
 from transfer_queue.errors import CapacityError
 
 MIB = 1 << 20
@@ -36,11 +36,8 @@ def hold(pipe: Connection[Any, Any]) -> None:
 
 @pytest.fixture
 def client() -> Iterator[tq.TransferQueueClient]:
-    tq.init({"backend": {"SimpleStorage": {"arena_bytes": CAPACITY, "num_data_storage_units": 1}}})
-    try:
+    with started("views", backend={"SimpleStorage": {"arena_bytes": CAPACITY, "num_data_storage_units": 1}}):
         yield tq.get_client()
-    finally:
-        tq.close()
 
 
 def put(fill: int, rows: int = 1, key: str = "a") -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -45,11 +46,8 @@ def run_all(calls: list[Callable[[], object]]) -> None:
         with contextlib.suppress(tq.TransferQueueError):
             call()
 
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
+    with ThreadPoolExecutor(len(calls)) as pool:
+        list(pool.map(run, calls, timeout=SECONDS))
 
 
 def logged(caplog: pytest.LogCaptureFixture, start: str) -> list[str]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 import torch
 from tensordict import TensorDict
 
 import transfer_queue as tq
 from request_variants import array, bodies
+from server_processes import server_process
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.base import Request
 from transfer_queue.messages.claims import ReportBatches
@@ -71,7 +69,6 @@ class Liar:
 
     def _connect(self, to_unit: bool) -> tuple[Connection, FrameReader]:
         system = CURRENT.system
-        assert system is not None
         address = str(SystemFolder(system.folder).unit(0)) if to_unit else system.controller
         connection = Connection(address)
         connection.connect(address, "client", self._name, system.key, time.monotonic() + SECONDS)
@@ -112,11 +109,8 @@ def work(client: Any, partition: str) -> None:
 
 
 def kill_servers() -> None:
-    system = CURRENT.system
-    assert system is not None
     for name in ("controller", "unit-0"):
-        text = (Path(system.logs) / f"{name}.log").read_text()
-        psutil.Process(int(text.rsplit("up, process ", 1)[1].split()[0])).send_signal(signal.SIGKILL)
+        server_process(name).kill()
 
 
 def test_places_that_no_unit_has_leased_block_nobody(liar: Liar) -> None:

@@ -68,6 +68,11 @@ class Writer:
         return list(self.controller.state.partitions[partition].keys)
 
 
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path)
+
+
 def keys(found: Recovered) -> list[str]:
     return list(found.state.partitions["p"].keys) if "p" in found.state.partitions else []
 
@@ -133,8 +138,7 @@ def test_the_space_that_killed_processes_had_reserved_is_free_again(tmp_path: Pa
     assert allocated < RESERVED_BYTES
 
 
-def test_waiting_requests_are_not_recorded(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_waiting_requests_are_not_recorded(tmp_path: Path, writer: Writer) -> None:
     writer.put("a")
     size = writer.journal.size
     writer.ask(Claim("p", "t", ["x"], 1, wait=10.0))
@@ -162,8 +166,7 @@ def steps(writer: Writer) -> list[Callable[[], object]]:
 
 
 @pytest.mark.parametrize("crash", range(6))
-def test_a_crash_around_a_snapshot_loses_nothing(tmp_path: Path, crash: int) -> None:
-    writer = Writer(tmp_path)
+def test_a_crash_around_a_snapshot_loses_nothing(tmp_path: Path, writer: Writer, crash: int) -> None:
     for i in range(5):
         writer.put(str(i))
     for step in steps(writer)[:crash]:
@@ -177,8 +180,7 @@ def test_a_crash_around_a_snapshot_loses_nothing(tmp_path: Path, crash: int) -> 
     assert all(number >= snapshots[0] for number in segments if snapshots)
 
 
-def test_records_after_the_fork_are_not_in_its_snapshot_and_not_lost(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_records_after_the_fork_are_not_in_its_snapshot_and_not_lost(tmp_path: Path, writer: Writer) -> None:
     writer.put("a")
     number = writer.journal.rotate()
     state_file.write(snapshot_path(tmp_path, number), snapshot_of(writer.controller.state, CLOCK))
@@ -189,8 +191,7 @@ def test_records_after_the_fork_are_not_in_its_snapshot_and_not_lost(tmp_path: P
     assert (keys(found), found.records) == (["a", "b"], 2)
 
 
-def test_an_unfinished_snapshot_is_removed(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_an_unfinished_snapshot_is_removed(tmp_path: Path, writer: Writer) -> None:
     writer.put("a")
     writer.journal.close()
     draft = tmp_path / ".state-000000000002.draft"
@@ -199,9 +200,8 @@ def test_an_unfinished_snapshot_is_removed(tmp_path: Path) -> None:
     assert not draft.exists()
 
 
-def test_the_folder_stays_small(tmp_path: Path) -> None:
+def test_the_folder_stays_small(tmp_path: Path, writer: Writer) -> None:
     """However much is written, the folder contains only a snapshot and the records after it."""
-    writer = Writer(tmp_path)
     largest = 0
     for turn in range(20):
         for i in range(20):
@@ -216,8 +216,7 @@ def test_the_folder_stays_small(tmp_path: Path) -> None:
     assert keys(recover(tmp_path, CLOCK)) == writer.keys()
 
 
-def test_a_rotation_without_records_needs_no_file(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_a_rotation_without_records_needs_no_file(tmp_path: Path, writer: Writer) -> None:
     assert [writer.journal.rotate() for _ in range(3)] == [1, 1, 1]
     writer.put("a")
     assert [writer.journal.rotate() for _ in range(3)] == [2, 2, 2]
@@ -317,8 +316,7 @@ def test_every_time_of_a_record_in_the_journal_is_converted() -> None:
         assert times == ({kind.by_clock} - {""}) or kind is RequestParked, kind
 
 
-def test_on_the_same_boot_times_stay(tmp_path: Path) -> None:
-    writer = Writer(tmp_path)
+def test_on_the_same_boot_times_stay(tmp_path: Path, writer: Writer) -> None:
     writer.ask(CreatePartition("p", 0, PartitionOptions(keep_seconds=10.0)), now=500.0)
     writer.put("a", now=500.0)
     writer.journal.close()
@@ -326,9 +324,8 @@ def test_on_the_same_boot_times_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-def test_a_partition_with_more_fields_than_are_allowed_is_named(tmp_path: Path, snapshot: bool) -> None:
+def test_a_partition_with_more_fields_than_are_allowed_is_named(tmp_path: Path, writer: Writer, snapshot: bool) -> None:
     """Such a journal is of an earlier release, which had no limit."""
-    writer = Writer(tmp_path)
     schema = [FieldSpec(f"f{number}", "object", "object", 1, False) for number in range(MAX_FIELDS + 1)]
     block = NewBlock(0, 1, 0, 1, 0, 1, schema, np.zeros(len(schema), "i8").tobytes())
     records = [

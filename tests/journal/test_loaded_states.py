@@ -112,6 +112,11 @@ def offered(folder: Path, rows: int = 3) -> Server:
     return server
 
 
+@pytest.fixture
+def server(tmp_path: Path) -> Server:
+    return offered(tmp_path)
+
+
 # ---------------------------------------------------------------- what the loop writes
 
 
@@ -178,7 +183,6 @@ def steps(server: Server) -> Iterator[tuple[str, int]]:
     """Do the disk operations of a load and the snapshot after it, in steps. Yields the state and the loaded files."""
     yield "old", 0
     (read,) = server.ask(LOAD, LoadState(NAME))
-    assert isinstance(read, ReadState)
     part = server.folder / ("load-" + "0" * 32)
     part.write_bytes(server.states.path(NAME).read_bytes()[:100])  # killed while it copied
     yield "old", 0
@@ -204,9 +208,8 @@ def steps(server: Server) -> Iterator[tuple[str, int]]:
 @pytest.mark.parametrize("death", range(9))
 @pytest.mark.parametrize("sync", [False, True])
 def test_a_death_after_any_step_leaves_one_of_both_states_and_its_client_is_answered_once(
-    tmp_path: Path, death: int, sync: bool
+    tmp_path: Path, server: Server, death: int, sync: bool
 ) -> None:
-    server = offered(tmp_path)
     server.states = StateFiles(server.states.folder, LoadedStates(server.folder, sync))
     going = steps(server)
     for _ in range(death):
@@ -229,8 +232,7 @@ def test_a_death_after_any_step_leaves_one_of_both_states_and_its_client_is_answ
     assert recover(after.folder, CLOCK).state.snapshot() == after.controller.state.snapshot()
 
 
-def test_a_record_that_is_torn_at_any_byte_loads_nothing(tmp_path: Path) -> None:
-    server = offered(tmp_path)
+def test_a_record_that_is_torn_at_any_byte_loads_nothing(server: Server) -> None:
     before = server.journal._segment.size
     assert isinstance(server.load(), Done)
     server.journal.close()
@@ -245,9 +247,8 @@ def test_a_record_that_is_torn_at_any_byte_loads_nothing(tmp_path: Path) -> None
         assert (found.loaded, server.kept()) == ({}, [])
 
 
-def test_files_of_loaded_states_are_removed_with_the_segments_that_name_them(tmp_path: Path) -> None:
+def test_files_of_loaded_states_are_removed_with_the_segments_that_name_them(tmp_path: Path, server: Server) -> None:
     """A load while a snapshot is being written stays until the next one."""
-    server = offered(tmp_path)
     assert isinstance(server.load(), Done)
     number = server.snapshot()
     assert isinstance(server.load(LOAD + 1), Done)
@@ -275,15 +276,13 @@ def fails(name: str) -> Callable[..., None]:
 
 @pytest.mark.parametrize("step", ["reserve_space", "copyfileobj", "fsync", "sync_folder"])
 def test_a_full_disk_refuses_the_load_and_leaves_the_old_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    server: Server, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    server = offered(tmp_path)
     server.states = StateFiles(server.states.folder, LoadedStates(server.folder, sync=True))
     owner = {"copyfileobj": state_file.shutil, "fsync": os}.get(step, state_file)
     with monkeypatch.context() as full:
         full.setattr(owner, step, fails(step))
         answer = server.load()
-    assert isinstance(answer, Failure)
     assert answer.kind == "CheckpointError"
     assert f"No space left on device in {step}" in answer.message
     assert "free some space there and load it again" in answer.message
@@ -294,8 +293,7 @@ def test_a_full_disk_refuses_the_load_and_leaves_the_old_state(
 
 
 @pytest.mark.parametrize("how", ["damaged", "missing", "no state", "unsound", "another format", "nobody waits"])
-def test_no_copy_stays_of_a_state_that_is_not_loaded(tmp_path: Path, how: str) -> None:
-    server = offered(tmp_path)
+def test_no_copy_stays_of_a_state_that_is_not_loaded(server: Server, how: str) -> None:
     path, tree = server.states.path(NAME), saved_tree(3)
     if how == "damaged":
         path.write_bytes(path.read_bytes()[:-1])
@@ -310,11 +308,9 @@ def test_no_copy_stays_of_a_state_that_is_not_loaded(tmp_path: Path, how: str) -
         state_file.write(path, {**tree, "format": 2}, sync=False)
     if how == "nobody waits":
         (read,) = server.ask(LOAD, LoadState(NAME))
-        assert isinstance(read, ReadState)
         found = server.read(read)
         server.controller.on_disconnect("c", 1, 1.0)
         (effect,) = server.controller.on_outcome(read.number, found, 2.0)
-        assert isinstance(effect, ForgetState)
         server.states.forget(effect.file)
     else:
         assert isinstance(server.load(), Failure)
@@ -333,8 +329,7 @@ def packed(tree: Any) -> bytes:
     return msgspec.msgpack.Encoder(enc_hook=array).encode(tree)
 
 
-def test_a_journal_with_the_state_in_the_record_is_replayed(tmp_path: Path) -> None:
-    server = offered(tmp_path)
+def test_a_journal_with_the_state_in_the_record_is_replayed(tmp_path: Path, server: Server) -> None:
     old = ["StateLoaded", packed(saved_tree(3)), 2.0]  # without the field that is new
     record = msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=StateLoaded)
     server.journal.append([record])
@@ -348,8 +343,7 @@ def test_a_journal_with_the_state_in_the_record_is_replayed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("how", ["damaged", "missing", "not a name"])
-def test_a_state_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, how: str) -> None:
-    server = offered(tmp_path)
+def test_a_state_that_cannot_be_read_is_an_error_that_names_it(server: Server, how: str) -> None:
     assert isinstance(server.load(), Done)
     (file,) = server.kept()
     path = server.folder / file

@@ -50,7 +50,6 @@ def test_grafanas_types_take_all_of_it() -> None:
     assert not list(unlike(DOCUMENT, json.loads(JSONEncoder().encode(read)), ""))
     assert not list(wrong(read, dashboard.Dashboard, "dashboard"))
     panel = next(panel for panel in read.panels or [] if isinstance(panel, dashboard.Panel))
-    assert panel.targets is not None
     assert isinstance(panel.targets[0], prometheus.Dataquery)
     assert isinstance(panel.options, timeseries.Options)
     assert isinstance(panel.field_config.defaults.custom, common.GraphFieldConfig)

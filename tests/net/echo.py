@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, ReportBatches
@@ -18,7 +22,10 @@ from transfer_queue.messages.partitions import CreatePartition, ListPartitions, 
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import Call
-from transfer_queue.net.handshake import Hello
+from transfer_queue.net.drivers.asyncio_driver import run_async
+from transfer_queue.net.drivers.blocking_driver import run_blocking
+from transfer_queue.net.drivers.connection import new_socket
+from transfer_queue.net.handshake import ClientHandshake, Hello
 from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.net.session import Session
 
@@ -115,6 +122,7 @@ class Running:
         self.address = str(folder / f"s{next(_numbers)}.sock") if address is None else address
         self._tls = tls
         self._options = options
+        self._sessions: list[Session] = []
         self.start()
 
     def start(self) -> None:
@@ -135,6 +143,8 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for session in self._sessions:
+            session.close()
         self.stop()
 
     def answer_parked(self) -> None:
@@ -142,7 +152,9 @@ class Running:
         self.server.call_soon(lambda: list(self.service.on_deadline(1e18)))
 
     def session(self, client_id: str = "c", key: bytes = KEY, **options: Any) -> Session:
-        return Session(client_id, key, lambda target: self.address, **options)
+        """A session with the server, which is closed at the end."""
+        self._sessions.append(Session(client_id, key, lambda target: self.address, **options))
+        return self._sessions[-1]
 
 
 _numbers = itertools.count()
@@ -155,6 +167,39 @@ def ask(name: str) -> CreatePartition:
 def one(request: AnyRequest, timeout: float | None = 10.0) -> Generator[Call, AnyReply, AnyReply]:
     """The operation of one request."""
     return (yield Call(CONTROLLER, request, timeout))
+
+
+Driver = Callable[[Session, Generator[Call, AnyReply, Any]], Any]
+
+
+def blocking(session: Session, operation: Generator[Call, AnyReply, Any]) -> Any:
+    return run_blocking(session, operation)
+
+
+def in_a_loop(session: Session, operation: Generator[Call, AnyReply, Any]) -> Any:
+    return asyncio.run(run_async(session, operation))
+
+
+drivers = pytest.mark.parametrize("run", [blocking, in_a_loop])
+
+
+def in_threads(work: Callable[[int], Any], count: int) -> list[Any]:
+    """What a function returns for each number below `count`. The calls run at the same time, in threads."""
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(work, range(count)))
+
+
+def raw(address: Any, shake: bool = True) -> socket.socket:
+    """A blocking socket to a server, past its handshake."""
+    sock = new_socket(address)
+    sock.settimeout(10)
+    sock.connect(address)
+    if shake:
+        handshake = ClientHandshake("client", "raw", KEY)
+        sock.sendall(handshake.start())
+        while not handshake.done:
+            sock.sendall(handshake.receive(sock.recv(4096)))
+    return sock
 
 
 def parked_claim(wait: float | None = None) -> Claim:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-from echo import KEY, EchoService, Running, until
+from echo import KEY, Driver, EchoService, Running, drivers, until
 from test_tls import ANY_PORT, MEMBER
 
 from transfer_queue.errors import (
@@ -27,24 +25,11 @@ from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.messages.queries import CheckProduction
 from transfer_queue.net.calls import Call, Outcome, parallel, pause, replies_of
-from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.net.session import Session
 
 SECONDS = 10.0
-Driver = Callable[[Session, Generator[Call, AnyReply, Any]], Any]
-
-
-def blocking(session: Session, operation: Generator[Call, AnyReply, Any]) -> Any:
-    return run_blocking(session, operation)
-
-
-def in_a_loop(session: Session, operation: Generator[Call, AnyReply, Any]) -> Any:
-    return asyncio.run(run_async(session, operation))
-
-
-drivers = pytest.mark.parametrize("run", [blocking, in_a_loop])
 
 
 class Meeting(EchoService):

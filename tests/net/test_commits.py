@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.net.server.sockets import bind_socket
+from transfer_queue.net.session import Session
 
 
 class Commits:
@@ -46,29 +48,25 @@ def test_nothing_leaves_until_the_commit_succeeds(tmp_path: Path, how: str) -> N
     with Running(tmp_path, commit=commits) as running:
         session = running.session()
         assert run_blocking(session, one(CreatePartition("a"))) == Done("a")
-        replies: list[object] = []
-        thread = threading.Thread(target=lambda: replies.append(run_blocking(session, one(CreatePartition("b")))))
         commits.works, commits.raises = False, how == "raises"
-        thread.start()
-        until(lambda: len(running.service.envelopes) == 2)
         ours, theirs = socket.socketpair()
-        with ours, theirs:
+        with ours, theirs, ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(run_blocking, session, one(CreatePartition("b")))
+            until(lambda: len(running.service.envelopes) == 2)
             seen = threading.Event()
             running.server.call_soon(lambda: speak(running, theirs.dup()))
             running.server.call_soon(seen.set)
             assert seen.wait(10), "functions of call_soon run meanwhile"
             tries = commits.tries
             until(lambda: commits.tries >= tries + 2)
-            assert replies == []
+            assert not waiting.done()
             ours.setblocking(False)
             with pytest.raises(BlockingIOError):
                 ours.recv(1)
             commits.works, commits.raises = True, False
-            thread.join(10)
+            assert waiting.result(10) == Done("b")
             ours.settimeout(10)
             assert FrameReader().feed(ours.recv(100))[0][0] == b"word"
-        assert replies == [Done("b")]
-        session.close()
 
 
 def test_what_is_served_after_the_output_was_sent_has_a_commit_of_its_own(tmp_path: Path) -> None:
@@ -129,22 +127,14 @@ def test_an_inherited_socket_keeps_its_path_and_whoever_waits(tmp_path: Path) ->
     path = str(tmp_path / "kept.sock")
     with bind_socket(path) as listener:
         for _ in range(2):
-            service = EchoService()
-            server = ServerLoop(service, KEY)
+            server = ServerLoop(EchoService(), KEY)
             server.inherit(listener.dup())
-            running = Running.__new__(Running)
-            running.service, running.server, running.address = service, server, path
-            session = running.session()
-            replies: list[object] = []
-            thread = threading.Thread(
-                target=lambda session, replies: replies.append(run_blocking(session, one(CreatePartition("p")))),
-                args=(session, replies),
-            )
-            thread.start()
-            running.thread = threading.Thread(target=server.run, daemon=True)
-            running.thread.start()
-            thread.join(10)
-            assert replies == [Done("p")]
-            session.close()
-            running.stop()
+            session = Session("c", KEY, lambda target: path)
+            with ThreadPoolExecutor(2) as pool:
+                waiting = pool.submit(run_blocking, session, one(CreatePartition("p")))
+                serving = pool.submit(server.run)
+                assert waiting.result(10) == Done("p")
+                session.close()
+                server.stop()
+                serving.result(10)
             assert Path(path).is_socket()

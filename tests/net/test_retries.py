@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import pytest
-from echo import CONTROLLER, Running, one, parked_claim, until
+from echo import CONTROLLER, Driver, Running, drivers, one, parked_claim, until
 
 from transfer_queue.errors import ConnectionLostError, WaitTimeoutError
 from transfer_queue.messages.base import Done
@@ -18,7 +16,6 @@ from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.net.calls import Call
-from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import LEAST_WAIT, LONGEST_DELAY, RETRY_DELAYS, RetryPolicy, Session
@@ -85,49 +82,32 @@ def test_what_does_not_wait_is_sent_as_it_was(request_: Any) -> None:
     assert attempts.frame_to_retry(sequence, frame) is frame
 
 
-@pytest.mark.parametrize("driver", ["blocking", "asyncio"])
-def test_a_wait_over_a_restart_is_no_longer_than_asked_for(tmp_path: Path, driver: str) -> None:
-    with Running(tmp_path) as running:
-        session = running.session(alive=lambda _: True)
-        call = one(parked_claim(1.5), timeout=1.5)
-        replies: list[object] = []
-
-        def wait() -> None:
-            if driver == "blocking":
-                replies.append(run_blocking(session, call))
-            else:
-                replies.append(asyncio.run(run_async(session, call)))
-
-        begun = time.monotonic()
-        thread = threading.Thread(target=wait)
-        thread.start()
+@drivers
+def test_a_wait_over_a_restart_is_no_longer_than_asked_for(running: Running, run: Driver) -> None:
+    session = running.session(alive=lambda _: True)
+    begun = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run, session, one(parked_claim(1.5), timeout=1.5))
         until(lambda: running.service.parked)
         running.stop()
         running.service.parked.clear()
         running.start()
-        thread.join(30)
-        assert replies == [ClaimReply(rows=b"")]
-        assert time.monotonic() - begun >= 1.4
-        first, *_, last = [envelope for _, envelope in running.service.envelopes]
-        assert last.sequence == first.sequence
-        assert isinstance(last.body, Claim)
-        assert last.body.wait is not None
-        assert last.body.wait < 1.5
-        session.close()
+        assert waiting.result(30) == ClaimReply(rows=b"")
+    assert time.monotonic() - begun >= 1.4
+    first, *_, last = [envelope for _, envelope in running.service.envelopes]
+    assert last.sequence == first.sequence
+    assert isinstance(last.body, Claim)
+    assert last.body.wait < 1.5
 
 
-def test_a_server_that_comes_back_late_is_waited_for(tmp_path: Path) -> None:
+def test_a_server_that_comes_back_late_is_waited_for(running: Running) -> None:
     """Longer than all the short delays: the system lives, so that a server will come."""
-    with Running(tmp_path) as running:
-        session = running.session(alive=lambda _: True)
-        assert run_blocking(session, one(CreatePartition("a"))) == Done("a")
-        running.stop()
-        replies: list[object] = []
-        thread = threading.Thread(target=lambda: replies.append(run_blocking(session, one(CreatePartition("b")))))
-        thread.start()
-        thread.join(sum(RETRY_DELAYS) + 0.2)
-        assert thread.is_alive()
+    session = running.session(alive=lambda _: True)
+    assert run_blocking(session, one(CreatePartition("a"))) == Done("a")
+    running.stop()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run_blocking, session, one(CreatePartition("b")))
+        with pytest.raises(TimeoutError):
+            waiting.result(sum(RETRY_DELAYS) + 0.2)
         running.start()
-        thread.join(30)
-        assert replies == [Done("b")]
-        session.close()
+        assert waiting.result(30) == Done("b")

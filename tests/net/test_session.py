@@ -1,10 +1,10 @@
 import gc
 import sys
-import threading
 
 import msgspec
 import numpy as np
 import pytest
+from echo import in_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -162,17 +162,13 @@ def test_threads_never_share_a_sequence() -> None:
     session = new_session()
     seen: list[int] = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         for _ in range(500):
             sequence, _ = session.begin_request(ListPartitions())
             seen.append(sequence)
             session.finish(sequence)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, 8)
     assert sorted(seen) == list(range(1, 4001))
     assert acknowledged(session) == 4000
 

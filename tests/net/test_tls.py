@@ -46,9 +46,7 @@ def files(name: str = "member", authority: str = "authority") -> dict[str, str]:
 
 
 def made(name: str = "member", authority: str = "authority") -> Contexts:
-    both = make_contexts(files(name, authority))
-    assert both is not None
-    return both
+    return make_contexts(files(name, authority))
 
 
 MEMBER = made()
@@ -122,10 +120,8 @@ def test_requests_are_answered(running: Running, ask: Ask) -> None:
 
 
 def test_large_requests_and_replies_arrive_whole(running: Running, ask: Ask) -> None:
-    session = running.session(tls=MEMBER.client)
     request = publish(5 << 20)
-    assert ask(session, request) == PublishReply(rows=request.rows)
-    session.close()
+    assert ask(running.session(tls=MEMBER.client), request) == PublishReply(rows=request.rows)
 
 
 def test_many_calls_share_one_connection_of_a_loop(running: Running) -> None:
@@ -137,7 +133,6 @@ def test_many_calls_share_one_connection_of_a_loop(running: Running) -> None:
 
     assert asyncio.run(all_of_them()) == [PublishReply(rows=request.rows) for request in requests]
     assert running.server.counters["accepted"] == 1
-    session.close()
 
 
 @pytest.mark.parametrize("size", [1, 70_000, 8 << 20])
@@ -169,10 +164,8 @@ def test_bytes_may_come_one_by_one(running: Running) -> None:
 def test_version_1_2_is_enough(running: Running, ask: Ask) -> None:
     context = made().client
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    session = running.session(tls=context)
     request = publish(1 << 20)
-    assert ask(session, request) == PublishReply(rows=request.rows)
-    session.close()
+    assert ask(running.session(tls=context), request) == PublishReply(rows=request.rows)
 
 
 def test_an_older_version_is_refused(running: Running, ask: Ask) -> None:
@@ -180,18 +173,14 @@ def test_an_older_version_is_refused(running: Running, ask: Ask) -> None:
     context.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
-    session = running.session(tls=context)
     with pytest.raises(TransferQueueError, match=r"TLS with the server failed"):
-        ask(session, CreatePartition("p"))
-    session.close()
+        ask(running.session(tls=context), CreatePartition("p"))
 
 
 def test_unix_sockets_never_use_it(tmp_path: Path, ask: Ask) -> None:
     with Running(tmp_path, tls=MEMBER.server) as running:
         for tls in (None, MEMBER.client):
-            session = running.session(tls=tls)
-            assert ask(session, CreatePartition("p")) == Done("p")
-            session.close()
+            assert ask(running.session(tls=tls), CreatePartition("p")) == Done("p")
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -206,10 +195,8 @@ def test_a_client_without_a_certificate_of_the_authority_is_refused(
         context.check_hostname = False
         context.load_verify_locations(files()["authority"])
     context.maximum_version = version
-    session = running.session(tls=context)
     with pytest.raises(AuthenticationError, match=r"TLS with the server failed: .*both sides need a certificate"):
-        ask(session, CreatePartition("p"))
-    session.close()
+        ask(running.session(tls=context), CreatePartition("p"))
     assert running.server.counters["rejected"] == 1
     assert running.server.counters["accepted"] == 0
     until(lambda: not running.server._peers)
@@ -219,34 +206,26 @@ def test_a_client_without_a_certificate_of_the_authority_is_refused(
 
 def test_a_server_with_a_foreign_certificate_is_refused(tmp_path: Path, ask: Ask) -> None:
     with Running(tmp_path, address=ANY_PORT, tls=made("stranger").server) as running:
-        session = running.session(tls=MEMBER.client)
         with pytest.raises(AuthenticationError, match=r"TLS with the server failed: self.signed certificate"):
-            ask(session, CreatePartition("p"))
-        session.close()
+            ask(running.session(tls=MEMBER.client), CreatePartition("p"))
         until(lambda: running.server.counters["rejected"] == 1)
 
 
 def test_the_key_is_needed_as_ever(running: Running, ask: Ask) -> None:
-    session = running.session(key=b"another" * 5, tls=MEMBER.client)
     with pytest.raises(AuthenticationError, match="does not hold the key"):
-        ask(session, CreatePartition("p"))
-    session.close()
+        ask(running.session(key=b"another" * 5, tls=MEMBER.client), CreatePartition("p"))
 
 
 def test_a_client_without_tls_is_told_so(running: Running, ask: Ask) -> None:
-    session = running.session()
     with pytest.raises(AttachError, match=r"it takes only connections over TLS; set security.tls"):
-        ask(session, CreatePartition("p"))
-    session.close()
+        ask(running.session(), CreatePartition("p"))
     assert running.server.counters["refused"] == 1
 
 
 def test_a_server_without_tls_says_so(tmp_path: Path, ask: Ask) -> None:
     with Running(tmp_path, address=ANY_PORT) as running:
-        session = running.session(tls=MEMBER.client)
         with pytest.raises(AttachError, match=r"it takes no connections over TLS; leave security.tls unset"):
-            ask(session, CreatePartition("p"))
-        session.close()
+            ask(running.session(tls=MEMBER.client), CreatePartition("p"))
         assert running.server.counters["refused"] == 1
 
 
@@ -333,7 +312,6 @@ def test_a_connection_that_breaks_is_made_anew(running: Running, ask: Ask) -> No
     running.stop()
     running.start()
     assert ask(session, CreatePartition("q")) == Done("q")
-    session.close()
 
 
 @pytest.mark.parametrize("name", ["certificate", "private_key", "authority"])

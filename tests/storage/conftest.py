@@ -46,13 +46,16 @@ class Child:
         )
 
     def hear(self) -> str:
-        assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def say(self, line: str) -> None:
-        assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
+
+    def ask(self, line: str) -> str:
+        """Say a line, and return the answer."""
+        self.say(line)
+        return self.hear()
 
     def end(self) -> None:
         self.process.kill()

@@ -37,7 +37,6 @@ class Kept:
     def __init__(self, backend: str, options: Mapping[str, Any], folder: Path) -> None:
         arguments = [sys.executable, "-c", CODE, backend, msgspec.json.encode(dict(options)).decode(), str(folder)]
         self.process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
         said = self.process.stdout.readline()
         self.failure: str | None = None
         if said.startswith("{"):

@@ -50,20 +50,17 @@ class TestYuanrong(StoreConformance):
 def test_a_port_in_use_is_an_error(kept: Kept, tmp_path: Path) -> None:
     taken = kept.address.options["port"]
     failure = Kept("Yuanrong", options(worker_port=taken), tmp_path).failure
-    assert failure is not None
     assert failure.startswith(f"StartError: port {taken} of 127.0.0.1 cannot be used")
 
 
 @pytest.mark.parametrize("arguments", ["--a", "a b", "--no_such_flag 1"])
 def test_invalid_arguments_are_an_error(tmp_path: Path, arguments: str) -> None:
     failure = Kept("Yuanrong", options(worker_args=arguments), tmp_path).failure
-    assert failure is not None
     assert failure.startswith("StartError: ")
 
 
 def test_a_missing_worker_is_an_error(tmp_path: Path) -> None:
     failure = Kept("Yuanrong", options(auto_init=False, worker_port=9), tmp_path).failure
-    assert failure is not None
     assert failure.startswith("StartError: no Yuanrong worker responds at 127.0.0.1:9: start it")
 
 

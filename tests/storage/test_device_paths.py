@@ -33,7 +33,6 @@ def content(nbytes: int, seed: int) -> torch.Tensor:
 
 def put(path: DevicePath, key: str, values: torch.Tensor) -> None:
     with path.buffer(CPU, len(values)) as memory:
-        assert memory is not None
         assert memory.shape == values.shape
         memory.copy_(values)
         path.write(key, memory, 5.0)
@@ -41,7 +40,6 @@ def put(path: DevicePath, key: str, values: torch.Tensor) -> None:
 
 def get(path: DevicePath, pieces: list[Piece], nbytes: int) -> tuple[torch.Tensor, list[str]]:
     with path.buffer(CPU, nbytes) as memory:
-        assert memory is not None
         missing = path.read(pieces, memory, 5.0)
         return memory.clone(), missing
 
@@ -90,8 +88,6 @@ def test_registered_memory_is_used_again(gdr: GpuDirect, library: MooncakeDistri
     put(gdr, "s/9", content(5 * MIB, 9))
     assert len(library.registered) == 1
     with gdr.buffer(CPU, 1) as one, gdr.buffer(CPU, 1) as other:
-        assert one is not None
-        assert other is not None
         assert one.data_ptr() != other.data_ptr()
     assert sum(library.registered.values()) <= 4 * MIB
 
@@ -118,7 +114,6 @@ def test_a_full_device_is_no_error(gdr: GpuDirect) -> None:
 def test_a_buffer_that_is_left_after_the_end(library: MooncakeDistributedStore) -> None:
     store = MooncakeStore("127.0.0.1:1", protocol="rdma", use_gdr=True)
     path = store.device_path()
-    assert path is not None
     with path.buffer(CPU, 10):
         store.close()
 

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from transfer_queue.messages.base import Failure
 from transfer_queue.messages.reports.unit_reports import WriterGone
-from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, SlotReply
+from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import SlotFolder
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.storage.unit.unit_effects import Report, SendReply
+from transfer_queue.storage.unit.unit_effects import Report
 
 # Locks its slot; then, for each "offset length value", fills that part of the arena. "fork" makes a child
 # that ends at once.
@@ -49,10 +48,8 @@ class System:
     def __init__(self, folder: Path, child: Callable) -> None:
         self.unit = StorageUnit(0, ArenaPool(Arena.create(folder / "arena", 8 * GRANULE)), SlotFolder(folder / "slots"))
         slot = self.ask(OpenSlot("w"))
-        assert isinstance(slot, SlotReply)
         self.slot = slot.slot
         early = self.ask(LeaseExtent(self.slot, 1, 1), sequence=99)
-        assert isinstance(early, Failure)
         assert "does not hold the lock" in early.message
         self.writer = child(WRITER, str(folder / "arena"), slot.lock_path)
         assert self.writer.hear() == "held"
@@ -60,7 +57,6 @@ class System:
     def ask(self, body: OpenSlot | LeaseExtent, writer: str = "w", peer: int = 1, sequence: int = 0) -> object:
         [effect] = self.unit.handle(writer, peer, sequence, body, 0.0)
         self.unit.check()
-        assert isinstance(effect, SendReply)
         return effect.reply
 
     def lease(self, sequence: int) -> ExtentLeaseReply:
@@ -69,8 +65,7 @@ class System:
         return reply
 
     def write(self, lease: ExtentLeaseReply, value: int) -> None:
-        self.writer.say(f"{lease.offset} {lease.length} {value}")
-        assert self.writer.hear() == "done"
+        assert self.writer.ask(f"{lease.offset} {lease.length} {value}") == "done"
 
 
 @pytest.fixture
@@ -109,7 +104,6 @@ def test_a_stopped_writer_is_never_reclaimed_and_writes_only_its_own(system: Sys
     assert system.unit.table.get(mine.extent) is not None
 
     other = system.unit.table.lease(99, 7 * GRANULE)  # all other space belongs to another slot
-    assert other is not None
     system.unit.pool.arena.view(other.offset, other.length)[:] = 5
     system.writer.process.send_signal(signal.SIGCONT)
     system.write(mine, 8)
@@ -119,8 +113,7 @@ def test_a_stopped_writer_is_never_reclaimed_and_writes_only_its_own(system: Sys
 
 def test_a_child_of_the_writer_ends_without_harm(system: System) -> None:
     lease = system.lease(1)
-    system.writer.say("fork")
-    assert system.writer.hear() == "done"
+    assert system.writer.ask("fork") == "done"
     assert system.unit.on_disconnect(1, 0.0) == []
     assert system.unit.tick(1.0) == []
     system.write(lease, 3)

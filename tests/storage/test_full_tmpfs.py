@@ -10,20 +10,16 @@ import pytest
 from slot_standin import StandInSlots
 
 from transfer_queue.errors import CapacityError
-from transfer_queue.messages.base import Failure
 from transfer_queue.messages.storage import (
     ExtentLeaseReply,
     LeaseExtent,
     OpenSlot,
-    SlotReply,
     UnitStatus,
-    UnitStatusReply,
 )
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.storage.unit.unit_effects import SendReply
 
 MIB = 1 << 20
 
@@ -60,35 +56,28 @@ def test_a_full_file_system_can_be_used_again(small_tmpfs: Path, slots: StandInS
     def ask(body: object) -> object:
         [effect] = unit.handle("w", 1, next(numbers), body, 0.0)  # type: ignore[arg-type]
         unit.check()
-        assert isinstance(effect, SendReply)
         return effect.reply
 
     slot = ask(OpenSlot("w"))
-    assert isinstance(slot, SlotReply)
     slots.held.add(slot.lock_path)
 
     leases: list[ExtentLeaseReply] = []
     while isinstance(reply := ask(LeaseExtent(slot.slot, 1, 3 * MIB)), ExtentLeaseReply):
         leases.append(reply)
-    assert isinstance(reply, Failure)
     assert reply.kind == "CapacityError"
     status = ask(UnitStatus())
-    assert isinstance(status, UnitStatusReply)
     # the generations and the header take a few pages, so that the last granules cannot be had
     assert 16 * MIB - 2 * GRANULE <= status.held < 16 * MIB
     assert status.held == status.leased == sum(lease.length for lease in leases) == allocated(arena)
     assert used(small_tmpfs) - status.held < GRANULE
 
     for lease in leases:
-        writer.say(f"{lease.offset} {lease.length} 7")
-        assert writer.hear() == "7 7"
+        assert writer.ask(f"{lease.offset} {lease.length} 7") == "7 7"
     assert allocated(arena) == status.held
 
     assert unit.free([lease.extent for lease in leases]) == []
     again = ask(LeaseExtent(slot.slot, 10 * MIB, 10 * MIB))
-    assert isinstance(again, ExtentLeaseReply)
-    writer.say(f"{again.offset} {again.length} 9")
-    assert writer.hear() == "9 9"
+    assert writer.ask(f"{again.offset} {again.length} 9") == "9 9"
     assert allocated(arena) == status.held == unit.table.held
 
 

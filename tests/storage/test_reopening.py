@@ -19,7 +19,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
 from transfer_queue.messages.reports.unit_reports import WriterGone as Gone
-from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
+from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_file import ExtentFile
 from transfer_queue.storage.arena.extent_table import GRANULE
@@ -111,12 +111,10 @@ class System:
             effects = self.unit.handle(writer, self.peer(writer), self.sequence, body, 0.0)
         self.unit.check()
         [effect] = effects
-        assert isinstance(effect, SendReply)
         return effect.reply
 
     def open(self, writer: str, stores: int | None = None) -> None:
         reply = self.ask(writer, OpenSlot(writer), stores)
-        assert isinstance(reply, SlotReply)
         assert reply.slot not in self.slot.values()
         self.slot[writer] = reply.slot
         self.slots.held.add(reply.lock_path)
@@ -158,7 +156,6 @@ class System:
         self.unit.check()
         for number, (writer, lease) in self.leases.items():
             extent = self.unit.table.get(number)
-            assert extent is not None
             assert (extent.offset, extent.length, extent.slot) == (lease.offset, lease.length, self.slot[writer])
             assert self.unit.pool.arena.generation(lease.offset) == lease.generation
 
@@ -172,11 +169,9 @@ def script(system: System, at: str, stores: int | None) -> None:
     system.open("w", when("open"))
     first = system.lease("w", 3, when("lease"))
     system.lease("w", 2)
-    assert first is not None
     system.give_back(first.extent, when("return"))
     system.check()
     again = system.lease("w", 4, when("lease over freed space"))
-    assert again is not None
     system.free(again.extent, when("free"))
     system.lease("w", 5)
     system.check()
@@ -202,7 +197,6 @@ def test_a_lease_that_is_repeated_after_a_restart_gets_the_same_extent(tmp_path:
     system = System(tmp_path / "a")
     system.open("w")
     lease = system.lease("w", 2)
-    assert lease is not None
     system.restart()
     [effect] = system.unit.handle("w", 9, system.sequence, LeaseExtent(system.slot["w"], 2 * GRANULE, 2 * GRANULE), 0.0)
     assert effect == SendReply(9, system.sequence, lease)
@@ -216,7 +210,6 @@ def test_slots_are_suspects_until_their_writers_make_a_request(tmp_path: Path) -
     for writer in ("lives", "died", "only opened"):
         system.open(writer)
     lease = system.lease("died", 1)
-    assert lease is not None
     system.lease("lives", 1)
     system.slots.held = {system.unit._writers["lives"].path}
     system.restart()

@@ -53,7 +53,6 @@ def test_stages_in_a_cycle_have_an_order() -> None:
 
 def test_a_stage_says_what_it_waits_for_and_who_puts_it() -> None:
     train = picture_at(200.0).stage("train")
-    assert train is not None
     field, maker, share = train.missing[0]
     assert (field, maker) == ("reward", "reward")
     assert share > 0.9
@@ -68,7 +67,6 @@ def test_the_states_of_stages() -> None:
     assert states == {"rollout": "works", "reference": "works", "reward": "works", "train": "waits"}
     gone = picture_at(200.0, Scenario("", grpo(), Expected("slow")).with_stage("train", gone={0: 150.0, 1: 150.0}))
     train = gone.stage("train")
-    assert train is not None
     assert train.state == "gone"
 
 
@@ -89,17 +87,14 @@ def test_puts_that_wait_are_held() -> None:
     rows = [row for row in picture_at(300.0, scenario).waits if row.kind == "held"]
     assert [(row.task, row.fields, row.rarest, row.producers) for row in rows] == [("rollout", (), "", ())]
     rollout = picture_at(300.0, scenario).stage("rollout")
-    assert rollout is not None
     assert rollout.state == "held"
 
 
 def test_partitions_name_their_rarest_field_and_slowest_task() -> None:
     picture = picture_at(200.0, more=[partition("p", rows=20, produced=5, consumed=3, waiting_puts=2)])
     row = picture.partition("p")
-    assert row is not None
     assert (row.rarest, row.slowest, row.waiting) == (("reward", 5), ("train", 3), 2)
     first = picture.partition(PARTITION)
-    assert first is not None
     assert first.put_rate > 0
     assert picture.partition("other") is None
 
@@ -153,7 +148,6 @@ def test_a_restart_of_the_controller_is_a_gap() -> None:
     assert make_picture(recording, SystemStatus([], {})).gap is None
     recording.add(reply([event(EventKind.PUT, 5, 1)], 7, boot="2", wall=WALL + 105))
     gap = make_picture(recording, SystemStatus([], {})).gap
-    assert gap is not None
     assert (gap.start, gap.end, gap.missed) == (WALL + 101, WALL + 110, 0)
 
 

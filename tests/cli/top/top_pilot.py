@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import html
+import inspect
 import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -20,7 +22,7 @@ from transfer_queue.cli.top.picture import Picture, make_picture
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import MEMORY
-from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
+from transfer_queue.messages.queries import Explain, SnapshotReply
 from transfer_queue.messages.reports import samples
 from transfer_queue.messages.reports.progress import (
     FieldProgress,
@@ -89,7 +91,6 @@ class FakeController:
             raise self.fails
         if isinstance(request, Explain):
             return Done(f"Task {request.task!r} waits for {request.count} samples; 3 available.")
-        assert isinstance(request, TakeSnapshot)
         rows = np.arange(request.start, request.start + self.samples)
         produced = np.ones((self.samples, 2), np.int8)
         produced[1:, 1] = 0
@@ -197,6 +198,21 @@ def run_top(
         assert source.stopped
 
     asyncio.run(asyncio.wait_for(main(), LIMIT))
+
+
+def on_screen(*given: News, size: tuple[int, int] = (80, 24)) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a test of a program, which `run_top` runs. A parameter `size` of the test replaces the size."""
+
+    def test_of(program: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @functools.wraps(program)
+        def test(**arguments: Any) -> None:
+            run_top(lambda top: program(top, **arguments), *given, size=arguments.get("size", size))
+
+        _, *parameters = inspect.signature(program).parameters.values()
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return test
+
+    return test_of
 
 
 def empty_picture() -> Picture:

@@ -2,21 +2,14 @@ import asyncio
 import multiprocessing
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
-from echo import CONTROLLER, EchoService, Running, ask, one, parked_claim, until
+from echo import CONTROLLER, Running, ask, in_threads, one, parked_claim, until
 
-from transfer_queue.errors import (
-    AuthenticationError,
-    ConnectionLostError,
-    NotInitializedError,
-    StorageKeyNotFoundError,
-    WaitTimeoutError,
-)
+from transfer_queue.errors import AuthenticationError, NotInitializedError, StorageKeyNotFoundError, WaitTimeoutError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel, ClaimReply
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvelope
@@ -48,31 +41,12 @@ def test_one_connection_carries_many_calls_at_once(running: Running, session: Se
     assert running.server.counters["accepted"] == 1
 
 
-def test_failures_are_thrown_into_the_operation(session: Session) -> None:
-    with pytest.raises(StorageKeyNotFoundError, match="as asked"):
-        asyncio.run(run_async(session, one(CheckProduction("StorageKeyNotFoundError", []))))
-
-
-def test_a_loop_a_call_reuses_one_connection(running: Running, session: Session) -> None:
-    for i in range(50):
-        assert asyncio.run(run_async(session, one(ask(f"p{i}")))) == Done(f"p{i}")
-    assert running.server.counters["accepted"] == 1
-    assert run_blocking(session, one(ask("p"))) == Done("p")
-
-
 def test_loops_in_several_threads_at_once(running: Running, session: Session) -> None:
-    results: list[bool] = []
+    async def calls(number: int) -> list[AnyReply]:
+        return [await run_async(session, one(ask(f"{number}-{i}"))) for i in range(100)]
 
-    async def calls(number: int) -> None:
-        for i in range(100):
-            results.append(await run_async(session, one(ask(f"{number}-{i}"))) == Done(f"{number}-{i}"))
-
-    threads = [threading.Thread(target=asyncio.run, args=(calls(number),)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [True] * 600
+    found = in_threads(lambda number: asyncio.run(calls(number)), 6)
+    assert found == [[Done(f"{number}-{i}") for i in range(100)] for number in range(6)]
 
 
 def test_a_loop_that_is_closed_with_a_call_outstanding(running: Running, session: Session) -> None:
@@ -156,7 +130,6 @@ def test_a_server_that_does_not_answer_is_a_timeout(running: Running) -> None:
 
     asyncio.run(main())
     assert running.service.cancelled == [("c", 2)]
-    session.close()
 
 
 def test_broken_connections_are_made_anew_for_everyone(running: Running, session: Session) -> None:
@@ -173,15 +146,6 @@ def test_broken_connections_are_made_anew_for_everyone(running: Running, session
     asyncio.run(main())
 
 
-def test_a_server_that_is_gone_for_good_is_lost(tmp_path: Path) -> None:
-    with Running(tmp_path) as running:
-        session = running.session()
-        asyncio.run(run_async(session, one(ask("p"))))
-    with pytest.raises(ConnectionLostError, match="controller"):
-        asyncio.run(run_async(session, one(ask("p"))))
-    session.close()
-
-
 def test_wrong_keys_are_told_to_everyone_who_waits(running: Running) -> None:
     session = running.session(key=b"x" * 32)
 
@@ -190,7 +154,6 @@ def test_wrong_keys_are_told_to_everyone_who_waits(running: Running) -> None:
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
     assert [type(error) for error in asyncio.run(main())] == [AuthenticationError] * 5
-    session.close()
 
 
 def test_frames_larger_than_the_socket_takes(session: Session) -> None:
@@ -200,32 +163,6 @@ def test_frames_larger_than_the_socket_takes(session: Session) -> None:
         return list(await asyncio.gather(*(run_async(session, one(ask(name))) for name in names)))
 
     assert asyncio.run(main()) == [Done(name) for name in names]
-
-
-def test_tcp(tmp_path: Path) -> None:
-    with Running(tmp_path, address=("127.0.0.1", 0)) as running:
-        session = running.session()
-        assert asyncio.run(run_async(session, one(ask("p")))) == Done("p")
-        session.close()
-
-
-def test_closing_ends_calls_of_loops_in_other_threads(running: Running, session: Session) -> None:
-    errors: list[BaseException] = []
-
-    async def main() -> None:
-        try:
-            await run_async(session, one(parked_claim(100), timeout=100))
-        except NotInitializedError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=asyncio.run, args=(main(),)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    until(lambda: len(running.service.parked) == 3)
-    session.close()
-    for thread in threads:
-        thread.join(10)
-    assert len(errors) == 3
 
 
 def test_closing_with_a_loop_that_rests(running: Running, session: Session) -> None:
@@ -292,19 +229,6 @@ def test_many_processes_with_fresh_loops(running: Running) -> None:
     assert [child.exitcode for child in children] == [0] * 4
 
 
-def test_the_deadline_covers_the_time_to_connect(tmp_path: Path) -> None:
-    path = str(tmp_path / "silent.sock")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen()
-        session = Session("c", b"key", lambda target: path, grace=0.1)
-        start = time.monotonic()
-        with pytest.raises(WaitTimeoutError):
-            asyncio.run(run_async(session, one(ask("p"), timeout=0.1)))
-        assert time.monotonic() - start < 5
-        session.close()
-
-
 def test_of_calls_of_one_turn_only_the_first_is_made(running: Running, session: Session) -> None:
     """The others are informed that it has its reply, and may not need a call of their own any more."""
 
@@ -356,103 +280,74 @@ def test_every_call_ends_at_its_own_deadline(running: Running) -> None:
         late.cancel()
 
     asyncio.run(main())
-    session.close()
 
 
-def put() -> Publish:
-    return Publish("p", 1, tags=[{}])
+PUT = Publish("p", 1, tags=[{}])
+DONE = PublishReply(rows=b"")
 
 
-def answered_with(monkeypatch: pytest.MonkeyPatch, answer: Callable[[RequestEnvelope], AnyReply | None]) -> None:
-    """Let the server answer requests with this function. None: it does not answer."""
-    monkeypatch.setattr(EchoService, "reply", lambda service, client, peer, envelope, now: answer(envelope))
+class Answers:
+    """Puts that are cancelled when the server has them. It answers requests in turn; None: not at all."""
+
+    def __init__(self, running: Running, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kinds: list[type] = []
+        self.answers: Iterator[Any] = iter(())
+        self._session = session
+        monkeypatch.setattr(running.service, "reply", self._reply)
+
+    def _reply(self, client: str, peer: int, envelope: RequestEnvelope, now: float) -> AnyReply | None:
+        self.kinds.append(type(envelope.body))
+        answer = next(self.answers, None)
+        return answer(peer) if callable(answer) else answer
+
+    async def begin(self, operation: Generator[Call, AnyReply, Any], *answers: Any) -> asyncio.Task[Any]:
+        """Begin an operation, and cancel it when the server has its first request."""
+        self.kinds.clear()
+        self.answers = iter(answers)
+        task = asyncio.ensure_future(run_async(self._session, operation))
+        while not self.kinds:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        return task
+
+    def outcome(self, *answers: Any) -> AnyReply | BaseException:
+        """The outcome of a put that is cancelled, with these answers of the server."""
+
+        async def main() -> list[Any]:
+            return await asyncio.gather(await self.begin(one(PUT), *answers), return_exceptions=True)
+
+        return asyncio.run(main())[0]
 
 
-async def cancelled(session: Session, request: AnyRequest, sent: Callable[[], bool]) -> asyncio.Task[AnyReply]:
-    """Cancel a request when the server has it."""
-    task = asyncio.ensure_future(run_async(session, one(request)))
-    while not sent():
-        await asyncio.sleep(0.001)
-    task.cancel()
-    await asyncio.wait((task,))
-    return task
+@pytest.fixture
+def server(running: Running, session: Session, monkeypatch: pytest.MonkeyPatch) -> Answers:
+    return Answers(running, session, monkeypatch)
 
 
-def test_a_cancelled_put_ends_as_the_server_says(
-    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests: list[AnyRequest] = []
-    withdrawn = True
-
-    def answer(envelope: RequestEnvelope) -> AnyReply | None:
-        requests.append(envelope.body)
-        if isinstance(envelope.body, Cancel):
-            return Done(withdrawn)
-        return None if len(requests) == 1 else PublishReply(rows=b"")
-
-    answered_with(monkeypatch, answer)
-
-    async def main() -> None:
-        nonlocal withdrawn
-        assert (await cancelled(session, put(), lambda: bool(requests))).cancelled()
-        assert [type(request) for request in requests] == [Publish, Cancel]
-        requests.clear()
-        withdrawn = False
-        assert (await cancelled(session, put(), lambda: bool(requests))).result() == PublishReply(rows=b"")
-        assert [type(request) for request in requests] == [Publish, Cancel, Publish]
-
-    asyncio.run(main())
+def test_a_cancelled_put_ends_as_the_server_says(server: Answers) -> None:
+    assert isinstance(server.outcome(None, Done(True)), asyncio.CancelledError)
+    assert server.kinds == [Publish, Cancel]
+    assert server.outcome(None, Done(False), DONE) == DONE
+    assert server.kinds == [Publish, Cancel, Publish]
 
 
-def test_a_put_that_the_server_refused_stays_cancelled(
-    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests: list[AnyRequest] = []
-
-    def answer(envelope: RequestEnvelope) -> AnyReply | None:
-        requests.append(envelope.body)
-        return {1: None, 2: Done(False)}.get(len(requests), Failure("ProtocolError", "acknowledged before"))
-
-    answered_with(monkeypatch, answer)
-
-    async def main() -> None:
-        assert (await cancelled(session, put(), lambda: bool(requests))).cancelled()
-
-    asyncio.run(main())
+def test_a_put_that_the_server_refused_stays_cancelled(server: Answers) -> None:
+    refused = Failure("ProtocolError", "acknowledged before")
+    assert isinstance(server.outcome(None, Done(False), refused), asyncio.CancelledError)
 
 
-def test_a_put_whose_connection_broke_is_cancelled_on_another_one(
-    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests: list[AnyRequest] = []
-
-    def answer(envelope: RequestEnvelope) -> AnyReply | None:
-        requests.append(envelope.body)
-        if len(requests) == 2:
-            running.service.drop(max(running.service.peers))
-        return {1: None, 2: None, 3: Done(False)}.get(len(requests), PublishReply(rows=b""))
-
-    answered_with(monkeypatch, answer)
-
-    async def main() -> None:
-        assert (await cancelled(session, put(), lambda: bool(requests))).result() == PublishReply(rows=b"")
-
-    asyncio.run(main())
-    assert [type(request) for request in requests] == [Publish, Cancel, Cancel, Publish]
+def test_a_put_whose_connection_broke_is_cancelled_on_another_one(running: Running, server: Answers) -> None:
+    assert server.outcome(None, running.service.drop, Done(False), DONE) == DONE
+    assert server.kinds == [Publish, Cancel, Cancel, Publish]
 
 
 def test_a_cancelled_put_waits_for_a_silent_server_for_a_limited_time(
-    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
+    server: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requests: list[AnyRequest] = []
-    answered_with(monkeypatch, lambda envelope: requests.append(envelope.body))
     monkeypatch.setattr("transfer_queue.net.drivers.asyncio_driver.CANCEL_SECONDS", 0.1)
 
     async def main() -> None:
-        task = asyncio.ensure_future(run_async(session, one(put())))
-        while not requests:
-            await asyncio.sleep(0.001)
-        task.cancel()
+        task = await server.begin(one(PUT))
         await asyncio.sleep(0)
         task.cancel()  # a second cancellation changes nothing
         with pytest.raises(asyncio.CancelledError):
@@ -481,31 +376,17 @@ def test_a_cancelled_request_is_not_finished_before_its_cancel_is_answered(runni
     asyncio.run(main())
 
 
-def test_an_operation_ends_at_the_call_after_one_whose_cancellation_came_too_late(
-    running: Running, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests: list[AnyRequest] = []
-
-    def answer(envelope: RequestEnvelope) -> AnyReply | None:
-        requests.append(envelope.body)
-        if isinstance(envelope.body, Cancel):
-            return Done(False)
-        return None if len(requests) == 1 else PublishReply(rows=b"")
-
-    answered_with(monkeypatch, answer)
+def test_an_operation_ends_at_the_call_after_one_whose_cancellation_came_too_late(server: Answers) -> None:
     made = []
 
     def two() -> Generator[Call, AnyReply, None]:
-        made.append((yield Call(CONTROLLER, put())))
-        made.append((yield Call(CONTROLLER, put())))
+        made.append((yield Call(CONTROLLER, PUT)))
+        made.append((yield Call(CONTROLLER, PUT)))
 
     async def main() -> None:
-        task = asyncio.ensure_future(run_async(session, two()))
-        while not requests:
-            await asyncio.sleep(0.001)
-        task.cancel()
+        task = await server.begin(two(), None, Done(False), DONE, DONE)
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(main())
-    assert made == [PublishReply(rows=b"")]
+    assert made == [DONE]

@@ -46,7 +46,6 @@ class Numbers:
         asked = Call(CONTROLLER, Topology(), join=(self, (key,)), part=number)
         reply = yield asked
         if reply is not NOT_MADE:
-            assert isinstance(reply, Done)
             return "joined", reply.value
         try:
             yield Call(CONTROLLER, CreatePartition("alone")) if alone is None else alone
@@ -57,7 +56,6 @@ class Numbers:
 
 
 def _wait(gate: threading.Event | None) -> None:
-    assert gate is not None
     assert gate.wait(60)
 
 
@@ -147,7 +145,6 @@ def test_a_task_that_is_cancelled_in_its_flight_does_not_end_the_others(session:
             await asyncio.sleep(0.001)
         tasks[2].cancel()
         await asyncio.wait((tasks[2],))
-        assert numbers.gate is not None
         numbers.gate.set()
         found = await asyncio.gather(*tasks, return_exceptions=True)
         return [*found, await run_joining(session, numbers.operation(9))]
@@ -238,7 +235,6 @@ def _in_three_threads(
 def test_threads(session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two go alone, the third one flies by itself, and those that come meanwhile fly together."""
     threads, found, gate = _in_three_threads(session, numbers, monkeypatch, [3, -4, 5])
-    assert numbers.gate is not None
     joins = session.transport(thread_joins.ThreadJoins)
     for at, thread in enumerate(threads[3:], 1):
         thread.start()
@@ -259,7 +255,6 @@ def test_a_thread_whose_flight_does_not_begin_goes_alone(
     session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads, found, gate = _in_three_threads(session, numbers, monkeypatch, [3])
-    assert numbers.gate is not None
     monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 0.01)
     threads[3].start()
     threads[3].join()
@@ -275,7 +270,6 @@ def test_closing_the_session_ends_those_that_wait(
     session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads, found, gate = _in_three_threads(session, numbers, monkeypatch, [3])
-    assert numbers.gate is not None
     joins = session.transport(thread_joins.ThreadJoins)
     threads[3].start()
     until(lambda: any(queue.waiting for queue in joins._queues.values()))

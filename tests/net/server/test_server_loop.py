@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from echo import CONTROLLER, KEY, EchoService, Running, one, parked_claim, until
+from echo import CONTROLLER, KEY, EchoService, Running, one, parked_claim, raw, until
 
 from leftovers import descriptors, opened_for
 from transfer_queue.errors import AttachError, AuthenticationError, ProtocolError
@@ -19,7 +19,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, Seal
 from transfer_queue.net.drivers.blocking_driver import run_blocking
-from transfer_queue.net.drivers.connection import Pool, new_socket
+from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.framing import HEADER, FrameReader, pack_frame
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
@@ -35,19 +35,6 @@ def running(tmp_path: Path) -> Iterator[Running]:
         yield running
     assert opened_for(before) == []
     assert not list(tmp_path.glob("*.sock"))
-
-
-def raw(address: Any, shake: bool = True) -> socket.socket:
-    """A blocking socket to the server, past its handshake."""
-    sock = new_socket(address)
-    sock.settimeout(10)
-    sock.connect(address)
-    if shake:
-        handshake = ClientHandshake("client", "raw", KEY)
-        sock.sendall(handshake.start())
-        while not handshake.done:
-            sock.sendall(handshake.receive(sock.recv(4096)))
-    return sock
 
 
 def read_frames(sock: socket.socket, count: int) -> list[tuple[bytes, bytes]]:
@@ -85,14 +72,6 @@ def test_payloads_go_through_in_both_directions(running: Running, size: int) -> 
         assert read_frames(sock, 1) == [(b"body", payload)]
         sender.join()
     assert running.service.payloads == [payload]
-
-
-def test_tcp(tmp_path: Path) -> None:
-    with Running(tmp_path, address=("127.0.0.1", 0)) as running:
-        assert running.address[1] > 0
-        session = running.session()
-        assert run_blocking(session, one(CreatePartition("p"))) == Done("p")
-        session.close()
 
 
 def test_a_socket_file_is_its_owners_alone(running: Running) -> None:
@@ -154,7 +133,6 @@ def test_connections_over_the_cap_are_told_why(tmp_path: Path) -> None:
             sock.close()
         until(lambda: len(running.service.gone) == 2)
         assert run_blocking(session, one(CreatePartition("p"))) == Done("p")
-        session.close()
 
 
 def test_running_out_of_descriptors_pauses_accepting_and_recovers(
@@ -198,7 +176,6 @@ def test_foreign_bytes_and_wrong_keys_never_reach_the_service(running: Running) 
     stranger = running.session(key=b"?" * 32)
     with pytest.raises(AuthenticationError):
         run_blocking(stranger, one(CreatePartition("p")))
-    stranger.close()
     with raw(running.address, shake=False) as sock:
         sock.sendall(ClientHandshake("client", "c", KEY, version=99).start())
         with pytest.raises(ProtocolError, match="version"):
@@ -227,11 +204,9 @@ def test_adopted_connections_are_served_like_others(running: Running) -> None:
 
 
 def test_deadlines_of_the_service_are_kept(running: Running) -> None:
-    session = running.session()
     start = time.monotonic()
-    run_blocking(session, one(parked_claim(wait=0.1)))
+    run_blocking(running.session(), one(parked_claim(wait=0.1)))
     assert 0.1 <= time.monotonic() - start < 5
-    session.close()
 
 
 class BadTicks(EchoService):
@@ -250,11 +225,9 @@ class BadTicks(EchoService):
 def test_a_failing_tick_neither_ends_nor_spins_the_loop(tmp_path: Path) -> None:
     with Running(tmp_path, service=BadTicks()) as running:
         start = time.monotonic()
-        session = running.session()
         until(lambda: running.service.ticks >= 2)
-        assert run_blocking(session, one(CreatePartition("p"))) == Done("p")
+        assert run_blocking(running.session(), one(CreatePartition("p"))) == Done("p")
         assert running.service.ticks <= 2 + 10 * (time.monotonic() - start)
-        session.close()
 
 
 def test_stop_from_a_signal_handler(tmp_path: Path) -> None:
@@ -293,7 +266,6 @@ def test_a_thousand_connections_come_and_go(running: Running) -> None:
             pool.discard(connection)
     until(lambda: not running.server._peers)
     assert running.server.counters["accepted"] == 1000
-    session.close()
 
 
 def test_idle_work_is_done_between_events_until_there_is_none(tmp_path: Path) -> None:
@@ -305,18 +277,14 @@ def test_idle_work_is_done_between_events_until_there_is_none(tmp_path: Path) ->
 
     with Running(tmp_path, idle=idle) as running:
         until(lambda: left[0] == 0)
-        session = running.session()
-        run_blocking(session, one(CreatePartition("p")))
+        run_blocking(running.session(), one(CreatePartition("p")))
         until(lambda: left[0] < 0)  # asked anew after an event
-        session.close()
 
 
 def test_failing_idle_work_is_counted_and_not_repeated_at_once(tmp_path: Path) -> None:
     with Running(tmp_path, idle=lambda: 1 // 0 > 0) as running:
         until(lambda: running.server.counters["errors"] == 1)
-        session = running.session()
-        assert run_blocking(session, one(CreatePartition("p"))) == Done("p")
-        session.close()
+        assert run_blocking(running.session(), one(CreatePartition("p"))) == Done("p")
 
 
 class Strict(EchoService):
@@ -337,7 +305,5 @@ def test_a_path_that_another_server_has_taken_over_is_left_alone(tmp_path: Path)
         os.unlink(late.address)
         with Running(tmp_path, address=late.address) as successor:
             late.stop()
-            session = successor.session()
-            assert run_blocking(session, one(CreatePartition("p"))) == Done("p")
-            session.close()
+            assert run_blocking(successor.session(), one(CreatePartition("p"))) == Done("p")
     assert not Path(late.address).exists()

@@ -130,7 +130,6 @@ def test_a_child_that_fails_reports_the_error(tmp_path: Path) -> None:
 
     assert written(tmp_path, tree)[0] == "ValueError: no tree today"
     words, path = written(tmp_path, dict, tmp_path / "nowhere" / "state")
-    assert words is not None
     assert "No such file" in words
     assert not path.exists()
 
@@ -226,6 +225,10 @@ def test_there_is_a_rest_after_a_snapshot_unless_too_many_records_accumulate(
 # ---------------------------------------------------------------- a full disk
 
 
+def full(file: int, data: bytes, offset: int) -> int:
+    raise OSError(28, "No space left on device")
+
+
 @pytest.mark.parametrize("sync", [False, True])
 def test_mutations_wait_while_the_disk_is_full_and_this_is_logged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sync: bool
@@ -233,10 +236,6 @@ def test_mutations_wait_while_the_disk_is_full_and_this_is_logged_once(
     caplog.set_level(logging.INFO)
     served = Served(tmp_path, sync)
     assert served.put(3)
-
-    def full(file: int, data: bytes, offset: int) -> int:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as broken:
         broken.setattr(os, "pwrite", full)
         assert not served.put()
@@ -261,10 +260,6 @@ def test_a_request_that_was_refused_while_the_disk_was_full_is_not_carried_out_l
     for peer in (2, 3):
         service.on_connect(peer, Hello("client", "late"))
     request = msgspec.msgpack.encode(RequestEnvelope(1, 0, Publish("p", 1, tags=[{}], pre_allocate=0), within=0.0))
-
-    def full(file: int, data: bytes, offset: int) -> int:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as broken:
         broken.setattr(os, "pwrite", full)
         assert not served.put()

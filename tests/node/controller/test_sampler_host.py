@@ -139,6 +139,17 @@ class Asking:
             self.turn()
         return self.outcomes.pop()
 
+    def failure(self, **config: Any) -> str:
+        error = self.call(**config)
+        assert isinstance(error, SamplerError)
+        return str(error)
+
+    def __enter__(self) -> Asking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.host.stop()
+
     def rows(self, **config: Any) -> list[int]:
         given = self.call(**config)
         assert isinstance(given, Given), given
@@ -147,9 +158,8 @@ class Asking:
 
 @pytest.fixture
 def asking() -> Any:
-    made = Asking()
-    yield made
-    made.host.stop()
+    with Asking() as made:
+        yield made
 
 
 def test_a_sampler_deals_and_reads_tags(asking: Asking) -> None:
@@ -158,44 +168,36 @@ def test_a_sampler_deals_and_reads_tags(asking: Asking) -> None:
     assert asking.rows(how="tags") == [2]
 
 
-def test_a_call_of_exit_is_an_error_and_the_process_continues(asking: Asking) -> None:
-    error = asking.call(how="exit")
-    assert isinstance(error, SamplerError)
-    assert "raised SystemExit: 3" in str(error)
+@pytest.mark.parametrize(
+    ("how", "words", "restarts"),
+    [
+        ("exit", "raised SystemExit: 3", 0),
+        ("write", f"its code must not use file descriptor {CHANNEL}", 1),
+    ],
+)
+def test_code_that_misbehaves_fails_only_its_call(asking: Asking, how: str, words: str, restarts: int) -> None:
+    assert words in asking.failure(how=how)
     assert asking.rows() == [3, 2]
-    assert asking.host.restarts == 0
+    assert asking.host.restarts == restarts
 
 
 def test_a_sampler_that_dies_or_hangs_is_restarted_with_its_saved_state() -> None:
-    asking = Asking(seconds=1.0)
-    try:
+    with Asking(seconds=1.0) as asking:
         assert asking.rows() == [3, 2]
         saved = asking.call("save_checkpoint")
         asking.rows()
-        died = asking.call(how="die")
-        assert isinstance(died, SamplerError)
-        assert "the process of the sampler Newest has ended (signal 9) in sample" in str(died)
+        died = asking.failure(how="die")
+        assert "the process of the sampler Newest has ended (signal 9) in sample" in died
         assert asking.call("save_checkpoint") == saved, "the new process has what was saved last"
-        hung = asking.call(how="hang")
-        assert isinstance(hung, SamplerError)
-        assert "the sampler Newest did not return from sample within 1 s (timeouts.sampler)" in str(hung)
+        hung = asking.failure(how="hang")
+        assert "the sampler Newest did not return from sample within 1 s (timeouts.sampler)" in hung
         assert asking.rows() == [3, 2]
         assert asking.host.restarts == 2
-    finally:
-        asking.host.stop()
 
 
 def test_an_error_of_the_constructor_is_raised() -> None:
     with pytest.raises(SamplerError, match="not today"):
         Asking("Unwilling")
-
-
-def test_code_that_writes_to_the_channel_fails_only_its_call(asking: Asking) -> None:
-    error = asking.call(how="write")
-    assert isinstance(error, SamplerError)
-    assert f"its code must not use file descriptor {CHANNEL}" in str(error)
-    assert asking.rows() == [3, 2]
-    assert asking.host.restarts == 1
 
 
 def test_the_loop_does_not_wait_for_the_end_of_a_process_whose_channel_has_ended(asking: Asking) -> None:
@@ -222,7 +224,6 @@ def test_a_call_goes_to_a_new_process_while_the_exit_status_of_the_last_is_not_k
 def stopped(asking: Asking) -> subprocess.Popen[bytes]:
     """The process of a sampler, which does not even see that its channel has ended."""
     process = asking.host._process
-    assert process is not None
     os.kill(process.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     return process
@@ -237,31 +238,24 @@ def test_the_wait_for_a_process_that_does_not_read_its_order_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     args = {"text": "x" * (4 << 20)}
-    asking = Asking("Large", args, start_seconds=120.0)
-    try:
+    with Asking("Large", args, start_seconds=120.0) as asking:
         assert asking.rows() == [3, 2]
         asking.call(how="die")
         monkeypatch.setattr(sampler_host, "_start_process", never_reads)
         asking.host._start_seconds = 0.5
-        error = asking.call()
-        assert "the sampler Large was not loaded within 0.5 s (timeouts.start)" in str(error)
-    finally:
-        asking.host.stop()
+        assert "the sampler Large was not loaded within 0.5 s (timeouts.start)" in asking.failure()
     with pytest.raises(SamplerError, match=r"the sampler was not loaded within 0.5 s \(timeouts.start\)"):
         Asking("Large", args, start_seconds=0.5)
 
 
 def test_the_log_of_a_sampler_is_a_separate_file_of_bounded_size(tmp_path: Path) -> None:
     log = tmp_path / "sampler.log"
-    asking = Asking(log=log)
-    try:
+    with Asking(log=log) as asking:
         assert asking.rows(how="print") == [3, 2]
         assert (tmp_path / "sampler.log.1").stat().st_size > server_log.MOST_BYTES
         assert log.stat().st_size < server_log.MOST_BYTES
         asking.rows(how="print")
         assert sorted(found.name for found in tmp_path.iterdir()) == ["sampler.log", "sampler.log.1"]
-    finally:
-        asking.host.stop()
 
 
 def test_a_sampler_that_hangs_ends_with_its_controller(tmp_path: Path) -> None:
@@ -273,7 +267,6 @@ def test_a_sampler_that_hangs_ends_with_its_controller(tmp_path: Path) -> None:
         asking = Asking()
         asking.host.ask(1, SamplerCall("deal", SamplerRequest("p", "t", 1, {"how": "hang"})), Shown("p", total=0))
         process = asking.host._process
-        assert process is not None
         os.write(writer, str(process.pid).encode())
         os.close(writer)
         time.sleep(1000)
@@ -290,7 +283,6 @@ def test_a_sampler_that_hangs_ends_with_its_controller(tmp_path: Path) -> None:
 
 def test_the_process_of_a_sampler_that_was_replaced_is_gone(asking: Asking, tmp_path: Path) -> None:
     process = asking.host._process
-    assert process is not None
     service = ControllerService(Controller(CoreConfig(core_sampler(asking.host))), StateFiles(tmp_path))
     service.use_hosts({"": asking.host}, asking.loop)
     service.use_hosts({"": SequentialSampler()}, asking.loop)

@@ -29,6 +29,11 @@ def allocated(folder: Path) -> int:
     return (folder / "arena").stat().st_blocks * 512
 
 
+@pytest.fixture
+def arena(tmp_path: Path) -> Arena:
+    return Arena.create(tmp_path / "a", MIB)
+
+
 def test_nothing_is_allocated_before_it_is_grown(tmp_path: Path) -> None:
     arena = Arena.create(tmp_path / "a", 150 * MIB)
     assert arena.capacity == 150 * MIB == (tmp_path / "a" / "arena").stat().st_size
@@ -92,8 +97,7 @@ def test_clients_cannot_write_generations_nor_grow(tmp_path: Path) -> None:
         client.grow(1)
 
 
-def test_a_lease_has_one_generation_that_no_earlier_one_had(tmp_path: Path) -> None:
-    arena = Arena.create(tmp_path / "a", MIB)
+def test_a_lease_has_one_generation_that_no_earlier_one_had(arena: Arena) -> None:
     arena.grow(MIB)
     seen: list[set[int]] = [set() for _ in range(4)]
     for first, count in [(0, 1), (0, 1), (0, 2), (1, 3), (0, 4), (2, 1), (0, 4)]:
@@ -108,8 +112,7 @@ def test_a_lease_has_one_generation_that_no_earlier_one_had(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(-1, 1), (0, -1), (MIB, 1), (MIB - 1, 2), (1 << 70, 1)])
-def test_a_view_must_be_inside_the_arena(tmp_path: Path, offset: int, nbytes: int) -> None:
-    arena = Arena.create(tmp_path / "a", MIB)
+def test_a_view_must_be_inside_the_arena(arena: Arena, offset: int, nbytes: int) -> None:
     with pytest.raises(ProtocolError, match="not in the arena"):
         arena.view(offset, nbytes)
     assert arena.view(MIB, 0).size == 0
@@ -121,8 +124,7 @@ def test_an_offset_of_a_generation_must_be_inside_the_arena(tmp_path: Path, offs
         Arena.create(tmp_path / "a", MIB).generation(offset)
 
 
-def test_a_view_outlives_the_arena(tmp_path: Path) -> None:
-    arena = Arena.create(tmp_path / "a", MIB)
+def test_a_view_outlives_the_arena(tmp_path: Path, arena: Arena) -> None:
     arena.grow(MIB)
     view = arena.view(0, MIB)
     view[:] = 7
@@ -135,8 +137,7 @@ def test_a_view_outlives_the_arena(tmp_path: Path) -> None:
     assert list((tmp_path / "a").iterdir()) == []
 
 
-def test_a_closed_arena_has_no_views(tmp_path: Path) -> None:
-    arena = Arena.create(tmp_path / "a", MIB)
+def test_a_closed_arena_has_no_views(arena: Arena) -> None:
     arena.close()
     with pytest.raises(ProtocolError):
         arena.view(0, 1)
@@ -318,18 +319,15 @@ def test_shared_memory_is_chosen_if_it_has_enough_free_space(tmp_path: Path) -> 
     fallback = tmp_path / "slow"
     folder, warning = choose_folder(tmp_path, fallback, least=1 << 60)
     assert folder == fallback
-    assert warning is not None
     assert f"of the {1 << 60} wanted" in warning
     folder, warning = choose_folder(tmp_path / "none", least=1)
     assert folder.is_dir()
-    assert warning is not None
     assert "does not exist" in warning
 
 
 def test_shared_memory_that_is_not_writable_is_not_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     _, warning = choose_folder(tmp_path, least=1)
-    assert warning is not None
     assert "is not writable" in warning
 
 

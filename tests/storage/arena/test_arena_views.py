@@ -8,9 +8,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,9 +75,25 @@ def arena(tmp_path: Path) -> Arena:
 
 @pytest.fixture
 def views(arena: Arena) -> ArenaViews:
-    found = open_views(arena)
-    assert found is not None
-    return found
+    return open_views(arena)
+
+
+@pytest.fixture
+def reader(arena: Arena, child: Callable) -> Any:
+    made = child(READER, str(arena.folder))
+    assert made.hear() == "ready"
+    return made
+
+
+@pytest.fixture(params=[True, False], ids=["pagemap", "no pagemap"])
+def pagemap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether this process may read which of its pages are private."""
+
+    def refused(start: int, end: int) -> None:
+        raise OSError
+
+    if not request.param:
+        monkeypatch.setattr(arena_views, "_private_pages", refused)
 
 
 @pytest.fixture(autouse=True)
@@ -88,54 +105,38 @@ def everything_is_collected() -> Iterator[None]:
 
 def held_granules(arena: Arena) -> list[int]:
     """The granules that other processes hold."""
-    assert arena.holds is not None
     return [number for number in range(16) if arena.holds.is_held(number * GRANULE, GRANULE)]
 
 
-def test_the_unit_sees_what_other_processes_hold(arena: Arena, child: Callable) -> None:
-    reader = child(READER, str(arena.folder))
-    assert reader.hear() == "ready"
+def test_the_unit_sees_what_other_processes_hold(arena: Arena, reader: Any) -> None:
     assert held_granules(arena) == []
-    reader.say(f"view {3 * GRANULE + 100} {2 * GRANULE}")
-    assert reader.hear() == str(3 * (GRANULE - 100) + 4 * GRANULE + 5 * 100)
+    assert reader.ask(f"view {3 * GRANULE + 100} {2 * GRANULE}") == str(3 * (GRANULE - 100) + 4 * GRANULE + 5 * 100)
     assert held_granules(arena) == [3, 4, 5]
-    reader.say(f"view {5 * GRANULE + 200} 8")
-    assert reader.hear() == "40"
-    reader.say(f"end {3 * GRANULE + 100}")
-    assert reader.hear() == "ended"
+    assert reader.ask(f"view {5 * GRANULE + 200} 8") == "40"
+    assert reader.ask(f"end {3 * GRANULE + 100}") == "ended"
     assert held_granules(arena) == [5]
-    reader.say(f"end {5 * GRANULE + 200}")
-    assert reader.hear() == "ended"
+    assert reader.ask(f"end {5 * GRANULE + 200}") == "ended"
     assert held_granules(arena) == []
 
 
-def test_the_unit_knows_who_holds(arena: Arena, child: Callable) -> None:
-    assert arena.holds is not None
-    first, second = child(READER, str(arena.folder)), child(READER, str(arena.folder))
-    for reader in (first, second):
-        reader.hear()
-        reader.say("view 0 1000")
-        reader.hear()
-    first.say("view 2000 100")
-    first.hear()
+def test_the_unit_knows_who_holds(arena: Arena, reader: Any, child: Callable) -> None:
+    other = child(READER, str(arena.folder))
+    assert other.hear() == "ready"
+    for each in (reader, other):
+        each.ask("view 0 1000")
+    reader.ask("view 2000 100")
     found = {hold.pid: hold for hold in arena.holds.holders()}
-    assert set(found) == {first.process.pid, second.process.pid}
-    one = found[first.process.pid]
+    assert set(found) == {reader.process.pid, other.process.pid}
+    one = found[reader.process.pid]
     assert (one.client, one.nbytes, one.views) == ("reader", 1100, 2)
-    first.say("end 0")
-    first.hear()
-    assert {hold.pid: hold.nbytes for hold in arena.holds.holders()}[first.process.pid] == 100
-    first.say("end 2000")
-    first.hear()
-    assert [hold.pid for hold in arena.holds.holders()] == [second.process.pid]
+    reader.ask("end 0")
+    assert {hold.pid: hold.nbytes for hold in arena.holds.holders()}[reader.process.pid] == 100
+    reader.ask("end 2000")
+    assert [hold.pid for hold in arena.holds.holders()] == [other.process.pid]
 
 
-def test_a_killed_process_holds_nothing(arena: Arena, child: Callable) -> None:
-    assert arena.holds is not None
-    reader = child(READER, str(arena.folder))
-    reader.hear()
-    reader.say("view 0 1000")
-    reader.hear()
+def test_a_killed_process_holds_nothing(arena: Arena, reader: Any) -> None:
+    reader.ask("view 0 1000")
     reader.process.send_signal(signal.SIGSTOP)
     assert held_granules(arena) == [0]
     reader.process.kill()
@@ -144,24 +145,17 @@ def test_a_killed_process_holds_nothing(arena: Arena, child: Callable) -> None:
     assert arena.holds.holders() == []
 
 
-def test_a_forked_child_holds_what_it_inherits(arena: Arena, child: Callable) -> None:
-    reader = child(READER, str(arena.folder))
-    reader.hear()
-    reader.say(f"view {GRANULE} 1000")
-    reader.hear()
-    reader.say(f"fork {GRANULE}")
-    assert reader.hear() == "forked"
-    reader.say(f"end {GRANULE}")
-    assert reader.hear() == "ended"
+def test_a_forked_child_holds_what_it_inherits(arena: Arena, reader: Any) -> None:
+    reader.ask(f"view {GRANULE} 1000")
+    assert reader.ask(f"fork {GRANULE}") == "forked"
+    assert reader.ask(f"end {GRANULE}") == "ended"
     assert held_granules(arena) == [1], "the child has its own lock"
-    reader.say("finish")
-    assert reader.hear() == "1000"
+    assert reader.ask("finish") == "1000"
     assert reader.hear() == "finished"
     assert held_granules(arena) == []
 
 
 def test_pages_that_a_device_keeps(arena: Arena, child: Callable) -> None:
-    assert arena.holds is not None
     code = READER.replace(
         'print("ready"', 'views.keep_pages(4, 2); views.keep_pages(9, 1); views.drop_pages(9, 1); print("ready"'
     )
@@ -189,33 +183,17 @@ def test_a_child_that_does_not_lock_in_time(arena: Arena, views: ArenaViews, mon
     os.close(writing)
 
 
-def test_a_write_changes_only_the_view(arena: Arena, child: Callable) -> None:
-    reader = child(READER, str(arena.folder))
-    reader.hear()
-    reader.say(f"view {2 * GRANULE} 1000")
-    reader.hear()
-    reader.say(f"write {2 * GRANULE}")
-    reader.hear()
+def test_a_write_changes_only_the_view(arena: Arena, reader: Any) -> None:
+    reader.ask(f"view {2 * GRANULE} 1000")
+    reader.ask(f"write {2 * GRANULE}")
     assert arena.memory[2 * GRANULE : 2 * GRANULE + 1000].max() == 2
-    reader.say(f"end {2 * GRANULE}")
-    reader.hear()
-    reader.say(f"view {2 * GRANULE} 1000")
-    assert reader.hear() == "2000", "the next view shows the arena again"
+    reader.ask(f"end {2 * GRANULE}")
+    assert reader.ask(f"view {2 * GRANULE} 1000") == "2000", "the next view shows the arena again"
 
 
-@pytest.mark.parametrize("pagemap", [True, False])
-def test_written_pages_are_dropped_with_the_last_view_of_their_granule(
-    arena: Arena, views: ArenaViews, pagemap: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not pagemap:
-
-        def refused(start: int, end: int) -> None:
-            raise OSError
-
-        monkeypatch.setattr(arena_views, "_private_pages", refused)
+@pytest.mark.usefixtures("pagemap")
+def test_written_pages_are_dropped_with_the_last_view_of_their_granule(arena: Arena, views: ArenaViews) -> None:
     first, second = views.take("c", 0, 1000), views.take("c", 2 * 4096, 1000)
-    assert first is not None
-    assert second is not None
     first[:] = 7
     second[:] = 8
     del first
@@ -224,48 +202,35 @@ def test_written_pages_are_dropped_with_the_last_view_of_their_granule(
     assert again is not None
     del again, second
     third = views.take("c", 0, 3 * 4096)
-    assert third is not None
     assert third.max() == 0
     arena.memory[:100] = 5  # as the next writer of this space does
     assert third[:100].min() == 5
 
 
-@pytest.mark.parametrize("pagemap", [True, False])
+@pytest.mark.usefixtures("pagemap")
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_page_that_was_written_to_is_in_no_later_view(
-    arena: Arena, views: ArenaViews, ended: bool, pagemap: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_was_written_to_is_in_no_later_view(arena: Arena, views: ArenaViews, ended: bool) -> None:
     """Another view keeps the granule, and so the page; the arena may get other bytes there meanwhile."""
-    if not pagemap:
-
-        def refused(start: int, end: int) -> None:
-            raise OSError
-
-        monkeypatch.setattr(arena_views, "_private_pages", refused)
     beside, written = views.take("c", 9000, 100), views.take("c", 0, 100)
     assert beside is not None
-    assert written is not None
     written[:] = 9
     arena.memory[100:200] = 5  # a put into the same page
     if ended:
         del written
     again, fresh = views.take("c", 0, 100), views.take("c", 100, 100)
     for view, value in ((again, 0), (fresh, 5)):
-        assert view is not None
         assert view.min() == view.max() == value
 
 
 def test_views_of_the_same_bytes_do_not_see_each_others_writes(arena: Arena, views: ArenaViews) -> None:
     made = [views.take("c", GRANULE, 100) for _ in range(MAPPINGS)]
     for number, view in enumerate(made):
-        assert view is not None
         assert view.max() == 1
         view[:] = 100 + number
     assert views.take("c", GRANULE + 99, 100) is None, "there are no more mappings"
     assert [int(view[0]) for view in made if view is not None] == [100 + number for number in range(MAPPINGS)]
     assert views.take("c", GRANULE + 100, 100) is None, "the page was written to in all of them"
     beside = views.take("c", GRANULE + 5000, 100)
-    assert beside is not None
     assert beside.max() == 1
     assert arena.memory[GRANULE : GRANULE + 100].max() == 1
 
@@ -306,11 +271,8 @@ def test_views_of_many_threads(arena: Arena, views: ArenaViews) -> None:
             if view is not None:
                 assert view.max() == view.min() == (place + round_) % 16
 
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert holders_here(arena.boot_id, 0, 16 * GRANULE) == []
     assert not views.views
     assert all(not mapping.counts.any() for mapping in views.mappings)
@@ -334,11 +296,9 @@ def test_everything_is_closed_after_the_last_use(tmp_path: Path, opened_arenas: 
     opened_arenas[:] = [arena]
     views = open_views(again)
     assert views is open_views(other)
-    assert views is not None
     view = views.take("c", 0, 100)
     del again, other, views
     assert len(files_open_in(tmp_path)) > len(before)
-    assert view is not None
     assert view.max() == 0
     del view
     gc.collect()
@@ -396,8 +356,6 @@ def test_parts_that_are_held_together_end_one_by_one(arena: Arena, views: ArenaV
 
 def test_parts_that_overlap_do_not_share_memory(views: ArenaViews) -> None:
     one, other = views.take_all("reader", [(0, GRANULE), (0, GRANULE)])
-    assert one is not None
-    assert other is not None
     one[0] = 9
     assert int(other[0]) == 0
 
@@ -428,8 +386,6 @@ for line in sys.stdin:
     with subprocess.Popen(
         [sys.executable, "-c", program, str(arena.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         told, heard = process.stdin, process.stdout
 
         def is_held(granule: int) -> bool:

@@ -31,7 +31,6 @@ def written(pool: ArenaPool, columns: list[Rows]) -> NewBlock:
         dims += [len(row) for row in rows]
     content += bytes(-len(content) % 64)
     extent = pool.lease(1, max(len(content), 1), 0)
-    assert extent is not None
     pool.arena.view(extent.offset, len(content))[:] = np.frombuffer(content, np.uint8)
     schema = [FieldSpec(f"f{n}", "tensor", "uint8", 1, True) for n in range(len(columns))]
     place = (0, extent.number, extent.offset, pool.generation(extent.offset))

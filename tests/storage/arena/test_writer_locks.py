@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,8 @@ for line in sys.stdin:
     if line.strip() == "release":
         lock.release()
         lock.release()
+    if line.strip() == "read":
+        Path(sys.argv[1]).read_bytes()
     print("done", flush=True)
 """
 
@@ -65,6 +68,14 @@ def folder(tmp_path: Path) -> SlotFolder:
     return SlotFolder(tmp_path / "slots")
 
 
+@pytest.fixture
+def writer(folder: SlotFolder, child: Callable) -> Any:
+    """A process that holds slot 1."""
+    made = child(HOLDER, folder.make(1, "w"))
+    assert made.hear() == "held"
+    return made
+
+
 def test_a_slot_is_private_and_new(folder: SlotFolder) -> None:
     path = Path(folder.make(1, "w"))
     assert path == Path(folder.path(1))
@@ -74,9 +85,7 @@ def test_a_slot_is_private_and_new(folder: SlotFolder) -> None:
         folder.make(1, "w")
 
 
-def test_the_lock_lives_as_long_as_its_process(folder: SlotFolder, child: Callable) -> None:
-    writer = child(HOLDER, folder.make(1, "w"))
-    assert writer.hear() == "held"
+def test_the_lock_lives_as_long_as_its_process(folder: SlotFolder, writer: Any) -> None:
     for _ in range(3):  # the check does not release the lock
         assert not folder.is_dead(1)
     assert not folder.withdraw(1)
@@ -85,23 +94,17 @@ def test_the_lock_lives_as_long_as_its_process(folder: SlotFolder, child: Callab
     assert folder.is_dead(1)
 
 
-def test_a_released_lock_proves_the_writer_gone(folder: SlotFolder, child: Callable) -> None:
-    writer = child(HOLDER, folder.make(1, "w"))
-    writer.hear()
-    writer.say("release")
-    assert writer.hear() == "done"
+def test_a_released_lock_proves_the_writer_gone(folder: SlotFolder, writer: Any) -> None:
+    assert writer.ask("release") == "done"
     assert folder.is_dead(1)
 
 
-def test_a_stopped_writer_is_not_dead(folder: SlotFolder, child: Callable) -> None:
-    writer = child(HOLDER, folder.make(1, "w"))
-    writer.hear()
+def test_a_stopped_writer_is_not_dead(folder: SlotFolder, writer: Any) -> None:
     writer.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, writer.process.pid, os.WSTOPPED | os.WNOWAIT)
     assert not folder.is_dead(1)
     writer.process.send_signal(signal.SIGCONT)
-    writer.say("hello")
-    assert writer.hear() == "done"
+    assert writer.ask("hello") == "done"
     assert not folder.is_dead(1)
 
 
@@ -123,9 +126,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_parent(folder: SlotFolder,
     writer.say("end")
 
 
-def test_a_held_slot_is_refused_to_others(folder: SlotFolder, child: Callable) -> None:
-    writer = child(HOLDER, folder.make(1, "w"))
-    writer.hear()
+def test_a_held_slot_is_refused_to_others(folder: SlotFolder, writer: Any) -> None:
     with pytest.raises(ProtocolError, match="locked by another process"):
         hold_slot(Path(folder.path(1)))
     assert not folder.is_dead(1)
@@ -202,27 +203,12 @@ def test_a_child_that_c_code_forked_keeps_a_lock_of_the_open_file_and_not_one_of
         assert os.read(said, 6) == b"forked"
         assert one.wait(30) == 0
         assert slots.is_dead(1) is dead
-        assert one.stdin is not None
         one.stdin.close()  # ends the child
     assert os.read(said, 1) == b"", "the child has ended"
     os.close(said)
 
 
-def test_a_process_that_reads_its_slot_file_loses_the_lock(tmp_path):
-    slots = SlotFolder(tmp_path / "slots")
-    path = Path(slots.make(1, "w"))
-    program = "import sys\nfrom pathlib import Path\nfrom transfer_queue.storage.arena.writer_locks import hold_slot\n"
-    program += "lock = hold_slot(Path(sys.argv[1]))\nprint('held', flush=True)\nsys.stdin.readline()\n"
-    program += "Path(sys.argv[1]).read_bytes()\nprint('read', flush=True)\nsys.stdin.readline()\n"
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdin is not None
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "held\n"
-        assert not slots.is_dead(1)
-        writer.stdin.write("\n")
-        writer.stdin.flush()
-        assert writer.stdout.readline() == "read\n"
-        assert slots.is_dead(1)
-        writer.stdin.write("\n")
+def test_a_process_that_reads_its_slot_file_loses_the_lock(folder: SlotFolder, writer: Any) -> None:
+    assert not folder.is_dead(1)
+    assert writer.ask("read") == "done"
+    assert folder.is_dead(1)

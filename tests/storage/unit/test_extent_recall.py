@@ -200,28 +200,22 @@ def holder(folder: SlotFolder, child: Start) -> Any:
     return holder
 
 
-def ask(holder: Any, line: str) -> str:
-    holder.say(line)
-    heard: str = holder.hear()
-    return heard
-
-
 def test_places_in_the_slot_file(folder: SlotFolder, holder: Any) -> None:
     assert folder.offers(1) == set()
     assert folder.recall(1) == []
-    assert ask(holder, "begin 0") == ask(holder, "begin 1") == "True"
-    assert ask(holder, "leave 0 7 640") == ask(holder, "leave 1 8 0") == "None"
+    assert holder.ask("begin 0") == holder.ask("begin 1") == "True"
+    assert holder.ask("leave 0 7 640") == holder.ask("leave 1 8 0") == "None"
     assert folder.offers(1) == {(7, 640), (8, 0)}
-    assert ask(holder, "take 1") == "True"
+    assert holder.ask("take 1") == "True"
     assert folder.recall(1) == [(7, 640)]
     assert folder.recall(1) == [(7, 640)]  # until its writer has noticed
-    assert ask(holder, "take 0") == "False"
-    assert ask(holder, "leave 1 8 64") == "None"
+    assert holder.ask("take 0") == "False"
+    assert holder.ask("leave 1 8 64") == "None"
     assert folder.recall(1, among={(8, 0)}) == []
-    assert ask(holder, "take 1") == "True"
-    assert ask(holder, "leave 1 8 64") == "None"
+    assert holder.ask("take 1") == "True"
+    assert holder.ask("leave 1 8 64") == "None"
     assert folder.recall(1, among={(8, 64)}) == [(8, 64)]
-    assert ask(holder, "leave 0") == ask(holder, "leave 1") == "None"
+    assert holder.ask("leave 0") == holder.ask("leave 1") == "None"
     assert folder.offers(1) == set()
     assert not folder.is_dead(1)  # asking about places leaves the slot's lock alone
     assert {known.writer for known in folder.known_slots().values()} == {"w"}
@@ -233,14 +227,14 @@ def test_a_stopped_writer_keeps_the_extent_of_its_put_and_finds_its_offers_recal
 ) -> None:
     """It keeps the extent that it is writing to; it finds that its offers were recalled."""
     for line in ("begin 0", "leave 0 7 640", "begin 1", "leave 1 8 64", "take 1"):
-        ask(holder, line)
+        holder.ask(line)
     holder.process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, holder.process.pid, os.WSTOPPED)
     assert [folder.recall(1) for _ in range(3)] == [[(7, 640)]] * 3
     holder.process.send_signal(signal.SIGCONT)
-    assert ask(holder, "take 0") == "False"
-    assert ask(holder, "leave 1 8 128") == "None"
-    assert ask(holder, "take 1") == "True"
+    assert holder.ask("take 0") == "False"
+    assert holder.ask("leave 1 8 128") == "None"
+    assert holder.ask("take 1") == "True"
 
 
 def test_a_slot_that_does_not_exist_offers_nothing(folder: SlotFolder) -> None:

@@ -77,7 +77,6 @@ class Later:
 
 def leased(pool: ObjectPool, store: Memory, nbytes: int) -> LeasedExtent:
     extent = pool.lease(1, nbytes, 7)
-    assert extent is not None
     store.names.add(key_of(pool.boot_id, extent.offset))
     pool.check()
     return extent
@@ -110,7 +109,6 @@ def test_blocks_that_could_not_be_removed_are_removed_later(tmp_path: Path) -> N
     pool.free(leased(pool, store, 10))
     later.done()
     due = pool.next_deadline()
-    assert due is not None
     store.down = False
     pool.begin_period(due)
     later.done()

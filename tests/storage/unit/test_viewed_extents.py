@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slot_standin import StandInSlots
 
 from transfer_queue.messages.reports.unit_reports import ExtentsFreedReport
-from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
+from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.arena_views import open_views
 from transfer_queue.storage.arena.extent_table import GRANULE
@@ -38,8 +38,6 @@ class System:
         self.sequence = 0
         self.begin(Arena.create(folder, GRANULES * GRANULE))
         [effect] = self.unit.handle("w", 1, 0, OpenSlot("w"), 0.0)
-        assert isinstance(effect, SendReply)
-        assert isinstance(effect.reply, SlotReply)
         self.slot = effect.reply.slot
         self.slots.held.add(effect.reply.lock_path)
 
@@ -50,7 +48,6 @@ class System:
         self.arena = arena
         self.unit = StorageUnit(0, ArenaPool(arena), self.slots)
         views = open_views(arena)
-        assert views is not None
         self.views = views
 
     def restart(self) -> None:
@@ -95,10 +92,17 @@ def system(tmp_path: Path) -> System:
     return System(tmp_path / "arena")
 
 
+def freed(system: System, granules: int = GRANULES) -> tuple[ExtentLeaseReply, Bytes]:
+    """Return an extent that was freed while there is a view of its first bytes, and the view."""
+    [extent] = system.fill(system.lease(granules, 0.0))
+    view = system.view(extent, 0, 8)
+    system.unit.free([extent.extent])
+    return extent, view
+
+
 def test_a_viewed_extent_is_free_when_its_view_ends(system: System) -> None:
     [extent] = system.fill(system.lease(GRANULES, 0.0))
     view = system.view(extent, 100, GRANULE)
-    assert view is not None
     assert system.unit.free([extent.extent]) == []
     assert system.confirmed() == []
     assert system.unit.pool.status().viewed == extent.length
@@ -118,14 +122,11 @@ def test_only_the_extent_with_the_view_waits(system: System) -> None:
     view = system.view(extents[1], GRANULE, 8)
     system.unit.free([extent.extent for extent in extents])
     assert system.confirmed() == [extents[0].extent, extents[2].extent]
-    assert view is not None
     assert view.max() == extents[1].extent
 
 
 def test_a_lease_waits_for_the_end_of_views(system: System) -> None:
-    [extent] = system.fill(system.lease(GRANULES, 0.0))
-    view = system.view(extent, 0, 8)
-    system.unit.free([extent.extent])
+    extent, view = freed(system)
     assert system.lease(GRANULES, 1.0, wait=60.0) == []
     assert system.unit.next_deadline() == 1.0 + SHORT_VIEWS_INTERVAL
     assert system.fill(system.unit.tick(1.0 + SHORT_VIEWS_INTERVAL)) == []
@@ -134,33 +135,25 @@ def test_a_lease_waits_for_the_end_of_views(system: System) -> None:
 
 
 def test_a_lease_looks_at_once_whether_views_have_ended(system: System) -> None:
-    [extent] = system.fill(system.lease(GRANULES, 0.0))
-    view = system.view(extent, 0, 8)
-    system.unit.free([extent.extent])
+    _, view = freed(system)
     system.unit.tick(1.0)
     del view
     assert len(system.fill(system.lease(1, 1.0))) == 1
 
 
 def test_a_refused_lease_says_what_views_hold(system: System) -> None:
-    [extent] = system.fill(system.lease(GRANULES, 0.0))
-    view = system.view(extent, 0, 8)
-    system.unit.free([extent.extent])
+    extent, view = freed(system)
     [effect] = system.lease(1, 0.0)
-    assert isinstance(effect, SendReply)
     assert f"of which {extent.length} are free when views of readers end" in str(effect.reply)
     del view
 
 
 def test_a_unit_that_restarts_frees_it_on_a_new_order(system: System) -> None:
-    [extent] = system.fill(system.lease(3, 0.0))
-    view = system.view(extent, 0, 3 * GRANULE)
-    system.unit.free([extent.extent])
+    extent, view = freed(system, 3)
     system.restart()
     assert system.unit.table.leased == extent.length
     system.unit.free([extent.extent])
     assert system.confirmed() == []
-    assert view is not None
     assert view.max() == view.min() == extent.extent
     del view
     system.unit.tick(VIEWS_INTERVAL)
