@@ -8,8 +8,6 @@ import pytest
 from harness import Harness
 from timeline_reader import Reader, kinds
 
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
 from transfer_queue.core.timeline import event_ring, recorder
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import WaitTimeoutError
@@ -20,7 +18,6 @@ from transfer_queue.messages.partitions import Seal, SetGroupDemand, SetPolicyVe
 from transfer_queue.messages.puts import ClearRows
 from transfer_queue.messages.reports.timeline import Introduce, Leave, ReadTimeline, ValueRead
 from transfer_queue.messages.system import Status
-from transfer_queue.sampler import SequentialSampler
 from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, TIMED_OUT, EventKind
 
 REQUESTS = 20  # more than the notes that are written together
@@ -454,9 +451,8 @@ class TestReading:
         reply = h.look(ReadTimeline("", (1 << 63) - 1))
         assert (reply.position, reply.end, reply.missed, reply.events) == (1, 1, 0, b"")
 
-    def test_a_reader_that_is_too_slow_sees_how_many_events_it_missed(self, h, monkeypatch):
-        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=REQUESTS), restored=h.state)
-        h.clients.clear()
+    def test_a_reader_that_is_too_slow_sees_how_many_events_it_missed(self):
+        h = Harness(timeline_events=REQUESTS)
         reader = Reader(h)
         h.put(1)
         assert len(reader.read()) == 1
@@ -468,9 +464,8 @@ class TestReading:
         ]
         assert reader.missed == 2 * REQUESTS + 7
 
-    def test_without_a_ring_only_waits_are_reported(self, h):
-        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=0), restored=h.state)
-        h.clients.clear()
+    def test_without_a_ring_only_waits_are_reported(self):
+        h = Harness(timeline_events=0)
         h.put(1)
         h.ask(SetPolicyVersion("p", 1))
         h.claim(1)
@@ -484,11 +479,10 @@ class TestReading:
 
 
 class TestBounds:
-    def test_made_up_names_do_not_fill_memory(self, h, monkeypatch):
+    def test_made_up_names_do_not_fill_memory(self, monkeypatch):
         for name, most in (("MAX_LANES", 8), ("MAX_PARTITIONS", 6), ("MAX_FIELDS", 4)):
             monkeypatch.setattr(event_ring, name, most)
-        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=64), restored=h.state)
-        h.clients.clear()
+        h = Harness(timeline_events=64)
         timeline = h.controller.context.services[TimelineRecorder]
         h.put(1)
         for number in range(300):

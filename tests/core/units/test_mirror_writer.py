@@ -13,16 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from unit_standin import BYTES, Units
 
-from transfer_queue.core.checkpoints import build_saved_state
 from transfer_queue.core.configuration import MaxLag
-from transfer_queue.core.events.effects import ReadState, Send
-from transfer_queue.core.state.serialization import save_checked
+from transfer_queue.core.events.effects import Send
 from transfer_queue.core.units import migration_planner, mirror_writer
 from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.core.units.unit_handlers import lose_missing_mirrors
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.checkpoints import LoadState
 from transfer_queue.messages.descriptors import MIRROR, BlockLocation, NewBlock
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import ClearRows, Publish, Reserve
@@ -630,15 +627,9 @@ def test_a_reply_to_a_put_of_this_controller_is_repeated_although_a_state_was_me
     m.put(1, ["x"], "memory-0", close=True)
     other = Harness()
     other.ask(Reserve("q", 1, None, 0))
-    tree = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": save_checked(other.state)}
-    m.h.client("loader")
-    load = RequestEnvelope(1, 0, LoadState("0" * 32, True))
-    (read,) = m.h.controller.handle("loader", m.h.clients["loader"].peer, load, m.h.now)
-    assert isinstance(read, ReadState)
-    m.h.take(m.h.controller.on_outcome(read.number, build_saved_state(tree), m.h.now))
+    harness.load_state(m.h, harness.saved_of(other), merge=True)
     assert "q" in m.h.state.partitions
     (again,) = m.h.controller.handle("w", client.peer, RequestEnvelope(first, 0, request), m.h.now)
     assert isinstance(again, Send)
     assert again.reply == m.h.reply(first)
-    harness.made.remove(m.h)  # a replay would need the file that was loaded
     harness.made.remove(other)
