@@ -9,7 +9,7 @@ from harness import Harness, column
 from transfer_queue.core.absent_clients import FIRST_CHECK, LONGEST_CHECK, AbsentHolders
 from transfer_queue.core.locks import PAGE
 from transfer_queue.errors import InvalidArgumentError, LockLostError, ProtocolError, WaitTimeoutError
-from transfer_queue.messages.claims import Cancel, Renew
+from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.locks import ListLocks, LockEntry, LockReply, ReleaseLock, TakeLock
 from transfer_queue.messages.reports.timeline import Introduce, Leave
 from transfer_queue.messages.system import Status
@@ -51,15 +51,6 @@ def entries(h: Harness, partitions: list[str] | None = None) -> list[LockEntry]:
 
 
 class TestOrder:
-    def test_a_free_key_is_locked_at_once_and_a_locked_one_waits(self, h: Harness) -> None:
-        first = locked(h, "a", "k")
-        waiting = take(h, "b", "k", wait=60.0)
-        assert token(h, waiting, "b") is None
-        assert release(h, "a", first)
-        second = token(h, waiting, "b")
-        assert second is not None
-        assert second > first
-
     def test_the_same_keys_of_two_partitions_are_two_locks(self, h: Harness) -> None:
         locked(h, "a", "k")
         assert token(h, take(h, "b", "k", partition="q"), "b") is not None
@@ -104,14 +95,6 @@ class TestEnds:
         h.ask(Leave(), "a")
         h.disconnect("a")
         assert token(h, waiting, "b") is not None
-
-    def test_the_end_of_a_connection_alone_ends_no_lock(self, h: Harness) -> None:
-        held = locked(h, "a", "x", lease=10.0)
-        h.disconnect("a")
-        h.tick(9.0)
-        assert held in h.state.locks.by_token
-        h.connect("a")
-        assert h.ask(Renew([("p", held)]), "a").value == [True]
 
     def test_a_holder_whose_process_is_dead_loses_its_locks_before_the_lease_ends(self) -> None:
         alive = {"a", "b"}
@@ -173,11 +156,6 @@ class TestRestarts:
 
 
 class TestFences:
-    def test_a_put_with_the_token_of_a_lock_in_force_is_accepted_from_any_client(self, h: Harness) -> None:
-        held = locked(h, "a", "x")
-        h.put(1, keys=["x"], fence=held, name="a")
-        h.put(1, keys=["x"], fence=held, name="b")
-
     @pytest.mark.parametrize("end", ["released", "expired"])
     def test_a_put_with_an_old_token_changes_nothing(self, h: Harness, end: str) -> None:
         held = locked(h, "a", "x", lease=10.0)

@@ -428,15 +428,6 @@ def test_a_dropped_partition_is_forgotten(u: Harness, mine: Mine) -> None:
     assert mine.cleared == ["p", "nobody"]
 
 
-def test_a_claim_may_name_a_built_in_sampler(u: Harness, mine: Mine) -> None:
-    u.put(2)
-    assert u.dealt(1, sampler="SequentialSampler") == [0]
-    waiting = u.claim(2, wait=10, sampler="SequentialSampler")
-    u.put(1)
-    assert u.got(waiting) == [1, 2]
-    assert mine.calls == []
-
-
 class Caching(RankAwareSampler):
     """A subclass that calls its base class and keeps its batches in `_states`, as older samplers did."""
 

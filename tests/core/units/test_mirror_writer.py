@@ -23,7 +23,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import MIRROR, BlockLocation, NewBlock
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import ClearRows, Publish, Reserve
-from transfer_queue.messages.queries import Lookup, LookupReply
+from transfer_queue.messages.queries import Lookup
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, ExtentsFreedReport, Move, RegisterUnit
 from transfer_queue.messages.system import Drain, NodeGone
 
@@ -184,11 +184,6 @@ class Mirrored:
             self.units.held.pop(place, None)
         self.freed = len(self.h.freed)
 
-    def is_there(self, order: Move, at: int) -> bool:
-        unit = int(np.frombuffer(order.blocks.unit, "<i4")[at])
-        offset = int(np.frombuffer(order.blocks.offset, "<i8")[at])
-        return any(u == unit and offset in blocks for (u, _), blocks in self.units.held.items())
-
     def carry_out(self, how: str = "done", gone: set[int] | None = None, place: str | None = None) -> bool:
         """Carry out the oldest order, of all units or of this one; returns whether there was one."""
         self.forget()
@@ -204,29 +199,19 @@ class Mirrored:
         if how == "full":
             reply = BlocksMovedReport(order.number, unit, 0, 0, 0, b"", [])
         else:
-            missing = {at for at in range(len(order.blocks.unit) // 4) if not self.is_there(order, at)}
-            reply = self.units.carry_out(unit, order, missing | (gone or set()))
+            reply = self.units.carry_out(unit, order, self.units.missing(order) | (gone or set()))
         assert self.h.ask(reply, name) == Done()
         self.take_replies()
         return True
-
-    def look(self, field: str) -> tuple[list[int], LookupReply]:
-        rows = [row for row, values in self.values.items() if field in values and (row, field) not in self.lost]
-        return rows, self.h.look(Lookup("p", column(rows), fields=[field]))
 
     def read(self) -> None:
         """Every row that was not lost has its values."""
         self.forget()
         for field in ("x", "y"):
-            rows, reply = self.look(field) if self.values else ([], None)
-            if reply is None or not rows:
-                continue
-            units, offsets = np.frombuffer(reply.blocks.unit, "<i4"), np.frombuffer(reply.blocks.offset, "<i8")
-            (placement,) = reply.placements
-            at, slots = np.frombuffer(placement.block, "<i4"), np.frombuffer(placement.slot, "<i4")
-            for row, block, slot in zip(rows, at.tolist(), slots.tolist(), strict=True):
-                content = self.units.at(int(units[block]), int(offsets[block]))
-                assert content[field][slot] == self.values[row][field]
+            rows = [row for row, values in self.values.items() if field in values and (row, field) not in self.lost]
+            if rows:
+                reply = self.h.look(Lookup("p", column(rows), fields=[field]))
+                assert self.units.values(reply, field) == [self.values[row][field] for row in rows]
 
     def note_lost(self) -> set[tuple[int, str]]:
         """Note which values the controller names as lost; returns those that are new."""
