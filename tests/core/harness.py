@@ -329,6 +329,15 @@ class Harness:
         assert not self.controller.context.log.records
         return effect.reply
 
+    def finish_jobs(self) -> int:
+        """Lets time pass until no job is under way; the number of turns that this took."""
+        turns = 0
+        while self.jobs.is_working():
+            assert self.controller.next_deadline() == self.now, "there is always something to do"
+            self.tick(self.now)
+            turns += 1
+        return turns
+
     def work(self) -> None:
         """The oldest work that the controller gave away is done."""
         work = self.works.pop(0)

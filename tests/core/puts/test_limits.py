@@ -103,6 +103,27 @@ def test_a_put_that_could_never_be_admitted_is_refused_at_once():
         h.ask(h.publish(9, wait=10.0))
 
 
+def test_the_named_task_finishes_rows():
+    h = made(trained_by="train", free_when=["reward", "train"])
+    h.put(8)
+    assert len(h.dealt(8, "reward")) == 8
+    h.ask(SetPolicyVersion("p", 1))
+    assert counts(h) == 8
+    assert len(h.dealt(2, "train")) == 2
+    h.ask(SetPolicyVersion("p", 2))
+    assert counts(h) == 6
+
+
+def test_without_a_named_task_all_tasks_of_free_when_finish_rows():
+    h = made(free_when=["reward", "train"])
+    h.put(8)
+    h.dealt(8, "log")
+    h.dealt(2, "train")
+    h.dealt(8, "reward")
+    h.ask(SetPolicyVersion("p", 1))
+    assert counts(h) == 6
+
+
 def test_without_free_when_all_tasks_that_have_claimed_rows_finish_them():
     h = made()
     h.put(8)

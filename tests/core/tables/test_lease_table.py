@@ -11,7 +11,7 @@ from transfer_queue.core.columns import schema
 from transfer_queue.core.deadlines import LEAST
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError, UnknownPartitionError
 from transfer_queue.messages.claims import Ack, Cancel, ClaimReply, RankGone, Renew, ResetConsumption
-from transfer_queue.messages.partitions import Seal
+from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus, Explain
 from transfer_queue.messages.reports.progress import TaskProgress
 from transfer_queue.messages.system import Status
@@ -135,6 +135,23 @@ def test_deadlines_of_acknowledged_leases_do_not_accumulate(h: Harness) -> None:
     for _ in range(3 * LEAST):
         h.controller.context.services[Leases].begin("p", lease)
     assert len(h.controller.context.services[Leases].deadlines._heap) <= LEAST + 1
+
+
+def test_cleared_rows_and_partitions_end_leases(h: Harness) -> None:
+    h.put(3)
+    reply = h.lease(3)
+    h.clear([0])
+    assert h.ack(reply, [0, 1])
+    h.clear([2])
+    assert not h.ack(reply)
+    assert renewed(h, reply) == [False]
+    h.put(1)
+    other = h.lease(1)
+    h.ask(ClearPartition("p"))
+    h.put(1)
+    assert not h.ack(other)
+    h.tick(100.0)
+    assert h.dealt(1) == [4]
 
 
 # ---------------------------------------------------------------- what ends leases

@@ -18,7 +18,7 @@ from transfer_queue.messages.partitions import Seal, SetGroupDemand, SetPolicyVe
 from transfer_queue.messages.puts import ClearRows
 from transfer_queue.messages.reports.timeline import Introduce, Leave, ReadTimeline, ValueRead
 from transfer_queue.messages.system import Status
-from transfer_queue.timeline.events import CLOSED, DEMAND, NEW_ROWS, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, TIMED_OUT, EventKind
 
 REQUESTS = 20  # more than the notes that are written together
 
@@ -143,6 +143,11 @@ class TestClaims:
         h.claim(3, wait=10.0)
         h.disconnect("r")
         assert [event[-2:] for event in reader.read()] == [(2, TIMED_OUT), (2, TIMED_OUT), (3, TIMED_OUT), (0, 0)]
+
+    def test_a_claim_ahead(self, h, reader):
+        h.claim(2, wait=10.0, ahead=1)
+        h.put(2)
+        assert [event.flags for event in reader.read()] == [NEW_ROWS, AHEAD, AHEAD]
 
     def test_the_row_was_ready_for_some_time(self, h, reader):
         rows = h.put(2)
