@@ -6,7 +6,6 @@ alone give the state that live operation had, and `check_saving` that the state 
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -554,13 +553,14 @@ class Harness:
 
 def through_file(state: State) -> State:
     """The state as it comes back out of a file."""
-    number, name = tempfile.mkstemp()
-    os.close(number)
-    try:
-        state_file.write(Path(name), serialization.save_state(state), sync=False)
-        return serialization.load_state(state_file.read(Path(name)), state.capacity, state.watched)
-    finally:
-        os.unlink(name)
+    return serialization.load_state(tree_through_file(serialization.save_state(state)), state.capacity, state.watched)
+
+
+def tree_through_file(tree: Any) -> Any:
+    """A tree of plain values and columns as it comes back out of a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        state_file.write(Path(folder) / "f", tree, sync=False)
+        return state_file.read(Path(folder) / "f")
 
 
 def places(reply: AnyReply | None) -> list[dict[str, Any]]:

@@ -43,6 +43,15 @@ class Mine(BaseSampler):
         self.cleared.append(partition_id)
 
 
+def raising(error: BaseException) -> Any:
+    """Return a function for `Mine.act` that raises this error."""
+
+    def act(*args: Any, **more: Any) -> None:
+        raise error
+
+    return act
+
+
 @pytest.fixture(autouse=True, params=[False, True], ids=["inline", "process"])
 def isolation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs with a sampler in the controller's process and with one in a process of its own."""
@@ -267,10 +276,7 @@ def test_the_state_stays_sound_whatever_a_sampler_returns(data: st.DataObject, k
 
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), BaseException("odd")], ids=repr)
 def test_a_sampler_that_exits_fails_only_its_claim(u: Harness, mine: Mine, error: BaseException) -> None:
-    def act(ready: list[int], size: int, **_: object) -> None:
-        raise error
-
-    mine.act = act
+    mine.act = raising(error)
     u.put(1)
     with pytest.raises(SamplerError, match=f"the sampler Mine raised {type(error).__name__}"):
         u.dealt(1)
@@ -294,10 +300,7 @@ def test_it_may_exit_in_any_of_its_functions(method: str) -> None:
 
 
 def test_a_keyboard_interrupt_is_not_an_error_of_the_sampler(u: Harness, mine: Mine) -> None:
-    def act(ready: list[int], size: int, **_: object) -> None:
-        raise KeyboardInterrupt
-
-    mine.act = act
+    mine.act = raising(KeyboardInterrupt())
     u.put(1)
     with pytest.raises(KeyboardInterrupt):
         u.dealt(1)
@@ -324,10 +327,7 @@ def test_rows_not_offered(u: Harness, mine: Mine, rows: list[int], where: str) -
 
 @pytest.mark.design("a sampler that raises fails its caller; nothing is dealt")
 def test_an_error_of_a_sampler_has_its_traceback(u: Harness, mine: Mine) -> None:
-    def act(ready: list[int], size: int, **_: object) -> None:
-        raise KeyError("no such thing")
-
-    mine.act = act
+    mine.act = raising(KeyError("no such thing"))
     u.put(1)
     with pytest.raises(SamplerError) as raised:
         u.dealt(1)
@@ -338,10 +338,7 @@ def test_an_error_of_a_sampler_has_its_traceback(u: Harness, mine: Mine) -> None
 
 
 def test_value_errors_of_a_sampler_stay_value_errors(u: Harness, mine: Mine) -> None:
-    def act(ready: list[int], size: int, **_: object) -> None:
-        raise ValueError("batch_size must be even")
-
-    mine.act = act
+    mine.act = raising(ValueError("batch_size must be even"))
     u.put(1)
     with pytest.raises(InvalidArgumentError, match="batch_size must be even") as raised:
         u.dealt(1)

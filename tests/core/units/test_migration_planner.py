@@ -5,7 +5,6 @@ Units are stood in for by what lies where: a place holds, for each field, whose 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,10 +36,8 @@ UNITS = 3
 
 
 @pytest.fixture(autouse=True)
-def _little_is_spared() -> Iterator[None]:
-    spare, migration_planner.SPARE = migration_planner.SPARE, 0
-    yield
-    migration_planner.SPARE = spare
+def _little_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration_planner, "SPARE", 0)
 
 
 class Life(RuleBasedStateMachine):

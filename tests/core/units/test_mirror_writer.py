@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import harness
 import numpy as np
 import pytest
@@ -34,11 +32,9 @@ PLACES = ("memory-0", "memory-1", "mirror")
 
 
 @pytest.fixture(autouse=True)
-def _little_is_spared() -> Iterator[None]:
-    spare, migration_planner.SPARE = migration_planner.SPARE, 0
-    order, mirror_writer.ORDER_BYTES = mirror_writer.ORDER_BYTES, 4 * BYTES
-    yield
-    migration_planner.SPARE, mirror_writer.ORDER_BYTES = spare, order
+def _little_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration_planner, "SPARE", 0)
+    monkeypatch.setattr(mirror_writer, "ORDER_BYTES", 4 * BYTES)
 
 
 class Mirrored:
@@ -513,25 +509,22 @@ def test_values_of_a_retired_mirror_are_on_disk_so_that_no_put_waits_for_their_c
     assert not m.waiting
 
 
-def test_a_put_does_not_wait_until_a_retired_mirror_is_empty() -> None:
+def test_a_put_does_not_wait_until_a_retired_mirror_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan that empties it and the orders for new puts take turns."""
-    planned, migration_planner.ORDER_BLOCKS = migration_planner.ORDER_BLOCKS, 1
-    try:
-        m = taken_over(8)
-        mirror = m.number["mirror"]
-        m.h.tick(m.h.now + 10)
-        m.put(1, ["x"], "memory-1", True)
-        for _ in range(3):
-            m.h.tick(m.h.now)
-            assert m.carry_out()
-        assert not m.waiting
-        assert m.writer.progress().retired > 0  # type: ignore[union-attr]
-        m.settle()
-        assert not m.boots
-        for _, _, places, _ in m.h.state.blocks.live_blocks():
-            assert mirror in [place.unit for place in places]
-    finally:
-        migration_planner.ORDER_BLOCKS = planned
+    monkeypatch.setattr(migration_planner, "ORDER_BLOCKS", 1)
+    m = taken_over(8)
+    mirror = m.number["mirror"]
+    m.h.tick(m.h.now + 10)
+    m.put(1, ["x"], "memory-1", True)
+    for _ in range(3):
+        m.h.tick(m.h.now)
+        assert m.carry_out()
+    assert not m.waiting
+    assert m.writer.progress().retired > 0  # type: ignore[union-attr]
+    m.settle()
+    assert not m.boots
+    for _, _, places, _ in m.h.state.blocks.live_blocks():
+        assert mirror in [place.unit for place in places]
 
 
 def test_a_retired_mirror_stays_while_the_disk_has_no_space_for_another_copy() -> None:
