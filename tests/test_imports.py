@@ -142,11 +142,12 @@ SERVER_OUTSIDE = {"numpy", "msgspec"}
 
 @dataclass(frozen=True)
 class Import:
-    """One import: where it stands, what it names, whether it runs when the module is imported."""
+    """One import: where it stands, the module and the full name that it imports, whether it runs with the module."""
 
     file: str
     line: int
     module: str
+    name: str
     at_import: bool
     for_types: bool
 
@@ -180,18 +181,19 @@ def imports_of(path: Path) -> list[Import]:
     found: list[Import] = []
 
     def walk(node: ast.AST, at_import: bool, for_types: bool) -> None:
-        names: list[str] = []
+        names: list[tuple[str, str]] = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names = [(alias.name, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             # Of the package itself, what is imported is a part of it.
-            names = [f"{module}.{alias.name}" for alias in node.names] if module == "transfer_queue" else [module]
-        found.extend(Import(file, node.lineno, name, at_import, for_types) for name in names)  # type: ignore[attr-defined]
-        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            inside = [f"{module}.{alias.name}" for alias in node.names]
+            names = [(name if module == "transfer_queue" else module, name) for name in inside]
+        found.extend(Import(file, node.lineno, *each, at_import, for_types) for each in names)  # type: ignore[attr-defined]
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
         for child in ast.iter_child_nodes(node):
-            walk(child, at_import and not inside, for_types or for_type_checkers(node))
+            walk(child, at_import and not is_function, for_types or for_type_checkers(node))
 
     walk(ast.parse(path.read_text("utf-8")), True, False)
     return found
@@ -213,20 +215,12 @@ def module_name(path: Path) -> str:
 
 def modules_imported(path: Path, modules: Collection[str]) -> set[str]:
     """The modules of this package that a file imports anywhere, also inside functions and for type checkers."""
-    package = path.relative_to(SOURCE).parts[:-1]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        names: list[tuple[str, ...]] = []
-        if isinstance(node, ast.Import):
-            names = [tuple(alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = ("transfer_queue", *package[: len(package) - node.level + 1]) if node.level else ()
-            base = (*above, *(node.module.split(".") if node.module else ()))
-            names = [(*base, alias.name) for alias in node.names]
-        for first, *rest in names:
-            named = [name for name in (".".join(rest), ".".join(rest[:-1])) if name in modules]
-            if first == "transfer_queue" and named:
-                found.add(named[0])
+    for each in imports_of(path):
+        names = [name.removeprefix("transfer_queue.") for name in (each.name, each.module)]
+        named = [name for name in names if name in modules]
+        if each.top == "transfer_queue" and named:
+            found.add(named[0])
     return found - {module_name(path)}
 
 

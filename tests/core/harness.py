@@ -6,14 +6,15 @@ alone give the state that live operation had, and `check_saving` that the state 
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import pytest
 import sameness
 
 from transfer_queue.core import checkpoints
@@ -32,6 +33,7 @@ from transfer_queue.core.events.effects import (
     RemoveMirror,
     Send,
     SendToUnit,
+    WriteState,
 )
 from transfer_queue.core.events.records import Unparked
 from transfer_queue.core.jobs import Jobs
@@ -70,6 +72,7 @@ BYTES = 640
 EXTENT = 64 << 10
 
 Fields = Sequence[str] | dict[str, Any]
+T = TypeVar("T")
 
 encode = msgspec.msgpack.Encoder().encode
 envelope_of = msgspec.msgpack.Decoder(RequestEnvelope).decode
@@ -166,6 +169,7 @@ class Harness:
         self.works: list[ComputeDeal] = []  # given away and not done, oldest first
         self.orders: list[tuple[int, Move | DrainFinished]] = []  # to units, oldest first
         self.refused: list[tuple[int, str]] = []
+        self.writes: list[WriteState] = []  # files of checkpoints to be written, oldest first
         self.removed: list[int] = []  # connections of retired mirrors that are to remove their arenas
         self.records: list[Any] = []
         self.clients: dict[str, Client] = {}
@@ -200,6 +204,8 @@ class Harness:
                 self.works.append(effect)
             elif isinstance(effect, AskSampler):
                 self.asks.append(effect)
+            elif isinstance(effect, WriteState):
+                self.writes.append(effect)
             elif isinstance(effect, SendToUnit):
                 encode(RequestEnvelope(0, 0, effect.request))
                 self.orders.append((effect.unit, effect.request))
@@ -321,6 +327,15 @@ class Harness:
         assert isinstance(effect, Send)
         assert not self.controller.context.log.records
         return effect.reply
+
+    def finish_jobs(self) -> int:
+        """Lets time pass until no job is under way; the number of turns that this took."""
+        turns = 0
+        while self.jobs.is_working():
+            assert self.controller.next_deadline() == self.now, "there is always something to do"
+            self.tick(self.now)
+            turns += 1
+        return turns
 
     def work(self) -> None:
         """The oldest work that the controller gave away is done."""
@@ -492,6 +507,19 @@ class Harness:
         """For each row field -> (offset of its block, row in the block)."""
         return places(self.ask(Lookup(partition, column(rows), fields=fields)))
 
+    def live(self, partition: str = "p") -> list[int]:
+        """The global indexes of the live rows."""
+        rows = self.state.partitions[partition].rows
+        return rows.indexes_of(rows.live_positions()).tolist()
+
+    @contextmanager
+    def refuses(self, error: type[Exception] | tuple[type[Exception], ...], words: str | None = None) -> Iterator[None]:
+        """What the block requests is refused with this error, and changes nothing."""
+        before = self.state.snapshot()
+        with pytest.raises(error, match=words):
+            yield
+        assert self.state.snapshot() == before
+
     # ------------------------------------------------------------ the end
 
     def replay(self) -> None:
@@ -525,13 +553,14 @@ class Harness:
 
 def through_file(state: State) -> State:
     """The state as it comes back out of a file."""
-    number, name = tempfile.mkstemp()
-    os.close(number)
-    try:
-        state_file.write(Path(name), serialization.save_state(state), sync=False)
-        return serialization.load_state(state_file.read(Path(name)), state.capacity, state.watched)
-    finally:
-        os.unlink(name)
+    return serialization.load_state(tree_through_file(serialization.save_state(state)), state.capacity, state.watched)
+
+
+def tree_through_file(tree: Any) -> Any:
+    """A tree of plain values and columns as it comes back out of a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        state_file.write(Path(folder) / "f", tree, sync=False)
+        return state_file.read(Path(folder) / "f")
 
 
 def places(reply: AnyReply | None) -> list[dict[str, Any]]:
@@ -588,10 +617,10 @@ def saved_of(h: Harness, sampler: dict[str, Any] | None = None) -> dict[str, Any
     return {"format": 1, "time": 0.0, "sampler": sampler, "origin": "o", "state": state}
 
 
-def with_known_processes(alive: set[str]) -> Harness:
-    """A controller that knows which clients' processes live, as on one node."""
-    h = Harness()
-    h.controller = Controller(CoreConfig(h.samplers[""], lives=alive.__contains__), restored=h.state, now=h.now)
-    for name in h.clients:
-        h.connect(name)
-    return h
+def finished(steps: Generator[None, None, T]) -> T:
+    """Return the result of something that is done in steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]

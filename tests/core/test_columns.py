@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from harness import tree_through_file
 
 from transfer_queue.core.columns.kinds import per_chunk, per_row, per_task, rows_of
 from transfer_queue.core.columns.schema import (
@@ -22,7 +21,6 @@ from transfer_queue.core.columns.schema import (
     parts_of,
     scalar,
 )
-from transfer_queue.journal import state_file
 
 
 class Job(msgspec.Struct, eq=False):
@@ -83,12 +81,6 @@ def table() -> Table:
     return made
 
 
-def through_file(tree: Any) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        state_file.write(Path(folder) / "f", tree, sync=False)
-        return state_file.read(Path(folder) / "f")
-
-
 def test_the_initial_values_are_the_declared_ones() -> None:
     made = Table()
     assert (made.total, made.label, made.by_name, made.tried, made.jobs, made.chunks) == (1, "none", {}, {}, {}, {})
@@ -98,7 +90,7 @@ def test_the_initial_values_are_the_declared_ones() -> None:
 
 def test_a_column_is_saved_and_restored() -> None:
     one, again = table(), Table()
-    again.restore(through_file(one.to_tree()))
+    again.restore(tree_through_file(one.to_tree()))
     assert again.to_comparable() == one.to_comparable()
     assert again.jobs[7].name == "seven"
     assert again.jobs[7].rows.tolist() == [4, 5]
@@ -144,7 +136,7 @@ def test_a_tree_without_the_added_column_is_refused() -> None:
     ],
 )
 def test_a_tree_of_another_form_is_refused(path: tuple[Any, ...], to: Any, words: str) -> None:
-    tree = through_file(table().to_tree())
+    tree = tree_through_file(table().to_tree())
     at = tree
     for step in path[:-1]:
         at = at[step]

@@ -89,12 +89,17 @@ class World:
             else:
                 assert not isinstance(effect, ComputeDeal)
 
-    def crash(self) -> None:
-        """The controller dies; another one begins with the journal, and all clients come back."""
+    def recover(self) -> State:
+        """The state that the journal gives."""
         state = State(self.capacity)
         for records in Reading(Path("journal"), self.journal, True).frames():
             for record in records:
                 apply_record(state, record)
+        return state
+
+    def crash(self) -> None:
+        """The controller dies; another one begins with the journal, and all clients come back."""
+        state = self.recover()
         check_invariants(state)
         self.controller = Controller(CoreConfig(self.sampler(), capacity=self.capacity), restored=state, now=self.now)
         known = list(self.peers)
@@ -276,11 +281,7 @@ def holding(now: float = 100.0) -> World:
 
 def restarted(world: World, **more: Any) -> Controller:
     """The controller in its place, to which nobody has come back."""
-    state = State()
-    for records in Reading(Path("journal"), world.journal, True).frames():
-        for record in records:
-            apply_record(state, record)
-    return Controller(CoreConfig(SequentialSampler(), **more), restored=state, now=world.now)
+    return Controller(CoreConfig(SequentialSampler(), **more), restored=world.recover(), now=world.now)
 
 
 def test_who_does_not_come_back_is_gone_after_the_grace() -> None:

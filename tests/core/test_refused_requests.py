@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import Harness, rows_of
+from harness import Harness
 
 from transfer_queue.core.context import Connections
 from transfer_queue.core.events.effects import RemoveState, Send, WriteState
@@ -41,22 +41,27 @@ def arrive_late(h: Harness, request: AnyRequest, abandoned: int, sequence: int, 
     return reply
 
 
-def test_a_put_that_was_refused_has_no_effect_when_there_is_space() -> None:
+@pytest.fixture
+def full() -> Harness:
+    """A partition with as many rows as it may have."""
     h = Harness()
     h.create(max_rows=2)
     h.put(2)
-    request = h.publish(1, name="late")
-    abandoned, sequence, refusal = ask_on_newer(h, request)
+    return h
+
+
+@pytest.mark.parametrize("reserves", [False, True], ids=["put", "reservation"])
+def test_a_put_that_was_refused_has_no_effect_when_there_is_space(full: Harness, reserves: bool) -> None:
+    request = Reserve("p", 1, None, 0) if reserves else full.publish(1, name="late")
+    abandoned, sequence, refusal = ask_on_newer(full, request)
     assert refusal.kind == "PartitionFullError"
-    h.clear([0, 1])
-    assert arrive_late(h, request, abandoned, sequence) == refusal
-    assert h.state.partitions["p"].row_count == 0
+    full.clear([0, 1])
+    assert arrive_late(full, request, abandoned, sequence) == refusal
+    assert full.live() == []
 
 
-def test_a_put_that_was_refused_has_no_effect_when_it_arrives_together_with_others() -> None:
-    h = Harness()
-    h.create(max_rows=2)
-    h.put(2)
+def test_a_put_that_was_refused_has_no_effect_when_it_arrives_together_with_others(full: Harness) -> None:
+    h = full
     request = h.publish(1, name="late")
     abandoned, sequence, refusal = ask_on_newer(h, request)
     h.clear([0, 1])
@@ -64,17 +69,6 @@ def test_a_put_that_was_refused_has_no_effect_when_it_arrives_together_with_othe
     h.send_together([("w", h.publish(1)), ("late", request)])
     assert h.reply(sequence, "late") == refusal
     assert h.state.partitions["p"].row_count == 1
-
-
-def test_a_reservation_that_was_refused_has_no_effect() -> None:
-    h = Harness()
-    h.create(max_rows=2)
-    h.put(2)
-    request = Reserve("p", 1, None, 0)
-    abandoned, sequence, refusal = ask_on_newer(h, request)
-    h.clear([0, 1])
-    assert arrive_late(h, request, abandoned, sequence) == refusal
-    assert h.state.partitions["p"].row_count == 0
 
 
 @pytest.mark.parametrize("wait", [None, 5.0], ids=["at once", "after a wait"])
@@ -121,27 +115,21 @@ def test_groups_that_were_not_promised_in_time_are_not_promised_later() -> None:
     assert h.ask(TakeGroupDemand("p", "t", 4), "producer").value == 3
 
 
-def test_it_is_refused_when_the_client_has_its_reply() -> None:
+def test_it_is_refused_when_the_client_has_its_reply(full: Harness) -> None:
     """The client has said so with a request that no record tells of either."""
-    h = Harness()
-    h.create(max_rows=2)
-    h.put(2)
-    request = h.publish(1, name="late")
-    abandoned, sequence, _ = ask_on_newer(h, request)
-    h.clients["late"].acknowledged = sequence
-    h.ask(Status(), "late")
-    h.clear([0, 1])
-    assert "acknowledged before" in arrive_late(h, request, abandoned, sequence).message
-    assert h.state.partitions["p"].row_count == 0
+    request = full.publish(1, name="late")
+    abandoned, sequence, _ = ask_on_newer(full, request)
+    full.clients["late"].acknowledged = sequence
+    full.ask(Status(), "late")
+    full.clear([0, 1])
+    assert "acknowledged before" in arrive_late(full, request, abandoned, sequence).message
+    assert full.live() == []
 
 
-def test_a_request_with_another_number_is_carried_out() -> None:
-    h = Harness()
-    h.create(max_rows=2)
-    h.put(2)
-    ask_on_newer(h, h.publish(1, name="late"))
-    h.clear([0, 1])
-    assert rows_of(h.ask(h.publish(1, name="late"), "late")) == [2]
+def test_a_request_with_another_number_is_carried_out(full: Harness) -> None:
+    ask_on_newer(full, full.publish(1, name="late"))
+    full.clear([0, 1])
+    assert full.put(1, name="late") == [2]
 
 
 def test_a_reply_is_kept_until_the_client_has_it_or_is_gone() -> None:

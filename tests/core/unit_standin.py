@@ -6,6 +6,7 @@ import numpy as np
 from harness import schema_of
 
 from transfer_queue.messages.descriptors import NewBlock
+from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 
 GRANULE = 64 << 10
@@ -36,6 +37,21 @@ class Units:
     def at(self, unit: int, offset: int) -> Content:
         """Return the content at a location."""
         return next(blocks[offset] for (u, _), blocks in self.held.items() if u == unit and offset in blocks)
+
+    def values(self, reply: LookupReply, field: str) -> list[int]:
+        """Return the value of a field in each row of a lookup of this field alone."""
+        units, offsets = np.frombuffer(reply.blocks.unit, "<i4"), np.frombuffer(reply.blocks.offset, "<i8")
+        (placement,) = reply.placements
+        at, slots = np.frombuffer(placement.block, "<i4"), np.frombuffer(placement.slot, "<i4")
+        places = zip(at.tolist(), slots.tolist(), strict=True)
+        return [self.at(int(units[block]), int(offsets[block]))[field][slot] for block, slot in places]
+
+    def missing(self, order: Move) -> set[int]:
+        """Return the blocks of an order that are not there any more: they ended while it was on its way."""
+        units, offsets = np.frombuffer(order.blocks.unit, "<i4"), np.frombuffer(order.blocks.offset, "<i8")
+        there = {(unit, offset) for (unit, _), blocks in self.held.items() for offset in blocks}
+        places = zip(units.tolist(), offsets.tolist(), strict=True)
+        return {at for at, place in enumerate(places) if place not in there}
 
     def carry_out(self, unit: int, order: Move, gone: set[int]) -> BlocksMovedReport:
         """Carry out a move; blocks in `gone` are reported as gone."""

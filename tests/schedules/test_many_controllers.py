@@ -6,6 +6,7 @@ Only `make chaos` runs this file, because several controllers are a prototype.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,10 +23,7 @@ PLAIN = Features(
     scenario="rows", group=2, leased=True, acks=1, units=1, replicas=1, arena_bytes=8 * MIB, loses=False,
     checkpoints=False, drains=False, snapshot_every=200,
 )  # fmt: skip
-SAVED = Features(
-    scenario="rows", group=2, leased=True, acks=1, units=1, replicas=1, arena_bytes=8 * MIB, loses=False,
-    checkpoints=True, drains=False, snapshot_every=200,
-)  # fmt: skip
+SAVED = replace(PLAIN, checkpoints=True)
 
 
 def found(kinds: dict[str, int], features: Features, first: int = 0) -> LedgerError:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from harness import BLOCKS_AN_EXTENT, BYTES, OBJECT, Harness, column, places, tensor
 
-from transfer_queue.core.columns.kinds import InternTable
 from transfer_queue.core.tables.blocks import CHUNK, BlockTable
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
@@ -55,16 +54,6 @@ def test_unused_interned_schemas_and_dims_are_removed(h: Harness) -> None:
     assert len(h.state.blocks.dims.values) <= 21, "spare numbers are used again"
 
 
-def test_interned_values_are_counted_and_numbered() -> None:
-    table: InternTable[bytes] = InternTable()
-    assert [table.add(value) for value in (b"a", b"b", b"a")] == [0, 1, 0]
-    table.drop(0)
-    assert table[0] == b"a"
-    table.drop(0)
-    assert table.add(b"c") == 0
-    assert (table[0], table[1]) == (b"c", b"b")
-
-
 def test_block_chunks_grow_and_are_removed_when_empty() -> None:
     table = BlockTable()
     spec = [FieldSpec("x", "tensor", "int8", 0, False)]
@@ -105,7 +94,7 @@ def test_an_extent_is_freed_when_its_values_are_replaced(h: Harness) -> None:
     h.put(1, keys=["a"])
     assert h.freed == [(0, 1)]
     h.ask(ClearKeys("p", ["a"]))
-    h.ask(CloseExtents([(0, 2)]))
+    h.ask(CloseExtents([(0, 2), (0, 2)]))
     assert h.freed == [(0, 1), (0, 2)]
 
 
@@ -116,14 +105,6 @@ def test_dropping_a_partition_frees_its_extents(h: Harness) -> None:
     assert h.freed == []
     h.ask(ClearPartition("p1"))
     assert sorted(h.freed) == [(0, 1), (0, 2), (0, 3)]
-
-
-def test_an_extent_without_live_values_is_freed_when_it_is_closed(h: Harness) -> None:
-    h.put(1)
-    h.clear([0])
-    assert h.freed == []
-    h.ask(CloseExtents([(0, 1), (0, 1)]))
-    assert h.freed == [(0, 1)]
 
 
 def test_an_extent_without_known_blocks_is_not_freed_for_a_client(h: Harness) -> None:

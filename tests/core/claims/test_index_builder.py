@@ -43,21 +43,11 @@ def filled(sampler: BaseSampler | None = None, **more: Any) -> Harness:
     return h
 
 
-def finish(h: Harness) -> int:
-    """Run until all indexes are built. Returns the number of turns."""
-    turns = 0
-    while h.jobs.is_working():
-        assert h.controller.next_deadline() == h.now, "there is always something to do"
-        h.tick(h.now)
-        turns += 1
-    return turns
-
-
 def test_a_first_claim_waits_for_its_ready_set_and_is_met() -> None:
     h = filled()
     claim = h.claim(4)
     assert h.parked(claim), "it did not say that it waits, and is answered at once all the same when it can be"
-    assert finish(h) == 2, "three chunks, of which the first was looked at at once"
+    assert h.finish_jobs() == 2, "three chunks, of which the first was looked at at once"
     assert h.got(claim) == [0, 1, 2, 3]
     assert h.dealt(2) == [4, 5], "the next one finds it made"
 
@@ -65,7 +55,7 @@ def test_a_first_claim_waits_for_its_ready_set_and_is_met() -> None:
 def test_a_claim_that_cannot_be_met_is_answered_as_usual() -> None:
     h = filled()
     claim, probe, waits = h.claim(ROWS + 1), h.claim(1, probe=True), h.claim(ROWS + 1, wait=5.0)
-    finish(h)
+    h.finish_jobs()
     assert h.got(claim) == []
     assert h.reply(probe) is not None
     assert h.parked(waits)
@@ -80,7 +70,7 @@ def test_other_requests_change_the_state_in_between() -> None:
     h.clear(range(2, CHUNK, 2))  # of the chunk that was looked at, and of one that was not
     h.clear(range(2 * CHUNK, 2 * CHUNK + 6))  # two groups
     h.put(12, name="v")
-    finish(h)
+    h.finish_jobs()
     assert h.got(claim) == [*range(CHUNK, CHUNK + 8)]
     assert h.got(other) == h.got(claim)
     last = h.claim(ROWS - CHUNK - 16, wait=1.0)
@@ -90,7 +80,7 @@ def test_other_requests_change_the_state_in_between() -> None:
 def test_the_order_of_arrival_is_kept() -> None:
     h = filled(RankAwareSampler())
     first, second = h.claim(4, dp_rank=1, batch_index=0), h.claim(4, dp_rank=0, batch_index=0, name="s")
-    finish(h)
+    h.finish_jobs()
     assert h.got(first) == [0, 1, 2, 3]
     assert h.got(second, "s") == [4, 5, 6, 7]
 
@@ -109,7 +99,7 @@ def test_claims_and_partitions_that_end_in_between(end: str) -> None:
         first = [0, 1, 2, 3]
     elif end == "cancel":
         h.ask(Cancel(claim), "r")
-        finish(h)
+        h.finish_jobs()
         claim, first = h.claim(4), [0, 1, 2, 3]
     elif end == "restart":
         h.restart()
@@ -117,7 +107,7 @@ def test_claims_and_partitions_that_end_in_between(end: str) -> None:
     else:
         h.disconnect("r")
         claim, first = h.claim(4, name="s"), [0, 1, 2, 3]
-    finish(h)
+    h.finish_jobs()
     assert h.got(claim, "s" if end in ("restart", "gone") else "r") == first
 
 
@@ -166,7 +156,7 @@ def test_indexes_built_in_parts_equal_those_built_at_once(which: int, declared: 
             else:
                 h.put(4, tags=tags(np.random.default_rng(number), 4))
         parts.tick(parts.now)
-    finish(parts)
+    parts.finish_jobs()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(deal_jobs, "SMALL", 1 << 30)
         for number in range(4):

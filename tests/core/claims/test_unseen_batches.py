@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from harness import Harness, column, rows_of, through_file, with_known_processes
+from harness import Harness, column, rows_of, through_file
 
 from transfer_queue.core.absent_clients import ABSENCE_SECONDS, FIRST_CHECK
 from transfer_queue.core.appliers import apply_record
@@ -398,7 +398,7 @@ class TestAbsence:
 
     def test_a_dead_process_is_noticed_early(self) -> None:
         alive = {"r", "other"}
-        h = with_known_processes(alive)
+        h = Harness(lives=alive.__contains__)
         rows = h.put(2)
         h.unseen(2)
         waiting = h.claim(2, name="other", wait=1000.0)

@@ -86,14 +86,15 @@ def test_claims_with_a_lease_are_met_together_with_a_token_each() -> None:
     assert not h.state.partitions["p"].leases.by_token, "each lease ends at its time"
 
 
-def test_ranks_that_get_their_shares_of_a_round_under_leases_are_met_together() -> None:
+@pytest.mark.parametrize("lease", [None, 5.0])
+def test_all_claims_with_a_share_of_a_round_are_answered(lease: float | None) -> None:
     h = Harness(SeqlenBalancedSampler(dp_size=8))
-    waits = [h.claim(2, name=f"r{n}", wait=9.0, lease=5.0, dp_rank=n, batch_index=0) for n in range(8)]
-    rows = h.put(16, tags=[{"total_lengths": n} for n in range(16)])
-    assert sorted(row for n, sequence in enumerate(waits) for row in h.got(sequence, f"r{n}") or []) == rows
-    assert [len(answered.answers) for answered in kinds(h, RepliesSent)] == [7]
+    waits = [h.claim(2, name=f"r{n}", wait=9.0, lease=lease, dp_rank=n, batch_index=0) for n in range(8)]
+    rows = h.put(19, tags=[{"total_lengths": n} for n in range(19)])
+    assert sorted(row for n, sequence in enumerate(waits) for row in h.got(sequence, f"r{n}") or []) == rows[:16]
+    assert [len(answered.answers) for answered in kinds(h, RepliesSent)] == [7], "all but the one who began the deal"
     leases = h.state.partitions["p"].leases.by_token
-    assert {lease.batch for lease in leases.values()} == {("t", rank, 0) for rank in range(8)}
+    assert {each.batch for each in leases.values()} == {("t", rank, 0) for rank in range(8 if lease else 0)}
 
 
 def test_rows_that_are_delivered_again_together_have_the_numbers_of_their_deliveries() -> None:
@@ -126,15 +127,6 @@ def test_claims_for_one_batch_get_the_same_rows() -> None:
     assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [
         rows[2 * rank : 2 * rank + 2] for rank in ranks
     ]
-
-
-def test_all_claims_with_a_share_of_a_round_are_answered() -> None:
-    h = Harness(SeqlenBalancedSampler(dp_size=8))
-    waits = [h.claim(2, name=f"r{n}", wait=9.0, dp_rank=n, batch_index=0) for n in range(8)]
-    rows = h.put(19, tags=[{"total_lengths": n} for n in range(19)])
-    got = [h.got(sequence, f"r{n}") or [] for n, sequence in enumerate(waits)]
-    assert sorted(row for each in got for row in each) == rows[:16]
-    assert [len(answered.answers) for answered in kinds(h, RepliesSent)] == [7], "all but the one who began the deal"
 
 
 def test_clients_reference_their_rows_until_their_next_fetch() -> None:

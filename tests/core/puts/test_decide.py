@@ -141,10 +141,8 @@ def test_refused_puts_leave_nothing(h: Harness, more: dict[str, object], error: 
     h.put(3)
     h.put(1, partition="q")
     request = h.publish(**{"count": 2, **more})  # type: ignore[arg-type]
-    before = h.state.snapshot()
-    with pytest.raises(error):
+    with h.refuses(error):
         h.ask(request)
-    assert h.state.snapshot() == before
 
 
 def test_duplicates_are_named(h: Harness) -> None:
@@ -255,13 +253,9 @@ def test_a_seal_clears_pre_allocated_rows(h: Harness) -> None:
 def test_a_sealed_partition_accepts_fields_but_no_rows(h: Harness) -> None:
     h.put(1, keys=["a"])
     h.ask(Seal("p"))
-    before = h.state.snapshot()
-    for request in (h.publish(1), h.publish(2, keys=["a", "b"])):
-        with pytest.raises(SealedError, match="'p' is sealed"):
+    for request in (h.publish(1), h.publish(2, keys=["a", "b"]), Reserve("p", 1, None, 0)):
+        with h.refuses(SealedError, "'p' is sealed"):
             h.ask(request)
-    with pytest.raises(SealedError):
-        h.ask(Reserve("p", 1, None, 0))
-    assert h.state.snapshot()["partitions"] == before["partitions"]
     h.put(1, ("y",), keys=["a"])
     h.put(1, ("z",), rows=[0])
     assert h.dealt(1, fields=("x", "y", "z")) == [0]
@@ -300,12 +294,10 @@ def test_a_put_beyond_the_capacity_leaves_nothing() -> None:
     h = Harness(capacity=3)
     h.put(2)
     request = h.publish(2, keys=["a", "b"], tags=[{"n": 1}, {}], groups=["g", "g"], partition="new")
-    before = h.state.snapshot()
-    with pytest.raises(CapacityError, match=r"capacity of 3 rows.*2 rows are stored, and this put adds 2"):
+    with h.refuses(CapacityError, r"capacity of 3 rows.*2 rows are stored, and this put adds 2"):
         h.ask(request)
-    with pytest.raises(CapacityError):
+    with h.refuses(CapacityError):
         h.ask(Reserve("p", 2, None, 0))
-    assert h.state.snapshot() == before
     h.put(2, ("y",), rows=[0, 1])
     h.put(1, pre_allocate=50, partition="q")
     h.clear([0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import Harness, column
+from harness import Harness
 
 from transfer_queue.core.absent_clients import ABSENCE_SECONDS
 from transfer_queue.errors import InvalidArgumentError, StalenessError, UnknownPartitionError
@@ -101,42 +101,6 @@ def test_a_put_that_could_never_be_admitted_is_refused_at_once():
     h = made()
     with pytest.raises(InvalidArgumentError, match=r"at most 8 rows .* this put alone adds 9"):
         h.ask(h.publish(9, wait=10.0))
-
-
-def test_rows_under_a_lease_are_finished_by_the_ack():
-    h = made()
-    h.put(8)
-    held = h.lease(4)
-    h.ask(SetPolicyVersion("p", 1))
-    assert counts(h) == 8
-    h.ack(held)
-    assert counts(h) == 8
-    h.ask(SetPolicyVersion("p", 2))
-    assert counts(h) == 4
-    assert len(h.put(4)) == 4
-
-
-def test_a_cleared_row_that_was_finished_makes_space_with_the_next_version():
-    """A cleared row that was not finished makes it at once."""
-    h = made()
-    h.put(8)
-    h.dealt(2)
-    h.clear([0, 1])
-    assert counts(h) == 8
-    h.clear([2, 3])
-    assert counts(h) == 6
-    h.ask(SetPolicyVersion("p", 1))
-    assert counts(h) == 4
-
-
-def test_a_dropped_row_that_was_finished_makes_space_with_the_next_version():
-    h = made()
-    h.put(8)
-    h.dealt(2)
-    h.ask(Drop("p", "late", column(range(4))))
-    assert counts(h) == 6
-    h.ask(SetPolicyVersion("p", 1))
-    assert counts(h) == 4
 
 
 def test_the_named_task_finishes_rows():
@@ -314,6 +278,8 @@ def test_it_shows_in_status_and_explain():
         ({"keep_rows": 0}, "keep_rows must be positive"),
         ({"keep_seconds": -1.0}, "keep_seconds must be positive"),
         ({"replicas": 0}, "replicas must be positive"),
+        ({"max_rows": 0}, "max_rows must be positive"),
+        ({"order": "random"}, "order must be one of fifo, lifo, priority"),
     ],
 )
 def test_invalid_options_are_refused(options, words):

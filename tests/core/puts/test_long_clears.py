@@ -22,16 +22,6 @@ def left(h: Harness) -> int:
     return h.state.partitions["p"].rows.count
 
 
-def finish(h: Harness) -> int:
-    """Run until no clear is left. Returns the number of steps."""
-    steps = 0
-    while h.jobs.is_working():
-        assert h.controller.next_deadline() == h.now, "there is always something to do"
-        h.tick(h.now)
-        steps += 1
-    return steps
-
-
 def test_rows_are_cleared_in_steps_with_other_requests_in_between(h: Harness) -> None:
     rows = h.put(12)
     cleared = h.send(ClearRows("p", column(reversed(rows[:10]))))
@@ -40,7 +30,7 @@ def test_rows_are_cleared_in_steps_with_other_requests_in_between(h: Harness) ->
     assert left(h) == 8
     assert h.dealt(2, name="r") == rows[:2], "what is not cleared yet is there"
     h.put(1, name="v")
-    assert finish(h) == 2
+    assert h.finish_jobs() == 2
     assert h.reply(cleared) == Done()
     assert left(h) == 3
 
@@ -49,7 +39,7 @@ def test_keys_are_cleared_in_steps(h: Harness) -> None:
     keys = [f"k{n}" for n in range(9)]
     h.put(9, keys=keys)
     cleared = h.send(ClearKeys("p", [*keys, "unknown"]))
-    assert finish(h) == 3
+    assert h.finish_jobs() == 3
     assert h.reply(cleared) == Done()
     assert not h.state.partitions["p"].keys
 
@@ -60,7 +50,7 @@ def test_a_partition_exists_until_the_last_step(h: Harness) -> None:
     h.tick(0.0)
     assert left(h) == 1
     h.put(1, name="v")
-    finish(h)
+    h.finish_jobs()
     assert h.reply(dropped) == Done()
     assert "p" not in h.state.partitions
 
@@ -72,7 +62,7 @@ def test_a_partition_created_again_in_between_is_not_cleared(h: Harness) -> None
         h.ask(ClearRows("p", column(range(4))), "v")
         h.ask(ClearPartition("p"), "v")
     h.put(6, name="v")
-    assert finish(h) == 1
+    assert h.finish_jobs() == 1
     assert h.reply(dropped) == Done()
     assert left(h) == 6
 
@@ -86,7 +76,7 @@ def test_a_repeated_request_is_answered_once_on_its_new_connection(h: Harness) -
     h.connect("w")
     h.disconnect("w", old)
     assert h.send(request, sequence=cleared) == cleared
-    finish(h)
+    h.finish_jobs()
     assert h.reply(cleared) == Done()
     h.connect("w")
     h.send(request, sequence=cleared)
@@ -97,7 +87,7 @@ def test_a_clear_is_finished_after_its_client_disconnects(h: Harness) -> None:
     rows = h.put(9)
     h.send(ClearRows("p", column(rows)), "gone")
     h.disconnect("gone")
-    finish(h)
+    h.finish_jobs()
     assert not left(h)
     assert "gone" not in h.state.clients
 
@@ -114,7 +104,7 @@ def test_a_load_of_a_checkpoint_ends_a_clear(h: Harness) -> None:
     cleared = h.send(ClearRows("p", column(rows), epoch=0))
     h.tick(0.0)
     h.state.epoch += 1
-    finish(h)
+    h.finish_jobs()
     h.state.epoch -= 1
     with pytest.raises(StaleMetadataError):
         h.result(cleared)

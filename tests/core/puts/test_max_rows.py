@@ -45,16 +45,6 @@ def test_a_put_beyond_the_limit_is_refused_or_waits_for_a_clear():
     assert rows_of(h.result(waits)) == [2]
 
 
-def test_puts_that_wait_get_the_space_in_order_of_arrival():
-    h = made(1, free_when=["t"])
-    h.put(1)
-    waits = [(name, h.send(h.publish(1, name=name, wait=10.0), name)) for name in ("v", "u", "w")]
-    for at, (name, sequence) in enumerate(waits):
-        assert h.parked(sequence, name)
-        assert h.dealt(1) == [at]
-        assert rows_of(h.result(sequence, name)) == [at + 1]
-
-
 def test_rows_that_a_reader_has_consumed_and_not_finished_do_not_count():
     h = made(1, free_when=["t"])
     assert h.put(1) == [0]
@@ -77,18 +67,6 @@ def test_with_several_tasks_a_row_counts_until_all_have_consumed_it():
         h.put(1)
     assert h.dealt(1, "u", name="s") == [0]
     assert h.put(1) == [1]
-
-
-def test_a_leased_row_counts_until_its_ack():
-    h = made(1, free_when=["t"])
-    h.put(1)
-    leased = h.lease(1)
-    waits = h.send(h.publish(1, wait=10.0), "w")
-    assert h.parked(waits, "w")
-    assert h.nack(leased)
-    assert h.parked(waits, "w")
-    assert h.ack(h.lease(1))
-    assert rows_of(h.result(waits)) == [1]
 
 
 def test_dropped_rows_free_space():
@@ -166,11 +144,6 @@ def test_explain_names_the_limit():
     h = made(1)
     h.put(1)
     assert "1 sample waits for the tasks, and max_rows is 1" in h.look(Explain("p", task="t", fields=["z"])).value
-
-
-def test_the_limit_must_be_positive():
-    with pytest.raises(InvalidArgumentError, match="max_rows must be positive"):
-        made(0)
 
 
 class BoundedQueue(RuleBasedStateMachine):
@@ -291,8 +264,3 @@ def test_the_order_of_a_partition_replaces_the_systems_sampler(order: str, rows:
     h.put(4, tags=[{"priority": number} for number in (1, 2, 1, 2)])
     assert [h.dealt(1) for _ in range(2)] == [[row] for row in rows[:2]]
     assert h.dealt(2) == rows[2:]
-
-
-def test_an_unknown_order_is_refused():
-    with pytest.raises(InvalidArgumentError, match="order must be one of fifo, lifo, priority"):
-        Harness().create(order="random")

@@ -15,19 +15,14 @@ def status(h: Harness):
     return h.look(Status()).partitions[0]
 
 
-def live(h: Harness) -> list[int]:
-    rows = h.state.partitions["p"].rows
-    return rows.indexes_of(rows.live_positions()).tolist()
-
-
 def test_rows():
     h = Harness()
     h.create(keep_rows=5)
     h.put(4)
     h.put(3)
-    assert live(h) == [2, 3, 4, 5, 6]
+    assert h.live() == [2, 3, 4, 5, 6]
     h.put(9)
-    assert live(h) == [11, 12, 13, 14, 15]
+    assert h.live() == [11, 12, 13, 14, 15]
     assert status(h).dropped == {"retention: keep_rows": 11}
 
 
@@ -37,7 +32,7 @@ def test_bytes():
     for _ in range(5):
         h.put(2)
     assert status(h).nbytes == 3 * BYTES
-    assert live(h) == [4, 5, 6, 7, 8, 9]
+    assert h.live() == [4, 5, 6, 7, 8, 9]
     assert status(h).dropped == {"retention: keep_bytes": 4}
 
 
@@ -49,12 +44,12 @@ def test_age():
     h.put(1)
     assert h.controller.next_deadline() == 64.0
     h.tick(63.9)
-    assert live(h) == [0, 1, 2]
+    assert h.live() == [0, 1, 2]
     h.tick(64.0)
-    assert live(h) == [2]
+    assert h.live() == [2]
     assert h.controller.next_deadline() == 94.0
     h.tick(94.0)
-    assert live(h) == []
+    assert h.live() == []
     assert h.controller.next_deadline() is None
     assert status(h).dropped == {"retention: keep_seconds": 3}
 
@@ -70,7 +65,7 @@ def test_groups_are_dropped_completely():
     h = Harness()
     h.create(keep_rows=3, group_size=2)
     h.put(4, groups=["a", "b", "a", "b"])
-    assert live(h) == [1, 3], "row 0 is one too many, and group 'a' is of no use without it"
+    assert h.live() == [1, 3], "row 0 is one too many, and group 'a' is of no use without it"
 
 
 def test_keys_are_dropped_with_their_rows():
@@ -110,5 +105,5 @@ def test_at_its_deadline_a_row_is_dropped(came, keep):
     deadline = h.controller.next_deadline()
     assert deadline is not None
     h.tick(deadline)
-    assert live(h) == []
+    assert h.live() == []
     assert h.controller.next_deadline() is None

@@ -295,8 +295,7 @@ def test_any_puts_have_the_results_that_they_have_one_after_the_other(turns: lis
             got, expected = one.reply(first[caller.client], caller.client), two.reply(sequence, caller.client)
             assert type(got) is type(expected)
             assert isinstance(got, Failure) or unversioned(got) == unversioned(expected)
-        partition = one.state.partitions["p"]
-        rows = partition.rows.indexes_of(partition.rows.live_positions()).tolist()
+        rows = one.live()
         assert one.lookup(rows, ["x"]) == two.lookup(rows, ["x"])
         contents = content_of(one), content_of(two)
         for content in contents:

@@ -158,26 +158,6 @@ def test_complete_groups_of_the_last_few_sizes_are_kept(h: Harness) -> None:
     assert [len(list(ready_of(h).whole_groups(size))) for size in (2, 3, 39)] == [40, 26, 2]
 
 
-def test_declared_groups_replace_those_by_order(h: Harness) -> None:
-    h.put(4)
-    ready = ready_of(h)
-    assert list(ready.whole_groups(2)) == [[0, 1], [2, 3]]
-    h.put(2, groups=["a", "a"])
-    assert list(ready_of(h).whole_groups(2)) == [[4, 5]]
-
-
-def test_rows_that_are_ready_may_join_a_group(h: Harness) -> None:
-    """The group is counted although its rows became ready before they joined it."""
-    h.put(4)
-    h.put(1, groups=["first"])
-    ready = ready_of(h)
-    assert list(ready.whole_groups(2)) == []
-    h.ask(h.publish(2, None, rows=[1, 3], groups=["b", "b"]))
-    assert list(ready.whole_groups(2)) == [[1, 3]]
-    h.clear([1])
-    assert list(ready.whole_groups(2)) == []
-
-
 def test_a_claim_for_an_unknown_field_finds_no_rows(h: Harness) -> None:
     h.put(2)
     assert list(ready_of(h, fields=("nobody",))) == []

@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from report_reader import describe
 
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
 from transfer_queue.core.timeline import event_ring
 from transfer_queue.core.timeline.event_ring import EventRing, RowHistory
 from transfer_queue.messages.claims import Ack, Claim, ClaimReply, Nack
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import ClearKeys, ClearRows, Drop
-from transfer_queue.sampler import SequentialSampler
 
 Entry = tuple[str, str, str, tuple[str, ...]]
 """What, client, task, fields."""
@@ -33,9 +30,7 @@ class Histories(RuleBasedStateMachine):
     def start(self, capacity: int, page: int) -> None:
         self.before = event_ring.PAGE_EVENTS, event_ring.PAGE_ROWS
         event_ring.PAGE_EVENTS, event_ring.PAGE_ROWS = page, 4 * page
-        self.h = Harness(SequentialSampler())
-        self.h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=capacity), restored=self.h.state)
-        self.h.clients.clear()
+        self.h = Harness(timeline_events=capacity)
         self.capacity = capacity
         self.model: dict[int, list[Entry]] = {}
         self.partition: dict[int, str] = {}
@@ -49,8 +44,7 @@ class Histories(RuleBasedStateMachine):
         event_ring.PAGE_EVENTS, event_ring.PAGE_ROWS = self.before
 
     def live(self, partition: str) -> list[int]:
-        found = self.h.state.partitions.get(partition)
-        return [] if found is None else found.rows.indexes_of(found.rows.live_positions()).tolist()
+        return self.h.live(partition) if partition in self.h.state.partitions else []
 
     def note(self, rows: list[int], what: str, client: str, task: str = "", fields: tuple[str, ...] = ()) -> None:
         for row in rows:
@@ -116,7 +110,7 @@ class Histories(RuleBasedStateMachine):
         if not rows:
             return
         self.h.ask(Drop(partition, "bad", column(rows)) if drop else ClearRows(partition, column(rows)), name)
-        self.gone(rows, name)
+        self.note(rows, "cleared", name)
 
     @rule(name=WRITERS)
     def clear_key(self, name: str) -> None:
@@ -124,14 +118,14 @@ class Histories(RuleBasedStateMachine):
         if found:
             partition, key = found[0]
             self.h.ask(ClearKeys(partition, [key]), name)
-            self.gone([self.keys[partition, key]], name)
+            self.note([self.keys[partition, key]], "cleared", name)
 
     @rule(name=WRITERS, partition=PARTITIONS)
     def clear_partition(self, name: str, partition: str) -> None:
         rows = self.live(partition)
         if partition in self.h.state.partitions:
             self.h.ask(ClearPartition(partition), name)
-            self.gone(rows, name, "partition cleared")
+            self.note(rows, "partition cleared", name)
             for row, of in self.partition.items():
                 if of == partition and row not in self.dropped:
                     self.dropped[row] = name
@@ -142,9 +136,6 @@ class Histories(RuleBasedStateMachine):
         if name in self.h.clients:
             self.h.disconnect(name)
             self.h.connect(name)
-
-    def gone(self, rows: list[int], name: str, kind: str = "cleared") -> None:
-        self.note(rows, kind, name)
 
     # ------------------------------------------------------------ the comparison
 
@@ -181,8 +172,7 @@ TestHistories = Histories.TestCase
 
 
 def test_the_clear_of_a_partition_is_not_reported_for_a_sample_whose_own_clear_is_not_kept() -> None:
-    h = Harness(SequentialSampler())
-    h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=2), restored=h.state)
+    h = Harness(timeline_events=2)
     (row,) = rows_of(h.ask(h.publish(1, ("x",), "p", "w", keys=["k"]), "w"))
     h.ask(ClearKeys("p", ["k"]), "a")
     h.ask(h.publish(1, ("x",), "p", "w"), "w")

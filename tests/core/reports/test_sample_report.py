@@ -6,15 +6,12 @@ import pytest
 from harness import OBJECT, Harness, column, tensor
 from report_reader import describe
 
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports import sample_report
 from transfer_queue.messages.claims import RankGone
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.puts import ClearKeys, Drop
 from transfer_queue.messages.reports.samples import DescribeSample, FindStuck
 from transfer_queue.messages.reports.timeline import Introduce
-from transfer_queue.sampler import SequentialSampler
 
 
 class TestFields:
@@ -63,9 +60,8 @@ class TestFields:
         assert (x.client, x.task, x.rank, x.time) == ("w", "rollout", 3, 5.0)
         assert (y.client, y.task, y.rank, y.time) == ("v", "", -1, 8.0)
 
-    def test_without_a_timeline_the_client_is_still_known(self, h: Harness) -> None:
-        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=0), restored=h.state)
-        h.clients.clear()
+    def test_without_a_timeline_the_client_is_still_known(self) -> None:
+        h = Harness(timeline_events=0)
         rows = h.put(1)
         report = describe(h, rows[0])
         assert [(field.client, field.time) for field in report.fields] == [("w", None)]

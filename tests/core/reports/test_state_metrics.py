@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator
 
 import pytest
-from harness import Harness
+from harness import Harness, finished
 
 from transfer_queue.core.claims import row_leases
 from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.reports import status
-from transfer_queue.core.reports.status import StateMeasures, measure
+from transfer_queue.core.reports.status import measure
 from transfer_queue.messages.claims import Cancel, RankGone
 from transfer_queue.messages.descriptors import DISK, MEMORY, BlockLocation, FieldSpec, NewBlock
 from transfer_queue.messages.partitions import ClearPartition
@@ -22,16 +21,6 @@ from transfer_queue.metrics.timing import OTHER
 from transfer_queue.sampler import RankAwareSampler
 
 
-def end_of(steps: Generator[None, None, StateMeasures]) -> StateMeasures:
-    """Do all remaining steps and return the result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: StateMeasures = end.value
-            return found
-
-
 def test_partitions_beyond_the_named_ones_are_reported_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "NAMED", 2)
     for number in range(5):
@@ -39,7 +28,7 @@ def test_partitions_beyond_the_named_ones_are_reported_together(h: Harness, monk
     h.claim(1, fields=["y"], partition="p0", wait=100.0)
     h.tick(3.0)
     h.claim(1, fields=["y"], partition="p1", wait=100.0)
-    found = end_of(measure(h.controller.context, 4.0))
+    found = finished(measure(h.controller.context, 4.0))
     assert found.count == 5
     *named, others = found.partitions
     assert [partition.name for partition in named] == ["p4", "p3"], "the newest"
@@ -62,7 +51,7 @@ def test_bytes_of_partitions_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> No
         copies = [BlockLocation(other, number, 0, 1, 64) for other in others]
         block = NewBlock(unit, number, 64 * number, 1, 10 * number, 3, spec, b"", 64, copies)
         h.ask(Publish(partition, 3, block=block, pre_allocate=0))
-    found = end_of(measure(h.controller.context, 0.0))
+    found = finished(measure(h.controller.context, 0.0))
     assert {partition.name: partition.stored for partition in found.partitions} == {
         "q": {"store": 40}, "p": {"memory": 20, "disk": 20 + 30}, OTHER: {"memory": 10},
     }  # fmt: skip
@@ -72,7 +61,7 @@ def test_bytes_of_partitions_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.live == {0: 10 + 20, 1: 20 + 30, 2: 40}
     h.ask(ClearPartition("p"))
     assert len(h.state.blocks.stored) == 2
-    assert end_of(measure(h.controller.context, 0.0)).live == {0: 10, 2: 40}
+    assert finished(measure(h.controller.context, 0.0)).live == {0: 10, 2: 40}
     tiers = {partition.name: partition.stored for partition in h.look(Status()).partitions}
     assert tiers == {"old": {"memory": 10}, "q": {"store": 40}}
 
@@ -84,7 +73,7 @@ def test_live_bytes_of_each_unit_equal_a_count_of_all_blocks(h: Harness) -> None
     expected: Counter[int] = Counter()
     for _, _, places, nbytes in h.state.blocks.live_blocks():
         expected.update({place.unit: nbytes for place in places})
-    assert end_of(measure(h.controller.context, 0.0)).live == expected
+    assert finished(measure(h.controller.context, 0.0)).live == expected
     assert expected.total() == h.state.blocks.live_bytes > 0
 
 
@@ -95,7 +84,7 @@ def test_partitions_dropped_between_two_steps_are_left_out(h: Harness) -> None:
     next(steps)
     h.ask(ClearPartition("p0"))
     h.ask(ClearPartition("p1"))
-    assert [partition.name for partition in end_of(steps).partitions] == ["p2"]
+    assert [partition.name for partition in finished(steps).partitions] == ["p2"]
 
 
 def test_waits_are_counted_by_request_and_task_when_they_end(h: Harness) -> None:
@@ -120,13 +109,13 @@ def test_ends_of_leases_are_counted(h: Harness) -> None:
     counts = h.controller.context.services[Leases]
     first, second = h.lease(3), h.lease(2, lease=5.0)
     assert counts.granted == {"t": 2}
-    assert end_of(measure(h.controller.context, 0.0)).series["leases"] == {("p", "t"): 2}
+    assert finished(measure(h.controller.context, 0.0)).series["leases"] == {("p", "t"): 2}
     h.ack(first, [0, 1])
     h.nack(first, [2])
     h.tick(5.0)
     assert counts.acknowledged == {"t": 2}
     assert counts.redelivered == {("t", "nacked"): 1, ("t", "expired"): len(second.rows) // 8}
-    assert end_of(measure(h.controller.context, 0.0)).series["leases"] == {}
+    assert finished(measure(h.controller.context, 0.0)).series["leases"] == {}
     again = h.lease(3, "u")
     h.nack(again, delivered=False)
     assert ("u", "nacked") not in counts.redelivered, "its client had not seen them"

@@ -285,13 +285,11 @@ def test_the_states_of_all_users_samplers_are_saved_and_loaded(
     h.put(6)
     for task in ("a", "a", "b"):
         h.dealt(1, task)
-    writes: list[Any] = []
-    monkeypatch.setattr(h.controller, "handle", _keeping(h.controller.handle, writes))
-    monkeypatch.setattr(h.controller, "on_sampler_answer", _keeping(h.controller.on_sampler_answer, writes))
     h.send(BeginCheckpoint("1" * 32))
-    (write,) = writes
+    (write,) = h.writes
     tree = write.tree()
-    states = {name: msgspec.msgpack.decode(form["state"]) for name, form in _forms(tree).items()}
+    forms = {"": tree["sampler"], **tree["task_samplers"]}
+    states = {name: msgspec.msgpack.decode(form["state"]) for name, form in forms.items()}
     assert {name: state["deals"] for name, state in states.items()} == {"": 1, "a": 2}
 
     into = Harness(Counting(), task_samplers={"a": Counting(refuses)})
@@ -309,21 +307,6 @@ def test_the_states_of_all_users_samplers_are_saved_and_loaded(
         assert deals == {"": 1, "a": 2}
         assert into.state.partitions["p"].row_count == 6
     made.clear()
-
-
-def _forms(tree: dict[str, Any]) -> dict[str, Any]:
-    return {"": tree["sampler"], **tree["task_samplers"]}
-
-
-def _keeping(function: Any, writes: list[Any]) -> Any:
-    """Return the function, without the effects that write files, which go to a list."""
-
-    def kept(*args: Any) -> Any:
-        effects = function(*args)
-        writes.extend(effect for effect in effects if type(effect).__name__ == "WriteState")
-        return [effect for effect in effects if type(effect).__name__ != "WriteState"]
-
-    return kept
 
 
 # ---------------------------------------------------------------- the number of ranks

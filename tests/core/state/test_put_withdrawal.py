@@ -26,11 +26,6 @@ def cancel(h: Harness, sequence: int, name: str = "w") -> bool:
     return h.ask(Cancel(sequence), name).value is True
 
 
-def live(h: Harness) -> list[int]:
-    partition = h.state.partitions["p"]
-    return partition.rows.indexes_of(partition.rows.live_positions()).tolist()
-
-
 def test_a_put_of_new_rows_leaves_nothing() -> None:
     h = Harness()
     h.create(max_rows=8)
@@ -38,7 +33,7 @@ def test_a_put_of_new_rows_leaves_nothing() -> None:
     partition = h.state.partitions["p"]
     nbytes, values = partition.nbytes, partition.fields["x"].live
     assert cancel(h, put(h, 3, keys=["a", "b", "c"], tags=[{"n": 1}, None, {}]))
-    assert (live(h), partition.keys, partition.nbytes, partition.fields["x"].live) == (first, {}, nbytes, values)
+    assert (h.live(), partition.keys, partition.nbytes, partition.fields["x"].live) == (first, {}, nbytes, values)
     assert partition.undone == partition.admitted == partition.open_rows == 2
     assert partition.drops.rows == {}
     assert h.result(put(h, keys=["a"]), "w").fields is None, "the key is free again"
@@ -52,7 +47,7 @@ def test_a_cancelled_request_is_refused_if_it_comes_again() -> None:
     h.send(request, sequence=sequence)
     with pytest.raises(ProtocolError, match="acknowledged"):
         h.result(sequence)
-    assert live(h) == []
+    assert h.live() == []
 
 
 def test_a_request_that_arrives_after_its_cancellation_is_refused() -> None:
@@ -63,7 +58,7 @@ def test_a_request_that_arrives_after_its_cancellation_is_refused() -> None:
     h.send(h.publish(1), sequence=late)
     with pytest.raises(ProtocolError, match="acknowledged"):
         h.result(late)
-    assert live(h) == []
+    assert h.live() == []
 
 
 def test_a_cancellation_that_is_sent_again_has_one_outcome() -> None:
@@ -93,9 +88,9 @@ def test_a_put_of_which_a_row_was_used_stays(use: str) -> None:
     sequence = h.send(request)
     reply = h.result(sequence)
     USES[use](h)
-    before = live(h)
+    before = h.live()
     assert not cancel(h, sequence)
-    assert live(h) == before
+    assert h.live() == before
     h.send(request, sequence=sequence)
     assert h.result(sequence) == reply
 
@@ -105,9 +100,9 @@ def test_a_put_into_existing_rows_stays(target: dict[str, Any]) -> None:
     h = Harness()
     h.put(1, keys=["a"])
     sequence = put(h, len(next(iter(target.values()))), **target)
-    before = live(h)
+    before = h.live()
     assert not cancel(h, sequence)
-    assert live(h) == before
+    assert h.live() == before
 
 
 def test_a_put_that_waits_for_space_is_not_carried_out() -> None:
@@ -117,7 +112,7 @@ def test_a_put_that_waits_for_space_is_not_carried_out() -> None:
     sequence, behind = put(h, wait=10.0), put(h, wait=10.0, name="v")
     assert cancel(h, sequence)
     assert h.dealt(1) == [first]
-    assert rows_of(h.result(behind, "v")) == live(h)[-1:]
+    assert rows_of(h.result(behind, "v")) == h.live()[-1:]
     assert h.state.partitions["p"].admitted == 2
 
 
@@ -135,7 +130,7 @@ def test_a_withdrawn_put_makes_space_and_ends_a_join() -> None:
     sequence = put(h)
     behind = put(h, wait=10.0, name="v")
     assert cancel(h, sequence)
-    assert rows_of(h.result(behind, "v")) == live(h)
+    assert rows_of(h.result(behind, "v")) == h.live()
 
 
 def test_a_withdrawn_put_makes_room_for_staleness() -> None:
@@ -183,7 +178,7 @@ def test_a_reservation_is_withdrawn() -> None:
     h = Harness()
     h.create()
     assert cancel(h, h.send(Reserve("p", 2, ["a", "b"], 0)))
-    assert (live(h), h.state.partitions["p"].keys) == ([], {})
+    assert (h.live(), h.state.partitions["p"].keys) == ([], {})
     h.put(1, keys=["a"])
     assert not cancel(h, h.send(Reserve("p", 2, ["a", "b"], 0))), "one of its rows existed before"
     sequence = h.send(Reserve("p", 1, None, 0))
@@ -198,7 +193,7 @@ def test_puts_that_were_applied_together_are_withdrawn_one_by_one() -> None:
     mine, other = h.send_together([(name, h.publish(1, name=name)) for name in ("u", "v")])
     (row,) = rows_of(h.result(other, "v"))
     assert cancel(h, mine, "u")
-    assert live(h) == [0, row]
+    assert h.live() == [0, row]
 
 
 def test_a_drop_that_withdraws_leaves_what_tasks_have() -> None:
@@ -207,7 +202,7 @@ def test_a_drop_that_withdraws_leaves_what_tasks_have() -> None:
     rows = h.put(3)
     taken = h.dealt(1)
     assert h.ask(Drop("p", "cancelled", column(rows), withdraws=True)) == Done(2)
-    assert live(h) == taken
+    assert h.live() == taken
     partition = h.state.partitions["p"]
     assert (partition.undone, partition.drops.rows) == (1, {})
 

@@ -8,7 +8,7 @@ import harness
 import msgspec
 import numpy as np
 import pytest
-from harness import DELETE, Harness, column, tensor
+from harness import Harness, column, tensor
 
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.tables.rows import CHUNK
@@ -85,14 +85,6 @@ def test_a_later_watch_returns_what_has_changed_since(h: Harness) -> None:
     assert tags_by_key(now(h, first)) == {"a": {"n": 1}}
 
 
-def test_several_changes_of_a_row_are_reported_once(h: Harness) -> None:
-    tag(h, a={"n": 1})
-    version = now(h).version
-    tag(h, a={"n": 2})
-    tag(h, a={"n": 3, "old": DELETE})
-    assert tags_by_key(now(h, version)) == {"a": {"n": 3}}
-
-
 def test_every_entry_of_where_must_match(h: Harness) -> None:
     tag(h, a={"s": 1, "t": 1}, b={"s": 1}, c={"s": 1.0, "t": True}, d={"s": [1], "t": 1})
     assert set(tags_by_key(now(h, None, {"s": 1, "t": 1}))) == {"a"}
@@ -131,16 +123,6 @@ def test_cleared_rows_are_reported_with_their_keys(h: Harness) -> None:
     assert numbers(reply.cleared_versions) == [version + 1, version + 2]
     assert numbers(now(h, version + 1).cleared) == [3]
     assert numbers(now(h).cleared) == [], "a client without any state needs no clears"
-
-
-def test_a_key_that_was_cleared_and_put_again_is_reported_twice(h: Harness) -> None:
-    tag(h, a={"n": 1})
-    version = now(h).version
-    h.ask(ClearKeys("p", ["a"]))
-    tag(h, a={"n": 2})
-    reply = now(h, version)
-    assert (numbers(reply.cleared), numbers(reply.rows)) == ([0], [1])
-    assert numbers(reply.cleared_versions) < numbers(reply.versions)
 
 
 def test_cleared_rows_that_were_never_reported_are_not_reported(h: Harness) -> None:
@@ -203,14 +185,6 @@ def test_a_watch_waits_for_the_row_that_matches(h: Harness) -> None:
     tag(h, a=READY)
     assert tags_by_key(told(h, first)) == {"a": READY}
     assert h.parked(other, "r")
-
-
-def test_a_row_that_gets_its_key_before_its_tag_is_reported_with_the_tag(h: Harness) -> None:
-    sequence = watch(h, None, READY)
-    h.ask(Reserve("p", 1, ["a"], 0))
-    assert h.parked(sequence, "r")
-    tag(h, a=READY)
-    assert tags_by_key(told(h, sequence)) == {"a": READY}
 
 
 def test_each_waiting_watch_gets_the_changes_since_its_own_version(h: Harness) -> None:
@@ -304,17 +278,6 @@ def test_a_watch_ends_with_its_connection(h: Harness) -> None:
     assert not h.parked(sequence, "r")
     tag(h, a={})
     assert h.reply(sequence, "r") is None
-
-
-def test_a_watch_continues_on_a_new_connection(h: Harness) -> None:
-    sequence = watch(h)
-    old = h.clients["r"].peer
-    new = h.connect("r")
-    h.send(Watch("p", None, {}, 10.0), "r", sequence)
-    h.disconnect("r", old)
-    tag(h, a={})
-    assert (new, sequence) in h.replies
-    assert (old, sequence) not in h.replies
 
 
 def test_a_retry_of_a_watch_whose_reply_was_lost_loses_no_changes(h: Harness) -> None:

@@ -50,23 +50,6 @@ def test_batches_may_be_requested_out_of_order_and_late(ranks: Harness) -> None:
     assert ranks.dealt(2, dp_rank=0, batch_index=3) == [4, 5]
 
 
-def test_a_late_replica_gets_its_batch_although_no_row_is_ready(ranks: Harness) -> None:
-    ranks.put(2)
-    assert ranks.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
-    assert ranks.dealt(2, dp_rank=0, batch_index=0) == [0, 1]
-    assert ranks.dealt(2, dp_rank=0, batch_index=1) == []
-
-
-def test_waiting_replicas_are_answered_together(ranks: Harness) -> None:
-    waiting = [(ranks.claim(2, wait=10, name=name, dp_rank=1, batch_index=4), name) for name in "abc"]
-    other = ranks.claim(2, wait=10, name="d", dp_rank=0, batch_index=4)
-    ranks.put(2)
-    assert [ranks.got(sequence, name) for sequence, name in waiting] == [[0, 1]] * 3
-    assert ranks.parked(other, "d")
-    ranks.put(2)
-    assert ranks.got(other, "d") == [2, 3]
-
-
 @pytest.mark.design("the same key asked with another batch_size is a ValueError")
 def test_another_batch_size_is_an_error(ranks: Harness) -> None:
     ranks.put(6)

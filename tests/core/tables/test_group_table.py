@@ -115,15 +115,13 @@ def test_existing_rows_can_join_a_group_and_answer_a_waiting_claim(g: Harness) -
 
 def test_a_row_cannot_leave_its_group(g: Harness) -> None:
     g.put(2, keys=["a", "b"], groups=["g", "g"])
-    before = g.state.snapshot()["partitions"]
     for request in (
         g.publish(1, ("y",), rows=[0], groups=["h"]),
         g.publish(2, ("y",), keys=["new", "b"], groups=["h", "h"]),
         g.publish(1, None, rows=[1], groups=["h"]),
     ):
-        with pytest.raises(InvalidArgumentError, match="'g' cannot join group 'h'"):
+        with g.refuses(InvalidArgumentError, "'g' cannot join group 'h'"):
             g.ask(request)
-    assert g.state.snapshot()["partitions"] == before
 
 
 def test_rows_without_a_declared_group_are_never_dealt(g: Harness) -> None:
@@ -145,7 +143,6 @@ def test_an_oversized_group_is_refused_if_the_size_is_declared() -> None:
     h.create(group_size=2)
     h.put(3, keys=["a", "b", "c"], groups=["g", "g", "k"])
     h.ask(Reserve("p", 1, None, 0))
-    before = h.state.snapshot()["partitions"]
     for request in (
         h.publish(1, groups=["g"]),
         h.publish(2, groups=["k", "k"]),
@@ -154,9 +151,8 @@ def test_an_oversized_group_is_refused_if_the_size_is_declared() -> None:
         h.publish(1, None, rows=[3], groups=["g"]),
         Reserve("p", 1, None, 0, ["g"]),
     ):
-        with pytest.raises(InvalidArgumentError, match="at most 2 samples"):
+        with h.refuses(InvalidArgumentError, "at most 2 samples"):
             h.ask(request)
-    assert h.state.snapshot()["partitions"] == before
     h.put(2, ("y",), keys=["b", "a"], groups=["g", "g"])
     assert h.dealt(2) == [0, 1]
 
@@ -531,10 +527,8 @@ def test_a_group_is_dropped_and_put_again_many_times(q: Harness) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_part_of_a_new_attempt_is_refused(q: Harness, count: int) -> None:
-    before = q.state.snapshot()["partitions"]
-    with pytest.raises(InvalidArgumentError, match=r"dropped while 1 of its 4 samples .* Put all 4 samples"):
+    with q.refuses(InvalidArgumentError, r"dropped while 1 of its 4 samples .* Put all 4 samples"):
         q.put(count, groups=["g"] * count)
-    assert q.state.snapshot()["partitions"] == before
 
 
 def test_a_group_of_which_another_attempt_lives_is_full(q: Harness) -> None:

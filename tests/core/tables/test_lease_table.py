@@ -85,16 +85,6 @@ def test_an_expired_lease_makes_its_rows_ready_again(h: Harness) -> None:
     assert consumed(h) == [1, 1]
 
 
-def test_a_nack_returns_rows_at_once_and_can_leave_the_delivery_count(h: Harness) -> None:
-    h.put(2)
-    assert h.nack(h.lease(2))
-    again = h.lease(2)
-    assert deliveries(again) == [2, 2]
-    assert h.nack(again, delivered=False)
-    assert not h.nack(again)
-    assert deliveries(h.lease(2)) == [2, 2]
-
-
 def test_a_renewed_lease_continues(h: Harness) -> None:
     h.put(2)
     reply = h.lease(2, lease=10.0)
@@ -110,34 +100,6 @@ def test_a_renewed_lease_continues(h: Harness) -> None:
     assert h.controller.next_deadline() is None
 
 
-def test_parts_of_a_lease_are_acknowledged_and_returned(h: Harness) -> None:
-    h.put(4)
-    reply = h.lease(4)
-    assert h.ack(reply, [0, 2])
-    assert not h.ack(reply, [0, 2])
-    assert h.nack(reply, [1])
-    assert consumed(h) == [1, 0, 1, 0]
-    again = h.lease(1)
-    assert rows_of(again) == [1]
-    h.tick(10.0)
-    last = h.lease(2)
-    assert (rows_of(last), deliveries(last)) == ([1, 3], [3, 2])
-    assert not h.ack(reply, [3, 99])
-
-
-def test_a_retry_gets_the_lost_reply_with_the_same_token(h: Harness) -> None:
-    h.put(2)
-    sequence = h.claim(2, lease=10.0)
-    first = h.result(sequence, "r")
-    h.disconnect("r")
-    h.connect("r")
-    request = h.claim(2)  # another sequence: no row is ready
-    assert h.got(request) == []
-    h.send(Renew([]), "r", sequence)
-    assert h.result(sequence, "r") == first
-    assert consumed(h) == [0, 0], "a short disconnection of the client ends no lease"
-
-
 def test_a_fetch_that_is_cancelled_when_it_is_answered_loses_no_rows(h: Harness) -> None:
     sequence = h.claim(2, wait=100.0, lease=1000.0)
     h.put(2)
@@ -147,18 +109,6 @@ def test_a_fetch_that_is_cancelled_when_it_is_answered_loses_no_rows(h: Harness)
     assert deliveries(again) is None, "no client has received them"
     h.ask(Cancel(sequence), "r")
     assert h.ack(again)
-
-
-def test_tokens_never_decrease(h: Harness) -> None:
-    h.put(2)
-    tokens = []
-    for event in (ResetConsumption("p"), ClearPartition("p"), None):
-        tokens.append(h.lease(2).token)
-        if event is not None:
-            h.ask(event)
-        if isinstance(event, ClearPartition):
-            h.put(2)
-    assert tokens == sorted(set(tokens))
 
 
 @pytest.mark.parametrize("lease", [0.0, -1.0])
@@ -187,23 +137,6 @@ def test_deadlines_of_acknowledged_leases_do_not_accumulate(h: Harness) -> None:
     assert len(h.controller.context.services[Leases].deadlines._heap) <= LEAST + 1
 
 
-# ---------------------------------------------------------------- what ends leases
-
-
-@pytest.mark.parametrize("sampler", [None, RankAwareSampler()])
-def test_a_reset_fences_leases(sampler: BaseSampler | None) -> None:
-    h = Harness(sampler)
-    h.put(2)
-    reply = h.lease(2, dp_rank=0, batch_index=0)
-    h.ask(ResetConsumption("p", "t"))
-    assert not h.ack(reply)
-    assert renewed(h, reply) == [False]
-    again = h.lease(2, dp_rank=0, batch_index=0)
-    assert (rows_of(again), deliveries(again)) == ([0, 1], None)
-    h.tick(10.0)
-    assert deliveries(h.lease(2, dp_rank=0, batch_index=0)) == [2, 2]
-
-
 def test_cleared_rows_and_partitions_end_leases(h: Harness) -> None:
     h.put(3)
     reply = h.lease(3)
@@ -221,6 +154,9 @@ def test_cleared_rows_and_partitions_end_leases(h: Harness) -> None:
     assert h.dealt(1) == [4]
 
 
+# ---------------------------------------------------------------- what ends leases
+
+
 # ---------------------------------------------------------------- dealt batches
 
 
@@ -230,68 +166,63 @@ def ranks() -> Harness:
 
 
 def test_a_dealt_batch_is_delivered_again_only_under_its_key(ranks: Harness) -> None:
-    h = ranks
-    h.put(4)
-    lost = h.lease(2, dp_rank=0, batch_index=0)
-    h.tick(10.0)
-    assert h.dealt(4, dp_rank=0, batch_index=1) == []
-    assert h.dealt(2, dp_rank=1, batch_index=0) == [2, 3]
-    again = h.lease(2, dp_rank=0, batch_index=0)
+    ranks.put(4)
+    lost = ranks.lease(2, dp_rank=0, batch_index=0)
+    ranks.tick(10.0)
+    assert ranks.dealt(4, dp_rank=0, batch_index=1) == []
+    assert ranks.dealt(2, dp_rank=1, batch_index=0) == [2, 3]
+    again = ranks.lease(2, dp_rank=0, batch_index=0)
     assert (rows_of(again), deliveries(again)) == ([0, 1], [2, 2])
-    assert not h.ack(lost)
-    assert h.ack(again)
-    over = h.lease(2, dp_rank=0, batch_index=0)
+    assert not ranks.ack(lost)
+    assert ranks.ack(again)
+    over = ranks.lease(2, dp_rank=0, batch_index=0)
     assert (rows_of(over), over.token) == ([0, 1], 0)
 
 
 def test_the_first_ack_finishes_a_share(ranks: Harness) -> None:
-    h = ranks
-    h.put(2)
-    one, two = (h.lease(2, name=name, dp_rank=0, batch_index=0) for name in ("a", "b"))
+    ranks.put(2)
+    one, two = (ranks.lease(2, name=name, dp_rank=0, batch_index=0) for name in ("a", "b"))
     assert rows_of(one) == rows_of(two) == [0, 1]
     assert one.token != two.token
-    assert h.ack(two)
-    assert not h.ack(one), "no error, and no effect"
-    assert consumed(h) == [1, 1]
-    assert renewed(h, one, two) == [False, False]
+    assert ranks.ack(two)
+    assert not ranks.ack(one), "no error, and no effect"
+    assert consumed(ranks) == [1, 1]
+    assert renewed(ranks, one, two) == [False, False]
 
 
 def test_a_share_needs_the_acks_of_all_replicas(ranks: Harness) -> None:
-    h = ranks
-    h.put(2)
-    one, two = (h.lease(2, name=name, replicas=2, dp_rank=0, batch_index=0) for name in ("a", "b"))
-    assert h.ack(one)
-    assert not h.ack(one), "a second ack of the same token does not count for another replica"
-    assert consumed(h) == [0, 0]
-    h.tick(10.0)
-    assert not h.ack(two)
-    again = h.lease(2, name="b", replicas=2, dp_rank=0, batch_index=0)
+    ranks.put(2)
+    one, two = (ranks.lease(2, name=name, replicas=2, dp_rank=0, batch_index=0) for name in ("a", "b"))
+    assert ranks.ack(one)
+    assert not ranks.ack(one), "a second ack of the same token does not count for another replica"
+    assert consumed(ranks) == [0, 0]
+    ranks.tick(10.0)
+    assert not ranks.ack(two)
+    again = ranks.lease(2, name="b", replicas=2, dp_rank=0, batch_index=0)
     assert deliveries(again) == [2, 2]
-    assert h.ack(again, [0])
-    assert consumed(h) == [1, 0]
-    assert h.ack(again)
-    assert consumed(h) == [1, 1]
+    assert ranks.ack(again, [0])
+    assert consumed(ranks) == [1, 0]
+    assert ranks.ack(again)
+    assert consumed(ranks) == [1, 1]
 
 
 def test_a_delivery_counts_once_for_all_replicas(ranks: Harness) -> None:
-    h = ranks
-    h.put(2)
-    h.lease(2, name="a", dp_rank=0, batch_index=0)
-    h.tick(5.0)
-    h.lease(2, name="b", dp_rank=0, batch_index=0)
-    h.tick(10.0)
-    assert deliveries(h.lease(2, name="c", lease=1.0, dp_rank=0, batch_index=0)) is None, "b still holds it"
-    h.tick(15.0)
-    assert deliveries(h.lease(2, name="d", dp_rank=0, batch_index=0)) == [2, 2]
+    ranks.put(2)
+    ranks.lease(2, name="a", dp_rank=0, batch_index=0)
+    ranks.tick(5.0)
+    ranks.lease(2, name="b", dp_rank=0, batch_index=0)
+    ranks.tick(10.0)
+    assert deliveries(ranks.lease(2, name="c", lease=1.0, dp_rank=0, batch_index=0)) is None, "b still holds it"
+    ranks.tick(15.0)
+    assert deliveries(ranks.lease(2, name="d", dp_rank=0, batch_index=0)) == [2, 2]
 
 
 def test_a_claim_without_a_lease_consumes(ranks: Harness) -> None:
-    h = ranks
-    h.put(2)
-    leased = h.lease(2, dp_rank=0, batch_index=0)
-    assert h.dealt(2, name="other", dp_rank=0, batch_index=0) == [0, 1]
-    assert consumed(h) == [1, 1]
-    assert not h.ack(leased)
+    ranks.put(2)
+    leased = ranks.lease(2, dp_rank=0, batch_index=0)
+    assert ranks.dealt(2, name="other", dp_rank=0, batch_index=0) == [0, 1]
+    assert consumed(ranks) == [1, 1]
+    assert not ranks.ack(leased)
 
 
 def test_the_shares_of_all_ranks_need_acks() -> None:
@@ -308,28 +239,27 @@ def test_the_shares_of_all_ranks_need_acks() -> None:
 
 
 def test_the_rows_of_a_rank_that_is_gone_are_ready_for_every_rank(ranks: Harness) -> None:
-    h = ranks
-    h.put(6)
-    acked = h.lease(2, dp_rank=1, batch_index=0)
-    h.ack(acked)
-    lost = h.lease(2, dp_rank=1, batch_index=1)
-    h.ask(Seal("p"))
-    mine = h.lease(2, name="a", dp_rank=0, batch_index=0)
-    h.ack(mine)
-    waits = h.claim(2, name="a", wait=1000.0, lease=10.0, dp_rank=0, batch_index=1)
-    assert h.parked(waits, "a"), "rows that may become ready again are not the end"
-    h.tick(50.0)
-    assert h.parked(waits, "a")
-    assert h.ask(RankGone("p", "t", 1)).value == 2
-    again = h.result(waits, "a")
+    ranks.put(6)
+    acked = ranks.lease(2, dp_rank=1, batch_index=0)
+    ranks.ack(acked)
+    lost = ranks.lease(2, dp_rank=1, batch_index=1)
+    ranks.ask(Seal("p"))
+    mine = ranks.lease(2, name="a", dp_rank=0, batch_index=0)
+    ranks.ack(mine)
+    waits = ranks.claim(2, name="a", wait=1000.0, lease=10.0, dp_rank=0, batch_index=1)
+    assert ranks.parked(waits, "a"), "rows that may become ready again are not the end"
+    ranks.tick(50.0)
+    assert ranks.parked(waits, "a")
+    assert ranks.ask(RankGone("p", "t", 1)).value == 2
+    again = ranks.result(waits, "a")
     assert (rows_of(again), deliveries(again)) == (rows_of(lost), [2, 2])
-    assert not h.ack(lost)
-    assert h.ack(again, name="a")
-    assert h.dealt(2, name="a", dp_rank=0, batch_index=2) is None, "no share is reserved for a rank that is gone"
-    assert h.dealt(2, dp_rank=1, batch_index=0) == rows_of(acked), "its acknowledged batch remains"
+    assert not ranks.ack(lost)
+    assert ranks.ack(again, name="a")
+    assert ranks.dealt(2, name="a", dp_rank=0, batch_index=2) is None, "no share is reserved for a rank that is gone"
+    assert ranks.dealt(2, dp_rank=1, batch_index=0) == rows_of(acked), "its acknowledged batch remains"
     with pytest.raises(BatchGoneError, match="declared gone"):
-        h.lease(2, dp_rank=1, batch_index=1)
-    assert h.ask(RankGone("p", "t", 1)).value == 0
+        ranks.lease(2, dp_rank=1, batch_index=1)
+    assert ranks.ask(RankGone("p", "t", 1)).value == 0
 
 
 def test_leases_of_a_rank_are_in_the_same_order_after_a_restart(ranks: Harness) -> None:
@@ -343,16 +273,15 @@ def test_leases_of_a_rank_are_in_the_same_order_after_a_restart(ranks: Harness) 
 
 
 def test_a_rank_can_be_gone_during_a_lease(ranks: Harness) -> None:
-    h = ranks
-    h.put(4)
-    lost = h.lease(4, dp_rank=1, batch_index=0)
-    h.ack(lost, [0])
-    assert h.ask(RankGone("p", "t", 1)).value == 3
-    assert not h.ack(lost)
-    again = h.lease(3, dp_rank=0, batch_index=0)
+    ranks.put(4)
+    lost = ranks.lease(4, dp_rank=1, batch_index=0)
+    ranks.ack(lost, [0])
+    assert ranks.ask(RankGone("p", "t", 1)).value == 3
+    assert not ranks.ack(lost)
+    again = ranks.lease(3, dp_rank=0, batch_index=0)
     assert (rows_of(again), deliveries(again)) == ([1, 2, 3], [2, 2, 2])
     with pytest.raises(UnknownPartitionError):
-        h.ask(RankGone("none", "t", 1))
+        ranks.ask(RankGone("none", "t", 1))
 
 
 def test_replicas_need_a_dealt_batch(h: Harness) -> None:
@@ -451,24 +380,22 @@ def test_the_group_of_a_poison_row_is_skipped() -> None:
 
 
 def test_a_dealt_batch_with_skipped_rows_is_an_error(ranks: Harness) -> None:
-    h = ranks
-    h.create(max_deliveries=2)
-    h.put(4)
+    ranks.create(max_deliveries=2)
+    ranks.put(4)
     for _ in range(2):
-        h.nack(h.lease(2, dp_rank=0, batch_index=0))
+        ranks.nack(ranks.lease(2, dp_rank=0, batch_index=0))
     with pytest.raises(BatchGoneError, match="too often without an ack"):
-        h.lease(2, dp_rank=0, batch_index=0)
-    assert rows_of(h.lease(2, dp_rank=0, batch_index=1)) == [2, 3]
-    assert h.ask(RankGone("p", "t", 0)).value == 2
+        ranks.lease(2, dp_rank=0, batch_index=0)
+    assert rows_of(ranks.lease(2, dp_rank=0, batch_index=1)) == [2, 3]
+    assert ranks.ask(RankGone("p", "t", 0)).value == 2
 
 
 def test_poison_rows_of_a_rank_that_is_gone_are_skipped(ranks: Harness) -> None:
-    h = ranks
-    h.create(max_deliveries=1)
-    h.put(2)
-    h.lease(2, dp_rank=0, batch_index=0)
-    assert h.ask(RankGone("p", "t", 0)).value == 0
-    assert h.look(Status()).partitions[0].passed == {"t": {"poison": 2}}
+    ranks.create(max_deliveries=1)
+    ranks.put(2)
+    ranks.lease(2, dp_rank=0, batch_index=0)
+    assert ranks.ask(RankGone("p", "t", 0)).value == 0
+    assert ranks.look(Status()).partitions[0].passed == {"t": {"poison": 2}}
 
 
 # ---------------------------------------------------------------- together with other features
@@ -506,15 +433,14 @@ def test_the_replicas_of_the_partition_apply_to_leases() -> None:
 
 
 def test_a_reader_without_a_lease_keeps_rows_that_another_has_acknowledged(ranks: Harness) -> None:
-    h = ranks
-    h.create(free_when=["t"])
-    h.put(2)
-    reply = h.lease(2, dp_rank=0, batch_index=0)
-    assert h.dealt(2, name="plain", dp_rank=0, batch_index=0) == [0, 1]
-    assert not h.ack(reply)
-    assert h.state.partitions["p"].row_count == 2
-    h.disconnect("plain")
-    assert h.state.partitions["p"].row_count == 0
+    ranks.create(free_when=["t"])
+    ranks.put(2)
+    reply = ranks.lease(2, dp_rank=0, batch_index=0)
+    assert ranks.dealt(2, name="plain", dp_rank=0, batch_index=0) == [0, 1]
+    assert not ranks.ack(reply)
+    assert ranks.state.partitions["p"].row_count == 2
+    ranks.disconnect("plain")
+    assert ranks.state.partitions["p"].row_count == 0
 
 
 class Both(BaseSampler):
@@ -537,15 +463,14 @@ def test_a_user_sampler_claims_the_dealt_rows_and_consumes_the_others() -> None:
 
 
 def test_explain_names_the_client_that_holds_a_row(ranks: Harness) -> None:
-    h = ranks
-    h.put(2)
-    h.lease(2, name="trainer", dp_rank=3, batch_index=5)
-    words = h.look(Explain("p", row=0, task="t")).value
+    ranks.put(2)
+    ranks.lease(2, name="trainer", dp_rank=3, batch_index=5)
+    words = ranks.look(Explain("p", row=0, task="t")).value
     assert "in batch 5 of dp_rank 3 under a lease of client trainer, and is not acknowledged" in words
-    h.tick(10.0)
-    words = h.look(Explain("p", row=0, task="t")).value
+    ranks.tick(10.0)
+    words = ranks.look(Explain("p", row=0, task="t")).value
     assert "is not acknowledged yet (1 earlier delivery was not acknowledged either)" in words
-    words = h.look(Explain("p", task="t", fields=["x"])).value
+    words = ranks.look(Explain("p", task="t", fields=["x"])).value
     assert "2 of them are not acknowledged yet (among them batch 5 of dp_rank 3)" in words
 
 

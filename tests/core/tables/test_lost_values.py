@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import pytest
@@ -15,11 +17,11 @@ from transfer_queue.messages.system import Status
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
 
 
-def lose(h: Harness, when: str = "at noon") -> None:
-    """Register the unit of the harness again with an empty arena."""
+def lose(h: Harness, when: str = "at noon", left: Sequence[int] = ()) -> None:
+    """Register the unit of the harness again with an arena that has these extents only."""
     h.disconnect("unit-0")
     h.connect("unit-0")
-    h.ask(RegisterUnit("unit.sock", "/arena", when=when, extents=b""), "unit-0")
+    h.ask(RegisterUnit("unit.sock", "/arena", when=when, extents=column(left)), "unit-0")
 
 
 def numbers(values: bytes) -> list[int]:
@@ -172,10 +174,7 @@ def test_losses_in_many_chunks_and_partitions_are_counted() -> None:
     h.extents += 1
     h.clients["w"].blocks = 0
     kept = h.put(10, ["x"], "q")
-    kept_extent = h.clients["w"].extent
-    h.disconnect("unit-0")
-    h.connect("unit-0")
-    h.ask(RegisterUnit("unit.sock", "/arena", extents=column([kept_extent])), "unit-0")
+    lose(h, left=[h.clients["w"].extent])
     assert {name: p.losses.counts for name, p in h.state.partitions.items()} == {"p": {"x": 5000}, "q": {"x": 10}}
     assert h.dealt(20, partition="q") == []
     assert h.dealt(10, partition="q") == kept

@@ -19,26 +19,21 @@ def made(replicas: int = 1, sampler=None, **more) -> Harness:
     return h
 
 
-def live(h: Harness) -> list[int]:
-    rows = h.state.partitions["p"].rows
-    return rows.indexes_of(rows.live_positions()).tolist()
-
-
 @pytest.mark.design("free_when=consumed_by[tasks] per partition frees rows by themselves")
 def test_a_row_is_freed_when_all_tasks_have_finished_it():
     h = made()
     h.put(4)
     assert h.dealt(2, "a", name="a") == [0, 1]
     assert h.dealt(2, "b", name="b") == [0, 1]
-    assert live(h) == [0, 1, 2, 3], "both tasks still refer to them"
+    assert h.live() == [0, 1, 2, 3], "both tasks still refer to them"
     assert h.dealt(2, "a", name="a") == [2, 3]
-    assert live(h) == [0, 1, 2, 3]
+    assert h.live() == [0, 1, 2, 3]
     assert h.dealt(2, "b", name="b") == [2, 3]
-    assert live(h) == [2, 3]
+    assert h.live() == [2, 3]
     assert h.look(Status()).partitions[0].freed == 2
     h.disconnect("a")
     h.disconnect("b")
-    assert live(h) == [], "a client that is gone has no references"
+    assert h.live() == [], "a client that is gone has no references"
 
 
 def test_asking_for_more_frees_rows_although_no_row_is_ready():
@@ -50,7 +45,7 @@ def test_asking_for_more_frees_rows_although_no_row_is_ready():
         h.dealt(2, task, name=task)
         h.claim(1, task, name=task, wait=100.0)
     assert h.result(puts) is not None
-    assert live(h) == [2]
+    assert h.live() == [2]
 
 
 def test_other_tasks_do_not_matter():
@@ -60,7 +55,7 @@ def test_other_tasks_do_not_matter():
     for task in "ab":
         h.dealt(1, task, name=task)
         assert h.dealt(1, task, name=task) == []
-    assert live(h) == []
+    assert h.live() == []
 
 
 def test_a_fetch_that_holds_its_batches_frees_rows_only_by_finish():
@@ -71,10 +66,10 @@ def test_a_fetch_that_holds_its_batches_frees_rows_only_by_finish():
         sequence = h.claim(1, "a", name="a", hold=True)
         assert h.got(sequence, "a") == [row]
         assert h.reply(sequence, "a").held
-    assert live(h) == [0, 1]
+    assert h.live() == [0, 1]
     h.ask(Finish("p", "a", column([0]), "a"), "trainer")
     h.ask(Finish("p", "a", column([0, 1]), "stranger"), "trainer")
-    assert live(h) == [1]
+    assert h.live() == [1]
 
 
 def test_every_replica_must_finish():
@@ -84,10 +79,10 @@ def test_every_replica_must_finish():
     for name in ("one", "two"):
         assert h.dealt(2, "a", name=name, dp_rank=0, batch_index=0) == [0, 1]
     assert h.dealt(2, "a", name="one", dp_rank=0, batch_index=1) == [2, 3]
-    assert live(h) == [0, 1, 2, 3]
+    assert h.live() == [0, 1, 2, 3]
     assert h.dealt(2, "a", name="two", dp_rank=0, batch_index=0) == [0, 1], "asking for it again renews the reference"
     assert h.dealt(2, "a", name="two", dp_rank=0, batch_index=1) == [2, 3]
-    assert live(h) == [2, 3]
+    assert h.live() == [2, 3]
 
 
 def test_a_row_is_not_freed_while_a_replica_still_reads_it():
@@ -97,9 +92,9 @@ def test_a_row_is_not_freed_while_a_replica_still_reads_it():
     for name in ("one", "two"):
         h.dealt(2, "a", name=name, dp_rank=0, batch_index=0)
     h.claim(2, "a", name="one", dp_rank=0, batch_index=1, wait=10.0)
-    assert live(h) == [0, 1]
+    assert h.live() == [0, 1]
     h.claim(2, "a", name="two", dp_rank=0, batch_index=1, wait=10.0)
-    assert live(h) == []
+    assert h.live() == []
 
 
 def test_a_reset_forgets_finished_rows():
@@ -110,10 +105,10 @@ def test_a_reset_forgets_finished_rows():
     h.ask(ResetConsumption("p", "a"))
     h.dealt(1, "b", name="b")
     assert h.dealt(1, "b", name="b") == []
-    assert live(h) == [0]
+    assert h.live() == [0]
     assert h.dealt(1, "a", name="a") == [0]
     assert h.dealt(1, "a", name="a") == []
-    assert live(h) == []
+    assert h.live() == []
 
 
 def test_one_client_can_refer_to_a_row_for_two_ranks():
@@ -129,7 +124,7 @@ def test_one_client_can_refer_to_a_row_for_two_ranks():
     assert h.dealt(1, "a", name="a", dp_rank=0) == [0]
     assert h.dealt(1, "a", name="a", dp_rank=1) == [0]
     h.ask(Finish("p", "a", column([0]), "a"))
-    assert live(h) == []
+    assert h.live() == []
 
 
 def test_a_sealed_partition_is_empty_at_its_end():
@@ -139,7 +134,7 @@ def test_a_sealed_partition_is_empty_at_its_end():
     h.ask(Seal("p"))
     assert h.dealt(2, "a", name="a") == [0, 1]
     assert h.dealt(2, "a", name="a") is None
-    assert live(h) == []
+    assert h.live() == []
 
 
 @settings(max_examples=60, deadline=None)
@@ -190,4 +185,4 @@ def test_a_row_lives_exactly_as_long_as_it_is_needed(steps):
             for rows in held.values():
                 rows.discard(row)
         settle()
-        assert live(h) == sorted(there) if "p" in h.state.partitions else not there
+        assert h.live() == sorted(there) if "p" in h.state.partitions else not there

@@ -51,6 +51,7 @@ def test_positions_are_found_in_interleaved_partitions(h: Harness) -> None:
     assert (q.positions_of(everything)[~mine] == np.arange(12000)).all()
 
 
+@pytest.mark.design("global indexes are never reused")
 def test_cleared_rows_are_not_found(h: Harness) -> None:
     h.put(10)
     h.clear([3, 4, 4, 77, -5])

@@ -7,15 +7,13 @@ from collections.abc import Callable
 import pytest
 from harness import Harness, rows_of
 
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition
 from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.reports.timeline import Introduce, Leave
 from transfer_queue.messages.system import Status
-from transfer_queue.sampler import RankAwareSampler, SequentialSampler
+from transfer_queue.sampler import RankAwareSampler
 
 
 def abandoned(h: Harness, partition: str = "p") -> dict[str, dict[str, int]]:
@@ -184,9 +182,8 @@ def test_samples_that_another_client_consumed_after_a_reset_are_not_named(dead: 
     assert abandoned(dead) == {}
 
 
-def test_only_what_the_timeline_still_has_is_named(h: Harness) -> None:
-    h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=8), restored=h.state)
-    h.clients.clear()
+def test_only_what_the_timeline_still_has_is_named() -> None:
+    h = Harness(timeline_events=8)
     h.put(40)
     give(h, h.dealt(1))
     for _ in range(20):

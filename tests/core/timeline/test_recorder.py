@@ -8,8 +8,6 @@ import pytest
 from harness import Harness
 from timeline_reader import Reader, kinds
 
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
 from transfer_queue.core.timeline import event_ring, recorder
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import WaitTimeoutError
@@ -20,7 +18,6 @@ from transfer_queue.messages.partitions import Seal, SetGroupDemand, SetPolicyVe
 from transfer_queue.messages.puts import ClearRows
 from transfer_queue.messages.reports.timeline import Introduce, Leave, ReadTimeline, ValueRead
 from transfer_queue.messages.system import Status
-from transfer_queue.sampler import SequentialSampler
 from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, TIMED_OUT, EventKind
 
 REQUESTS = 20  # more than the notes that are written together
@@ -129,11 +126,6 @@ class TestPuts:
 
 
 class TestClaims:
-    def test_a_claim_that_is_answered_immediately(self, h, reader):
-        h.put(4)
-        h.claim(2)
-        assert reader.read()[1:] == [(EventKind.CLAIM, 0.0, 0.0, "r", "t", "p", ("x",), 2, 0)]
-
     def test_a_parked_claim_waits_and_is_answered(self, h, reader):
         h.claim(2, wait=60.0)
         h.now = 3.0
@@ -141,14 +133,6 @@ class TestClaims:
         assert [(event.kind.name, event.time, event.since) for event in reader.read()] == [
             ("PUT", 3.0, 3.0), ("WAIT", 3.0, 0.0), ("CLAIM", 3.0, 0.0)
         ]  # fmt: skip
-
-    def test_claims_that_are_answered_together(self, h, reader):
-        for number in range(5):
-            h.claim(2, wait=60.0, name=f"r{number}")
-        h.put(10)
-        events = reader.read()
-        assert sorted(kinds(events)) == ["claim"] * 5 + ["put"] + ["wait"] * 5
-        assert {event.client for event in events} == {"w", *(f"r{number}" for number in range(5))}
 
     def test_a_wait_without_rows(self, h, reader):
         sequence = h.claim(2, wait=10.0)
@@ -164,13 +148,6 @@ class TestClaims:
         h.claim(2, wait=10.0, ahead=1)
         h.put(2)
         assert [event.flags for event in reader.read()] == [NEW_ROWS, AHEAD, AHEAD]
-
-    def test_the_end_of_a_partition(self, h, reader):
-        h.put(2)
-        h.ask(Seal("p"))
-        assert h.dealt(2) is not None
-        assert h.dealt(2) is None
-        assert kinds(reader.read()) == ["put", "claim", "end"]
 
     def test_the_row_was_ready_for_some_time(self, h, reader):
         rows = h.put(2)
@@ -223,19 +200,6 @@ class TestClaims:
 
 
 class TestOtherEvents:
-    def test_an_acknowledgement(self, h, reader):
-        h.put(4)
-        reply = h.lease(4)
-        h.ack(reply, [0, 1])
-        h.ack(reply, [0, 1])  # has no effect
-        assert reader.read()[2:] == [(EventKind.ACK, 0.0, 0.0, "r", "t", "p", (), 2, 0)]
-
-    def test_a_policy_version(self, h, reader):
-        h.put(1)
-        h.ask(SetPolicyVersion("p", 7), "trainer")
-        h.ask(SetPolicyVersion("p", 7), "trainer")
-        assert reader.read()[1:] == [(EventKind.POLICY, 0.0, 0.0, "trainer", "", "p", (), 7, 0)]
-
     def test_a_client_is_gone_with_its_last_connection(self, h, reader):
         h.put(1)
         h.claim(1, "t")
@@ -280,14 +244,6 @@ class TestOtherEvents:
 
 
 class TestLanes:
-    def test_the_puts_of_a_client_are_in_the_lane_of_its_last_claim(self, h, reader):
-        h.put(2, name="r")
-        h.claim(1, "reward")
-        h.put(1, name="r")
-        h.claim(1, "train")
-        h.put(1, name="r")
-        assert [event.task for event in reader.read()] == ["", "reward", "reward", "train", "train"]
-
     def test_the_rank_of_a_claim(self, h, reader):
         h.put(2)
         h.claim(2, dp_rank=3)
@@ -454,9 +410,8 @@ class TestReading:
         reply = h.look(ReadTimeline("", (1 << 63) - 1))
         assert (reply.position, reply.end, reply.missed, reply.events) == (1, 1, 0, b"")
 
-    def test_a_reader_that_is_too_slow_sees_how_many_events_it_missed(self, h, monkeypatch):
-        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=REQUESTS), restored=h.state)
-        h.clients.clear()
+    def test_a_reader_that_is_too_slow_sees_how_many_events_it_missed(self):
+        h = Harness(timeline_events=REQUESTS)
         reader = Reader(h)
         h.put(1)
         assert len(reader.read()) == 1
@@ -468,9 +423,8 @@ class TestReading:
         ]
         assert reader.missed == 2 * REQUESTS + 7
 
-    def test_without_a_ring_only_waits_are_reported(self, h):
-        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=0), restored=h.state)
-        h.clients.clear()
+    def test_without_a_ring_only_waits_are_reported(self):
+        h = Harness(timeline_events=0)
         h.put(1)
         h.ask(SetPolicyVersion("p", 1))
         h.claim(1)
@@ -484,11 +438,10 @@ class TestReading:
 
 
 class TestBounds:
-    def test_made_up_names_do_not_fill_memory(self, h, monkeypatch):
+    def test_made_up_names_do_not_fill_memory(self, monkeypatch):
         for name, most in (("MAX_LANES", 8), ("MAX_PARTITIONS", 6), ("MAX_FIELDS", 4)):
             monkeypatch.setattr(event_ring, name, most)
-        h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=64), restored=h.state)
-        h.clients.clear()
+        h = Harness(timeline_events=64)
         timeline = h.controller.context.services[TimelineRecorder]
         h.put(1)
         for number in range(300):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
-from harness import Harness
+from harness import Harness, finished
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
 from transfer_queue.core.reports.status import StateMeasures, measure
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.timeline import task_measures
@@ -22,21 +19,10 @@ from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import SetGroupDemand, SetPolicyVersion, TakeGroupDemand
 from transfer_queue.messages.reports.timeline import Introduce
 from transfer_queue.metrics.timing import MOST_NAMES, OTHER, STALENESS_BOUNDS, WAIT_BOUNDS
-from transfer_queue.sampler import SequentialSampler
 from transfer_queue.timeline.events import AHEAD, EventKind
 
-T = TypeVar("T")
 TICKS = 20
 SAMPLES, CAPACITY, DEMAND = task_measures.REASONS
-
-
-def finished(steps: Generator[None, None, T]) -> T:
-    """The result of something that is done in steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
 
 
 def measured(h: Harness) -> StateMeasures:
@@ -162,9 +148,8 @@ def test_clients_of_a_task_are_those_that_are_connected(h: Harness) -> None:
     assert measured(h).series["task_clients"] == {("t",): 1, ("rollout",): 1}
 
 
-def test_nothing_is_measured_without_a_timeline(h: Harness) -> None:
-    h.controller = Controller(CoreConfig(SequentialSampler(), timeline_events=0), restored=h.state)
-    h.clients.clear()
+def test_nothing_is_measured_without_a_timeline() -> None:
+    h = Harness(timeline_events=0)
     h.put(2)
     h.claim(2)
     found = measured(h)

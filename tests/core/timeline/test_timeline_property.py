@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from timeline_reader import Event, Reader
 
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import records as r
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.messages.base import Failure
@@ -39,11 +37,7 @@ class Timelines(RuleBasedStateMachine):
     def start(self, ranked: bool, capacity: int) -> None:
         sampler: BaseSampler = RankAwareSampler() if ranked else SequentialSampler()
         self.ranked = ranked
-        self.h = Harness(sampler)
-        config = CoreConfig(sampler, capacity=CAPACITY, timeline_events=capacity)
-        self.h.controller = Controller(config, restored=self.h.state)
-        self.h.controller.state.capacity = CAPACITY
-        self.h.clients.clear()
+        self.h = Harness(sampler, CAPACITY, timeline_events=capacity)
         self.capacity = capacity
         self.reader = Reader(self.h)
         self.waiting: dict[tuple[str, int], tuple[float, Any]] = {}  # when the request arrived

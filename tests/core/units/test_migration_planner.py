@@ -5,7 +5,6 @@ Units are stood in for by what lies where: a place holds, for each field, whose 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -37,10 +36,8 @@ UNITS = 3
 
 
 @pytest.fixture(autouse=True)
-def _little_is_spared() -> Iterator[None]:
-    spare, migration_planner.SPARE = migration_planner.SPARE, 0
-    yield
-    migration_planner.SPARE = spare
+def _little_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration_planner, "SPARE", 0)
 
 
 class Life(RuleBasedStateMachine):
@@ -169,15 +166,8 @@ class Life(RuleBasedStateMachine):
         else:
             blocks = range(len(order.blocks.unit) // 4)
             gone = data.draw(st.sets(st.sampled_from(blocks))) if how == "gone" else set()
-            # a block that ended while the order was on its way is gone, as its extent may be
-            gone |= {at for at in blocks if not self.is_there(order, at)}
-            reply = self.units.carry_out(unit, order, gone)
+            reply = self.units.carry_out(unit, order, gone | self.units.missing(order))
         assert self.h.ask(reply, f"unit-{unit}") == Done()
-
-    def is_there(self, order: Move, at: int) -> bool:
-        unit = int(np.frombuffer(order.blocks.unit, "<i4")[at])
-        offset = int(np.frombuffer(order.blocks.offset, "<i8")[at])
-        return any(u == unit and offset in blocks for (u, _), blocks in self.units.held.items())
 
     @rule()
     def a_unit_is_proven_dead_to_nobody(self) -> None:
@@ -199,13 +189,7 @@ class Life(RuleBasedStateMachine):
             if not rows:
                 continue
             reply = self.h.look(Lookup("p", column(rows), fields=[name]))
-            units = np.frombuffer(reply.blocks.unit, "<i4")
-            offsets = np.frombuffer(reply.blocks.offset, "<i8")
-            (placement,) = reply.placements
-            at, slots = np.frombuffer(placement.block, "<i4"), np.frombuffer(placement.slot, "<i4")
-            for row, block, slot in zip(rows, at.tolist(), slots.tolist(), strict=True):
-                content = self.units.at(int(units[block]), int(offsets[block]))
-                assert content[name][slot] == self.values[row][name]
+            assert self.units.values(reply, name) == [self.values[row][name] for row in rows]
 
     def teardown(self) -> None:
         """With time and units that carry out orders everything settles: each plan ends."""
@@ -214,8 +198,8 @@ class Life(RuleBasedStateMachine):
             order = next(((u, o) for u, o in self.h.orders if isinstance(o, Move)), None)
             if order is not None:
                 self.h.orders.remove(order)
-                gone = {at for at in range(len(order[1].blocks.unit) // 4) if not self.is_there(order[1], at)}
-                self.h.ask(self.units.carry_out(order[0], order[1], gone), f"unit-{order[0]}")
+                unit, move = order
+                self.h.ask(self.units.carry_out(unit, move, self.units.missing(move)), f"unit-{unit}")
             elif self.h.controller.context.services[MigrationPlanner].next_due() is None:
                 break
             else:

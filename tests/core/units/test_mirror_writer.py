@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import harness
 import numpy as np
 import pytest
@@ -13,20 +11,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from unit_standin import BYTES, Units
 
-from transfer_queue.core.checkpoints import build_saved_state
 from transfer_queue.core.configuration import MaxLag
-from transfer_queue.core.events.effects import ReadState, Send
-from transfer_queue.core.state.serialization import save_checked
+from transfer_queue.core.events.effects import Send
 from transfer_queue.core.units import migration_planner, mirror_writer
 from transfer_queue.core.units.migration_planner import MigrationPlanner
 from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.core.units.unit_handlers import lose_missing_mirrors
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.checkpoints import LoadState
 from transfer_queue.messages.descriptors import MIRROR, BlockLocation, NewBlock
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.puts import ClearRows, Publish, Reserve
-from transfer_queue.messages.queries import Lookup, LookupReply
+from transfer_queue.messages.queries import Lookup
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, ExtentsFreedReport, Move, RegisterUnit
 from transfer_queue.messages.system import Drain, NodeGone
 
@@ -37,11 +32,9 @@ PLACES = ("memory-0", "memory-1", "mirror")
 
 
 @pytest.fixture(autouse=True)
-def _little_is_spared() -> Iterator[None]:
-    spare, migration_planner.SPARE = migration_planner.SPARE, 0
-    order, mirror_writer.ORDER_BYTES = mirror_writer.ORDER_BYTES, 4 * BYTES
-    yield
-    migration_planner.SPARE, mirror_writer.ORDER_BYTES = spare, order
+def _little_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migration_planner, "SPARE", 0)
+    monkeypatch.setattr(mirror_writer, "ORDER_BYTES", 4 * BYTES)
 
 
 class Mirrored:
@@ -187,11 +180,6 @@ class Mirrored:
             self.units.held.pop(place, None)
         self.freed = len(self.h.freed)
 
-    def is_there(self, order: Move, at: int) -> bool:
-        unit = int(np.frombuffer(order.blocks.unit, "<i4")[at])
-        offset = int(np.frombuffer(order.blocks.offset, "<i8")[at])
-        return any(u == unit and offset in blocks for (u, _), blocks in self.units.held.items())
-
     def carry_out(self, how: str = "done", gone: set[int] | None = None, place: str | None = None) -> bool:
         """Carry out the oldest order, of all units or of this one; returns whether there was one."""
         self.forget()
@@ -207,29 +195,19 @@ class Mirrored:
         if how == "full":
             reply = BlocksMovedReport(order.number, unit, 0, 0, 0, b"", [])
         else:
-            missing = {at for at in range(len(order.blocks.unit) // 4) if not self.is_there(order, at)}
-            reply = self.units.carry_out(unit, order, missing | (gone or set()))
+            reply = self.units.carry_out(unit, order, self.units.missing(order) | (gone or set()))
         assert self.h.ask(reply, name) == Done()
         self.take_replies()
         return True
-
-    def look(self, field: str) -> tuple[list[int], LookupReply]:
-        rows = [row for row, values in self.values.items() if field in values and (row, field) not in self.lost]
-        return rows, self.h.look(Lookup("p", column(rows), fields=[field]))
 
     def read(self) -> None:
         """Every row that was not lost has its values."""
         self.forget()
         for field in ("x", "y"):
-            rows, reply = self.look(field) if self.values else ([], None)
-            if reply is None or not rows:
-                continue
-            units, offsets = np.frombuffer(reply.blocks.unit, "<i4"), np.frombuffer(reply.blocks.offset, "<i8")
-            (placement,) = reply.placements
-            at, slots = np.frombuffer(placement.block, "<i4"), np.frombuffer(placement.slot, "<i4")
-            for row, block, slot in zip(rows, at.tolist(), slots.tolist(), strict=True):
-                content = self.units.at(int(units[block]), int(offsets[block]))
-                assert content[field][slot] == self.values[row][field]
+            rows = [row for row, values in self.values.items() if field in values and (row, field) not in self.lost]
+            if rows:
+                reply = self.h.look(Lookup("p", column(rows), fields=[field]))
+                assert self.units.values(reply, field) == [self.values[row][field] for row in rows]
 
     def note_lost(self) -> set[tuple[int, str]]:
         """Note which values the controller names as lost; returns those that are new."""
@@ -531,25 +509,22 @@ def test_values_of_a_retired_mirror_are_on_disk_so_that_no_put_waits_for_their_c
     assert not m.waiting
 
 
-def test_a_put_does_not_wait_until_a_retired_mirror_is_empty() -> None:
+def test_a_put_does_not_wait_until_a_retired_mirror_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan that empties it and the orders for new puts take turns."""
-    planned, migration_planner.ORDER_BLOCKS = migration_planner.ORDER_BLOCKS, 1
-    try:
-        m = taken_over(8)
-        mirror = m.number["mirror"]
-        m.h.tick(m.h.now + 10)
-        m.put(1, ["x"], "memory-1", True)
-        for _ in range(3):
-            m.h.tick(m.h.now)
-            assert m.carry_out()
-        assert not m.waiting
-        assert m.writer.progress().retired > 0  # type: ignore[union-attr]
-        m.settle()
-        assert not m.boots
-        for _, _, places, _ in m.h.state.blocks.live_blocks():
-            assert mirror in [place.unit for place in places]
-    finally:
-        migration_planner.ORDER_BLOCKS = planned
+    monkeypatch.setattr(migration_planner, "ORDER_BLOCKS", 1)
+    m = taken_over(8)
+    mirror = m.number["mirror"]
+    m.h.tick(m.h.now + 10)
+    m.put(1, ["x"], "memory-1", True)
+    for _ in range(3):
+        m.h.tick(m.h.now)
+        assert m.carry_out()
+    assert not m.waiting
+    assert m.writer.progress().retired > 0  # type: ignore[union-attr]
+    m.settle()
+    assert not m.boots
+    for _, _, places, _ in m.h.state.blocks.live_blocks():
+        assert mirror in [place.unit for place in places]
 
 
 def test_a_retired_mirror_stays_while_the_disk_has_no_space_for_another_copy() -> None:
@@ -630,15 +605,9 @@ def test_a_reply_to_a_put_of_this_controller_is_repeated_although_a_state_was_me
     m.put(1, ["x"], "memory-0", close=True)
     other = Harness()
     other.ask(Reserve("q", 1, None, 0))
-    tree = {"format": 1, "time": 0.0, "sampler": None, "origin": "o", "state": save_checked(other.state)}
-    m.h.client("loader")
-    load = RequestEnvelope(1, 0, LoadState("0" * 32, True))
-    (read,) = m.h.controller.handle("loader", m.h.clients["loader"].peer, load, m.h.now)
-    assert isinstance(read, ReadState)
-    m.h.take(m.h.controller.on_outcome(read.number, build_saved_state(tree), m.h.now))
+    harness.load_state(m.h, harness.saved_of(other), merge=True)
     assert "q" in m.h.state.partitions
     (again,) = m.h.controller.handle("w", client.peer, RequestEnvelope(first, 0, request), m.h.now)
     assert isinstance(again, Send)
     assert again.reply == m.h.reply(first)
-    harness.made.remove(m.h)  # a replay would need the file that was loaded
     harness.made.remove(other)

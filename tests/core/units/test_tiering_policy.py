@@ -87,7 +87,7 @@ def test_open_extents_stay(life: Tiers) -> None:
     """Open extents are not moved, however full memory is; they are when they are closed."""
     life.put(2, ["x"], [0], close=False)
     for _ in range(9):
-        life.put(2, ["x"], [0, 1][:1], close=False)
+        life.put(2, ["x"], [0], close=False)
         life.open.clear()  # none of them is closed
     assert settle(life.h, life.units) == []
     assert lie_in(life) == [{0}] * 10
@@ -95,8 +95,7 @@ def test_open_extents_stay(life: Tiers) -> None:
 
 def test_waiting_writers_get_space_below_the_watermark(life: Tiers) -> None:
     """As for a block that is too large for the free space: more is moved until no writer waits."""
-    for _ in range(4):
-        life.put(2, ["x"], [0], close=True)
+    life.fill(0, 4)
     assert settle(life.h, life.units) == []
     life.h.ask(SpaceShortReport(0, ["w"], 0), "unit-0")
     settle(life.h, life.units)
@@ -119,15 +118,13 @@ def test_a_disk_of_the_same_node_is_taken(life: Tiers) -> None:
     for unit, node in enumerate(["a", "b", "b", "a"]):
         life.h.ask(msgspec.structs.replace(life.registration(unit), node=node), f"unit-{unit}")
     for unit in (0, 1):
-        for _ in range(9):
-            life.put(2, ["x"], [unit], close=True)
+        life.fill(unit, 9)
     settle(life.h, life.units)
     assert lie_in(life) == [{3}] * 3 + [{0}] * 6 + [{2}] * 3 + [{1}] * 6
 
 
 def test_a_full_disk_is_not_asked_again_and_again(life: Tiers) -> None:
-    for _ in range(9):
-        life.put(2, ["x"], [0], close=True)
+    life.fill(0, 9)
     asked = 0
     for _ in range(20):
         life.h.tick(life.h.now + 1.0)
@@ -151,8 +148,7 @@ def test_a_full_disk_is_not_asked_again_and_again(life: Tiers) -> None:
 
 def test_drains_over_tiers(life: Tiers) -> None:
     """A drain moves blocks to a unit of the same tier, or of the other tier if there is none with space."""
-    for _ in range(4):
-        life.put(2, ["x"], [0], close=True)
+    life.fill(0, 4)
     life.h.ask(Drain(0))
     settle(life.h, life.units)
     assert lie_in(life) == [{1}] * 4
@@ -179,8 +175,7 @@ def test_drains_over_tiers(life: Tiers) -> None:
 
 
 def test_status_reports_bytes_by_tier(life: Tiers) -> None:
-    for _ in range(9):
-        life.put(2, ["x"], [0], close=True)
+    life.fill(0, 9)
     settle(life.h, life.units)
     status = life.h.ask(Status())
     assert isinstance(status, SystemStatus)
