@@ -94,7 +94,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 class Driver:
-    """Another driver of the cluster, which has run a program until it said "ready". It goes on when it is told to."""
+    """Another driver of the cluster. Its program has printed "ready", and waits until `end` is called."""
 
     def __init__(self, address: str, program: str, folder: Path) -> None:
         script = folder / "driver.py"
@@ -115,7 +115,7 @@ class Driver:
         raise AssertionError("".join(lines))
 
     def end(self) -> str:
-        """Lets it go on to its end; what it has said since."""
+        """Let the program go on to its end, and return what it has printed since."""
         said, _ = self.process.communicate("go\n", timeout=SECONDS)
         assert self.process.returncode == 0, said
         return said

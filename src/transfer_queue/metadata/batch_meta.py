@@ -195,11 +195,7 @@ class BatchMeta(BatchContents):
         The batch uses `rows`, `tags` (None: all are empty) and `extra_info` themselves, so they must not change later.
         If `produced` is None, every row is produced. The tags are the baseline of `_changed_tags`.
         """
-        if produced is None:
-            status = np.empty(rows.size, np.int8)
-            status.fill(1)  # `np.ones` takes three times as long
-        else:
-            status = np.array(produced, np.int8)
+        status = np.ones(rows.size, np.int8) if produced is None else np.array(produced, np.int8)
         by_name = {field.name: field for field in sorted(fields, key=attrgetter("name"))}
         if isinstance(tags, list) and not any(tags):
             tags = None

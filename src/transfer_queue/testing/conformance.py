@@ -27,7 +27,7 @@ from transfer_queue.errors import CapacityError
 from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Piece, Store, StoreAddress, connect
 
-WITHIN = 60.0  # seconds that a call may take
+WITHIN = 10.0  # seconds that a call may take
 OTHER_SECONDS = 60.0  # for another process
 
 _OTHER = """

@@ -49,6 +49,9 @@ class Direct(StoreConformance):
     def process(self) -> int:
         return os.getpid()
 
+    def life(self) -> str:
+        return self.store.life()
+
     def has_transport(self) -> bool:
         store: Any = self.store
         return store._direct is not None and store._direct._transport is not None
@@ -264,6 +267,7 @@ def test_a_keeper_that_is_killed_is_met_again(options: dict[str, Any], direct: A
     before = store.life()
     os.kill(ask(ray.get_actor("keeper", namespace="tests").process.remote()), signal.SIGKILL)
     until(lambda: store.life() != before, "another keeper")
+    until(lambda: ask(direct.life.remote()) == store.life(), "a reader in another process that meets it")
     assert store.missing(["before"]) == ["before"]
     assert ask(direct.get.remote("before", MIB)) is None
     ask(direct.write.remote("after", MIB))

@@ -486,9 +486,8 @@ class KVOperations(DataPath):
         if fields is None:  # all keys are new, so their samples have the fields of this put
             fields = [] if encoded is None else sorted([spec.name for spec in encoded.schema])
         stored = replies.merged_tags(reply, sent)
-        if stored is None:
-            return KVBatchMeta._make(keys, empty_tags(len(keys)), partition_id, fields)
-        merged = replies.tags(stored, len(keys), self._state.settings.allow_pickle)
+        allow_pickle = self._state.settings.allow_pickle
+        merged = empty_tags(len(keys)) if stored is None else replies.tags(stored, len(keys), allow_pickle)
         return KVBatchMeta._make(keys, merged, partition_id, fields)
 
 

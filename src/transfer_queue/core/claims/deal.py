@@ -132,7 +132,7 @@ def _deal_plainly(partition: Partition, plan: ClaimPlan, claim: Claim) -> Outcom
     """Decide with a built-in sampler whose batches belong to no rank."""
     is_final = False
     if claim.again:
-        _refuse_undealt(claim, None)
+        raise _undealt_error(claim, None)
     sampler: Any = plan.sampler
     config, ready = plan.config_of(claim), partition.ready_set(plan.task, plan.fields)
     offered, count = partition.sampler_view(ready), ready.total
@@ -150,17 +150,15 @@ def _deal_plainly(partition: Partition, plan: ClaimPlan, claim: Claim) -> Outcom
     return Outcome([rows], [_deal_record(claim, None, [r.Share(0, column)], column)])
 
 
-def _refuse_undealt(claim: Claim, key: Key | None) -> None:
-    """Raise BatchGoneError if the claim asks for a batch that was dealt before."""
-    if not claim.again:
-        return
+def _undealt_error(claim: Claim, key: Key | None) -> BatchGoneError:
+    """Return the error of a claim that asks again for a batch which was not dealt."""
     if key is None:
-        raise BatchGoneError(
+        return BatchGoneError(
             f"the sampler of task {claim.task!r} keeps no batches under a (dp_rank, batch_index), so no batch of "
             f"partition {claim.partition!r} can be returned again; use a rank-consistent sampler, such as "
             f"RankAwareSampler, to replay batches"
         )
-    raise BatchGoneError(
+    return BatchGoneError(
         f"batch {key[1]} of dp_rank {key[0]} was not dealt to task {claim.task!r} in partition "
         f"{claim.partition!r}, so it cannot be returned again; the task's consumption was reset, or this is "
         f"another system"
@@ -243,12 +241,10 @@ class Dealing(msgspec.Struct):
         """
         partition, claim = self.partition, self.claim
         dealt = partition.dealt.get(claim.task)
-        if key is None or dealt is None:
-            _refuse_undealt(claim, key)
-            return None
-        batch = dealt.find(*key)
-        if batch is None and not dealt.is_gone(*key):
-            _refuse_undealt(claim, key)
+        batch = None if key is None or dealt is None else dealt.find(*key)
+        if key is None or dealt is None or (batch is None and not dealt.is_gone(*key)):
+            if claim.again:
+                raise _undealt_error(claim, key)
             return None
         words = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
         if batch is None:

@@ -170,7 +170,7 @@ class ReadySet:
         return consumed is None or not consumed[at]
 
     def _count(self, key: int, delta: int) -> None:
-        """Record that rows of a chunk have changed, and that so many more of them are ready."""
+        """Record that rows of a chunk have changed. delta: the change of the number of ready rows."""
         count = self.counts.get(key, 0) + delta
         self.total += delta
         if count:

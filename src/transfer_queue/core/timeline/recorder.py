@@ -180,9 +180,9 @@ class TimelineRecorder(CoreService):
         if not self.ring.capacity:
             return
         reserved, self._reserved = self._reserved, (0, 0)
-        schema, which, flags = self._state.blocks.newest_schema, record.rows, NEW_ROWS
-        if which is not None and (not reserved[1] or reserved != (_first_of(which), len(which) // 8)):
-            flags = 0
+        schema, which = self._state.blocks.newest_schema, record.rows
+        is_new = which is None or (int.from_bytes(which[:8], "little"), len(which) // 8) == reserved
+        flags = NEW_ROWS if is_new else 0
         for part in record.puts:
             if len(part.blocks) > 1:
                 schema = self._schema_of(number, len(part.blocks))
@@ -482,11 +482,6 @@ class TimelineRecorder(CoreService):
             known = not math.isnan(self._times.time_of(oldest))
             version = self._policies.version_at(partition, oldest) if known else None
         return -1 if version is None else min(max(current - version, 0), _I4)
-
-
-def _first_of(which: bytes) -> int:
-    """Return the first of these global indexes."""
-    return int.from_bytes(which[:8], "little")
 
 
 def _oldest_version(partition: Partition, positions: np.ndarray) -> float | None:
