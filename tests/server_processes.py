@@ -12,7 +12,7 @@ import psutil
 import transfer_queue as tq
 from transfer_queue.attachment import CURRENT
 from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.node.system.launcher import RunningSystem
 
@@ -47,7 +47,7 @@ def unit_status(number: int = 0, client: tq.TransferQueueClient | None = None) -
     """Return the status of a storage unit. client: by default the client of this process."""
 
     def ask() -> Any:
-        return (yield Call(("unit", number), UnitStatus()))
+        return (yield Request(("unit", number), UnitStatus()))
 
     reply = run_blocking((client or tq.get_client()).storage_manager.session, ask())
     assert isinstance(reply, UnitStatusReply)

@@ -202,10 +202,10 @@ class Runs:
 
     def run(self, operation: Any) -> None:
         for call in operation:
-            assert isinstance(call.request, Renew)
-            self.asked.append(call.request.leases)
+            assert isinstance(call.body, Renew)
+            self.asked.append(call.body.leases)
             with contextlib.suppress(StopIteration):
-                operation.send(Done([self.held] * len(call.request.leases)))
+                operation.send(Done([self.held] * len(call.body.leases)))
             self.answered.set()
 
 

@@ -68,7 +68,7 @@ class TestDeath:
     def test_while_it_wrote(self, a: Client, b: Client, cluster: Cluster) -> None:
         """It died between its lease and its publish."""
         task = a.start(a.operations.put(mib(2), partition_id="p"))
-        cluster.run(lambda: task.call is not None and isinstance(task.call.request, Publish))
+        cluster.run(lambda: task.call is not None and isinstance(task.call.body, Publish))
         assert cluster.unit.table.leased == 2 * MIB
         a.die()
         cluster.advance(2 * PROBE_INTERVAL)
@@ -79,9 +79,9 @@ class TestDeath:
         """What a dead writer's connection still carries is refused once its space was taken back."""
         a.put(numbers(1), partition_id="p")
         task = a.start(a.operations.put(mib(2), partition_id="p"))
-        cluster.run(lambda: task.call is not None and isinstance(task.call.request, Publish))
+        cluster.run(lambda: task.call is not None and isinstance(task.call.body, Publish))
         assert task.call is not None
-        request = task.call.request
+        request = task.call.body
         a.die()
         cluster.advance(2 * PROBE_INTERVAL)
         b.clear_partition("p")
@@ -159,7 +159,7 @@ class TestOneClientManyThreads:
             call = next(operation)
             while True:
                 with lock:
-                    sequence, _ = a.state.session.begin_request(call.request)
+                    sequence, _ = a.state.session.begin_request(call.body)
                     reply = self._serve(cluster, call, sequence)
                 try:
                     call = operation.send(reply)
@@ -189,10 +189,10 @@ class TestOneClientManyThreads:
     @staticmethod
     def _serve(cluster: Cluster, call: Any, sequence: int) -> Any:
         if call.target[0] == "unit":
-            [answer] = cluster.unit.handle("a", 10**6, sequence, call.request, 0.0)
+            [answer] = cluster.unit.handle("a", 10**6, sequence, call.body, 0.0)
             assert isinstance(answer, SendReply)
             return answer.reply
-        first, *others = cluster.controller.handle("a", 10**6, RequestEnvelope(sequence, 0, call.request), 0.0)
+        first, *others = cluster.controller.handle("a", 10**6, RequestEnvelope(sequence, 0, call.body), 0.0)
         cluster._run_core_effects(others)
         assert isinstance(first, Send)
         return first.reply

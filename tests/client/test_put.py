@@ -399,8 +399,8 @@ class TestNothingIsLeft:
         a.put(numbers(1), partition_id="q")
         operation = a.operations.put(numbers(4), partition_id="p")
         call = next(operation)
-        assert isinstance(call.request, Publish)
-        assert len(cluster.controller.handle("a", 10**6, RequestEnvelope(10**6, 0, call.request), 0.0)) == 1
+        assert isinstance(call.body, Publish)
+        assert len(cluster.controller.handle("a", 10**6, RequestEnvelope(10**6, 0, call.body), 0.0)) == 1
         with pytest.raises(kind):
             operation.throw(kind("the reply was lost"))
         a.put(numbers(8, 100), partition_id="q")
@@ -428,9 +428,9 @@ def _until(cluster: Cluster, operation: Any, kind: type) -> None:
     """Carries out the calls of an operation of client "a" up to its first request of this kind."""
     call = next(operation)
     number = 10**6
-    while not isinstance(call.request, kind):
+    while not isinstance(call.body, kind):
         number += 1
-        [effect] = cluster.unit.handle("a", 10**6, number, call.request, 0.0)
+        [effect] = cluster.unit.handle("a", 10**6, number, call.body, 0.0)
         assert isinstance(effect, SendReply)
         call = operation.send(effect.reply)
 

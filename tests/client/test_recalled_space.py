@@ -85,7 +85,7 @@ def test_an_extent_of_which_nobody_knows_what_becomes_is_not_recalled(a: Client,
     a.put(numbers(1), partition_id="a")
     operation = a.operations.put(numbers(1, 10), partition_id="a")
     call = next(operation)
-    assert isinstance(call.request, Publish)
+    assert isinstance(call.body, Publish)
     with pytest.raises(KeyboardInterrupt):
         operation.throw(KeyboardInterrupt())
     leased = cluster.unit.table.leased

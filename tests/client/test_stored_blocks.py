@@ -132,7 +132,7 @@ def test_what_this_node_misses_is_read_again(session: Session, monkeypatch: pyte
                 if call.work is not None:
                     call.work()
                 elif call.pause is None:
-                    asked.append(call.request)
+                    asked.append(call.body)
                     store.held["tq/boot/1"] = bytes(range(100))
                 call = operation.send(Done(False))
         except StopIteration as stop:

@@ -98,8 +98,8 @@ def test_one_partition_of_two(a: Client, b: Client, cluster: Cluster, monkeypatc
     b.hold()
     task = b.start(b.operations.get_data(both))
     b.release()
-    cluster.run(lambda: task.call is not None and isinstance(task.call.request, Lookup)
-                and task.call.request.partition == "q")  # fmt: skip
+    cluster.run(lambda: task.call is not None and isinstance(task.call.body, Lookup)
+                and task.call.body.partition == "q")  # fmt: skip
     b.hold()
     cluster.run()
     a.put(table(x=torch.full((1, ROWS // 2), 10)), metas[0])

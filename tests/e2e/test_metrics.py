@@ -29,7 +29,7 @@ from transfer_queue.cli.dashboard import FILE
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.metrics.families import FAMILIES
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 
 ODD = 'odd "name"\\\n'
@@ -206,7 +206,7 @@ def test_everything_is_told_of_a_system_in_which_everything_happened(endpoint: s
 
 
 def ask(number: int) -> Generator[Call, AnyReply, AnyReply]:
-    return (yield Call(("unit", number), UnitStatus()))
+    return (yield Request(("unit", number), UnitStatus()))
 
 
 def test_what_operators_ask_for_is_told_of_every_server(endpoint: str) -> None:

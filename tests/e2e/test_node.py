@@ -46,7 +46,7 @@ from transfer_queue.messages.storage import (
     UnitStatus,
 )
 from transfer_queue.messages.system import Topology
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Call, Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.framing import pack_frame
@@ -156,7 +156,7 @@ def ask(system: RunningSystem, request: AnyRequest, target: tuple[str, int] = CO
     """One request on a session of its own."""
 
     def operation() -> Generator[Call, AnyReply, AnyReply]:
-        return (yield Call(target, request, 5.0))
+        return (yield Request(target, request, 5.0))
 
     session = session_of(system, **options)
     try:
@@ -554,7 +554,7 @@ def test_a_controller_that_dies_and_cannot_be_resumed_ends_the_system_and_leaves
     session = session_of(system)
 
     def operation() -> Generator[Call, AnyReply, AnyReply]:
-        return (yield Call(CONTROLLER, ListPartitions()))
+        return (yield Request(CONTROLLER, ListPartitions()))
 
     run_blocking(session, operation())
     dead = servers_of(system)["controller"]
@@ -784,7 +784,6 @@ def test_a_script_without_a_guard_is_told_what_to_do(place: Place) -> None:
 WRITER = """
 import json, sys
 from pathlib import Path
-from transfer_queue.net.calls import Call
 from transfer_queue.messages.storage import LeaseExtent, OpenSlot
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
@@ -795,9 +794,9 @@ system = find(sys.argv[2])
 session = Session("writer", system.key, lambda target: str(system.folder / "unit-0.sock"))
 
 def write():
-    slot = yield Call(("unit", 0), OpenSlot("writer"))
+    slot = yield Request(("unit", 0), OpenSlot("writer"))
     lock = hold_slot(Path(slot.lock_path))
-    lease = yield Call(("unit", 0), LeaseExtent(slot.slot, 1 << 20, 1 << 20))
+    lease = yield Request(("unit", 0), LeaseExtent(slot.slot, 1 << 20, 1 << 20))
     return lock, lease
 
 lock, lease = run_blocking(session, write())

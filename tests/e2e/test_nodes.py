@@ -27,7 +27,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.storage import ReadPieces, UnitStatus
 from transfer_queue.messages.system import NodeGone, Topology, TopologyReply
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking, run_parallel
 from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.handshake import ClientHandshake
@@ -189,8 +189,8 @@ def test_a_value_that_rows_share_comes_once_from_another_node(
 
     def noted(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
         for call in calls:
-            if isinstance(call.request, ReadPieces):
-                received.append(int(np.frombuffer(call.request.lengths, "<i8").sum()))
+            if isinstance(call.body, ReadPieces):
+                received.append(int(np.frombuffer(call.body.lengths, "<i8").sum()))
         run_parallel(session, pool, calls)
 
     monkeypatch.setattr("transfer_queue.net.drivers.blocking_driver.run_parallel", noted)
@@ -273,7 +273,7 @@ def leased(client: TransferQueueClient, units: Iterable[int]) -> int:
     def ask() -> Generator[Call, AnyReply, int]:
         total = 0
         for unit in units:
-            status = yield Call(("unit", unit), UnitStatus())
+            status = yield Request(("unit", unit), UnitStatus())
             total += status.leased
         return total
 

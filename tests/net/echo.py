@@ -21,7 +21,7 @@ from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelop
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions, Seal
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import CheckProduction
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Request
 from transfer_queue.net.drivers.asyncio_driver import run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import new_socket
@@ -166,7 +166,7 @@ def ask(name: str) -> CreatePartition:
 
 def one(request: AnyRequest, timeout: float | None = 10.0) -> Generator[Call, AnyReply, AnyReply]:
     """The operation of one request."""
-    return (yield Call(CONTROLLER, request, timeout))
+    return (yield Request(CONTROLLER, request, timeout))
 
 
 Driver = Callable[[Session, Generator[Call, AnyReply, Any]], Any]

@@ -24,7 +24,7 @@ from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply, RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.messages.queries import CheckProduction
-from transfer_queue.net.calls import Call, Outcome, parallel, pause, replies_of
+from transfer_queue.net.calls import Call, Outcome, Pause, Request, Together, Work, replies_of
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.net.session import Session
@@ -82,14 +82,14 @@ def two(tmp_path: Path) -> Iterator[Servers]:
 
 
 def at_once(calls: Sequence[Call]) -> Generator[Call, AnyReply, list[Outcome | None]]:
-    assert (yield parallel(calls)) == Done()
+    assert (yield Together(calls)) == Done()
     return [call.outcome for call in calls]
 
 
 @drivers
 def test_all_are_asked_before_any_is_answered(two: Servers, run: Driver) -> None:
     for _ in range(3):  # then over connections that are there
-        calls = [Call(("unit", number), CreatePartition("meet")) for number in range(2)]
+        calls = [Request(("unit", number), CreatePartition("meet")) for number in range(2)]
         assert run(two.session, at_once(calls)) == [Done("meet")] * 2
         assert len({call.sequence for call in calls}) == 2
 
@@ -107,7 +107,7 @@ def test_payloads_go_to_their_places(tmp_path: Path, run: Driver, tls: bool) -> 
             for size in sizes * (number + 1):
                 parts.append(memory[at : at + size])
                 at += size + 1
-            calls.append(Call(("unit", number), CreatePartition("meet"), into=parts))
+            calls.append(Request(("unit", number), CreatePartition("meet"), into=parts))
         assert run(servers.session, at_once(calls)) == [Done("meet")] * 2
         for call, buffer in zip(calls, buffers):
             assert all(part == b"\7" * len(part) for part in call.into)
@@ -118,13 +118,13 @@ def test_payloads_go_to_their_places(tmp_path: Path, run: Driver, tls: bool) -> 
 def test_each_has_an_outcome_of_its_own(two: Servers, run: Driver) -> None:
     done: list[int] = []
     calls = [
-        Call(("unit", 0), CheckProduction("FieldTypeError", [])),
-        Call(("unit", 1), CreatePartition("x")),
-        Call(("unit", 0), Claim("p", "t", ["f"], 1), within=0.05),
-        Call(("unit", 1), CreatePartition("y" * 3), within=SECONDS),
-        Call(("unit", 0), CreatePartition("no text: \udcff")),
-        Call(("unit", 0), CreatePartition("x"), work=lambda: done.append(1)),
-        pause(0.001),
+        Request(("unit", 0), CheckProduction("FieldTypeError", [])),
+        Request(("unit", 1), CreatePartition("x")),
+        Request(("unit", 0), Claim("p", "t", ["f"], 1), within=0.05),
+        Request(("unit", 1), CreatePartition("y" * 3), within=SECONDS),
+        Request(("unit", 0), CreatePartition("no text: \udcff")),
+        Work(lambda: done.append(1)),
+        Pause(0.001),
     ]
     refused, named, late, other, unsendable, worked, paused = run(two.session, at_once(calls))
     assert isinstance(refused, FieldTypeError)
@@ -140,14 +140,14 @@ def test_each_has_an_outcome_of_its_own(two: Servers, run: Driver) -> None:
 @drivers
 def test_what_breaks_is_tried_again_by_itself(two: Servers, run: Driver) -> None:
     two.running[0].service.drops = 1
-    calls = [Call(("unit", 0), ListPartitions()), Call(("unit", 1), ListPartitions())]
+    calls = [Request(("unit", 0), ListPartitions()), Request(("unit", 1), ListPartitions())]
     assert run(two.session, at_once(calls)) == [Done(2), Done(1)], "the first was asked twice, under one sequence"
 
 
 @drivers
 def test_a_server_that_is_gone_fails_alone(two: Servers, run: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transfer_queue.net.session.RETRY_DELAYS", (0.0, 0.0))
-    calls = [Call(("unit", number), CreatePartition("x")) for number in range(2)]
+    calls = [Request(("unit", number), CreatePartition("x")) for number in range(2)]
     assert run(two.session, at_once(calls)) == [Done("x")] * 2
     two.running[0].stop()
     try:
@@ -161,7 +161,7 @@ def test_a_server_that_is_gone_fails_alone(two: Servers, run: Driver, monkeypatc
 
 
 def test_a_closed_session_ends_all_of_them(two: Servers) -> None:
-    calls = [Call(("unit", number), Claim("p", "t", ["f"], 1), 100.0) for number in range(2)]
+    calls = [Request(("unit", number), Claim("p", "t", ["f"], 1), 100.0) for number in range(2)]
     thread = threading.Thread(target=lambda: run_blocking(two.session, at_once(calls)))
     thread.start()
     until(lambda: all(running.service.parked for running in two.running))
@@ -174,7 +174,7 @@ def test_who_is_interrupted_leaves_nothing_open(two: Servers, monkeypatch: pytes
     def interrupted(tries: Iterable[object]) -> None:
         raise KeyboardInterrupt
 
-    calls = [Call(("unit", number), CreatePartition("x")) for number in range(2)]
+    calls = [Request(("unit", number), CreatePartition("x")) for number in range(2)]
     with monkeypatch.context() as patch:
         patch.setattr("transfer_queue.net.drivers.blocking_driver._receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -186,7 +186,9 @@ def test_who_is_interrupted_leaves_nothing_open(two: Servers, monkeypatch: pytes
 
 def test_a_payload_of_another_length_is_an_error_of_the_server(tmp_path: Path) -> None:
     with Servers(tmp_path, 2, 100) as servers:
-        calls = [Call(("unit", number), CreatePartition("x"), into=[memoryview(bytearray(100))]) for number in range(2)]
+        calls = [
+            Request(("unit", number), CreatePartition("x"), into=[memoryview(bytearray(100))]) for number in range(2)
+        ]
         good, bad = run_blocking(servers.session, at_once(calls))
         assert good == Done("x")
         assert isinstance(bad, ProtocolError)
@@ -194,8 +196,8 @@ def test_a_payload_of_another_length_is_an_error_of_the_server(tmp_path: Path) -
 
 
 def test_answers_are_the_replies_or_the_first_error(two: Servers) -> None:
-    good = [Call(("unit", number), CreatePartition(f"{number}")) for number in range(2)]
+    good = [Request(("unit", number), CreatePartition(f"{number}")) for number in range(2)]
     assert run_blocking(two.session, replies_of(good)) == [Done("0"), Done("1")]
     assert run_blocking(two.session, replies_of(good[1:])) == [Done("1")]
     with pytest.raises(FieldTypeError):
-        run_blocking(two.session, replies_of([*good, Call(("unit", 0), CheckProduction("FieldTypeError", []))]))
+        run_blocking(two.session, replies_of([*good, Request(("unit", 0), CheckProduction("FieldTypeError", []))]))

@@ -15,7 +15,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.queries import CheckProduction
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Request
 from transfer_queue.net.drivers import admission
 from transfer_queue.net.drivers.admission import AT_ONCE, Admission
 from transfer_queue.net.drivers.asyncio_driver import run_async
@@ -71,7 +71,7 @@ def test_a_bounded_number_is_under_way_at_once_and_the_others_follow(session: Se
 
     def operation(number: int) -> Generator[Call, AnyReply, AnyReply]:
         begun.append(number)
-        return (yield Call(CONTROLLER, CreatePartition(f"p{number}")))
+        return (yield Request(CONTROLLER, CreatePartition(f"p{number}")))
 
     async def main() -> None:
         tasks = [asyncio.ensure_future(run_async(session, operation(i))) for i in range(10 * AT_ONCE)]

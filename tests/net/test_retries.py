@@ -15,7 +15,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import LEAST_WAIT, LONGEST_DELAY, RETRY_DELAYS, RetryPolicy, Session
@@ -37,7 +37,7 @@ def request_in(frame: bytes) -> RequestEnvelope:
 def test_tries_go_on_until_the_deadline_while_the_system_lives() -> None:
     now = [0.0]
     session = new_session(now, alive=lambda _: True, grace=60.0)
-    attempts = RetryPolicy(session, Call(CONTROLLER, ListPartitions()))
+    attempts = RetryPolicy(session, Request(CONTROLLER, ListPartitions()))
     delays: list[float] = []
 
     def again() -> None:
@@ -53,7 +53,7 @@ def test_tries_go_on_until_the_deadline_while_the_system_lives() -> None:
 
 
 def test_a_call_fails_at_once_when_the_system_has_ended() -> None:
-    attempts = RetryPolicy(new_session([0.0], alive=lambda _: False), Call(CONTROLLER, ListPartitions()))
+    attempts = RetryPolicy(new_session([0.0], alive=lambda _: False), Request(CONTROLLER, ListPartitions()))
     with pytest.raises(ConnectionLostError, match="tried 1 times"):
         attempts.next_delay(ERROR)
 
@@ -61,23 +61,23 @@ def test_a_call_fails_at_once_when_the_system_has_ended() -> None:
 def test_only_what_is_left_of_a_wait_is_asked_for_again() -> None:
     now = [100.0]
     session = new_session(now)
-    call = Call(CONTROLLER, parked_claim(10.0), 10.0)
+    call = Request(CONTROLLER, parked_claim(10.0), 10.0)
     attempts = RetryPolicy(session, call)
     session.finish(session.begin_request(ListPartitions())[0])
-    sequence, frame = session.begin_request(call.request)
+    sequence, frame = session.begin_request(call.body)
     for time_now, left in ((103.0, 7.0), (109.5, 0.5), (200.0, LEAST_WAIT)):
         now[0] = time_now
         again = request_in(attempts.frame_to_retry(sequence, frame))
         assert isinstance(again.body, Claim)
         assert (again.sequence, again.acknowledged, again.body.wait) == (sequence, sequence - 1, left)
         assert again.body.waited == time_now - 100.0  # the message of a timeout includes them
-    assert msgspec.structs.replace(again.body, wait=10.0, waited=0.0) == call.request
+    assert msgspec.structs.replace(again.body, wait=10.0, waited=0.0) == call.body
 
 
 @pytest.mark.parametrize("request_", [ListPartitions(), CreatePartition("p"), parked_claim(None)])
 def test_what_does_not_wait_is_sent_as_it_was(request_: Any) -> None:
     session = new_session([0.0])
-    attempts = RetryPolicy(session, Call(CONTROLLER, request_))
+    attempts = RetryPolicy(session, Request(CONTROLLER, request_))
     sequence, frame = session.begin_request(request_)
     assert attempts.frame_to_retry(sequence, frame) is frame
 

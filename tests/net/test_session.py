@@ -22,7 +22,7 @@ from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.reports.timeline import ValueRead
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Request
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import FINISHED_RUNS, READS, RETRY_DELAYS, RetryPolicy, Session, raise_failure
 
@@ -205,7 +205,7 @@ def test_bodies_are_answers_or_protocol_errors(noise: bytes) -> None:
 
 def test_tries_end_with_who_and_since_when_and_where_to_look() -> None:
     session = new_session(log_of=lambda target: f"/logs/{target[0]}.log")
-    attempts = RetryPolicy(session, Call(("controller", 0), ListPartitions(), None))
+    attempts = RetryPolicy(session, Request(("controller", 0), ListPartitions(), None))
     error = ConnectionResetError("gone")
     assert [attempts.next_delay(error) for _ in RETRY_DELAYS] == list(RETRY_DELAYS)
     with pytest.raises(ConnectionLostError) as raised:
@@ -215,14 +215,14 @@ def test_tries_end_with_who_and_since_when_and_where_to_look() -> None:
 
 
 def test_past_the_deadline_there_is_no_further_try() -> None:
-    attempts = RetryPolicy(new_session(grace=-5.0), Call(("unit", 2), ListPartitions(), 5.0))
+    attempts = RetryPolicy(new_session(grace=-5.0), Request(("unit", 2), ListPartitions(), 5.0))
     with pytest.raises(WaitTimeoutError, match=r"Timeout: the storage unit 2 at .* gave no reply to ListPartitions"):
         attempts.next_delay(TimeoutError())
 
 
 def test_a_closed_session_makes_no_calls() -> None:
     session = new_session()
-    attempts = RetryPolicy(session, Call(("unit", 2), ListPartitions(), 5.0))
+    attempts = RetryPolicy(session, Request(("unit", 2), ListPartitions(), 5.0))
     session.close()
     session.close()
     with pytest.raises(NotInitializedError, match="closed"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Generator
 from random import Random
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel, Claim, ReportBatches
-from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.net.calls import CONTROLLER, Call, pause
+from transfer_queue.net.calls import CONTROLLER, Call, Pause, Request
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import RetryPolicy, Target
 from transfer_queue.storage.protocols import Reserved
@@ -47,7 +47,7 @@ Script = Callable[["RetryingClient"], Generator[Call, AnyReply, None]]
 
 def sleep(seconds: float) -> Operation[None]:
     """Let time pass."""
-    yield pause(seconds)
+    yield Pause(seconds)
 
 
 def failure_of(error: TransferQueueError) -> Failure:
@@ -125,7 +125,7 @@ class RetryingClient(Client):
         self._attempts: dict[int, RetryPolicy] = {}
         self._sent: dict[int, int] = {}  # sequence -> the connection on which it was sent last
         self._given_up: set[int] = set()  # cancelled requests, whose replies are ignored
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._planned = 0
 
     # ------------------------------------------------------------ faults
@@ -201,7 +201,7 @@ class RetryingClient(Client):
                     self._given_up.add(cancel)
                     self._cluster.network.send(self._connections[target], "up", frame)
 
-    def _plan(self, seconds: float, action: Callable[[], None]) -> None:
+    def _plan(self, seconds: float, action: Callable[[], object]) -> None:
         self._planned += 1
         heapq.heappush(self._agenda, (self._cluster.clock.now + seconds, self._planned, action))
 
@@ -211,32 +211,23 @@ class RetryingClient(Client):
         """Start an operation, which may sleep."""
         return super().start(operation)
 
-    def _ask(self, task: Task[Any], call: Call) -> None:
-        if call.join is not None:
-            self._ask_to_join(task, call)
-            return
-        if call.pause is not None:
-            self._plan(call.pause, lambda: task.resume(Done()))
-            return
-        if call.work is not None:  # of an external store; meanwhile other things happen
-            work, seconds = call.work, self._cluster.network.random.uniform(0, MOST_WORK_SECONDS)
-            self._plan(seconds, lambda: task.resume(outcome_of(work)))
-            return
-        if call.is_notice:
-            self._notify(call.request)
-            task.resume(Done())
-            return
+    def _work(self, task: Task[Any], function: Callable[[], object]) -> None:
+        """Do the work of an external store. Meanwhile other things happen."""
+        seconds = self._cluster.network.random.uniform(0, MOST_WORK_SECONDS)
+        self._plan(seconds, lambda: task.resume(outcome_of(function)))
+
+    def _ask_server(self, task: Task[Any], call: Request) -> None:
         attempts = RetryPolicy(self.state.session, call)
-        sequence, frame = self.state.session.begin_request(call.request, 0, call.target, call.within)
+        sequence, frame = self.state.session.begin_request(call.body, 0, call.target, call.within)
         task.call, task.sequence = call, sequence
         self._tasks[sequence], self._frames[sequence] = task, (call.target, frame)
         self._attempts[sequence] = attempts
-        if self.cancels is not None and isinstance(call.request, Publish):
+        if self.cancels is not None and isinstance(call.body, Publish):
             seconds, self.cancels = self.cancels, None
             self._plan(seconds, lambda: self._cancel_put(sequence, call))
         self._try(sequence)
 
-    def _cancel_put(self, sequence: int, call: Call) -> None:
+    def _cancel_put(self, sequence: int, call: Request) -> None:
         """Cancel a put that has no reply yet, as the driver of event loops does; see `asyncio_driver._withdraw`."""
         task = self._tasks.pop(sequence, None)
         if task is None:
@@ -247,7 +238,7 @@ class RetryingClient(Client):
 
         def withdraw() -> Operation[None]:
             try:
-                reply = yield Call(call.target, Cancel(sequence))
+                reply = yield Request(call.target, Cancel(sequence))
             except TransferQueueError as error:
                 self.state.session.finish(sequence)
                 task.resume(failure_of(error))
@@ -284,9 +275,9 @@ class RetryingClient(Client):
         self._sent[sequence] = connection
         self._cluster.network.send(connection, "up", frame)
 
-    def _notify(self, report: AnyRequest) -> None:
+    def _notify(self, report: ReportBatches) -> None:
         """Write a notice to the controller; if there is no connection, the next request carries it."""
-        self.state.session.notices.add(cast(ReportBatches, report))
+        self.state.session.notices.add(report)
         connection = self._connections.get(CONTROLLER)
         if connection is not None:
             self._cluster.network.send(connection, "up", self.state.session.notices.frame())
@@ -302,9 +293,9 @@ class RetryingClient(Client):
         task.resume(Cancelled())
         return True
 
-    def _abandon(self, sequence: int, call: Call) -> None:
+    def _abandon(self, sequence: int, call: Request) -> None:
         """Do what the drivers do with a request whose reply nobody awaits any more."""
-        if isinstance(call.request, Claim):
+        if isinstance(call.body, Claim):
             self._notify(ReportBatches(withdrawn=[sequence]))
         else:
             self.state.session.finish(sequence)

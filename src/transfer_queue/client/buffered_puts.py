@@ -14,8 +14,7 @@ from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.joiners import PutPart
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
-from transfer_queue.messages.system import Topology
-from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, JoinKey
+from transfer_queue.net.calls import NOT_MADE, Join, JoinKey
 from transfer_queue.net.drivers.join_queues import MOST_JOINED
 from transfer_queue.utils.logging_utils import get_logger
 
@@ -169,12 +168,12 @@ class BufferedPuts:
         self, operations: Operations, rows: list[tuple[str, PutPart]], left: dict[tuple[str, str], PutPart]
     ) -> Operation[None]:
         """Publish puts of different samples, and note those that fail. Remove from `left` those that have ended."""
-        joined: dict[JoinKey, list[Call]] = {}
+        joined: dict[JoinKey, list[Join]] = {}
         yield from operations._state.learn()
         for partition, part in rows:
             together = operations._puts.key_of(partition, part.fields, part.group)
             if together is not None:
-                joined.setdefault(together, []).append(Call(CONTROLLER, Topology(), join=together, part=part))
+                joined.setdefault(together, []).append(Join(together, part))
         for (joiner, shape), calls in joined.items():
             for start in range(0, len(calls), MOST_JOINED):
                 some = calls[start : start + MOST_JOINED]

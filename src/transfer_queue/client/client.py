@@ -28,7 +28,7 @@ from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import FieldColumn
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Request
 from transfer_queue.net.drivers.asyncio_driver import run_async, run_joining
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.threaded_driver import run_threaded
@@ -244,7 +244,7 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
 
 def _status_now() -> Operation[SystemStatus]:
     """Return the status. Unlike `status`, a client that does not know its system yet does not ask for that first."""
-    reply = yield Call(CONTROLLER, Status(), within=DISPLAY_SECONDS)
+    reply = yield Request(CONTROLLER, Status(), within=DISPLAY_SECONDS)
     if not isinstance(reply, SystemStatus):
         raise ProtocolError(f"the controller replied to Status with {type(reply).__name__}")
     return reply

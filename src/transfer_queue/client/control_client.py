@@ -25,7 +25,7 @@ from transfer_queue.messages.reports.overview import ShowViews, ViewsReply
 from transfer_queue.messages.reports.samples import SampleReport, StuckPage, StuckReport
 from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Call, Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 
@@ -111,7 +111,7 @@ class ControlClient:
         """Make a request to the controller and return its reply, which must be of this kind."""
 
         def operation() -> Generator[Call, AnyReply, AnyReply]:
-            return (yield Call(CONTROLLER, request, within=timeout))
+            return (yield Request(CONTROLLER, request, within=timeout))
 
         reply = run_blocking(self._session, operation())
         if not isinstance(reply, kind):

@@ -25,12 +25,11 @@ from transfer_queue.messages.descriptors import Blocks, Placement
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
-from transfer_queue.messages.system import Topology
-from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, JoinKey
+from transfer_queue.net.calls import NOT_MADE, Call, Join, JoinKey
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_rows
 
 
-def share_error(calls: Sequence[Call], error: TransferQueueError) -> None:
+def share_error(calls: Sequence[Join], error: TransferQueueError) -> None:
     """Let each operation raise the error, in an object of its own."""
     for call in calls:
         call.outcome = copy.copy(error)
@@ -98,7 +97,7 @@ class PutJoiner:
                     shape += name, None
         return self, tuple(shape)
 
-    def run(self, calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
+    def run(self, calls: Sequence[Join]) -> Generator[Call, AnyReply, None]:
         """See `net.calls.Joiner.run`. Puts of the same key are sent one after the other, in their order."""
         for some in _with_distinct_keys(calls):
             if len(some) > 1:
@@ -106,16 +105,15 @@ class PutJoiner:
             else:
                 some[0].outcome = NOT_MADE
 
-    def _put(self, calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
+    def _put(self, calls: Sequence[Join]) -> Generator[Call, AnyReply, None]:
         parts: list[PutPart] = [call.part for call in calls]
         try:
             encoded, sent = self._encode(parts)
             if encoded is not None and self._is_large(encoded):
                 reply = None
             else:
-                assert calls[0].join is not None
                 put = Publish(
-                    calls[0].join[1][0], len(parts), keys=[part.key for part in parts], tags=sent,
+                    calls[0].key[1][0], len(parts), keys=[part.key for part in parts], tags=sent,
                     groups=[part.group for part in parts if part.group is not None] or None,
                     pre_allocate=pre_alloc_sample_num(), puts=[1] * len(parts),
                 )  # fmt: skip
@@ -163,9 +161,9 @@ class PutJoiner:
         return list(zip(each, replies.tag_list(merged, count, self._state.settings.allow_pickle), strict=True))
 
 
-def _with_distinct_keys(calls: Sequence[Call]) -> list[list[Call]]:
+def _with_distinct_keys(calls: Sequence[Join]) -> list[list[Join]]:
     """Return the calls in groups without repeated keys. A key is in the groups in the order of its puts."""
-    groups: list[list[Call]] = []
+    groups: list[list[Join]] = []
     times: dict[str, int] = {}
     for call in calls:
         at = times[call.part.key] = times.get(call.part.key, -1) + 1
@@ -191,15 +189,15 @@ class LookupJoiner:
     def __init__(self, look_up: Callable[[Lookup, float | None], Operation[LookupReply]]) -> None:
         self._look_up = look_up
 
-    def call_for(self, request: Lookup, timeout: float | None) -> Call | None:
+    def call_for(self, request: Lookup, timeout: float | None) -> Join | None:
         """Return the call with which a get asks to join others; None if it must go alone."""
         keys, fields = request.keys, request.fields
         if timeout is not None or not keys or len(keys) > MOST_KEYS:
             return None
         key = self, (request.partition, None if fields is None else tuple(fields))
-        return Call(CONTROLLER, Topology(), join=key, part=request)
+        return Join(key, request)
 
-    def run(self, calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
+    def run(self, calls: Sequence[Join]) -> Generator[Call, AnyReply, None]:
         """See `net.calls.Joiner.run`."""
         requests: list[Lookup] = [call.part for call in calls]
         counts = [len(request.keys or ()) for request in requests]
@@ -253,11 +251,11 @@ class AckJoiner:
     def __init__(self, ask: Callable[[AckMany], Operation[Done]]) -> None:
         self._ask = ask
 
-    def call_for(self, ack: Ack, timeout: float | None) -> Call | None:
+    def call_for(self, ack: Ack, timeout: float | None) -> Join | None:
         """Return the call with which an acknowledgement asks to join others; None if it must go alone."""
-        return None if timeout is not None else Call(CONTROLLER, Topology(), join=(self, ()), part=ack)
+        return None if timeout is not None else Join((self, ()), ack)
 
-    def run(self, calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
+    def run(self, calls: Sequence[Join]) -> Generator[Call, AnyReply, None]:
         """See `net.calls.Joiner.run`."""
         if len(calls) == 1:
             calls[0].outcome = NOT_MADE

@@ -46,7 +46,7 @@ from transfer_queue.net.framing import pack_frame
 if TYPE_CHECKING:
     import ssl
 
-    from transfer_queue.net.calls import Call
+    from transfer_queue.net.calls import Call, Request
 
 
 Target = tuple[str, int]  # ("controller", 0) or ("unit", number)
@@ -155,7 +155,7 @@ class Session:
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self.report_wait: float | None = None
         """Seconds after which a call that waits is reported, and again each time the wait has doubled; None: never."""
-        self.report: Callable[[Call, float], Generator[Call, AnyReply, None]] | None = None
+        self.report: Callable[[Request, float], Generator[Call, AnyReply, None]] | None = None
         """Returns the operation that logs what a call waits for. It gets the seconds for which the call has waited."""
         self.notices = Notices(self._encode)
         """The notices that the controller may not have read."""
@@ -329,7 +329,7 @@ class RetryPolicy:
     _tries = 0
     _lost_at: float | None = None  # wall clock of the first break
 
-    def __init__(self, session: Session, call: Call) -> None:
+    def __init__(self, session: Session, call: Request) -> None:
         self._session = session
         self._call = call
         self.begun = begun = session.clock()
@@ -337,7 +337,7 @@ class RetryPolicy:
         self.deadline = begun + ((call.timeout or 0.0) + session.grace if call.within is None else call.within)
         """The reading of the session's clock until which the call waits for the reply.
 
-        The limit is `Call.within`, or the time for which the request may be parked plus the session's grace.
+        The limit is `Request.within`, or the time for which the request may be parked plus the session's grace.
         """
         if call.timeout is not None and session.report_wait is not None and call.timeout > session.report_wait:
             self.report_at = begun + session.report_wait
@@ -374,7 +374,7 @@ class RetryPolicy:
 
     def frame_to_retry(self, sequence: int, frame: bytes) -> bytes:
         """Return the frame to send again. A request that waits asks only for the rest of its wait."""
-        request: Any = self._call.request
+        request: Any = self._call.body
         wait: float | None = getattr(request, "wait", None)
         if wait is None or wait <= 0:
             return frame
@@ -403,7 +403,7 @@ class RetryPolicy:
                 f"the system again"
             )
         return WaitTimeoutError(
-            f"Timeout: {self._server()} gave no reply to {type(self._call.request).__name__} within "
+            f"Timeout: {self._server()} gave no reply to {type(self._call.body).__name__} within "
             f"{self.deadline - self.begun:g} s; it {why}{self._log()}"
         )
 
@@ -413,7 +413,7 @@ class RetryPolicy:
     def _lost(self, error: OSError) -> ConnectionLostError:
         return ConnectionLostError(
             f"{self._server()} has not been reachable since {self._lost_since()} ({error}), tried {self._tries} times "
-            f"for {type(self._call.request).__name__}; its system was closed or has crashed{self._log()}. "
+            f"for {type(self._call.body).__name__}; its system was closed or has crashed{self._log()}. "
             f"Start it again, then attach to it with tq.close() and tq.init()"
         )
 

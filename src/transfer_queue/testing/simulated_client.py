@@ -17,7 +17,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, JoinKey
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, Join, JoinKey, Pause, Request, Together, Work
 from transfer_queue.net.drivers.join_queues import JoinQueue
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import RetryPolicy, Session, Target, raise_failure
@@ -52,8 +52,8 @@ class Task(Generic[T]):
         self._operation = operation
         self.done = False
         """True when the operation has ended."""
-        self.call: Call | None = None
-        """The call whose reply the operation waits for; None if it has ended."""
+        self.call: Request | None = None
+        """The request whose reply the operation waits for, or was sent last; None if it has ended."""
         self.sequence = 0
         """The number of that call."""
         self._value: T | None = None
@@ -97,7 +97,7 @@ class Task(Generic[T]):
             self._client._ask(self, call)
 
 
-def outcome_of(work: Callable[[], None]) -> AnyReply | Exception:
+def outcome_of(work: Callable[[], object]) -> AnyReply | Exception:
     """Do the work of a call, and return what continues its operation."""
     try:
         work()
@@ -109,7 +109,7 @@ def outcome_of(work: Callable[[], None]) -> AnyReply | Exception:
 class _JoiningTask:
     """A task that waits for its flight."""
 
-    def __init__(self, task: Task[Any], call: Call) -> None:
+    def __init__(self, task: Task[Any], call: Join) -> None:
         self.task = task
         self.call = call
 
@@ -328,18 +328,15 @@ class Client(Subscriptions, LockMethods):
         if self._connections.get(target) == connection:
             del self._connections[target]
 
-    def _ask_to_join(self, task: Task[Any], call: Call) -> None:
+    def _ask_to_join(self, task: Task[Any], call: Join) -> None:
         """Let the operation go alone, or wait until the flight that is under way has ended."""
-        key = call.join
-        assert key is not None
-        queue = self._joins.get(key)
+        queue = self._joins.get(call.key)
         if queue is None:
-            queue = self._joins[key] = JoinQueue(key)
+            queue = self._joins[call.key] = JoinQueue(call.key)
             queue.flights = 1
             call.ended = partial(self._end_flight, queue)
             task.resume(NOT_MADE)
             return
-        task.call = call
         queue.waiting.append(_JoiningTask(task, call))
 
     def forget_joins(self) -> None:
@@ -365,24 +362,32 @@ class Client(Subscriptions, LockMethods):
         self._end_flight(queue)
 
     def _ask(self, task: Task[Any], call: Call) -> None:
-        if call.join is not None:
+        if isinstance(call, Request):
+            self._ask_server(task, call)
+        elif isinstance(call, Join):
             self._ask_to_join(task, call)
-            return
-        if call.work is not None:
-            task.resume(outcome_of(call.work))
-            return
-        if call.pause is not None:
-            self._cluster.later(call.pause, lambda: task.resume(Done()))
-            return
-        if call.together:
-            self._ask_together(task, call.together)
-            return
-        if call.is_notice:
-            self.state.session.notices.add(cast(ReportBatches, call.request))
-            self._send(CONTROLLER, self.state.session.notices.frame())
+        elif isinstance(call, Work):
+            self._work(task, call.function)
+        elif isinstance(call, Pause):
+            self._plan(call.seconds, lambda: task.resume(Done()))
+        elif isinstance(call, Together):
+            self._ask_together(task, call.calls)
+        else:
+            self._notify(call.report)
             task.resume(Done())
-            return
-        sequence, frame = self.state.session.begin_request(call.request, 0, call.target, call.within)
+
+    def _plan(self, seconds: float, action: Callable[[], object]) -> None:
+        self._cluster.later(seconds, action)
+
+    def _work(self, task: Task[Any], function: Callable[[], object]) -> None:
+        task.resume(outcome_of(function))
+
+    def _notify(self, report: ReportBatches) -> None:
+        self.state.session.notices.add(report)
+        self._send(CONTROLLER, self.state.session.notices.frame())
+
+    def _ask_server(self, task: Task[Any], call: Request) -> None:
+        sequence, frame = self.state.session.begin_request(call.body, 0, call.target, call.within)
         task.call, task.sequence = call, sequence
         call.sequence = sequence
         self._tasks[sequence] = task
@@ -402,11 +407,11 @@ class Client(Subscriptions, LockMethods):
 
         self._cluster.later(attempts.report_at - self._cluster.clock.now, report)
 
-    def _ask_together(self, task: Task[Any], calls: Sequence[Call]) -> None:
+    def _ask_together(self, task: Task[Any], calls: Sequence[Request | Work | Pause]) -> None:
         """Make several calls at once, and continue when all of them have ended."""
         left = list(calls)
 
-        def made(call: Call) -> Operation[None]:
+        def made(call: Request | Work | Pause) -> Operation[None]:
             try:
                 call.outcome = yield call
             except TransferQueueError as error:

@@ -128,10 +128,10 @@ class Servers:
             kind, number = call.target
             assert kind == "unit"
             unit = self.units[number]
-            effects = unit.handle(writer, 1, self.sequence, call.request, 0.0)
+            effects = unit.handle(writer, 1, self.sequence, call.body, 0.0)
             if not effects:
-                assert isinstance(call.request, LeaseExtent)
-                assert call.timeout == call.request.wait
+                assert isinstance(call.body, LeaseExtent)
+                assert call.timeout == call.body.wait
                 effects = unit.tick(1e9)
             unit.check()
             [effect] = effects
@@ -184,7 +184,7 @@ def test_small_blocks_share_an_extent(servers: Servers, space: ExtentAllocator) 
     assert [block.offset for block in blocks] == [0, 128, 192, 256, 320]
     assert {(block.unit, block.extent, block.generation) for block in blocks} == {(0, 1, 1)}
     assert [block.nbytes for block in blocks] == [100, 1, 64, 0, 65]
-    assert [type(call.request) for call in servers.calls] == [OpenSlot, LeaseExtent]
+    assert [type(call.body) for call in servers.calls] == [OpenSlot, LeaseExtent]
     lease = servers.calls[1]
     assert (lease.target, lease.timeout) == (("unit", 0), None)
     assert lease.request == LeaseExtent(1, 128, SMALLEST_EXTENT, None, 0)
@@ -193,7 +193,7 @@ def test_small_blocks_share_an_extent(servers: Servers, space: ExtentAllocator) 
 def test_extents_double_as_they_are_used_up(servers: Servers, space: ExtentAllocator) -> None:
     for _ in range(400):
         put(servers, space, GRANULE // 2)
-    wants = [call.request.want for call in servers.calls if isinstance(call.request, LeaseExtent)]
+    wants = [call.body.want for call in servers.calls if isinstance(call.body, LeaseExtent)]
     assert wants[:7] == [SMALLEST_EXTENT << i for i in range(7)]
     assert set(wants[7:]) == {LARGEST_EXTENT}
 
@@ -352,7 +352,7 @@ def test_threads_that_run_out_together_open_few_extents(servers: Servers, space:
 def test_a_slot_is_locked_once_however_many_ask(servers: Servers, space: ExtentAllocator) -> None:
     first, second = space.reserve(1), space.reserve(1)
     calls = [next(first), next(second)]
-    assert [call.request for call in calls] == [OpenSlot("w", 0)] * 2
+    assert [call.body for call in calls] == [OpenSlot("w", 0)] * 2
     for operation, call in zip((first, second), calls, strict=True):
         assert isinstance(operation.send(servers.answer(call)).request, LeaseExtent)
     assert servers.holds == 1
@@ -364,10 +364,10 @@ def test_a_withdrawn_slot_is_asked_for_anew(servers: Servers, space: ExtentAlloc
     reply = servers.answer(next(operation))
     servers.units[0].on_disconnect(1, 0.0)
     call = operation.send(reply)
-    assert call.request == OpenSlot("w", 0)
+    assert call.body == OpenSlot("w", 0)
     call = operation.send(servers.answer(call))
-    assert isinstance(call.request, LeaseExtent)
-    assert call.request.slot == space._slots[0].number == 2
+    assert isinstance(call.body, LeaseExtent)
+    assert call.body.slot == space._slots[0].number == 2
 
 
 def test_a_slot_that_is_withdrawn_again_and_again_is_an_error(servers: Servers) -> None:
@@ -376,7 +376,7 @@ def test_a_slot_that_is_withdrawn_again_and_again_is_an_error(servers: Servers) 
 
     with pytest.raises(ProtocolError, match="withdrawn"):
         servers.run(ExtentAllocator("w", [0], never).reserve(1))
-    assert [type(call.request) for call in servers.calls] == [OpenSlot] * 3
+    assert [type(call.body) for call in servers.calls] == [OpenSlot] * 3
 
 
 @pytest.mark.parametrize("replies", [[Done()], [SlotReply(1, "/0/1.lock"), Done()],
@@ -550,12 +550,12 @@ def interrupted(servers: Servers, space: ExtentAllocator, arrives: bool, later: 
     """A put that is interrupted while it waits for its lease, which the unit gets now, never, or later."""
     operation = space.reserve(1)
     call = next(operation)
-    while not isinstance(call.request, LeaseExtent):
+    while not isinstance(call.body, LeaseExtent):
         call = operation.send(servers.answer(call))
     servers.sequence += 1
     call.sequence = servers.sequence
     if arrives:
-        servers.units[0].handle("w", 1, call.sequence, call.request, 0.0)
+        servers.units[0].handle("w", 1, call.sequence, call.body, 0.0)
     with pytest.raises(KeyboardInterrupt):
         operation.throw(KeyboardInterrupt())
     return call
@@ -570,7 +570,7 @@ def test_a_lease_whose_put_was_interrupted_is_taken_back(
     reserved = servers.run(space.reserve(1))
     assert servers.leased() == {(0, reserved.extent)}
     # what comes late, on a connection that was given up, is not granted
-    servers.units[0].handle("w", 1, call.sequence, call.request, 0.0)
+    servers.units[0].handle("w", 1, call.sequence, call.body, 0.0)
     assert servers.leased() == {(0, reserved.extent)}
 
 

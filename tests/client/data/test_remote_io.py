@@ -12,7 +12,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
-from transfer_queue.net.calls import CONTROLLER, Call, parallel
+from transfer_queue.net.calls import CONTROLLER, Call, Request, Together
 from transfer_queue.testing.cluster import Cluster
 
 Reading = Generator[Call, AnyReply, bool]
@@ -20,7 +20,7 @@ Reading = Generator[Call, AnyReply, bool]
 
 def reading(unit: int, rounds: int, good: bool = True) -> Reading:
     for number in range(rounds):
-        reply = yield Call(("unit", unit), UnitStatus(), timeout=float(number))
+        reply = yield Request(("unit", unit), UnitStatus(), timeout=float(number))
         assert reply == Done((unit, number))
     return good
 
@@ -62,9 +62,9 @@ def test_one_alone_is_asked_alone() -> None:
 def test_an_error_is_that_of_its_own_reading() -> None:
     def patient() -> Reading:
         try:
-            yield Call(("unit", 1), UnitStatus())
+            yield Request(("unit", 1), UnitStatus())
         except UnitLostError:
-            yield Call(("unit", 2), UnitStatus())
+            yield Request(("unit", 2), UnitStatus())
         return True
 
     operation = fetch_parallel([reading(0, 2), patient()])
@@ -80,11 +80,11 @@ def test_an_error_is_that_of_its_own_reading() -> None:
 
 def test_the_simulation_makes_calls_at_once_too(cluster: Cluster) -> None:
     def asking(calls: list[Call]) -> Generator[Call, AnyReply, None]:
-        yield parallel(calls)
+        yield Together(calls)
 
     client = cluster.client("c")
     client.get_partition_list()  # so that it knows the unit
-    calls = [Call(("unit", 0), UnitStatus()), Call(CONTROLLER, ListPartitions())]
+    calls = [Request(("unit", 0), UnitStatus()), Request(CONTROLLER, ListPartitions())]
     client.call(asking(calls))
     assert isinstance(calls[0].outcome, UnitStatusReply)
     assert calls[1].outcome == Done([])

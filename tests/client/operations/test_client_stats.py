@@ -7,7 +7,7 @@ import pytest
 from simulated import Start, numbers
 from transfer_queue.client.data.timeline_reader import TimelineReader
 from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Request
 from transfer_queue.testing import Client, Cluster
 
 
@@ -67,7 +67,7 @@ def test_replies_to_requests_of_several_threads_are_added_once(start: Start) -> 
     reader = TimelineReader(lambda: 0.0)
 
     def ask(request: ReadTimeline):  # type: ignore[no-untyped-def]
-        return (yield Call(CONTROLLER, request))
+        return (yield Request(CONTROLLER, request))
 
     tasks = [a.start(reader.read(ask)) for _ in range(3)]
     cluster.run()

@@ -30,7 +30,7 @@ from transfer_queue.client.data.store_io import StoredBlocks
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import CapacityError, CheckpointError, StorageKeyNotFoundError
 from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.node.system.launcher import start_local
 from transfer_queue.node.system.paths import runtime_dir
@@ -141,7 +141,7 @@ def status(client: tq.TransferQueueClient) -> list[UnitStatusReply]:
     for unit in state._units:
 
         def ask(unit: int = unit) -> Any:
-            return (yield Call(("unit", unit), UnitStatus()))
+            return (yield Request(("unit", unit), UnitStatus()))
 
         found.append(run_blocking(state.session, ask()))
     return found

@@ -16,7 +16,7 @@ from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvel
 from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import CheckProduction
-from transfer_queue.net.calls import NOT_MADE, Call
+from transfer_queue.net.calls import NOT_MADE, Call, Request
 from transfer_queue.net.drivers.asyncio_driver import _Link, run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import CLOCK_SLACK, Session
@@ -233,7 +233,7 @@ def test_of_calls_of_one_turn_only_the_first_is_made(running: Running, session: 
     """The others are informed that it has its reply, and may not need a call of their own any more."""
 
     def need(name: str) -> Generator[Call, AnyReply, AnyReply]:
-        return (yield Call(CONTROLLER, ask(name), 10.0, turn="t"))
+        return (yield Request(CONTROLLER, ask(name), 10.0, turn="t"))
 
     async def main() -> list[AnyReply]:
         return list(await asyncio.gather(*(run_async(session, need(f"p{i}")) for i in range(100))))
@@ -247,7 +247,7 @@ def test_of_calls_of_one_turn_only_the_first_is_made(running: Running, session: 
 
 def test_after_a_call_that_failed_the_others_of_its_turn_are_made(running: Running, session: Session) -> None:
     def need(request: AnyRequest) -> Generator[Call, AnyReply, AnyReply]:
-        return (yield Call(CONTROLLER, request, 10.0, turn="t"))
+        return (yield Request(CONTROLLER, request, 10.0, turn="t"))
 
     async def main() -> list[object]:
         failing = asyncio.ensure_future(run_async(session, need(CheckProduction("StorageKeyNotFoundError", []))))
@@ -380,8 +380,8 @@ def test_an_operation_ends_at_the_call_after_one_whose_cancellation_came_too_lat
     made = []
 
     def two() -> Generator[Call, AnyReply, None]:
-        made.append((yield Call(CONTROLLER, PUT)))
-        made.append((yield Call(CONTROLLER, PUT)))
+        made.append((yield Request(CONTROLLER, PUT)))
+        made.append((yield Request(CONTROLLER, PUT)))
 
     async def main() -> None:
         task = await server.begin(two(), None, Done(False), DONE, DONE)

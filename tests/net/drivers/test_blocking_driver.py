@@ -18,7 +18,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import ListPartitions
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 
@@ -27,7 +27,7 @@ def test_an_operation_runs_to_its_result(session: Session) -> None:
     def operation() -> Generator[Call, AnyReply, list[object]]:
         replies = []
         for name in ("a", "b"):
-            reply = yield Call(CONTROLLER, ask(name), None)
+            reply = yield Request(CONTROLLER, ask(name), None)
             replies.append(reply.value)
         return replies
 

@@ -21,7 +21,7 @@ from transfer_queue.errors import (
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import CheckProduction
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Request
 from transfer_queue.net.session import Session
 
 
@@ -29,8 +29,8 @@ from transfer_queue.net.session import Session
 def test_failures_are_thrown_into_the_operation(session: Session, run: Driver) -> None:
     def operation() -> Generator[Call, AnyReply, AnyReply]:
         with pytest.raises(StorageKeyNotFoundError, match="as asked"):
-            yield Call(CONTROLLER, CheckProduction("StorageKeyNotFoundError", []))
-        return (yield Call(CONTROLLER, ask("after")))
+            yield Request(CONTROLLER, CheckProduction("StorageKeyNotFoundError", []))
+        return (yield Request(CONTROLLER, ask("after")))
 
     assert run(session, operation()) == Done("after")
     with pytest.raises(FieldTypeError):

@@ -15,7 +15,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.system import Topology
-from transfer_queue.net.calls import NOT_MADE, Call
+from transfer_queue.net.calls import NOT_MADE, Call, Join, Request, Work
 from transfer_queue.net.drivers import thread_joins
 from transfer_queue.net.drivers.asyncio_driver import run_async, run_joining
 from transfer_queue.net.drivers.blocking_driver import run_blocking
@@ -33,8 +33,8 @@ class Numbers:
     def run(self, calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
         self.flights.append([call.part for call in calls])
         if self.gate is not None:
-            yield Call(CONTROLLER, Topology(), work=lambda: _wait(self.gate))
-        yield Call(CONTROLLER, CreatePartition("joined"))
+            yield Work(lambda: _wait(self.gate))
+        yield Request(CONTROLLER, CreatePartition("joined"))
         for call in calls:
             if call.part < 0:
                 call.outcome = SealedError(f"no {call.part}")
@@ -43,12 +43,12 @@ class Numbers:
 
     def operation(self, number: int, key: str = "k", alone: Any = None) -> Generator[Call, AnyReply, Any]:
         """Ask to join. If no other operation is under way, make a request alone, or `alone`."""
-        asked = Call(CONTROLLER, Topology(), join=(self, (key,)), part=number)
+        asked = Join((self, (key,)), number)
         reply = yield asked
         if reply is not NOT_MADE:
             return "joined", reply.value
         try:
-            yield Call(CONTROLLER, CreatePartition("alone")) if alone is None else alone
+            yield Request(CONTROLLER, CreatePartition("alone")) if alone is None else alone
             return "alone", number
         finally:
             if asked.ended is not None:
@@ -67,7 +67,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> Numbers:
 
 class _Entry:
     def __init__(self, number: int, left: bool = False) -> None:
-        self.call = Call(CONTROLLER, Topology(), part=number)
+        self.call = Request(CONTROLLER, Topology(), part=number)
         self.left = left
 
 
@@ -172,7 +172,7 @@ def test_all_that_wait_are_cancelled(session: Session, numbers: Numbers) -> None
 
 def test_a_flight_begins_although_the_one_that_goes_alone_takes_long(session: Session, numbers: Numbers) -> None:
     gate = threading.Event()
-    slow = Call(CONTROLLER, Topology(), work=lambda: _wait(gate))
+    slow = Work(lambda: _wait(gate))
 
     async def main() -> list[Any]:
         first = asyncio.ensure_future(run_joining(session, numbers.operation(0, alone=slow)))
@@ -187,7 +187,7 @@ def test_a_joiner_that_fails_ends_all_its_operations(
     session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(calls: Sequence[Call]) -> Generator[Call, AnyReply, None]:
-        yield Call(CONTROLLER, CreatePartition("joined"))
+        yield Request(CONTROLLER, CreatePartition("joined"))
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(numbers, "run", run)
@@ -221,7 +221,7 @@ def _in_three_threads(
     """
     monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 60.0)
     numbers.gate, gate = threading.Event(), threading.Event()
-    slow = [numbers.operation(n, alone=Call(CONTROLLER, Topology(), work=lambda: _wait(gate))) for n in range(2)]
+    slow = [numbers.operation(n, alone=Work(lambda: _wait(gate))) for n in range(2)]
     threads, found = _in_threads(session, [*slow, *(numbers.operation(n) for n in (2, *more))])
     joins = session.transport(thread_joins.ThreadJoins)
     for thread in threads[:2]:

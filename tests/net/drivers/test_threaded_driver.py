@@ -12,7 +12,7 @@ import pytest
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import ListKeys
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Call, Request
 from transfer_queue.net.drivers import threaded_driver
 from transfer_queue.net.drivers.threaded_driver import run_threaded
 from transfer_queue.net.session import Session
@@ -41,11 +41,11 @@ def test_steps_are_threads_and_calls_the_loop(calls: list[Call]) -> None:
 
     def work() -> Asking:
         seen.append(threading.current_thread())
-        first = yield Call(CONTROLLER, ListKeys())
+        first = yield Request(CONTROLLER, ListKeys())
         seen.append(threading.current_thread())
-        second = yield Call(CONTROLLER, ListKeys())
+        second = yield Request(CONTROLLER, ListKeys())
         try:
-            yield Call(CONTROLLER, ListKeys())
+            yield Request(CONTROLLER, ListKeys())
         except LookupError as error:
             return first, second, str(error)
 
@@ -59,7 +59,7 @@ def test_the_loop_goes_on_while_a_file_is_written(calls: list[Call]) -> None:
     go = threading.Event()
 
     def work() -> Asking:
-        yield Call(CONTROLLER, ListKeys())
+        yield Request(CONTROLLER, ListKeys())
         assert go.wait(60)
         return "written"
 
@@ -75,7 +75,7 @@ def test_the_loop_goes_on_while_a_file_is_written(calls: list[Call]) -> None:
 
 def test_errors_of_the_work_come_out(calls: list[Call]) -> None:
     def work() -> Asking:
-        yield Call(CONTROLLER, ListKeys())
+        yield Request(CONTROLLER, ListKeys())
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"):
@@ -94,7 +94,7 @@ def test_a_cancelled_coroutine_ends_its_step_and_tells_the_operation(calls: list
         if ends:
             return "done"
         try:
-            yield Call(CONTROLLER, ListKeys())
+            yield Request(CONTROLLER, ListKeys())
         except asyncio.CancelledError:
             told.append("cancelled")
             raise

@@ -51,7 +51,7 @@ from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.reports.timeline import Introduce, Leave
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Call, pause
+from transfer_queue.net.calls import CONTROLLER, Call, Notice, Pause, Request
 from transfer_queue.net.session import RETRY_DELAYS, Session, Target
 from transfer_queue.node.system.client_liveness import ClientLiveness
 from transfer_queue.node.system.paths import host_and_port
@@ -300,7 +300,7 @@ class ClientContext:
         """Request units and settings, once."""
         if self._spaces:
             return
-        reply = yield Call(CONTROLLER, Topology())
+        reply = yield Request(CONTROLLER, Topology())
         if not isinstance(reply, TopologyReply):
             raise ProtocolError(f"the controller replied to Topology with {type(reply).__name__}")
         config = msgspec.json.decode(reply.config)
@@ -336,7 +336,7 @@ class ClientContext:
         said = self.introduction
         if said == self._introduced:
             return
-        yield Call(CONTROLLER, msgspec.structs.replace(said, host=socket.gethostname(), pid=os.getpid()))
+        yield Request(CONTROLLER, msgspec.structs.replace(said, host=socket.gethostname(), pid=os.getpid()))
         self._introduced = said
 
     def _take(self, units: list[UnitInfo]) -> None:
@@ -352,7 +352,7 @@ class ClientContext:
 
     def learn_again(self) -> Generator[Call, AnyReply, None]:
         """Request the units again, because one was lost or is new, and forget those that do not exist any more."""
-        reply = yield Call(CONTROLLER, Topology())
+        reply = yield Request(CONTROLLER, Topology())
         if not isinstance(reply, TopologyReply):
             raise ProtocolError(f"the controller replied to Topology with {type(reply).__name__}")
         with self._lock:
@@ -423,11 +423,11 @@ class ClientContext:
                     if found is not error or not patient or is_over:
                         call = operation.throw(found)
                     else:
-                        yield pause(RETRY_DELAYS[-1])
+                        yield Pause(RETRY_DELAYS[-1])
                 except BaseException as error:
                     call = operation.throw(error)
                 else:
-                    if self.unreachable and call.target != CONTROLLER:
+                    if self.unreachable and isinstance(call, Request) and call.target != CONTROLLER:
                         self.unreachable.discard(call.target[1])
                     call = operation.send(reply)
         except StopIteration as stop:
@@ -438,8 +438,8 @@ class ClientContext:
         self, call: Call, error: ConnectionLostError
     ) -> Generator[Call, AnyReply, TransferQueueError]:
         """Return the error for an unreachable server: `UnitLostError` if it is a lost unit of another node."""
-        kind, unit = call.target
-        if kind != "unit" or unit not in self._remote:
+        unit = call.target[1] if isinstance(call, Request) and call.target != CONTROLLER else -1
+        if unit not in self._remote:
             return error
         yield from self.learn_again()
         if unit in self._units:
@@ -490,7 +490,7 @@ class ClientContext:
                 yield from self.learn_again()
                 if unit not in self._units:  # the mirror of an earlier controller, which was removed when it was empty
                     return False
-                yield Call(("unit", unit), UnitStatus())  # the unit may be restarting with another arena
+                yield Request(("unit", unit), UnitStatus())  # the unit may be restarting with another arena
                 yield from self.learn_again()
                 if unit in self._units:
                     self.arena(unit)
@@ -613,8 +613,8 @@ class ClientContext:
         if self._spaces:
             yield from self.return_extents()
             if in_order:
-                yield Call(CONTROLLER, ReportBatches(left=True), is_notice=True)
-                yield Call(CONTROLLER, Leave())
+                yield Notice(ReportBatches(left=True))
+                yield Request(CONTROLLER, Leave())
 
     def close(self) -> None:
         """Close connections and release the locks of slots."""

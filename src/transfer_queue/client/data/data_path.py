@@ -55,7 +55,7 @@ from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.messages.tag_table import SentTags
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
-from transfer_queue.net.calls import CONTROLLER, Call, pause
+from transfer_queue.net.calls import CONTROLLER, Call, Notice, Pause, Request
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_put
 from transfer_queue.wire.blocks.equal_rows import hash_put
@@ -111,7 +111,7 @@ class DataPath:
     ) -> Operation[T]:
         """Return the reply to a request. The caller has validated `parked`, the wait of the request itself."""
         arguments.check_partition_id(getattr(request, "partition", ""))
-        call = Call(CONTROLLER, request, parked, arguments.validated_seconds(timeout))
+        call = Request(CONTROLLER, request, parked, arguments.validated_seconds(timeout))
         yield from self._state.learn()
         reply = yield call
         if not isinstance(reply, kind):
@@ -130,7 +130,7 @@ class DataPath:
         """The clock of this client, in seconds."""
         return lambda: self._state.session.clock()
 
-    def _report_wait(self, call: Call, waited: float) -> Operation[None]:
+    def _report_wait(self, call: Request, waited: float) -> Operation[None]:
         """Log what a call waits for, unless it has its reply meanwhile. The last line is the verdict."""
         try:
             verdict = yield from self._bottleneck(REPORT_SECONDS)
@@ -138,7 +138,7 @@ class DataPath:
             if not text:
                 text = str((yield from self._ask(ExplainWait(call.sequence), Done, REPORT_SECONDS)).value)
         except TransferQueueError as error:
-            text, verdict = f"The controller did not say why {type(call.request).__name__} waits: {error}", ""
+            text, verdict = f"The controller did not say why {type(call.body).__name__} waits: {error}", ""
         if text:
             report(__name__, waited, with_verdict(text, verdict))
 
@@ -176,7 +176,7 @@ class DataPath:
         Args:
             encoded: The block.
             put: The request without its blocks.
-            within: See `Call`.
+            within: See `Request`.
         """
         operation, tracing = self._publish_block(encoded, put, within), self._state.tracing
         return operation if tracing is None else tracing.put(operation, encoded, put, self._state.introduction)
@@ -247,7 +247,7 @@ class DataPath:
         """Write a block, if there is one with fields, and publish it."""
         wait = put.wait
         if encoded is None or not encoded.schema:
-            return (yield Call(CONTROLLER, put, wait, within))
+            return (yield Request(CONTROLLER, put, wait, within))
         groups = self._groups(encoded)
         backend, blocks = groups[0]
         if len(groups) == len(blocks) == 1:  # the usual put
@@ -272,7 +272,7 @@ class DataPath:
             put, block=first, further=further, closes=closes, converted=list(encoded.converted)
         )
         try:
-            reply = yield Call(CONTROLLER, put, wait, within)
+            reply = yield Request(CONTROLLER, put, wait, within)
         except TransferQueueError as error:
             refused = isinstance(error, ProtocolError)  # perhaps because of these extents
             self._restore_closes(spaces, closes, certain=not refused)
@@ -596,12 +596,12 @@ class DataPath:
         except GeneratorExit:
             raise
         except BaseException:
-            yield Call(CONTROLLER, ReportBatches(returned=batch), is_notice=True)
+            yield Notice(ReportBatches(returned=batch))
             raise
         if self.held is None and claim.lease is None:
             report = ReportBatches(finished=batch) if read else ReportBatches(handed_over=batch)
             if not self._state.note_handed_over(report):
-                yield Call(CONTROLLER, report, is_notice=True)
+                yield Notice(report)
         return result
 
     def _meta(self, partition_id: str, reply: ClaimReply, lease: float | None = None) -> BatchMeta:
@@ -635,7 +635,7 @@ class _Rereads:
         equal = self._before is not None and self._before.blocks == reply.blocks
         self._equal, self._before = self._equal + 1 if equal else 0, reply
         if equal:
-            yield pause(REREAD_SECONDS * 2.0**self._equal)
+            yield Pause(REREAD_SECONDS * 2.0**self._equal)
         return reply
 
     def error(self) -> TransferQueueError:

@@ -49,7 +49,7 @@ from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import CloseExtents
 from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent, SlotReply
-from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, Request
 from transfer_queue.storage.arena.writer_locks import PLACES, HeldSlot, NoLock, hold_slot
 from transfer_queue.storage.protocols import Allocator, Reserved
 
@@ -339,7 +339,7 @@ class ExtentAllocator(Allocator[Call]):
                     continue
                 if slot is not None:  # otherwise the unit was lost meanwhile
                     with contextlib.suppress(ProtocolError):  # a unit that refuses once would refuse again
-                        yield Call(("unit", unit), ReturnExtent(slot.number, numbers, unit))
+                        yield Request(("unit", unit), ReturnExtent(slot.number, numbers, unit))
                 pending = [name for name in pending if name[0] != unit]
         finally:
             with self._mutex:
@@ -352,7 +352,7 @@ class ExtentAllocator(Allocator[Call]):
         if not closes:
             return
         try:
-            reply = yield Call(CONTROLLER, CloseExtents(closes))
+            reply = yield Request(CONTROLLER, CloseExtents(closes))
         except ProtocolError:  # it would be refused again; when this client ends, the units free the extents
             return
         except BaseException:
@@ -442,7 +442,7 @@ class ExtentAllocator(Allocator[Call]):
         if known is not None:
             return known
         for attempt in range(_SLOT_ATTEMPTS):
-            reply = yield Call(("unit", unit), OpenSlot(session or self.writer, unit, bool(session)), within=within)
+            reply = yield Request(("unit", unit), OpenSlot(session or self.writer, unit, bool(session)), within=within)
             if not isinstance(reply, SlotReply):
                 raise ProtocolError(f"storage unit {unit} replied to OpenSlot with {type(reply).__name__}")
             with self._mutex:
@@ -506,7 +506,7 @@ class ExtentAllocator(Allocator[Call]):
             yield from self.close_extents()
         slot = yield from self._claim_slot(unit, within)
         turn = ("lease", unit) if shared else None
-        call = Call(("unit", unit), LeaseExtent(slot.number, nbytes, want, wait, unit), wait, within, turn=turn)
+        call = Request(("unit", unit), LeaseExtent(slot.number, nbytes, want, wait, unit), wait, within, turn=turn)
         try:
             reply = yield call
         except BaseException as error:
@@ -531,7 +531,7 @@ class ExtentAllocator(Allocator[Call]):
                     return
                 self._orphans.remove(orphan)
             try:
-                yield Call(("unit", orphan[0]), Cancel(orphan[1]))
+                yield Request(("unit", orphan[0]), Cancel(orphan[1]))
             except UnitLostError:
                 continue
             except BaseException:

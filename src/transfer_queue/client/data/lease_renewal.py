@@ -16,7 +16,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Renew
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Call, Request
 
 TIMES = 3
 """Renewals within the time of a lease, of which two may fail."""
@@ -107,7 +107,7 @@ class Renewals:
                 self._notices_due = now + REPEAT_SECONDS if repeats else None
         if not (leases or repeats):
             return
-        reply = yield Call(CONTROLLER, Renew([(lease.partition, lease.token) for lease in leases]))
+        reply = yield Request(CONTROLLER, Renew([(lease.partition, lease.token) for lease in leases]))
         for lease, held in zip(leases, reply.value if isinstance(reply, Done) else ()):
             if not held:
                 self.forget(lease.token)

@@ -18,7 +18,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import FetchState, SendState
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.storage import ReadPieces, WriteBytes
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Request
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session
 from transfer_queue.node.system.paths import no_link
@@ -46,7 +46,7 @@ class RemoteArena(BlockSource):
         into = memoryview(bytearray(length))
         where, many = (np.array([value], "<i8").tobytes() for value in (start, length))
         request = ReadPieces(self._unit, where, many, b"", b"")
-        reply = exchange(self._session, Call(("unit", self._unit), request, into=[into]))
+        reply = exchange(self._session, Request(("unit", self._unit), request, into=[into]))
         if not _is_done(reply):
             raise CheckpointError(f"samples of the checkpoint are missing in storage unit {self._unit}; save again")
         return into
@@ -55,7 +55,7 @@ class RemoteArena(BlockSource):
         """Whether the unit still has all these blocks."""
         where, known = (np.ascontiguousarray(column, "<i8").tobytes() for column in (offsets, generations))
         request = ReadPieces(self._unit, b"", b"", where, known)
-        return _is_done(exchange(self._session, Call(("unit", self._unit), request)))
+        return _is_done(exchange(self._session, Request(("unit", self._unit), request)))
 
 
 class RemoteAllocator:
@@ -70,21 +70,21 @@ class RemoteAllocator:
         for begin in range(0, len(values), MOST_WRITTEN):
             data = np.ascontiguousarray(values[begin : begin + MOST_WRITTEN]).data
             request = WriteBytes(place.slot, place.extent, place.offset + piece.start + begin, place.unit)
-            exchange(self._session, Call(("unit", place.unit), request, payload=data))
+            exchange(self._session, Request(("unit", place.unit), request, payload=data))
 
 
 def fetch_state(session: Session, name: str, path: Path) -> None:
     """Copy a state file of the controller's node to `path`. Raises `FileNotFoundError` if it does not exist."""
     with open(path, "wb", opener=no_link) as file:
         while True:
-            reply = exchange(session, Call(CONTROLLER, FetchState(name, file.tell(), 0)))
+            reply = exchange(session, Request(CONTROLLER, FetchState(name, file.tell(), 0)))
             left = reply.value if isinstance(reply, Done) else None
             if left is None:
                 raise FileNotFoundError(2, "the controller has removed it", name)
             if not left:
                 return
             into = memoryview(bytearray(min(left, MOST_WRITTEN)))
-            exchange(session, Call(CONTROLLER, FetchState(name, file.tell(), len(into)), into=[into]))
+            exchange(session, Request(CONTROLLER, FetchState(name, file.tell(), len(into)), into=[into]))
             file.write(into)
 
 
@@ -96,13 +96,13 @@ def send_state(session: Session, path: Path, name: str) -> None:
             data = file.read(MOST_WRITTEN)
             if not data:
                 return
-            exchange(session, Call(CONTROLLER, SendState(name, start), payload=memoryview(data)))
+            exchange(session, Request(CONTROLLER, SendState(name, start), payload=memoryview(data)))
 
 
 def remove_sent(session: Session, name: str) -> None:
     """Remove the file that `send_state` has sent."""
     with contextlib.suppress(TransferQueueError):  # otherwise the end of the system removes it
-        exchange(session, Call(CONTROLLER, SendState(name, -1)))
+        exchange(session, Request(CONTROLLER, SendState(name, -1)))
 
 
 def _is_done(reply: AnyReply) -> bool:

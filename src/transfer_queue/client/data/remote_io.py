@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.storage import CacheBlocks, CachedBlocksReply, ReadPieces, WriteBytes
-from transfer_queue.net.calls import Call, Outcome, parallel, replies_of
+from transfer_queue.net.calls import Call, Outcome, Pause, Request, Together, Work, replies_of
 from transfer_queue.storage.arena.remote_access import MOST_COPIED, MOST_PIECES, MOST_WRITTEN, SMALL
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges, find_remote
@@ -77,10 +78,10 @@ def fetch_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Gen
     """
     if len(operations) == 1:
         return (yield from operations[0])
-    steps: list[tuple[Generator[Call, AnyReply, bool], Callable[[], Call]]]
+    steps: list[tuple[Generator[Call, AnyReply, bool], Callable[[], Any]]]
     steps = [(each, partial(next, each)) for each in operations]
     while steps:
-        asked: list[tuple[Generator[Call, AnyReply, bool], Call]] = []
+        asked: list[tuple[Generator[Call, AnyReply, bool], Request | Work | Pause]] = []
         for operation, step in steps:
             try:
                 asked.append((operation, step()))
@@ -88,7 +89,7 @@ def fetch_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Gen
                 if not stop.value:
                     return False
         if asked:
-            yield parallel([call for _, call in asked])
+            yield Together([call for _, call in asked])
         steps = [(operation, _answer(operation, call.outcome)) for operation, call in asked]
     return True
 
@@ -120,7 +121,7 @@ def _use_cached(
     columns = {name: np.frombuffer(getattr(blocks, name), kind).copy() for name, kind in _PLACE}
     by = np.array(keepers)[found.units % len(keepers)]
     changed = False
-    asked: list[tuple[np.ndarray, Call]] = []
+    asked: list[tuple[np.ndarray, Request]] = []
     for keeper in dict.fromkeys(by[wanted].tolist()):
         mine = wanted & (by == keeper)
         remotes = {unit: units[unit] for unit in set(found.units[mine].tolist())}
@@ -128,7 +129,7 @@ def _use_cached(
             found.units[mine].tobytes(), found.offsets[mine].tobytes(), found.generations[mine].tobytes(),
             found.lengths[mine].tobytes(), remotes,
         )  # fmt: skip
-        asked.append((mine, Call(("unit", keeper), request)))
+        asked.append((mine, Request(("unit", keeper), request)))
     replies = yield from replies_of([call for _, call in asked])
     for (mine, call), answer in zip(asked, replies, strict=True):
         _, keeper = call.target
@@ -167,7 +168,7 @@ def write_remote(place: Reserved, written: U8, replaceable: bool = False) -> Gen
         request = WriteBytes(place.slot, place.extent, place.offset + begin, place.unit)
         within = REPLY_SECONDS + len(piece) / SLOWEST if replaceable else None
         try:
-            answer = yield Call(("unit", place.unit), request, within=within, payload=piece)
+            answer = yield Request(("unit", place.unit), request, within=within, payload=piece)
         except WaitTimeoutError as error:
             if not replaceable:
                 raise
@@ -197,7 +198,7 @@ def receive_pieces(found: RemoteRanges, pieces: RangePieces, buffer: U8) -> Gene
         ]
         request = ReadPieces(pieces.unit, part.starts.tobytes(), part.lengths.tobytes(), *blocks)
         try:
-            answer = yield Call(("unit", pieces.unit), request, into=views)
+            answer = yield Request(("unit", pieces.unit), request, into=views)
         except UnitLostError:
             return False
         if not isinstance(answer, Done):

@@ -32,7 +32,7 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.store_reports import StoreServerProgress, describe_trouble
 from transfer_queue.messages.reports.unit_reports import BlockMissing
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Call, pause
+from transfer_queue.net.calls import CONTROLLER, Call, Pause, Request, Work
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 from transfer_queue.storage.arena.extent_table import GRANULE
@@ -99,9 +99,9 @@ class StoreReads(Protocol):
         """See `Store.read`."""
 
 
-def background_call(work: Callable[[], None]) -> Call:
+def background_call(work: Callable[[], None]) -> Work:
     """Return the call that runs a function which may take long."""
-    return Call(CONTROLLER, Topology(), work=work)
+    return Work(work)
 
 
 def _use_store(unit: UnitInfo, work: Callable[[], None]) -> Generator[Call, AnyReply, None]:
@@ -121,7 +121,7 @@ def _with_servers(error: ConnectionLostError, unit: UnitInfo) -> Generator[Call,
 def _servers() -> Generator[Call, AnyReply, list[StoreServerProgress]]:
     """Return the servers of all external stores; none if the controller cannot be asked."""
     with contextlib.suppress(TransferQueueError):
-        found = yield Call(CONTROLLER, Topology())
+        found = yield Request(CONTROLLER, Topology())
         if isinstance(found, TopologyReply):
             return found.stores
     return []
@@ -187,7 +187,7 @@ def _await_restart(session: Session, unit: UnitInfo, end: float) -> Generator[Ca
         down = not all(server.up for server in servers)
         if not down and not any(server.is_settling for server in servers):
             return False
-        yield pause(RESTART_SECONDS)
+        yield Pause(RESTART_SECONDS)
         if not down:
             return True
     return False
@@ -227,7 +227,7 @@ def _read_wanted(
     """
     for turn in range(reads):
         if turn:
-            yield pause(REREAD_SECONDS * 2.0 ** (turn - 1))
+            yield Pause(REREAD_SECONDS * 2.0 ** (turn - 1))
         missing: list[str] = []
         yield from _use_store(unit, partial(_collect_missing, store, wanted, buffer, within, missing))
         if not missing:
@@ -246,7 +246,7 @@ def _is_there(unit: UnitInfo, missing: list[str], given_up: bool) -> Generator[C
     told: Any = True
     with contextlib.suppress(UnitLostError):
         extents = np.array([number_of(key) for key in missing], "<i8").tobytes()
-        reply = yield Call(("unit", unit.unit), BlockMissing(unit.unit, extents, given_up))
+        reply = yield Request(("unit", unit.unit), BlockMissing(unit.unit, extents, given_up))
         told = reply.value if isinstance(reply, Done) else True
     if isinstance(told, str):
         error = ConnectionLostError(

@@ -43,7 +43,7 @@ from transfer_queue.journal import state_file
 from transfer_queue.journal.segment import sync_folder
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Request
 from transfer_queue.storage.protocols import Reserved
 
 _NONE = np.zeros(0, "i8")
@@ -500,7 +500,7 @@ class CheckpointOperations(DataPath):
         self._forget_copy(name)
         if error is None or isinstance(error, Exception):
             with contextlib.suppress(TransferQueueError):
-                yield Call(CONTROLLER, EndCheckpoint(name))
+                yield Request(CONTROLLER, EndCheckpoint(name))
         else:
             self._state.lost_cuts.add(name)
 

@@ -21,7 +21,7 @@ from transfer_queue.messages.puts import Reserve
 from transfer_queue.messages.queries import Lookup, LookupReply, ShowRows
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import Notice
 from transfer_queue.wire.blocks.gather import nest_tables, table_of
 
 OperationsT = TypeVar("OperationsT", bound="FetchOperations")
@@ -453,12 +453,12 @@ class FetchOperations(DataPath):
         try:
             meta = self._meta(claim.partition, reply, claim.lease)
         except Exception:  # a tag that this process cannot read
-            yield Call(CONTROLLER, ReportBatches(returned=batch), is_notice=True)
+            yield Notice(ReportBatches(returned=batch))
             raise
         if reply.token and claim.lease is None and self.held is None:
             report = ReportBatches(batch)
             if not self._state.note_handed_over(report):
-                yield Call(CONTROLLER, report, is_notice=True)
+                yield Notice(report)
         return meta, reply.ended
 
     def _awaited_claim(

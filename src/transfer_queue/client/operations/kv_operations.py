@@ -21,9 +21,8 @@ from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.puts import ClearKeys, Publish, Reserve
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.messages.system import Topology
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
-from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call
+from transfer_queue.net.calls import NOT_MADE, Join
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
 from transfer_queue.wire.objects.tag_rows import empty_tags
 
@@ -143,7 +142,7 @@ class KVOperations(DataPath):
             together = self._puts.key_of(partition_id, fields, group)
         if together is None:
             return (yield from self._put_one(key, partition_id, fields, tag, data_parser, group, fence, timeout))
-        asked = Call(CONTROLLER, Topology(), join=together, part=PutPart(key, fields, tag, group))
+        asked = Join(together, PutPart(key, fields, tag, group))
         reply = yield asked
         if isinstance(reply, Done) and reply is not NOT_MADE:
             names, merged = reply.value

@@ -17,7 +17,7 @@ from transfer_queue.messages.claims import Ack, Nack, RankGone, Renew, ReportBat
 from transfer_queue.messages.locks import LockEntry
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
-from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call
+from transfer_queue.net.calls import NOT_MADE, Notice
 
 
 class LeaseOperations(DataPath):
@@ -97,7 +97,7 @@ class LeaseOperations(DataPath):
 
     def _report_batches(self, report: ReportBatches) -> Operation[None]:
         """Report at once what becomes of batches. Awaits no reply."""
-        yield Call(CONTROLLER, report, is_notice=True)
+        yield Notice(report)
 
     def _renewed(self, leases: Sequence[BatchLease]) -> Operation[list[BatchLease]]:
         """Renew leases, also those of another process, and return those that are still in force."""

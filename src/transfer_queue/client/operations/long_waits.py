@@ -11,7 +11,7 @@ from typing import Any
 from transfer_queue.messages.checkpoints import BeginCheckpoint, LoadState
 from transfer_queue.messages.reports.progress import without_repeated_losses
 from transfer_queue.messages.storage import LeaseExtent
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Request
 from transfer_queue.utils.logging_utils import get_logger
 
 
@@ -52,9 +52,9 @@ def report(name: str, waited: float, words: str) -> None:
     get_logger(name).warning(f"Still waiting after {waited:.3g} s. {words}")
 
 
-def describe_call(call: Call) -> str:
+def describe_call(call: Request) -> str:
     """Return what a call waits for that the controller cannot explain; "" for one that it can."""
-    request = call.request
+    request = call.body
     if isinstance(request, LeaseExtent):
         return (
             f"A put waits for {request.nbytes} bytes in storage unit {request.unit}, which has no space for them. "

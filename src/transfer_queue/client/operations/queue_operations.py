@@ -21,7 +21,7 @@ from transfer_queue.messages.partitions import CreatePartition, ReportDone
 from transfer_queue.messages.puts import Drop, Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import Notice
 from transfer_queue.wire.blocks.encode import encode_objects
 
 FIELD = "item"
@@ -105,7 +105,7 @@ class QueueOperations(DataPath):
         meta = None if lease is None else self._meta(name, reply, lease)
         items, nbytes = yield from self._handing_over(claim, reply, self._items_of(name, reply), read=True)
         if nbytes >= LARGE and lease is None:
-            yield Call(CONTROLLER, ReportBatches(finished=[(name, reply.token)]), is_notice=True)
+            yield Notice(ReportBatches(finished=[(name, reply.token)]))
         return TakenItems(items, meta, False)
 
     def _discard_items(self, name: str) -> Operation[None]:

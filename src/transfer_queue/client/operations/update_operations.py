@@ -19,7 +19,7 @@ from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.tag_table import SentTags
 from transfer_queue.metadata.tag_values import deep_copy
-from transfer_queue.net.calls import pause
+from transfer_queue.net.calls import Pause
 from transfer_queue.wire.blocks.encode import encode_row
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
@@ -112,7 +112,7 @@ class UpdateOperations(DataPath):
                         f"{attempts} attempts to update it, until the timeout. Pass a longer timeout=, or let the "
                         f"clients take turns with kv_lock."
                     ) from conflict
-                yield pause(seconds)
+                yield Pause(seconds)
             else:
                 return changed
 

@@ -15,7 +15,7 @@ from transfer_queue.net.calls import NOT_MADE, Outcome
 from transfer_queue.net.drivers.join_queues import AT_ONCE, LONGEST_WAIT, MOST_AT_ONCE, JoinQueue
 
 if TYPE_CHECKING:
-    from transfer_queue.net.calls import Call, JoinKey
+    from transfer_queue.net.calls import Call, Join, JoinKey
 
 CANCEL_SECONDS = 2.0
 """Seconds for which a cancelled put waits for the controller. Then it is unknown whether it has an effect."""
@@ -40,7 +40,7 @@ async def outlast(future: asyncio.Future[T], deadline: float) -> T | None:
 class _WaitingTask:
     __slots__ = ("call", "flies", "future")
 
-    def __init__(self, call: Call, future: asyncio.Future[Outcome]) -> None:
+    def __init__(self, call: Join, future: asyncio.Future[Outcome]) -> None:
         self.call = call
         self.future = future
         self.flies = False
@@ -79,18 +79,16 @@ class AsyncJoins:
         """Key -> its queue, while an operation with it is under way or waits."""
         self._flights: set[asyncio.Task[None]] = set()
 
-    async def ask(self, call: Call) -> AnyReply:
+    async def ask(self, call: Join) -> AnyReply:
         """Let an operation go alone, or carry it out with others, and return its reply. Raises its error.
 
         A task that is cancelled before its flight begins takes its operation along. Afterwards the operation is carried
         out with the others: the task waits for CANCEL_SECONDS at most, and is cancelled if its operation was not
         carried out.
         """
-        key = call.join
-        assert key is not None
-        queue = self._queues.get(key)
+        queue = self._queues.get(call.key)
         if queue is None:
-            queue = self._queues[key] = _LoopQueue(key)
+            queue = self._queues[call.key] = _LoopQueue(call.key)
             queue.flights = 1
             call.ended = partial(self._end_flight, queue)
             return NOT_MADE

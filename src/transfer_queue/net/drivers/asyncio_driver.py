@@ -28,7 +28,7 @@ from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel, Claim, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish, Reserve
-from transfer_queue.net.calls import CONTROLLER, NOT_MADE
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Join, Notice, Pause, Request, Together, Work
 from transfer_queue.net.drivers.admission import Admission
 from transfer_queue.net.drivers.async_joins import CANCEL_SECONDS, AsyncJoins, outlast
 from transfer_queue.net.drivers.blocking_driver import exchange as exchange_blocking
@@ -71,7 +71,7 @@ async def run_joining(session: Session, op: Generator[Call, AnyReply, T]) -> T:
     links = session.transport(_Links).links_of(asyncio.get_running_loop(), session)
     try:
         call = next(op)
-        if call.join is not None:
+        if isinstance(call, Join):
             try:
                 reply = await links.joins.ask(call)
             except BaseException as error:
@@ -102,8 +102,8 @@ async def _run_admitted(session: Session, links: _LoopLinks, op: Generator[Call,
             if inside and _may_take_long(call):
                 admission.leave()
                 inside = False
-            if call.is_notice:  # without a wait, in which the task could be cancelled
-                links.write_notice(call)
+            if isinstance(call, Notice):  # without a wait, in which the task could be cancelled
+                links.write_notice(call.report)
                 call = op.send(DONE)
                 continue
             try:
@@ -127,12 +127,13 @@ def _may_take_long(call: Call) -> bool:
 
     A call that waits for other operations, which need places themselves, must have no place.
     """
-    waits = call.timeout is not None or call.pause is not None or call.join is not None
-    return waits or call.work is not None or _is_large(call)
+    if isinstance(call, Request):
+        return call.timeout is not None or _has_payload(call)
+    return not isinstance(call, Notice)
 
 
-def _is_large(call: Call) -> bool:
-    return bool(call.into or call.together) or call.payload is not None
+def _has_payload(call: Request) -> bool:
+    return bool(call.into) or call.payload is not None
 
 
 async def run_to_end(work: Callable[[], T]) -> T:
@@ -157,38 +158,29 @@ async def exchange(session: Session, call: Call) -> AnyReply:
 
 def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any, Any, AnyReply]:
     """Return the coroutine that makes the call. It is not wrapped in another one, which would cost time and memory."""
-    if call.join is not None:
+    if isinstance(call, Join):
         return links.joins.ask(call)
-    if _is_large(call):
+    if isinstance(call, Together) or (isinstance(call, Request) and _has_payload(call)):
         # gigabytes of values would block the loop, and the connection that other calls share
         return run_to_end(partial(exchange_blocking, session, call))
-    if call.is_notice:
-        return _write_notice(links, call)
-    if call.work is not None:
-        return _work(call.work)
-    if call.pause is not None:
-        return _pause(call.pause)
+    if not isinstance(call, Request):
+        return _do(links, call)
     if call.turn is not None:
         return _in_turn(session, links, call)
     return _ask(session, links, call)
 
 
-async def _work(work: Callable[[], None]) -> AnyReply:
-    await run_to_end(work)
-    return Done()
-
-
-async def _write_notice(links: _LoopLinks, call: Call) -> AnyReply:
-    links.write_notice(call)
+async def _do(links: _LoopLinks, call: Notice | Work | Pause) -> AnyReply:
+    if isinstance(call, Notice):
+        links.write_notice(call.report)
+    elif isinstance(call, Work):
+        await run_to_end(call.function)
+    else:
+        await asyncio.sleep(call.seconds)
     return DONE
 
 
-async def _pause(seconds: float) -> AnyReply:
-    await asyncio.sleep(seconds)
-    return Done()
-
-
-async def _in_turn(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
+async def _in_turn(session: Session, links: _LoopLinks, call: Request) -> AnyReply:
     """Return the reply to the call, or NOT_MADE if another task of this loop made one of the same turn meanwhile."""
     waiting = links.turns.get(call.turn)
     if waiting is not None:
@@ -208,9 +200,9 @@ async def _in_turn(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
                 other.set_result(succeeded)
 
 
-async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
+async def _ask(session: Session, links: _LoopLinks, call: Request) -> AnyReply:
     attempts = RetryPolicy(session, call)
-    sequence, frame = session.begin_request(call.request, 0, call.target, call.within)
+    sequence, frame = session.begin_request(call.body, 0, call.target, call.within)
     call.sequence = sequence
     link: _Link | None = None
     is_answered = False
@@ -230,7 +222,7 @@ async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
                 await _run_admitted(session, links, attempts.begin_report(), None)
             frame = attempts.frame_to_retry(sequence, frame)
     except asyncio.CancelledError as error:
-        if link is None or not isinstance(call.request, PUTS):
+        if link is None or not isinstance(call.body, PUTS):
             raise
         reply = None if session.closed else await _withdraw(links, call.target, sequence, frame)
         if reply is None:
@@ -238,7 +230,7 @@ async def _ask(session: Session, links: _LoopLinks, call: Call) -> AnyReply:
         call.late = error
         return reply
     finally:
-        if isinstance(call.request, Claim) and not is_answered:
+        if isinstance(call.body, Claim) and not is_answered:
             links.withdraw(sequence)  # it may be answered yet, or was before the connection broke
         elif link is None or not link.finishes_with_cancel(sequence):
             session.finish(sequence)
@@ -518,7 +510,7 @@ class _LoopLinks:
         self.admission = Admission(loop)
         self.joins = AsyncJoins(loop, lambda op: _run_admitted(session, self, op, None))
         self.turns: dict[Hashable, list[asyncio.Future[bool]]] = {}
-        """`Call.turn` of each such call under way -> the calls that wait for its outcome."""
+        """`Request.turn` of each such call under way -> the calls that wait for its outcome."""
         self._session = session
         self._connecting: dict[Target, asyncio.Task[_Link]] = {}
 
@@ -527,13 +519,13 @@ class _LoopLinks:
         link = self.links.get(target)
         return None if link is None or link.broken else link
 
-    def write_notice(self, call: Call) -> None:
+    def write_notice(self, report: ReportBatches) -> None:
         """Write a notice to the controller at once. If this fails, the next request carries it."""
         link = self.working_link(CONTROLLER)
         if link is None:
-            write_notice_blocking(self._session, self._session.transport(Pool), call)
+            write_notice_blocking(self._session, self._session.transport(Pool), report)
         else:
-            self._session.notices.add(cast(ReportBatches, call.request))
+            self._session.notices.add(report)
             link.write_notices()
 
     def withdraw(self, sequence: int) -> None:

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from types import FrameType
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Call, Join, Notice, Pause, Request, Work
 from transfer_queue.net.drivers.connection import LONGEST_POLL, Connection, Pool, ReplyReader
 from transfer_queue.net.drivers.thread_joins import ThreadJoins
 from transfer_queue.net.session import RetryPolicy, Session, raise_failure
@@ -53,29 +53,31 @@ def exchange(session: Session, call: Call) -> AnyReply:
 
 
 def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
-    if call.join is not None:
+    if isinstance(call, Request):
+        return _ask(session, pool, call)
+    if isinstance(call, Join):
         return session.transport(ThreadJoins).ask(call, partial(run_blocking, session))
-    if call.is_notice:
-        write_notice(session, pool, call)
-        return Done()
-    if call.work is not None:
-        call.work()
-        return Done()
-    if call.pause is not None:
-        time.sleep(call.pause)
-        return Done()
-    if call.together:
-        run_parallel(session, pool, call.together)
-        return Done()
+    if isinstance(call, Notice):
+        write_notice(session, pool, call.report)
+    elif isinstance(call, Work):
+        call.function()
+    elif isinstance(call, Pause):
+        time.sleep(call.seconds)
+    else:
+        run_parallel(session, pool, call.calls)
+    return Done()
+
+
+def _ask(session: Session, pool: Pool, call: Request) -> AnyReply:
     attempts = RetryPolicy(session, call)
     attempts.warn_at = attempts.begun + BLOCKED_SECONDS
     payload = 0 if call.payload is None else len(call.payload)
-    call.sequence, frame = session.begin_request(call.request, payload, call.target, call.within)
+    call.sequence, frame = session.begin_request(call.body, payload, call.target, call.within)
     try:
         reply = retry_until_reply(session, pool, call, attempts, frame, report=_report_wait)
     except BaseException:
-        if isinstance(call.request, Claim):  # it may be answered yet, and nobody would get its rows
-            write_notice(session, pool, Call(CONTROLLER, ReportBatches(withdrawn=[call.sequence]), is_notice=True))
+        if isinstance(call.body, Claim):  # it may be answered yet, and nobody would get its rows
+            write_notice(session, pool, ReportBatches(withdrawn=[call.sequence]))
         else:
             session.finish(call.sequence)
         raise
@@ -94,9 +96,9 @@ def _report_wait(session: Session, attempts: RetryPolicy) -> None:
         run_blocking(session, attempts.begin_report())
 
 
-def write_notice(session: Session, pool: Pool, call: Call) -> None:
+def write_notice(session: Session, pool: Pool, report: ReportBatches) -> None:
     """Write a notice to the controller. If this fails, the next request carries it."""
-    session.notices.add(cast(ReportBatches, call.request))
+    session.notices.add(report)
     with contextlib.suppress(OSError, TransferQueueError):
         deadline = time.monotonic() + NOTICE_SECONDS
         connection = pool.take(CONTROLLER) or pool.connect(session, CONTROLLER, deadline)
@@ -186,20 +188,16 @@ Report = Callable[[Session, RetryPolicy], None]
 """Reports the wait of a call, and warns if it blocks an event loop, each if it is due."""
 
 
-def run_parallel(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
+def run_parallel(session: Session, pool: Pool, calls: Sequence[Request | Work | Pause]) -> None:
     """Make these calls and set the `outcome` of each: the reply, or the error with which the call failed."""
     tries: list[_Try] = []
     try:
         for call in calls:
             try:
-                if call.work is not None:
-                    call.work()
-                    call.outcome = Done()
-                elif call.pause is not None:
-                    time.sleep(call.pause)
-                    call.outcome = Done()
-                else:
+                if isinstance(call, Request):
                     tries.append(_Try(session, pool, call))
+                else:
+                    call.outcome = _exchange(session, pool, call)
             except TransferQueueError as error:
                 call.outcome = error
         for step in (_Try.connect, _Try.send):
@@ -235,7 +233,7 @@ def _receive(tries: Sequence[_Try]) -> None:
 class _Try:
     """The first try of a call."""
 
-    def __init__(self, session: Session, pool: Pool, call: Call) -> None:
+    def __init__(self, session: Session, pool: Pool, call: Request) -> None:
         self._session = session
         self._pool = pool
         self._call = call
@@ -245,7 +243,7 @@ class _Try:
         self._broken: OSError | TransferQueueError | None = None
         """The error with which the try failed, if it did."""
         call.sequence, self._frame = session.begin_request(
-            call.request, 0 if call.payload is None else len(call.payload), call.target, call.within
+            call.body, 0 if call.payload is None else len(call.payload), call.target, call.within
         )
 
     @property
@@ -330,7 +328,7 @@ def _reply_or_error(reply: AnyReply) -> AnyReply | TransferQueueError:
 def retry_until_reply(
     session: Session,
     pool: Pool,
-    call: Call,
+    call: Request,
     attempts: RetryPolicy,
     frame: bytes,
     broken: OSError | None = None,

@@ -1,6 +1,6 @@
 """Decides which operations of a client travel together. Sans-IO.
 
-An operation that can join others asks for it with `Call.join`, as its first call. If no other operation with an equal
+An operation that can join others asks for it with a `Join`, as its first call. If no other operation with an equal
 key is under way, it goes on alone at once. Otherwise it waits until a *flight* begins that carries all waiting
 operations in one request: at once if fewer than AT_ONCE flights are under way, otherwise when one of them ends, or
 after LONGEST_WAIT. So no operation waits for others while a request could be sent, and the more operations wait, the
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, Protocol, TypeVar
 
-from transfer_queue.net.calls import Call, JoinKey
+from transfer_queue.net.calls import Join, JoinKey
 
 AT_ONCE = 2
 """Flights of equal keys that are under way at once: one is prepared while the server carries out the other."""
@@ -29,7 +29,7 @@ class Waiter(Protocol):
     """An operation that waits for its flight."""
 
     @property
-    def call(self) -> Call:
+    def call(self) -> Join:
         """The call with which it asked."""
 
     @property

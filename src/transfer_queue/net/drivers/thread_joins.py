@@ -19,7 +19,7 @@ from transfer_queue.net.calls import NOT_MADE
 from transfer_queue.net.drivers.join_queues import JoinQueue
 
 if TYPE_CHECKING:
-    from transfer_queue.net.calls import Call, JoinKey, Outcome
+    from transfer_queue.net.calls import Call, Join, JoinKey, Outcome
 
 ALONE_AT_ONCE = 8
 """Flights under way from which operations join. To hand one to another thread costs as much as a request."""
@@ -33,7 +33,7 @@ CLOSED = "this client was closed during the call"
 class _WaitingThread:
     __slots__ = ("answered", "call", "left", "outcome", "taken")
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Join) -> None:
         self.call = call
         self.left = False
         self.taken = False
@@ -58,33 +58,30 @@ class ThreadJoins:
         """Whether the thread runs."""
         self._closed = False
 
-    def ask(self, call: Call, run: Callable[[Generator[Call, AnyReply, None]], None]) -> AnyReply:
+    def ask(self, call: Join, run: Callable[[Generator[Call, AnyReply, None]], None]) -> AnyReply:
         """Let an operation go alone, or carry it out with others, and return its reply. Raises its error.
 
         `run` runs an operation in its thread.
         """
-        key = call.join
-        assert key is not None
         with self._lock:
-            queue = self._queues.get(key)
+            queue = self._queues.get(call.key)
             if queue is None:
-                queue = self._queues[key] = JoinQueue(key)
+                queue = self._queues[call.key] = JoinQueue(call.key)
             if not queue.waiting and queue.flights < ALONE_AT_ONCE:
                 queue.flights += 1
                 call.ended = partial(self._end_flight, queue)
                 return NOT_MADE
         return self._join(call, run)
 
-    def _join(self, call: Call, run: Callable[[Generator[Call, AnyReply, None]], None]) -> AnyReply:
+    def _join(self, call: Join, run: Callable[[Generator[Call, AnyReply, None]], None]) -> AnyReply:
         """Wait until a flight has carried out an operation. If none begins within LONGEST_WAIT, it goes alone."""
-        assert call.join is not None
         waiter = _WaitingThread(call)
         with self._lock:
             if self._closed:
                 return NOT_MADE  # the operation finds out why
-            queue = self._queues.get(call.join)
+            queue = self._queues.get(call.key)
             if queue is None:
-                queue = self._queues[call.join] = JoinQueue(call.join)
+                queue = self._queues[call.key] = JoinQueue(call.key)
             queue.waiting.append(waiter)
             if queue not in self._pending:
                 self._pending.append(queue)

@@ -20,7 +20,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Call
+from transfer_queue.net.calls import CONTROLLER, Call, Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.session import Session
@@ -75,7 +75,7 @@ def move_session(session: Session, system: SystemFolder, first: str) -> None:
 
 
 def _ask_for_units() -> Generator[Call, AnyReply, list[UnitInfo]]:
-    reply = yield Call(CONTROLLER, Topology(), within=HELLO_SECONDS)
+    reply = yield Request(CONTROLLER, Topology(), within=HELLO_SECONDS)
     assert isinstance(reply, TopologyReply)
     return reply.units
 
