@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from simulated import Start, numbers, reply_on_its_way, rows_of, table
-from transfer_queue.client.data.data_path import DataPath
+from transfer_queue.client.attachment import Attachment
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyRequest
@@ -23,14 +23,14 @@ LARGE = 1 << 17  # numbers of a row that has an extent of its own, which is free
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[AnyRequest]:
     """Claims and lookups, as they are made."""
     seen: list[AnyRequest] = []
-    ask = DataPath._ask
+    ask = Attachment.ask
 
-    def spy(self: DataPath, request: AnyRequest, *arguments: Any, **more: Any) -> Any:
+    def spy(self: Attachment, request: AnyRequest, *arguments: Any, **more: Any) -> Any:
         if isinstance(request, (Claim, Lookup)):
             seen.append(request)
         return ask(self, request, *arguments, **more)
 
-    monkeypatch.setattr(DataPath, "_ask", spy)
+    monkeypatch.setattr(Attachment, "ask", spy)
     return seen
 
 

@@ -12,9 +12,10 @@ import torch
 from test_checkpoints import load, save
 
 from simulated import Start, numbers, rows_of, same, table
+from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.data.block_groups import BlockGroup
-from transfer_queue.client.data.client_context import ClientContext
 from transfer_queue.client.operations.operations import Operations
+from transfer_queue.client.writer import Writer
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import CapacityError, FieldTypeError
 from transfer_queue.testing import Client, Cluster
@@ -28,17 +29,17 @@ VALUES = {
 }
 
 
-class SplitOperations(Operations):
-    """Operations that write each field of a put as a block of its own.
+class SplitWriter(Writer):
+    """A writer that writes each field of a put as a block of its own.
 
     shared: A field -> for each row of a put the row of this field that is stored for it.
     """
 
-    def __init__(self, state: ClientContext, shared: dict[str, Sequence[int]] | None = None) -> None:
+    def __init__(self, state: Attachment, shared: dict[str, Sequence[int]] | None = None) -> None:
         super().__init__(state)
         self.shared = shared or {}
 
-    def _groups(self, encoded: EncodedBlock) -> list[BlockGroup]:
+    def group(self, encoded: EncodedBlock) -> list[BlockGroup]:
         blocks = [self._block(encoded, at, spec.name) for at, spec in enumerate(encoded.schema)]
         return [BlockGroup("SimpleStorage", blocks)]
 
@@ -53,7 +54,7 @@ class SplitOperations(Operations):
 
 
 def split(client: Client, **shared: Sequence[int]) -> Client:
-    client.operations = SplitOperations(client.state, shared)
+    client.operations = Operations(client.state, SplitWriter(client.state, shared))
     return client
 
 
@@ -165,7 +166,7 @@ def test_the_report_of_a_sample_names_the_writer_of_each_field(a: Client) -> Non
 
 def test_a_wide_put_of_several_blocks(cluster: Cluster) -> None:
     class Halves(SplitOperations):
-        def _groups(self, encoded: EncodedBlock) -> list[BlockGroup]:
+        def group(self, encoded: EncodedBlock) -> list[BlockGroup]:
             half = len(encoded.schema) // 2
             first, second = range(half), range(half, len(encoded.schema))
             return [BlockGroup("SimpleStorage", [encoded.with_columns(first), encoded.with_columns(second)])]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from simulated import Start, numbers, table
-from transfer_queue.client.data.data_path import FREEING_SECONDS
+from transfer_queue.client.space import FREEING_SECONDS
 from transfer_queue.errors import CapacityError
 from transfer_queue.testing import Client, Cluster
 

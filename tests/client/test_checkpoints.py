@@ -287,13 +287,13 @@ class TestTheCut:
     def test_names_are_no_paths(self, cluster, a, kind, name):
         """A request names a file by 32 hex digits, and nothing else gets as far as a file system."""
         with pytest.raises(InvalidArgumentError, match="32 hex digits"):
-            a._run(a.operations._ask(kind(name), Done, None))
+            a._run(a.state.ask(kind(name), Done, None))
 
     def test_names_are_their_clients(self, cluster, a, b):
         """Nobody saves under another's name, nor ends another's save."""
         cut = a.begin_checkpoint()
         with pytest.raises(InvalidArgumentError, match="another client uses"):
-            b._run(b.operations._ask(BeginCheckpoint(cut.name), BeginCheckpointReply, None))
+            b._run(b.state.ask(BeginCheckpoint(cut.name), BeginCheckpointReply, None))
         assert not b.end_checkpoint(cut)
         assert a.end_checkpoint(cut)
 
@@ -530,9 +530,9 @@ class TestRefusing:
         for tree in ({}, {"format": 99}, [1], {"format": 1, "time": 0.0, "sampler": None, "state": {}}):
             state_file.write(cluster.states.path(name), tree)
             with pytest.raises(CheckpointError):
-                a._run(a.operations._ask(LoadState(name), Done, None))
+                a._run(a.state.ask(LoadState(name), Done, None))
         with pytest.raises(CheckpointError):
-            a._run(a.operations._ask(LoadState("1" * 32), Done, None))
+            a._run(a.state.ask(LoadState("1" * 32), Done, None))
         assert cluster.controller.state.epoch == 0
         assert values(a, ["a", "b"]) == [0, 1]
 
@@ -896,7 +896,7 @@ class TestLostUnits:
 def test_a_put_goes_on_while_units_are_lost_one_after_the_other(cluster, a, put):
     put("a")
     losses = iter(range(3))
-    write = a.state.arena
+    write = a.state.units.arena
 
     def losing(unit):
         for _ in losses:
@@ -904,9 +904,9 @@ def test_a_put_goes_on_while_units_are_lost_one_after_the_other(cluster, a, put)
             raise UnitLostError("the unit was just lost")
         return write(unit)
 
-    a.state.arena = losing
+    a.state.units.arena = losing
     put("bcd")
-    a.state.arena = write
+    a.state.units.arena = write
     assert values(a, ["b", "c", "d"]) == [0, 1, 2]
 
 

@@ -231,7 +231,7 @@ class TestConflicts:
         assert a.kv_batch_get("k", "p", layout="dense")["x"][0, 0] == 1
         a.clear_partition("p")
         for client in (a, b):
-            client.call(client.state.return_extents())
+            client.call(client.state.space.return_extents())
         cluster.advance(5.0)
         assert cluster.unit.table.leased == 0
 

@@ -131,11 +131,11 @@ def test_a_client_that_learned_of_the_old_unit_only_never_reads_the_new_one_for_
     a.kv_put("x", "p", {"x": torch.arange(3)})
     late = cluster.client("late")
     late.kv_list("p")  # knows of unit 0, and has not opened its arena
-    info = late.state._units[0]
+    info = late.state.units.known[0]
     lose(cluster, deleted=False)
-    late.state._units[0] = type(info)(0, info.address, str(cluster.units[-1].pool.folder), info.boot_id, info.name)
+    late.state.units.known[0] = type(info)(0, info.address, str(cluster.units[-1].pool.folder), info.boot_id, info.name)
     with pytest.raises(tq.errors.AttachError, match="is not the arena of storage unit"):
-        late.state.arena(0)
+        late.state.units.arena(0)
 
 
 def test_subscribers_are_called_for_losses(a: Client, cluster: Cluster) -> None:

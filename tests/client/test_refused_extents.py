@@ -23,7 +23,7 @@ def value(client: Client, key: str) -> torch.Tensor:
 
 
 def space_of(client: Client) -> ExtentAllocator:
-    return client.state.space("SimpleStorage")
+    return client.state.space.of_backend("SimpleStorage")
 
 
 def leased(cluster: Cluster) -> list[int]:

@@ -19,7 +19,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.unit_reports import BlockMissing
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Request, Work
 from transfer_queue.net.session import Session, Target
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.protocols import Bytes, Reserved
@@ -129,9 +129,9 @@ def test_what_this_node_misses_is_read_again(session: Session, monkeypatch: pyte
         try:
             call = next(operation)
             while True:
-                if call.work is not None:
-                    call.work()
-                elif call.pause is None:
+                if isinstance(call, Work):
+                    call.function()
+                elif isinstance(call, Request):
                     asked.append(call.body)
                     store.held["tq/boot/1"] = bytes(range(100))
                 call = operation.send(Done(False))

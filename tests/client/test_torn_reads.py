@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from simulated import Start, numbers, reply_on_its_way, table
-from transfer_queue.client.data import data_path
-from transfer_queue.client.data.client_context import ClientContext
+from transfer_queue.client import reader as reader_module
+from transfer_queue.client.units import Units
 from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, UncarriableValueError
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.testing import Client, Cluster
@@ -47,17 +47,17 @@ def lookups(cluster: Cluster, reader: Client, monkeypatch: pytest.MonkeyPatch) -
     The look before a copy sees nothing: what is tried is that something changes after it.
     """
     seen: list[LookupReply] = []
-    look = ClientContext.is_unchanged
+    look = Units.is_unchanged
 
-    def unchanged(state: ClientContext, reply: LookupReply) -> bool:
-        return look(state, reply) if seen and seen[-1] is reply else True
+    def unchanged(units: Units, reply: LookupReply) -> bool:
+        return look(units, reply) if seen and seen[-1] is reply else True
 
     def spy(reply: LookupReply, *arguments: Any, **more: Any) -> Any:
         seen.append(reply)
         return real_gather(reply, *arguments, **more)
 
-    monkeypatch.setattr(data_path, "gather", spy)
-    monkeypatch.setattr(ClientContext, "is_unchanged", unchanged)
+    monkeypatch.setattr(reader_module, "gather", spy)
+    monkeypatch.setattr(Units, "is_unchanged", unchanged)
     return seen
 
 
@@ -131,7 +131,7 @@ def test_torn_bytes_may_look_like_anything(
             raise kind("nonsense")
         return real_gather(*arguments, **more)
 
-    monkeypatch.setattr(data_path, "gather", torn)
+    monkeypatch.setattr(reader_module, "gather", torn)
     assert int(b.get_data(meta)["x"].values().max()) == 2
 
 
@@ -141,7 +141,7 @@ def test_an_error_of_whole_bytes_is_told(a: Client, monkeypatch: pytest.MonkeyPa
         raise kind("damaged")
 
     meta = a.put(numbers(1), partition_id="p")
-    monkeypatch.setattr(data_path, "gather", fail)
+    monkeypatch.setattr(reader_module, "gather", fail)
     with pytest.raises(kind, match="damaged"):
         a.get_data(meta)
 
@@ -158,7 +158,7 @@ def test_overwritten_during_the_copy(a: Client, b: Client, monkeypatch: pytest.M
         copies.append(real_gather(*arguments, **more))
         return copies[-1]
 
-    monkeypatch.setattr(data_path, "gather", slow)
+    monkeypatch.setattr(reader_module, "gather", slow)
     with pytest.raises(StorageKeyNotFoundError):
         b.get_data(meta)
     assert int(copies[0]["x"].values().max()) == 9  # the other sample's bytes were there to be seen
@@ -175,10 +175,10 @@ def test_replaced_again_and_again(a: Client, b: Client, monkeypatch: pytest.Monk
         copies.append(real_gather(*arguments, **more))
         return copies[-1]
 
-    monkeypatch.setattr(data_path, "gather", slow)
+    monkeypatch.setattr(reader_module, "gather", slow)
     with pytest.raises(StorageKeyNotFoundError, match="replaced in each of 8 attempts"):
         b.get_data(meta)
-    assert len(copies) == data_path.READ_ATTEMPTS == 8
+    assert len(copies) == reader_module.READ_ATTEMPTS == 8
 
 
 def test_freed_and_not_written_yet(a: Client, b: Client, cluster: Cluster) -> None:

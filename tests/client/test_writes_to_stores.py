@@ -14,6 +14,7 @@ from transfer_queue.errors import CapacityError, ConnectionLostError, TransferQu
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.reports.store_reports import StoreServerProgress
 from transfer_queue.messages.system import TopologyReply
+from transfer_queue.net.calls import Pause, Work
 from transfer_queue.net.session import Session, Target
 from transfer_queue.storage.protocols import Bytes, Reserved
 from transfer_queue.storage.stores.base import Piece, Store, StoreAddress
@@ -99,12 +100,12 @@ def write(session: Session, store: Store, servers: Servers) -> float:
     call = next(running)
     while True:
         try:
-            if call.pause:
-                session.clock.now += call.pause
+            if isinstance(call, Pause):
+                session.clock.now += call.seconds
                 call = running.send(None)
-            elif call.work is not None:
+            elif isinstance(call, Work):
                 try:
-                    call.work()
+                    call.function()
                 except TransferQueueError as error:
                     call = running.throw(error)
                 else:

@@ -13,7 +13,7 @@ import torch
 
 import transfer_queue as tq
 from server_processes import started
-from transfer_queue.client.data.remote_chunks import fetch_state
+from transfer_queue.client.checkpoint.unit_blocks import fetch_state
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.net.session import Session
 from transfer_queue.node.hosting.server_log import write_log_to

@@ -181,6 +181,6 @@ def unit_leases(number: int) -> int:
     client = tq.TransferQueueClient(CURRENT.system)
     try:
         client.get_partition_list()
-        return unit_status(number, client).leased if number in client.storage_manager._units else 0
+        return unit_status(number, client).leased if number in client.storage_manager.units.known else 0
     finally:
         client.close()

@@ -80,7 +80,7 @@ def test_pages_are_registered(client: tq.TransferQueueClient) -> None:
     """The driver sees the pages of the arena as pinned, so that it needs no buffer of its own."""
     meta = client.put(values(), partition_id="p")
     client.get_data(meta, device=DEVICE)
-    (copies,) = client._operations._device_copies.values()
+    (copies,) = client._operations.attachment.devices._copies.values()
     (arena,) = copies._arenas.values()
     assert not arena.refused, "cudaHostRegister refused the pages of the arena"
     first, _ = arena._ranges[0]

@@ -19,7 +19,7 @@ import torch
 
 import transfer_queue as tq
 from server_processes import until
-from transfer_queue.client.data import data_path
+from transfer_queue.client import reader
 from transfer_queue.errors import InvalidArgumentError, ProtocolError
 from transfer_queue.queues import Empty, Full, LeasedItem, ShutDown
 from transfer_queue.queues.handle import empty_error, full_error
@@ -636,7 +636,7 @@ def test_a_queue_has_a_length_and_is_true():
 def test_values_that_are_replaced_while_they_are_read_are_read_again(monkeypatch: pytest.MonkeyPatch):
     q = tq.Queue()
     q.put("a")
-    real, calls = data_path.gather_objects, []
+    real, calls = reader.gather_objects, []
 
     def torn(*arguments: Any, **more: Any) -> Any:
         calls.append(1)
@@ -647,7 +647,7 @@ def test_values_that_are_replaced_while_they_are_read_are_read_again(monkeypatch
             raise ValueError("torn bytes")
         return real(*arguments, **more)
 
-    monkeypatch.setattr(data_path, "gather_objects", torn)
+    monkeypatch.setattr(reader, "gather_objects", torn)
     assert q.get() == "a"
     assert len(calls) == 1, "undo has restored the function; the value was read again"
 

@@ -14,7 +14,7 @@ import pytest
 from tests.simulation import chaos, lock_run
 from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
-from transfer_queue.client.data.client_context import ClientContext
+from transfer_queue.client.units import Units
 from transfer_queue.core.claims import answers
 from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim
 from transfer_queue.core.events.effects import Effect, FreeExtents
@@ -65,7 +65,7 @@ def test_extents_freed_before_the_record_is_written_down(monkeypatch: pytest.Mon
 
 
 def test_readers_that_do_not_look_at_generations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientContext, "is_unchanged", lambda self, reply: True)
+    monkeypatch.setattr(Units, "is_unchanged", lambda self, reply: True)
     assert "foreign bytes" in str(found({"late": 1}))
 
 

@@ -18,7 +18,6 @@ from tests.simulation.queue_actors import QUEUE
 from tests.simulation.queue_actors import TASK as GET
 from tests.simulation.retrying_client import Cancelled, RetryingClient, sleep
 from tests.simulation.run_features import MAIN
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.core.events.records import LeaseEnded
 from transfer_queue.core.tables.rows import CONSUMED
@@ -26,7 +25,7 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Operation
 
 if TYPE_CHECKING:
     from tests.simulation.faulty_cluster import FaultyCluster

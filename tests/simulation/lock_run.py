@@ -30,10 +30,10 @@ from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
 from tests.simulation.takeover_cluster import TakeoverCluster
-from transfer_queue.client.data.data_path import UNCERTAIN, Operation
+from transfer_queue.client.attachment import UNCERTAIN
 from transfer_queue.errors import InvalidArgumentError, LockLostError, TransferQueueError, WaitTimeoutError
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Operation
 from transfer_queue.testing.simulated_client import Task
 
 MIB = 1 << 20

@@ -16,11 +16,10 @@ from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
 from tests.simulation.run_features import MAIN, MOVED
 from transfer_queue.client.checkpoint.checkpoint_folder import METADATA, STATE, write_json
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.errors import CapacityError, InvalidArgumentError, StorageKeyNotFoundError, TransferQueueError
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Operation
 
 if TYPE_CHECKING:
     from tests.simulation.workload import Workload

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import PutCancelled, RetryingClient, sleep
-from transfer_queue.client.data.data_path import UNCERTAIN
+from transfer_queue.client.attachment import UNCERTAIN
 from transfer_queue.core.events.records import LeaseEnded
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.envelopes import AnyReply

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
 from tests.simulation.run_features import MAIN
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.errors import BatchGoneError, TransferQueueError
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Operation
 
 if TYPE_CHECKING:
     from tests.simulation.workload import Workload

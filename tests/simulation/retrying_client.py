@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.data.block_groups import BlockGroup
-from transfer_queue.client.data.client_context import ClientContext
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.operations import Operations
+from transfer_queue.client.writer import Writer
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done, Failure
@@ -25,7 +25,7 @@ from transfer_queue.messages.claims import Cancel, Claim, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.net.calls import CONTROLLER, Call, Pause, Request
+from transfer_queue.net.calls import CONTROLLER, Call, Operation, Pause, Request
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import RetryPolicy, Target
 from transfer_queue.storage.protocols import Reserved
@@ -55,24 +55,22 @@ def failure_of(error: TransferQueueError) -> Failure:
     return Failure(type(error).__name__, str(error))
 
 
-class TornOperations(Operations):
-    """Operations whose writes may stop in the middle.
+class TornWriter(Writer):
+    """A writer whose writes may stop in the middle.
 
     A put of several fields may be written as several blocks.
 
     interrupt: Called at each write; returns the seconds to stop for, or None. go_on: Called after the stop.
     """
 
-    def __init__(
-        self, state: ClientContext, interrupt: Callable[[], float | None], go_on: Callable[[], object]
-    ) -> None:
+    def __init__(self, state: Attachment, interrupt: Callable[[], float | None], go_on: Callable[[], object]) -> None:
         super().__init__(state)
         self._interrupt = interrupt
         self._go_on = go_on
         self._draw = Random(state.client_id)
 
-    def _groups(self, encoded: EncodedBlock) -> list[BlockGroup]:
-        groups = super()._groups(encoded)
+    def group(self, encoded: EncodedBlock) -> list[BlockGroup]:
+        groups = super().group(encoded)
         fields = len(encoded.schema)
         if len(groups) > 1 or fields < 2 or self._draw.random() < 0.5:
             return groups
@@ -83,19 +81,19 @@ class TornOperations(Operations):
             return [BlockGroup(SIMPLE, blocks)]
         return [BlockGroup(groups[0].backend, [block]) for block in blocks]  # in a store each is an object
 
-    def _write(self, encoded: EncodedBlock, reserved: Reserved, wait: float | None) -> Operation[None]:
+    def write_block(self, encoded: EncodedBlock, reserved: Reserved, wait: float | None) -> Operation[None]:
         seconds = self._interrupt()
         if seconds is None:
-            yield from super()._write(encoded, reserved, wait)
+            yield from super().write_block(encoded, reserved, wait)
             return
-        if self._state._units[reserved.places[0].unit].store:  # it stops before the call of the store
+        if self._units.known[reserved.places[0].unit].store:  # it stops before the call of the store
             yield from sleep(seconds)
-            yield from super()._write(encoded, reserved, wait)
+            yield from super().write_block(encoded, reserved, wait)
             self._go_on()
             return
         whole = np.empty(encoded.nbytes, np.uint8)
         encoded.write_into(whole)
-        places = [self._state.arena(each.unit).view(each.offset, encoded.nbytes) for each in reserved.places]
+        places = [self._units.arena(each.unit).view(each.offset, encoded.nbytes) for each in reserved.places]
         half = encoded.nbytes // 2
         for place in places:
             place[:half] = whole[:half]
@@ -117,7 +115,7 @@ class RetryingClient(Client):
     def __init__(self, cluster: FaultyCluster, name: str) -> None:
         super().__init__(cluster, name)
         self.state.session.clock = lambda: cluster.clock.now
-        self.operations = TornOperations(self.state, self._interruption, self._interrupted)
+        self.operations = Operations(self.state, TornWriter(self.state, self._interruption, self._interrupted))
         self.frozen = self.dead = False
         self.torn: float | None = None  # seconds for which its next write stops in the middle
         self.late: float | None = None  # seconds between its next lookup and the copy
@@ -345,7 +343,7 @@ class RetryingClient(Client):
 
     def return_extents(self) -> Operation[None]:
         """Return the space that the client has leased and not used."""
-        yield from self.state.return_extents()
+        yield from self.state.space.return_extents()
 
     def leave(self) -> Operation[None]:
         """End the client: it returns what it holds."""

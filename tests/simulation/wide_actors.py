@@ -14,7 +14,6 @@ import torch
 from tests.simulation.ledger import LedgerError
 from tests.simulation.retrying_client import RetryingClient, Script
 from tests.simulation.run_features import MOVED
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.errors import (
     InvalidArgumentError,
     StorageKeyNotFoundError,
@@ -23,7 +22,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages.descriptors import WIDE
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Operation
 
 if TYPE_CHECKING:
     from tests.simulation.workload import Workload

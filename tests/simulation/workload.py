@@ -21,7 +21,7 @@ from tests.simulation.faulty_cluster import FaultyCluster
 from tests.simulation.ledger import Ledger, LedgerError, content, read
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
 from tests.simulation.run_features import EQUAL, MAIN, RANKS, REPLICAS, SIDE, TASKS, Features, fields_of
-from transfer_queue.client.data.data_path import UNCERTAIN, Operation
+from transfer_queue.client.attachment import UNCERTAIN
 from transfer_queue.errors import (
     InvalidArgumentError,
     StaleMetadataError,
@@ -31,7 +31,7 @@ from transfer_queue.errors import (
 )
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Operation
 from transfer_queue.testing.simulated_client import Task
 
 if TYPE_CHECKING:

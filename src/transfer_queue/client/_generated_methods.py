@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from transfer_queue.net.calls import Operation
 from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
 from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
 from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Fence, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.fetch_operations import Readiness
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.messages.locks import LockEntry

@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from transfer_queue.client.conversion import arguments
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.joiners import PutPart
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
-from transfer_queue.net.calls import NOT_MADE, Join, JoinKey
+from transfer_queue.net.calls import NOT_MADE, Join, JoinKey, Operation
 from transfer_queue.net.drivers.join_queues import MOST_JOINED
 from transfer_queue.utils.logging_utils import get_logger
 
@@ -169,7 +168,7 @@ class BufferedPuts:
     ) -> Operation[None]:
         """Publish puts of different samples, and note those that fail. Remove from `left` those that have ended."""
         joined: dict[JoinKey, list[Join]] = {}
-        yield from operations._state.learn()
+        yield from operations.attachment.learn()
         for partition, part in rows:
             together = operations._puts.key_of(partition, part.fields, part.group)
             if together is not None:

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from transfer_queue.client.attachment import Attachment, SystemAddress
 from transfer_queue.client.buffered_puts import BufferMethods
 from transfer_queue.client.conversion.arguments import introduction
-from transfer_queue.client.data.client_context import ClientContext, SystemAddress
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.data.lease_renewal import Renewer
 from transfer_queue.client.key_lock import LockMethods
 from transfer_queue.client.operations.operations import Operations
@@ -28,7 +27,7 @@ from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import FieldColumn
-from transfer_queue.net.calls import CONTROLLER, Request
+from transfer_queue.net.calls import CONTROLLER, Operation, Request
 from transfer_queue.net.drivers.asyncio_driver import run_async, run_joining
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.threaded_driver import run_threaded
@@ -75,7 +74,7 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
         self._introduction = introduction(task, rank)
         self._lock = threading.Lock()
         self._closed = False
-        self._state: ClientContext | None = None
+        self._attachment: Attachment | None = None
         self._bound: Operations | None = None
         self._renewer: Renewer | None = None
         _clients.add(self)
@@ -90,44 +89,44 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
             if self._closed:
                 raise NotInitializedError("this client was closed; call transfer_queue.init() for a new one")
             if self._bound is None:
-                self._state = ClientContext(self._system, introduction=self._introduction)
-                self._bound = Operations(self._state)
-                self._renewer = Renewer(self._state.renewals, self._state.session.clock, self._renew)
+                self._attachment = Attachment(self._system, introduction=self._introduction)
+                self._bound = Operations(self._attachment)
+                self._renewer = Renewer(self._attachment.renewals, self._attachment.session.clock, self._renew)
             return self._bound
 
     def _run(self, operation: Operation[T]) -> T:
-        state = self._state
-        assert state is not None  # the operation was made by _operations
-        return run_blocking(state.session, operation)
+        attachment = self._attachment
+        assert attachment is not None  # the operation was made by _operations
+        return run_blocking(attachment.session, operation)
 
     def _run_async(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
-        state = self._state
-        assert state is not None
+        attachment = self._attachment
+        assert attachment is not None
         return run_async(
-            state.session, operation
+            attachment.session, operation
         )  # returned, not awaited: a coroutine around it would cost time in each call
 
     def _run_joining(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
-        state = self._state
-        assert state is not None
-        return run_joining(state.session, operation)
+        attachment = self._attachment
+        assert attachment is not None
+        return run_joining(attachment.session, operation)
 
     async def _run_threaded(self, operation: Operation[T]) -> T:
-        state = self._state
-        assert state is not None
-        return await run_threaded(state.session, operation)
+        attachment = self._attachment
+        assert attachment is not None
+        return await run_threaded(attachment.session, operation)
 
     def _renew(self, operation: Operation[None]) -> None:
-        state = self._state
-        if state is not None:
-            run_blocking(state.session, operation)
+        attachment = self._attachment
+        if attachment is not None:
+            run_blocking(attachment.session, operation)
 
     def _introduce(self, task: str | None, rank: int | None) -> None:
         """Send the task and rank of this process to the controller. A forked child sends the same ones."""
-        said = introduction(task, rank)
-        if said is not None:
-            self._introduction = said
-            self._run(self._operations._introduce(said))
+        given = introduction(task, rank)
+        if given is not None:
+            self._introduction = given
+            self._run(self._operations._introduce(given))
 
     def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> TimelineReply:
         """Return the next events of the timeline. `request` has the position and the names that the caller knows."""
@@ -150,11 +149,11 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
             True
         """
         self._connect()
-        assert self._state is not None
-        return self._state.client_id
+        assert self._attachment is not None
+        return self._attachment.client_id
 
     @property
-    def storage_manager(self) -> ClientContext:
+    def storage_manager(self) -> Attachment:
         """The object with this client's state, for example the storage units that it knows.
 
         Example:
@@ -162,8 +161,8 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
             True
         """
         self._connect()
-        assert self._state is not None
-        return self._state
+        assert self._attachment is not None
+        return self._attachment
 
     @property
     def closed(self) -> bool:
@@ -187,28 +186,28 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
             True
         """
         with self._lock:
-            state, self._state, self._bound = self._state, None, None
+            attachment, self._attachment, self._bound = self._attachment, None, None
             renewer, self._renewer = self._renewer, None
             self._closed = True
-        if state is None:
+        if attachment is None:
             return
         if renewer is not None:
             renewer.close(CLOSE_SECONDS)
         try:
-            state.session.grace = min(state.session.grace, CLOSE_SECONDS)
-            run_blocking(state.session, state.leave(in_order=not _is_failing()))
+            attachment.session.grace = min(attachment.session.grace, CLOSE_SECONDS)
+            run_blocking(attachment.session, attachment.leave(in_order=not _is_failing()))
         except TransferQueueError:
             pass  # the system is gone, and with it everything that was leased
         finally:
-            state.close()
+            attachment.close()
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name.removeprefix("async_") not in NOT_SHOWN]
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "not connected yet" if self._state is None else "connected"
-        context = self._state  # another thread may close the client in the meantime
-        own = "" if context is None else f", client_id={short_repr(context.client_id[:8])}"
+        state = "closed" if self._closed else "not connected yet" if self._attachment is None else "connected"
+        attachment = self._attachment  # another thread may close the client in the meantime
+        own = "" if attachment is None else f", client_id={short_repr(attachment.client_id[:8])}"
         return f"TransferQueueClient(system={short_repr(getattr(self._system, 'name', None))}{own}, {state})"
 
     def _repr_html_(self) -> str:
@@ -236,10 +235,10 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
     def _after_fork(self) -> None:
         """In a forked child: start again. A thread of the parent, which the child does not have, may hold the lock."""
         self._lock = threading.Lock()
-        state, self._state, self._bound = self._state, None, None
+        attachment, self._attachment, self._bound = self._attachment, None, None
         self._renewer = None  # the child does not have its thread
-        if state is not None:
-            state.after_fork()
+        if attachment is not None:
+            attachment.after_fork()
 
 
 def _status_now() -> Operation[SystemStatus]:

@@ -8,24 +8,23 @@ missing for one of the gets, each goes on alone, so that it gets its own error a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from transfer_queue.client.attachment import UNCERTAIN, Attachment
 from transfer_queue.client.conversion import replies
-from transfer_queue.client.data.client_context import ClientContext
-from transfer_queue.client.data.data_path import UNCERTAIN, Operation
+from transfer_queue.client.writer import Writer
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import TransferQueueError, by_name
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Ack, AckMany
 from transfer_queue.messages.descriptors import Blocks, Placement
-from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
-from transfer_queue.net.calls import NOT_MADE, Call, Join, JoinKey
+from transfer_queue.net.calls import NOT_MADE, Join, JoinKey, Operation
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_rows
 
 
@@ -56,27 +55,20 @@ class PutJoiner:
     """Joins the puts of one client.
 
     Args:
-        state: The client.
-        publish: `DataPath._publish`.
-        encode_tags: `DataPath._tags`.
+        attachment: The attachment of the client.
+        writer: What puts its values.
     """
 
-    def __init__(
-        self,
-        state: ClientContext,
-        publish: Callable[[EncodedBlock | None, Publish], Operation[PublishReply]],
-        encode_tags: Callable[[Sequence[Mapping[str, Any] | None]], Any],
-    ) -> None:
-        self._state = state
-        self._publish = publish
-        self._encode_tags = encode_tags
+    def __init__(self, attachment: Attachment, writer: Writer) -> None:
+        self._attachment = attachment
+        self._writer = writer
         self._large: set[str] = set()
         """The fields that have had objects of more than MOST_BYTES. Puts with them do not join others."""
 
     def key_of(self, partition: str, fields: object, group: str | None) -> JoinKey | None:
         """Return what a put has in common with those that it may join; None if it must go alone."""
-        tracing = self._state.tracing
-        if self._state.settings.dedup_fields or (tracing is not None and tracing.tracer() is not None):
+        tracing = self._attachment.tracing
+        if self._attachment.settings.dedup_fields or (tracing is not None and tracing.tracer() is not None):
             return None
         shape: list[Any] = [partition, group is None]
         if fields is not None:
@@ -97,7 +89,7 @@ class PutJoiner:
                     shape += name, None
         return self, tuple(shape)
 
-    def run(self, calls: Sequence[Join]) -> Generator[Call, AnyReply, None]:
+    def run(self, calls: Sequence[Join]) -> Operation[None]:
         """See `net.calls.Joiner.run`. Puts of the same key are sent one after the other, in their order."""
         for some in _with_distinct_keys(calls):
             if len(some) > 1:
@@ -105,7 +97,7 @@ class PutJoiner:
             else:
                 some[0].outcome = NOT_MADE
 
-    def _put(self, calls: Sequence[Join]) -> Generator[Call, AnyReply, None]:
+    def _put(self, calls: Sequence[Join]) -> Operation[None]:
         parts: list[PutPart] = [call.part for call in calls]
         try:
             encoded, sent = self._encode(parts)
@@ -117,7 +109,7 @@ class PutJoiner:
                     groups=[part.group for part in parts if part.group is not None] or None,
                     pre_allocate=pre_alloc_sample_num(), puts=[1] * len(parts),
                 )  # fmt: skip
-                reply = yield from self._publish(encoded, put)
+                reply = yield from self._writer.publish(encoded, put)
         except UNCERTAIN as error:
             share_error(calls, error)
             return
@@ -132,11 +124,11 @@ class PutJoiner:
 
     def _encode(self, parts: Sequence[PutPart]) -> tuple[EncodedBlock | None, Any]:
         """Return the block of the puts, and their tags as they are sent."""
-        allow_pickle = self._state.settings.allow_pickle
+        allow_pickle = self._attachment.settings.allow_pickle
         rows = [part.fields for part in parts if part.fields is not None]
         encoded = encode_rows(rows, allow_pickle=allow_pickle) if rows else None
         tags = [part.tag for part in parts]
-        return encoded, None if tags.count(None) == len(tags) else self._encode_tags(tags)
+        return encoded, None if tags.count(None) == len(tags) else self._writer.encode_tags(tags)
 
     def _is_large(self, encoded: EncodedBlock) -> bool:
         """Whether some field has large objects. Puts with this field go alone from now on."""
@@ -158,7 +150,7 @@ class PutJoiner:
             each = [fields[:] for _ in range(count)]
         else:
             each = [fields[:] for fields in reply.each]
-        return list(zip(each, replies.tag_list(merged, count, self._state.settings.allow_pickle), strict=True))
+        return list(zip(each, replies.tag_list(merged, count, self._attachment.settings.allow_pickle), strict=True))
 
 
 def _with_distinct_keys(calls: Sequence[Join]) -> list[list[Join]]:
@@ -183,7 +175,7 @@ class LookupJoiner:
     """Joins the lookups of one client.
 
     Args:
-        look_up: `DataPath._look_up`.
+        look_up: `Attachment.look_up`.
     """
 
     def __init__(self, look_up: Callable[[Lookup, float | None], Operation[LookupReply]]) -> None:
@@ -197,7 +189,7 @@ class LookupJoiner:
         key = self, (request.partition, None if fields is None else tuple(fields))
         return Join(key, request)
 
-    def run(self, calls: Sequence[Join]) -> Generator[Call, AnyReply, None]:
+    def run(self, calls: Sequence[Join]) -> Operation[None]:
         """See `net.calls.Joiner.run`."""
         requests: list[Lookup] = [call.part for call in calls]
         counts = [len(request.keys or ()) for request in requests]
@@ -255,7 +247,7 @@ class AckJoiner:
         """Return the call with which an acknowledgement asks to join others; None if it must go alone."""
         return None if timeout is not None else Join((self, ()), ack)
 
-    def run(self, calls: Sequence[Join]) -> Generator[Call, AnyReply, None]:
+    def run(self, calls: Sequence[Join]) -> Operation[None]:
         """See `net.calls.Joiner.run`."""
         if len(calls) == 1:
             calls[0].outcome = NOT_MADE

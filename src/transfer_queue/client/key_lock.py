@@ -102,7 +102,7 @@ class KVLock:
             True
         """
         lease = self._lease
-        return lease is not None and self._client._operations.renewals.is_renewed(lease)
+        return lease is not None and self._client._operations.attachment.renewals.is_renewed(lease)
 
     def __enter__(self) -> KVLock:
         operation = self._client._operations._take_lock(*self._request())

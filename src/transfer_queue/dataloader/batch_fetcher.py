@@ -15,10 +15,10 @@ from tensordict import TensorDictBase
 from torch.utils.data import get_worker_info
 
 from transfer_queue.client._generated_methods import GeneratedMethods
+from transfer_queue.client.claims import KnownRows
 from transfer_queue.client.conversion.arguments import validated_seconds
-from transfer_queue.client.data.data_path import DataPath
-from transfer_queue.client.operations.fetch_operations import KnownRows
-from transfer_queue.client.operations.long_waits import report
+from transfer_queue.client.operations.long_waits import LongWait, report
+from transfer_queue.client.operations.operations import Operations
 from transfer_queue.dataloader.lease_delivery import give_back, hand_over
 from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Steps, ask_blocking, run_steps
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError, WaitTimeoutError
@@ -137,7 +137,7 @@ class Fetcher:
         copy: bool = True,
         device: torch.device | None = None,
     ) -> None:
-        fake = not isinstance(getattr(client, "_operations", None), DataPath)  # of a test, which has no leases
+        fake = not isinstance(getattr(client, "_operations", None), Operations)  # of a test, which has no leases
         self.client: GeneratedMethods = client if fake else claiming(client)
         form = {"shared": (shared, False), "copy": (copy, True), "device": (device, None)}
         self._form: dict[str, Any] = {name: value for name, (value, default) in form.items() if value != default}
@@ -154,13 +154,13 @@ class Fetcher:
         operations = getattr(
             self.client, "_operations", None
         )  # a fake client of a test may have none; long waits are then not logged
-        self._operations = operations if isinstance(operations, DataPath) else None
-        self._long = None if self._operations is None else self._operations.long_wait
+        self._operations = operations if isinstance(operations, Operations) else None
+        self._long = None if self._operations is None else LongWait(self.clock)
         self._refused: dict[str, int] = {}  # partition -> its version at which a custom fetch returned nothing
 
     def clock(self) -> float:
         """Return the time in seconds on the client's clock."""
-        return time.monotonic() if self._operations is None else self._operations.clock()
+        return time.monotonic() if self._operations is None else self._operations.attachment.session.clock()
 
     def claim(self, partition_id: str, number: int, *, ahead: int = 0, again: bool = False) -> Claimed | None:
         """Run `claim_steps` in this thread."""
@@ -189,7 +189,7 @@ class Fetcher:
         self._long.begin((partition_id, number, ahead > 0))
         found = yield from self._claim(self.client, partition_id, number, ahead, within)
         if found is not None and not len(found[1]) and not ahead:
-            waited = self._long.seconds_to_log(self._operations.report_wait)
+            waited = self._long.seconds_to_log(self._operations.attachment.report_wait)
             if waited is not None:
                 report(__name__, waited, (yield from self.explain(partition_id, number)))
         return found
@@ -247,7 +247,7 @@ class Fetcher:
 
     def _request_seconds(self, within: float | None) -> float:
         """Return the seconds of one request, at most the time after which the client reports it: `claim` reports."""
-        report = None if self._operations is None else self._operations.report_wait
+        report = None if self._operations is None else self._operations.attachment.report_wait
         return min(limit for limit in (self._interval(), report, within) if limit is not None)
 
     def complete(self, data: TensorDictBase | None, meta: BatchMeta) -> Steps[Batch]:
@@ -278,9 +278,9 @@ class Fetcher:
 
     def _take_held(self) -> tuple[BatchLease, ...]:
         """Return the leases of what a function has claimed and not handed over."""
-        if self._operations is None or self._operations.held is None:
+        if self._operations is None or self._operations.claims.held is None:
             return ()
-        held, self._operations.held[:] = tuple(self._operations.held), []
+        held, self._operations.claims.held[:] = tuple(self._operations.claims.held), []
         return held
 
 
@@ -362,7 +362,7 @@ def deliver_in_time(
 def claiming(client: GeneratedMethods, *, again: bool = False, known: KnownRows | None = None) -> GeneratedMethods:
     """Return a view of a client whose claims hand nothing over: whoever uses it does, or returns the batches.
 
-    The leases of what it claims are in the metadata and in `_operations.held`. It has everything else of the client,
+    The leases of what it claims are in the metadata and in `_operations.claims.held`. It has everything else of the client,
     also what a subclass has changed.
 
     Args:

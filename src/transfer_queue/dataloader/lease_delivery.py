@@ -59,7 +59,7 @@ def give_back(client: GeneratedMethods, unseen: Iterable[BatchLease]) -> None:
 def adopt_lease(client: GeneratedMethods, meta: BatchMeta, *, keep: bool = False) -> None:
     """Renew the batch's leases in this process. keep: until the leases end, even if this process drops the batch."""
     for lease in meta._leases:
-        client._operations.renewals.add(lease, keep=keep)
+        client._operations.attachment.renewals.add(lease, keep=keep)
 
 
 def return_batches(client: GeneratedMethods, metas: Iterable[BatchMeta]) -> None:
@@ -81,7 +81,7 @@ class PrefetchedBatch:
         """Add a batch. Its leases are renewed until they end."""
         if meta._leases:
             adopt_lease(self._client, meta, keep=True)
-            renewed = self._client._operations.renewals
+            renewed = self._client._operations.attachment.renewals
             self._metas = {n: m for n, m in self._metas.items() if any(map(renewed.is_renewed, m._leases))}
             self._metas[number] = meta.select_fields([])
 

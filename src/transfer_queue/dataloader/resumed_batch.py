@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from transfer_queue.client._generated_methods import GeneratedMethods
-from transfer_queue.client.operations.fetch_operations import KnownRows
+from transfer_queue.client.claims import KnownRows
 from transfer_queue.dataloader.batch_fetcher import Batch, FetchBatch, Fetcher, claiming, number_in_rank
 from transfer_queue.dataloader.lease_delivery import BACK_SECONDS, adopt_lease
 from transfer_queue.dataloader.steps import OperationStep, Steps

@@ -7,7 +7,7 @@ them as the exception that it names.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import Any, ClassVar, Protocol, Union
+from typing import Any, ClassVar, Protocol, TypeVar, Union
 
 import msgspec
 
@@ -96,7 +96,7 @@ class Together(msgspec.Struct, eq=False):
 class Joiner(Protocol):
     """Carries out several operations of one client at once."""
 
-    def run(self, calls: Sequence[Join]) -> Generator[Call, AnyReply, None]:
+    def run(self, calls: Sequence[Join]) -> Operation[None]:
         """Carry out the operations whose calls have equal keys, and set the `outcome` of each.
 
         `NOT_MADE` lets an operation go on alone. This operation raises no error of its requests.
@@ -130,8 +130,12 @@ class Join(msgspec.Struct, eq=False):
 
 Call = Union[Request, Notice, Work, Pause, Together, Join]
 
+T = TypeVar("T")
+Operation = Generator[Call, AnyReply, T]
+"""An operation, which returns its result."""
 
-def replies_of(calls: Sequence[Request]) -> Generator[Call, AnyReply, list[AnyReply]]:
+
+def replies_of(calls: Sequence[Request]) -> Operation[list[AnyReply]]:
     """Make these calls at once and return their replies. Raises the error of the first call that failed."""
     if len(calls) == 1:
         return [(yield calls[0])]

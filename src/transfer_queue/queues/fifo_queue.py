@@ -10,7 +10,6 @@ from typing import Any
 
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.conversion.arguments import LONGEST_TIMEOUT, validated_seconds
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.queue_operations import TASK, TakenItems
 from transfer_queue.errors import (
     InvalidArgumentError,
@@ -24,6 +23,7 @@ from transfer_queue.errors import (
 from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.queries import Backlog
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.net.calls import Operation
 from transfer_queue.queues.handle import QueueHandle, empty_error, full_error
 from transfer_queue.queues.leased_item import LeasedItem
 from transfer_queue.wire.blocks.gather import UnreadableObject

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-from transfer_queue.client.data.client_context import ClientContext
-from transfer_queue.client.data.data_path import Operation
+from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.key_lock import LockMethods
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
@@ -17,7 +16,18 @@ from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, Join, JoinKey, Pause, Request, Together, Work
+from transfer_queue.net.calls import (
+    CONTROLLER,
+    NOT_MADE,
+    Call,
+    Join,
+    JoinKey,
+    Operation,
+    Pause,
+    Request,
+    Together,
+    Work,
+)
 from transfer_queue.net.drivers.join_queues import JoinQueue
 from transfer_queue.net.framing import FrameReader
 from transfer_queue.net.session import RetryPolicy, Session, Target, raise_failure
@@ -192,7 +202,7 @@ class Client(Subscriptions, LockMethods):
         self._cluster = cluster
         self.name = name
         """The id of the client."""
-        self.state = ClientContext(
+        self.state = Attachment(
             _Address(cluster.states.folder), name, lambda path: SimulatedSlotLock(cluster.held, path)
         )
         """The session, arenas and settings of the client."""
@@ -307,8 +317,7 @@ class Client(Subscriptions, LockMethods):
         self._tasks.clear()
         self.forget_joins()
         self._frames.clear()
-        for space in self.state.spaces:
-            space.release()
+        self.state.space.release()
         self.disconnect()
 
     def next_deadline(self) -> float | None:

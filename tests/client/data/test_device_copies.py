@@ -13,7 +13,8 @@ from test_lost_units import lose
 
 import transfer_queue as tq
 from simulated import ragged, reply_on_its_way, rows_of, same, table
-from transfer_queue.client.data import data_path, device_copies
+from transfer_queue.client import writer
+from transfer_queue.client.data import device_copies
 from transfer_queue.errors import StorageKeyNotFoundError
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.testing import Client, Cluster
@@ -74,7 +75,7 @@ def test_rows_of_several_puts(a: Client, b: Client, driver: Driver, layout: str,
 def test_the_space_of_a_put_from_a_device_is_registered(
     a: Client, b: Client, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_path, "KIND", "cpu")
+    monkeypatch.setattr(writer, "KIND", "cpu")
     small, large = a.put(value(3, width=8), partition_id="p"), a.put(value(4), partition_id="p")
     assert ROWS * 8192 * 8 <= sum(driver.registered.values()) < 2 * ROWS * 8192 * 8
     before = dict(driver.registered)
@@ -106,7 +107,7 @@ def test_devices_of_one_driver_share_what_is_registered(a: Client, b: Client, dr
     for device in ("cpu:0", "cpu", torch.device("cpu")):
         assert b.get_data(meta, layout="dense", device=device)["x"].eq(3).all()
     assert len(driver.registered) == 1
-    assert len(b.operations._device_copies) == 1
+    assert len(b.state.devices._copies) == 1
 
 
 def test_bytes_are_held_until_the_device_has_copied_them(

@@ -31,9 +31,9 @@ def answered(operation: Reading) -> tuple[list[list[int]], bool]:
     try:
         call = next(operation)
         while True:
-            assert call.together, "several are asked together"
-            rounds.append([each.target[1] for each in call.together])
-            for each in call.together:
+            assert isinstance(call, Together), "several are asked together"
+            rounds.append([each.target[1] for each in call.calls])
+            for each in call.calls:
                 assert each.timeout is not None
                 each.outcome = Done((each.target[1], int(each.timeout)))
             call = operation.send(Done())
@@ -69,11 +69,11 @@ def test_an_error_is_that_of_its_own_reading() -> None:
 
     operation = fetch_parallel([reading(0, 2), patient()])
     first = next(operation)
-    first.together[0].outcome, first.together[1].outcome = Done((0, 0)), UnitLostError("gone")
+    first.calls[0].outcome, first.calls[1].outcome = Done((0, 0)), UnitLostError("gone")
     second = operation.send(Done())
-    assert [call.target[1] for call in second.together] == [0, 2]
-    second.together[0].outcome = UnitLostError("gone, too")
-    second.together[1].outcome = Done()
+    assert [call.target[1] for call in second.calls] == [0, 2]
+    second.calls[0].outcome = UnitLostError("gone, too")
+    second.calls[1].outcome = Done()
     with pytest.raises(UnitLostError, match="gone, too"):
         operation.send(Done())
 

@@ -37,7 +37,7 @@ def test_acks_of_one_request_see_each_other(a: Client, cluster: Cluster) -> None
     held = claim(a, 4)
     ((lease, rows),) = held._leased()
     parts = [rows[:1], rows[1:3], rows[1:2], rows[3:]]
-    reply = a.call(a.operations._ask(AckMany([Ack("p", lease.token, part.tobytes()) for part in parts]), object, None))
+    reply = a.call(a.state.ask(AckMany([Ack("p", lease.token, part.tobytes()) for part in parts]), object, None))
     assert reply.value == [True, True, False, True]
     assert a.check_consumption_status("t", "p")
 

@@ -17,14 +17,14 @@ from transfer_queue.testing import Client, Cluster
 def lookups(a: Client, monkeypatch: pytest.MonkeyPatch) -> list[Lookup]:
     """The lookups that client `a` makes."""
     made: list[Lookup] = []
-    look_up = a.operations._look_up
+    look_up = a.state.look_up
 
     def noting(request: Lookup, timeout: float | None) -> Any:
         made.append(request)
         return look_up(request, timeout)
 
     monkeypatch.setattr(a.operations._gets, "_look_up", noting)
-    monkeypatch.setattr(a.operations, "_look_up", noting)
+    monkeypatch.setattr(a.state, "look_up", noting)
     return made
 
 

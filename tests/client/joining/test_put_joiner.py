@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from differential import differential
 from simulated import Start
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.core.events.records import SamplesPut
 from transfer_queue.errors import CapacityError, InvalidArgumentError, SealedError, UncarriableValueError
 from transfer_queue.metadata import KVBatchMeta
+from transfer_queue.net.calls import Operation
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.testing.simulated_client import Task
 from transfer_queue.wire.blocks import encode

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from simulated import Start, numbers, table
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.long_waits import with_verdict
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.errors import CapacityError, WaitTimeoutError
 from transfer_queue.messages.reports.progress import describe_abandoned, describe_loss
 from transfer_queue.messages.reports.timeline import Introduce
+from transfer_queue.net.calls import Operation
 from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.testing import Client, Cluster
 

@@ -71,7 +71,7 @@ def run_pipeline(cluster: Cluster, seconds: dict[str, float], until: float) -> d
     stages = {}
     for task, (takes, puts) in fields.items():
         client = cluster.client(task)
-        client.start(client.operations._ask(Introduce(task, 0), Done, None))
+        client.start(client.state.ask(Introduce(task, 0), Done, None))
         stages[task] = Stage(cluster, client, task, takes, puts, seconds[task])
         stages[task].begin()
     cluster.advance(until)

@@ -136,7 +136,7 @@ def client(case: Case) -> Iterator[tq.TransferQueueClient]:
 def status(client: tq.TransferQueueClient) -> list[UnitStatusReply]:
     """Of each unit. What the client has leased and not filled goes back first."""
     state = client.storage_manager
-    run_blocking(state.session, state.return_extents())
+    run_blocking(state.session, state.space.return_extents())
     found = []
     for unit in state._units:
 
@@ -149,7 +149,7 @@ def status(client: tq.TransferQueueClient) -> list[UnitStatusReply]:
 
 def leased(client: tq.TransferQueueClient, of: int | None = None) -> int:
     """Bytes that units (or one of them) have leased, or that a store has still to remove."""
-    units = client.storage_manager._units.values()
+    units = client.storage_manager.units.known.values()
     return sum(
         found.held if unit.store else found.leased
         for unit, found in zip(units, status(client), strict=True)
@@ -158,7 +158,7 @@ def leased(client: tq.TransferQueueClient, of: int | None = None) -> int:
 
 
 def is_external(client: tq.TransferQueueClient) -> bool:
-    return any(unit.store for unit in client.storage_manager._units.values())
+    return any(unit.store for unit in client.storage_manager.units.known.values())
 
 
 def mixed(rows: int, seed: int = 0) -> TensorDict:

@@ -71,7 +71,7 @@ def connected_anew(backend: str) -> Iterator[str]:
     yield backend
     for name in tq.get_client().get_partition_list():
         tq.get_client().clear_partition(name)
-    tq.get_client()._operations._state.stores.close()
+    tq.get_client()._operations.attachment.units.stores.close()
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from transfer_queue.errors import ConnectionLostError, NotInitializedError, Seal
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import CreatePartition
-from transfer_queue.messages.system import Topology
 from transfer_queue.net.calls import NOT_MADE, Call, Join, Request, Work
 from transfer_queue.net.drivers import thread_joins
 from transfer_queue.net.drivers.asyncio_driver import run_async, run_joining
@@ -67,7 +66,7 @@ def numbers(monkeypatch: pytest.MonkeyPatch) -> Numbers:
 
 class _Entry:
     def __init__(self, number: int, left: bool = False) -> None:
-        self.call = Request(CONTROLLER, Topology(), part=number)
+        self.call = Join((None, ()), number)  # type: ignore[arg-type]
         self.left = left
 
 

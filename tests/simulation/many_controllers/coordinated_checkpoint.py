@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 from tests.simulation.many_controllers.routing_client import RoutingClient
 from tests.simulation.retrying_client import RetryingClient, Script, sleep
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Operation
 
 if TYPE_CHECKING:
     from tests.simulation.many_controllers.run import ManyWorkload

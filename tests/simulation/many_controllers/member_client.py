@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tests.simulation.retrying_client import RetryingClient, sleep
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.errors import WaitTimeoutError
-from transfer_queue.net.calls import CONTROLLER
+from transfer_queue.net.calls import CONTROLLER, Operation
 from transfer_queue.net.framing import FrameReader, pack_frame
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from tests.simulation.many_controllers.gate import refusal_of
 from tests.simulation.many_controllers.member_client import MemberClient
 from tests.simulation.retrying_client import RetryingClient, sleep
-from transfer_queue.client.data.data_path import Operation
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import Call, Operation
 from transfer_queue.testing.simulated_client import Task
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from transfer_queue.client.data.client_context import ClientContext
+from transfer_queue.client.units import Units
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.storage.arena.arena import Arena, stretches
 from transfer_queue.storage.arena.arena_views import ArenaViews, granules_of
@@ -85,19 +85,31 @@ class CudaDriver:
         return self._module.cudart()
 
 
-def copies_to(known: dict[str, DeviceCopies], state: ClientContext, device: torch.device) -> DeviceCopies | None:
-    """Return the copies of a client to and from devices of this kind, and add them to `known`, by the kind.
+class Devices:
+    """The copies of one client to and from devices.
 
-    Returns None if the driver of the device cannot access the memory of this process.
+    Args:
+        units: The units.
+        client_id: The id of the client.
     """
-    found = known.get(device.type)
-    if found is None or found.state is not state:  # in a forked child the client has a new state
-        driver = driver_of(device)
-        if driver is None:
-            return None
-        found = known[device.type] = DeviceCopies(state, driver)
-        state.on_close.append(found.close)
-    return found
+
+    def __init__(self, units: Units, client_id: str) -> None:
+        self._units = units
+        self._client_id = client_id
+        self._copies: dict[str, DeviceCopies] = {}
+        """Kind of device -> the copies."""
+
+    def copies_to(self, device: torch.device) -> DeviceCopies | None:
+        """Return the copies to and from devices of this kind; None if its driver cannot access this process's memory."""
+        found = self._copies.get(device.type)
+        if found is None and (driver := driver_of(device)) is not None:
+            found = self._copies[device.type] = DeviceCopies(self._units, self._client_id, driver)
+        return found
+
+    def close(self) -> None:
+        """Wait for all copies, and unregister the arenas."""
+        for copies in self._copies.values():
+            copies.close()
 
 
 def driver_of(device: torch.device) -> DeviceDriver | None:
@@ -151,9 +163,9 @@ class RegisteredArena:
 class DeviceCopies:
     """The copies of one client between arenas and the devices of one driver, for all of which memory is registered."""
 
-    def __init__(self, state: ClientContext, driver: DeviceDriver) -> None:
-        self.state = state
-        """The state of the client."""
+    def __init__(self, units: Units, client_id: str, driver: DeviceDriver) -> None:
+        self._units = units
+        self._client_id = client_id
         self._driver = driver
         self._lock = threading.Lock()
         self._arenas: dict[int, RegisteredArena] = {}
@@ -172,7 +184,7 @@ class DeviceCopies:
         The caller must compare the generations afterwards. Returns False if not all of the bytes can be held.
         """
         held = self._hold(runs)
-        if held is None or not self.state.is_unchanged(reply):  # only what is in use may be registered
+        if held is None or not self._units.is_unchanged(reply):  # only what is in use may be registered
             return False
         at = 0
         with self._lock:
@@ -192,7 +204,7 @@ class DeviceCopies:
 
     def _register(self, unit: int, start: int, nbytes: int) -> None:
         """Register bytes of a unit of this node. The caller has the lock."""
-        arena, views = self.state.arena(unit), self.state.views_of(unit)
+        arena, views = self._units.arena(unit), self._units.views_of(unit)
         if views is not None:
             found = self._arenas.get(unit)
             if found is None or found.arena is not arena:
@@ -203,7 +215,7 @@ class DeviceCopies:
     def _forget_lost(self) -> None:
         """Unregister the arenas of units that were lost, so that their memory is freed. The caller has the lock."""
         for unit, each in list(self._arenas.items()):
-            if not self.state.is_in_use(unit, each.arena):
+            if not self._units.is_in_use(unit, each.arena):
                 self._end_copies()
                 del self._arenas[unit]
                 each.close()
@@ -212,14 +224,14 @@ class DeviceCopies:
         """Return the bytes of runs, held until nothing refers to them; None if not all of them can be held."""
         held: dict[int, U8] = {}
         for unit in {unit for unit, _, _ in runs}:
-            views = None if unit == HERE else self.state.views_of(unit)
+            views = None if unit == HERE else self._units.views_of(unit)
             if views is None:
                 return None
-            mine = [at for at, run in enumerate(runs) if run[0] == unit]
-            arrays = views.hold_all(self.state.arena(unit), self.state.client_id, [runs[at][1:] for at in mine])
+            chosen = [at for at, run in enumerate(runs) if run[0] == unit]
+            arrays = views.hold_all(self._units.arena(unit), self._client_id, [runs[at][1:] for at in chosen])
             if arrays is None:
                 return None
-            held.update(zip(mine, arrays, strict=True))
+            held.update(zip(chosen, arrays, strict=True))
         return [held[at] for at in range(len(runs))]
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from transfer_queue.client.data import store_io
-from transfer_queue.client.data.client_context import ClientContext
+from transfer_queue.client.units import Units
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.messages.descriptors import NESTED, UnitInfo
 from transfer_queue.messages.envelopes import AnyReply
@@ -32,23 +32,23 @@ _NOTHING: U8 = np.empty(0, np.uint8)
 
 
 def get_to_device(
-    state: ClientContext, reply: LookupReply, device: torch.device, layout: str, shared: bool
+    units: Units, reply: LookupReply, device: torch.device, layout: str, shared: bool
 ) -> Generator[Call, AnyReply, TensorDict | None]:
     """Return the values of a lookup, tensors on the device; None if they must pass through the host, or are gone."""
-    external = yield from state.only_store(reply)
+    external = yield from units.only_store(reply)
     path = None if external is None else external[0].device_path()
     if external is None or path is None or path.kind != device.type:
         return None
     tensors, objects = _by_kind(reply)
-    within = state.settings.call_timeout
+    within = units.settings.call_timeout
     columns = yield from _receive_on_device(path, external[1], tensors, device, (layout, shared), within)
     if columns is None:
         return None
     if objects.types:
-        brought = yield from state.fetch_values(objects)
+        brought = yield from units.fetch_values(objects)
         if brought is None:
             return None
-        columns.update(gather(*brought, layout, shared=shared, allow_pickle=state.settings.allow_pickle).items())
+        columns.update(gather(*brought, layout, shared=shared, allow_pickle=units.settings.allow_pickle).items())
     return table_of({field.name: columns[field.name] for field in reply.types if field.kind != NESTED}, reply.count)
 
 

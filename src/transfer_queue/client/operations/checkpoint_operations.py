@@ -17,14 +17,17 @@ from typing import Any
 
 import numpy as np
 
+from transfer_queue.client.attachment import UNCERTAIN, Attachment
 from transfer_queue.client.checkpoint import checkpoint_data, checkpoint_folder
 from transfer_queue.client.checkpoint.block_file import BlockFile
 from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, Loaded
 from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport, report_on
 from transfer_queue.client.checkpoint.pickled_values import PickledValues
+from transfer_queue.client.checkpoint.unit_blocks import UnitBlocks, fetch_state, remove_sent, send_state
 from transfer_queue.client.conversion import arguments
-from transfer_queue.client.data.data_path import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, DataPath, Operation
-from transfer_queue.client.data.remote_chunks import fetch_state, remove_sent, send_state
+from transfer_queue.client.operations.topic import Topic
+from transfer_queue.client.space import FREEING_SECONDS
+from transfer_queue.client.writer import PUT_ATTEMPTS, Writer
 from transfer_queue.config.validators import Boolean
 from transfer_queue.core.columns.schema import MOST
 from transfer_queue.core.state.restore import select_samples
@@ -51,8 +54,18 @@ STATE_SECONDS = 600.0
 """The time limit for the controller to write its state, or to replace it by a loaded one."""
 
 
-class CheckpointOperations(DataPath):
+class CheckpointOperations(Topic):
     """The operations of one client that save and load checkpoints."""
+
+    def __init__(self, attachment: Attachment, writer: Writer | None = None) -> None:
+        super().__init__(attachment, writer)
+        self._blocks = UnitBlocks(attachment.units, attachment.session)
+        self._lost_cuts: set[str] = set()
+        """The names of pending saves that were interrupted. The next save ends them."""
+        self._cuts: dict[str, tuple[CheckpointSave, str | os.PathLike[str] | None]] = {}
+        """Folder -> the pending save for it, and the older checkpoint."""
+        self._loaded: Loaded | None = None
+        """The blocks of a checkpoint that were written and not published yet."""
 
     def begin_checkpoint(
         self,
@@ -93,17 +106,19 @@ class CheckpointOperations(DataPath):
             True
         """
         selection = arguments.selection(partitions, keys)
-        yield from self._state.learn()
-        while self._state.lost_cuts:
-            yield from self._end_badly(self._state.lost_cuts.pop(), None)
+        yield from self.attachment.learn()
+        while self._lost_cuts:
+            yield from self._end_badly(self._lost_cuts.pop(), None)
         name = uuid.uuid4().hex
         try:
-            reply = yield from self._ask(BeginCheckpoint(name), BeginCheckpointReply, timeout, parked=STATE_SECONDS)
-            path = self._state.system.states / name
+            reply = yield from self.attachment.ask(
+                BeginCheckpoint(name), BeginCheckpointReply, timeout, parked=STATE_SECONDS
+            )
+            path = self.attachment.system.states / name
             blocks = BlockTable()
             with _require_state_file():
-                if not self._state.system.shares_states:
-                    fetch_state(self._state.session, name, path)
+                if not self.attachment.system.shares_states:
+                    fetch_state(self.attachment.session, name, path)
                 tree = state_file.read(path)
                 blocks.restore(tree["state"]["blocks"])
             report = None
@@ -116,10 +131,10 @@ class CheckpointOperations(DataPath):
                     state_file.write(path, {**tree, "state": save_state(state)}, sync=False)
                 report = report_on(state)
             cut = CheckpointSave(name, reply.origin, path, needed_blocks(blocks), reply.origins, report)
-            if not (yield from self._state.open_arenas(np.unique(cut.blocks["unit"]).tolist())):
+            if not (yield from self.attachment.units.open_arenas(np.unique(cut.blocks["unit"]).tolist())):
                 raise UnitLostError("a storage unit was lost before its samples were saved; save again")
             if checkpoint_dir is not None:
-                self._state.cuts[os.path.abspath(checkpoint_dir)] = (cut, previous)
+                self._cuts[os.path.abspath(checkpoint_dir)] = (cut, previous)
             return cut
         except BaseException as error:
             yield from self._end_badly(name, error)
@@ -147,13 +162,13 @@ class CheckpointOperations(DataPath):
         lost: TransferQueueError | None = None
         gone = False
         try:
-            gone = checkpoint_data.has_stale_blocks(cut.blocks, self._state.has_stale_blocks)
+            gone = checkpoint_data.has_stale_blocks(cut.blocks, self._blocks.has_stale_blocks)
         except (UnitLostError, AttachError, ConnectionLostError) as error:
             lost = error
         self._forget_copy(cut.name)
-        for folder in [folder for folder, made in list(self._state.cuts.items()) if made[0] is cut]:
-            del self._state.cuts[folder]
-        held = (yield from self._ask(EndCheckpoint(cut.name), Done, timeout)).value
+        for folder in [folder for folder, made in list(self._cuts.items()) if made[0] is cut]:
+            del self._cuts[folder]
+        held = (yield from self.attachment.ask(EndCheckpoint(cut.name), Done, timeout)).value
         if lost is not None and held:
             raise (yield from self._lost_or(cut, lost))
         return bool(held) and not gone and lost is None
@@ -161,8 +176,8 @@ class CheckpointOperations(DataPath):
     def _lost_or(self, cut: CheckpointSave, error: TransferQueueError) -> Operation[TransferQueueError]:
         """Return UnitLostError if an error means that a unit with samples of the save is lost, or the error itself."""
         if not isinstance(error, UnitLostError):
-            yield from self._state.learn_again()
-            if set(np.unique(cut.blocks["unit"]).tolist()) <= self._state.units.keys():
+            yield from self.attachment.units.refresh()
+            if set(np.unique(cut.blocks["unit"]).tolist()) <= self.attachment.units.known.keys():
                 return error
         return UnitLostError(f"a storage unit was lost while its samples were saved: {error}; save again")
 
@@ -226,7 +241,7 @@ class CheckpointOperations(DataPath):
         Example:
             >>> client.save_storage_checkpoint("checkpoint")
         """
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         folder = Path(checkpoint_dir)
         cut, found = self._cut_of(folder, cut)
         older = Path(previous or found or folder)
@@ -235,8 +250,8 @@ class CheckpointOperations(DataPath):
             with checkpoint_folder.replace_folder(folder / checkpoint_folder.STORAGE) as draft:
                 try:
                     checkpoint_data.save_blocks(
-                        draft, made, older / checkpoint_folder.STORAGE, self._state.block_source,
-                        self._state.backend_of,
+                        draft, made, older / checkpoint_folder.STORAGE, self._blocks.source,
+                        self.attachment.units.backend_of,
                     )  # fmt: skip
                 except (UnitLostError, AttachError, ConnectionLostError) as error:
                     raise (yield from self._lost_or(made, error)) from error
@@ -271,7 +286,7 @@ class CheckpointOperations(DataPath):
             >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
         Boolean().convert("allow_pickle", allow_pickle)
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         folder = Path(checkpoint_dir)
         checkpoint_folder.read_manifest(folder / checkpoint_folder.STORAGE)
         state = folder / checkpoint_folder.STATE
@@ -282,7 +297,7 @@ class CheckpointOperations(DataPath):
             pickled = None if allow_pickle else PickledValues(saved_state)
         yield from self._forget_loaded()
         sources = partial(checkpoint_data.block_sources, numbers=numbers, shared=shared)
-        self._state.loaded = yield from self._load_again_if_lost(folder, sources, pickled, timeout)
+        self._loaded = yield from self._load_again_if_lost(folder, sources, pickled, timeout)
 
     def _load_again_if_lost(
         self,
@@ -296,7 +311,7 @@ class CheckpointOperations(DataPath):
             try:
                 return (yield from self._load_blocks(folder, sources, pickled, timeout))
             except UnitLostError:
-                yield from self._state.learn_again()
+                yield from self.attachment.units.refresh()
         return (yield from self._load_blocks(folder, sources, pickled, timeout))
 
     def _load_blocks(
@@ -318,7 +333,7 @@ class CheckpointOperations(DataPath):
                 opened.enter_context(BlockFile(folder / checkpoint_folder.STORAGE / entry.file)) for entry in entries
             ]
             source = sources(files)
-            settings = self._state.settings
+            settings = self.attachment.settings
             backends = [
                 entry.backend if entry.backend in settings.backends else settings.storage_backend for entry in entries
             ]
@@ -327,21 +342,17 @@ class CheckpointOperations(DataPath):
             try:
                 for backend, size in sizes:
                     # loaded blocks are not published yet, so waiting until they are moved to disk would not help
-                    reserved.append((yield from self._reserve(backend, size, timeout, patience=0.0)))
+                    reserved.append((yield from self.attachment.space.reserve(backend, size, timeout, patience=0.0)))
                 spaces = [
-                    [self._state.reserved_space(place, space.nbytes, seconds) for place in space.places]
+                    [self._blocks.reserved_space(place, space.nbytes, seconds) for place in space.places]
                     for space in reserved
                 ]
                 checkpoint_data.copy_blocks(source, piece, within, spaces, pickled.strip if pickled else None)
             except Exception as error:
-                for space in reserved:
-                    if isinstance(error, UnitLostError):
-                        self._state.space_of(space).forget_remote_units(space)
-                    yield from self._abandon([space])
+                yield from self.attachment.space.abandon(reserved, lost=isinstance(error, UnitLostError))
                 raise
-            except BaseException:  # interrupted: the operation must not make further calls
-                for space in reserved:
-                    self._state.space_of(space).abandon(space)
+            except BaseException:  # the operation must not make further calls
+                yield from self.attachment.space.abandon(reserved, interrupted=True)
                 raise
         return Loaded(checkpoint_data.block_locations(source, piece, within, reserved), reserved, pickled)
 
@@ -370,8 +381,8 @@ class CheckpointOperations(DataPath):
         """
         Boolean().convert("allow_pickle", allow_pickle)
         tree, state = _state_of(Path(path))
-        yield from self._state.learn()
-        loaded, self._state.loaded = self._state.loaded or Loaded([dict.fromkeys(("number", *PLACE), _NONE)]), None
+        yield from self.attachment.learn()
+        loaded, self._loaded = self._loaded or Loaded([dict.fromkeys(("number", *PLACE), _NONE)]), None
         try:
             _check_loaded(state.blocks, loaded, path)
             if (loaded.pickled is None) != allow_pickle and len(loaded.placed[0]["number"]):
@@ -380,8 +391,7 @@ class CheckpointOperations(DataPath):
                     f"allow_pickle={allow_pickle}"
                 )
         except CheckpointError:
-            for each in loaded.reserved:
-                yield from self._abandon([each])
+            yield from self.attachment.space.abandon(loaded.reserved)
             raise
         yield from self._send_state(tree, state, loaded, allow_pickle, merge=False, timeout=timeout)
 
@@ -396,34 +406,33 @@ class CheckpointOperations(DataPath):
     ) -> Operation[None]:
         """Let the controller load a state whose blocks are written. `merge` adds its partitions to the present ones."""
         name = uuid.uuid4().hex
-        sent = self._state.system.states / name
+        sent = self.attachment.system.states / name
         try:
             if not allow_pickle:
                 pickled = loaded.pickled or PickledValues(state)
                 pickled.strip_tags(state)
                 pickled.report()
             lengths = {(place.unit, place.extent): place.length for each in loaded.reserved for place in each.places}
-            set_locations(state.blocks, loaded.placed, lengths, self._state.client_id)
-            state.units, state.draining = dict(self._state.units), set()
+            set_locations(state.blocks, loaded.placed, lengths, self.attachment.client_id)
+            state.units, state.draining = dict(self.attachment.units.known), set()
             state_file.write(sent, {**tree, "state": save_state(state)}, sync=False)
-            if not self._state.system.shares_states:
-                send_state(self._state.session, sent, name)
-            yield from self._ask(LoadState(name, merge), Done, timeout, parked=STATE_SECONDS)
+            if not self.attachment.system.shares_states:
+                send_state(self.attachment.session, sent, name)
+            yield from self.attachment.ask(LoadState(name, merge), Done, timeout, parked=STATE_SECONDS)
         except BaseException as error:
             refused = isinstance(error, Exception) and not isinstance(error, UNCERTAIN)
-            for each in loaded.reserved:
-                if refused:
-                    yield from self._abandon([each])
-                else:  # the controller may have loaded the state, or may still do so
-                    self._mark_published([each], certain=False)
+            if refused:
+                yield from self.attachment.space.abandon(loaded.reserved)
+            else:  # the controller may have loaded the state, or may still do so
+                self.attachment.space.mark_published(loaded.reserved, certain=False)
             raise
         finally:
             sent.unlink(missing_ok=True)
-            if not self._state.system.shares_states:
-                remove_sent(self._state.session, name)
-        self._mark_published(loaded.reserved)
-        for space in self._state.spaces:
-            yield from space.close_extents()
+            if not self.attachment.system.shares_states:
+                remove_sent(self.attachment.session, name)
+        self.attachment.space.mark_published(loaded.reserved)
+        for allocator in self.attachment.space.allocators:
+            yield from allocator.close_extents()
 
     def load_samples(
         self,
@@ -467,7 +476,7 @@ class CheckpointOperations(DataPath):
         assert selection is not None
         folder = Path(checkpoint_dir)
         checkpoint_folder.check_folder(folder)
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         path = folder / checkpoint_folder.STATE
         tree, state = _state_of(path)
         own, origins = str(tree.get("origin")), state.origins
@@ -487,13 +496,13 @@ class CheckpointOperations(DataPath):
         self, folder: Path, cut: CheckpointSave | None
     ) -> tuple[CheckpointSave | None, str | os.PathLike[str] | None]:
         """Return `cut`, or the pending save of `begin_checkpoint` for this folder, and the older checkpoint."""
-        return (cut, None) if cut is not None else self._state.cuts.get(os.path.abspath(folder), (None, None))
+        return (cut, None) if cut is not None else self._cuts.get(os.path.abspath(folder), (None, None))
 
     def _forget_copy(self, name: str) -> None:
         """Remove this client's copies of a state file: with chosen samples, or from the controller's node."""
-        (self._state.system.states / f"{name}-selected").unlink(missing_ok=True)
-        if not self._state.system.shares_states:
-            (self._state.system.states / name).unlink(missing_ok=True)
+        (self.attachment.system.states / f"{name}-selected").unlink(missing_ok=True)
+        if not self.attachment.system.shares_states:
+            (self.attachment.system.states / name).unlink(missing_ok=True)
 
     def _end_badly(self, name: str, error: BaseException | None) -> Operation[None]:
         """End a pending save that failed. After an interruption no call may be made, so the next save ends it."""
@@ -502,12 +511,12 @@ class CheckpointOperations(DataPath):
             with contextlib.suppress(TransferQueueError):
                 yield Request(CONTROLLER, EndCheckpoint(name))
         else:
-            self._state.lost_cuts.add(name)
+            self._lost_cuts.add(name)
 
     def _forget_loaded(self) -> Operation[None]:
-        loaded, self._state.loaded = self._state.loaded, None
-        for space in loaded.reserved if loaded is not None else ():
-            yield from self._abandon([space])
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            yield from self.attachment.space.abandon(loaded.reserved)
 
 
 @contextlib.contextmanager

@@ -11,17 +11,19 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from transfer_queue.client.claims import Claims, KnownRows
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.replies import column_of_no_rows, merge_lookups
-from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.operations.topic import Topic
+from transfer_queue.client.reader import FetchOptions
 from transfer_queue.config.environment import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
-from transfer_queue.messages.claims import Claim, ClaimReply, ReportBatches
+from transfer_queue.messages.claims import Claim, ClaimReply
 from transfer_queue.messages.puts import Reserve
 from transfer_queue.messages.queries import Lookup, LookupReply, ShowRows
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import TABLE
-from transfer_queue.net.calls import Notice
+from transfer_queue.net.calls import Operation
 from transfer_queue.wire.blocks.gather import nest_tables, table_of
 
 OperationsT = TypeVar("OperationsT", bound="FetchOperations")
@@ -39,26 +41,8 @@ class Readiness(NamedTuple):
     """The version of the partition, which grows with every change in it; -1 if the partition does not exist."""
 
 
-class KnownRows:
-    """Rows that take the place of the next claims, which return them in this order and claim nothing."""
-
-    def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
-        self._left = dict(rows)
-
-    def take(self, partition_id: str, count: int) -> np.ndarray:
-        """Return the next rows of a partition, at most `count`."""
-        left = self._left.get(partition_id, np.zeros(0, "<i8"))
-        self._left[partition_id] = left[count:]
-        return left[:count]
-
-
-class FetchOperations(DataPath):
+class FetchOperations(Topic):
     """The operations of one client that fetch samples and read values."""
-
-    _again = False
-    """Whether the claims return only batches that were dealt before (`Claim.again`)."""
-    _known: KnownRows | None = None
-    """Rows that claims return instead of new ones; None if claims are made."""
 
     def _claiming(self: OperationsT, *, again: bool = False, known: KnownRows | None = None) -> OperationsT:
         """Return operations of the same client with other claims, which hand nothing over.
@@ -68,9 +52,8 @@ class FetchOperations(DataPath):
             known: Rows that they return instead.
         """
         view = copy.copy(self)
-        view._again, view._known = again, known
-        if view.held is None:
-            view.held = []
+        held = [] if self.claims.held is None else self.claims.held
+        view.claims = Claims(self.attachment, again=again, known=known, held=held)
         return view
 
     def _meta_of_rows(
@@ -78,7 +61,7 @@ class FetchOperations(DataPath):
     ) -> Operation[BatchMeta]:
         """Return the metadata of those of these rows that exist and that the task does not skip. Claims nothing."""
         request = ShowRows(partition_id, list(data_fields), rows.astype("<i8").tobytes(), task_name)
-        return self._meta(partition_id, (yield from self._ask(request, ClaimReply, None)))
+        return self.claims.meta(partition_id, (yield from self.attachment.ask(request, ClaimReply, None)))
 
     def get_meta(
         self,
@@ -134,20 +117,22 @@ class FetchOperations(DataPath):
             >>> client.get_meta(["prompt"], 2, "train_0", task_name="update")
             BatchMeta(size=2, partitions=['train_0'], fields=['prompt'], produced=2)
         """
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         fields = arguments.validated_names(data_fields, "data_fields", least=0 if mode == "insert" else 1)
         if mode == "insert":
             wait = arguments.validated_seconds(timeout)
             request = Reserve(
                 partition_id, arguments.validated_batch_size(batch_size), None, pre_alloc_sample_num(), wait=wait
             )
-            return self._meta(partition_id, (yield from self._ask(request, ClaimReply, None, parked=wait)))
+            return self.claims.meta(
+                partition_id, (yield from self.attachment.ask(request, ClaimReply, None, parked=wait))
+            )
         if mode == "force_fetch":
-            shown = yield from self._ask(ShowRows(partition_id, fields), ClaimReply, timeout)
-            return self._meta(partition_id, shown)
+            shown = yield from self.attachment.ask(ShowRows(partition_id, fields), ClaimReply, timeout)
+            return self.claims.meta(partition_id, shown)
         if mode != "fetch":
             raise InvalidArgumentError(f"mode must be 'fetch', 'insert' or 'force_fetch', got {mode!r}")
-        if timeout is None and not self._state.settings.polling_mode:
+        if timeout is None and not self.attachment.settings.polling_mode:
             timeout = get_metadata_timeout()
         if timeout is not None:
             timeout = max(arguments.validated_seconds(timeout) or 0.0, LEAST_WAIT)
@@ -254,7 +239,7 @@ class FetchOperations(DataPath):
             >>> client.await_ready(["prompt"], 2, "train_0", "update").ended
             False
         """
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         wait = arguments.validated_seconds(get_metadata_timeout() if timeout is None else timeout)
         fields = arguments.validated_names(data_fields, "data_fields")
         claim = self._claim(
@@ -268,7 +253,7 @@ class FetchOperations(DataPath):
             finite,
             since,
         )
-        reply = yield from self._ask(claim, ClaimReply, None, parked=wait)
+        reply = yield from self.attachment.ask(claim, ClaimReply, None, parked=wait)
         return Readiness(reply.ended, reply.version)
 
     def get_data(
@@ -324,11 +309,9 @@ class FetchOperations(DataPath):
             (True, [[1, 2], [3, 4]])
         """
         arguments.check_batch_meta(metadata)
-        place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
-        copied = arguments.validated_bool(copy, "copy")
-        given = arguments.validated_out(out, place, copied)
-        yield from self._state.learn()
-        return (yield from self._values(metadata, layout, place, timeout, shared=together, copy=copied, out=given))
+        options = FetchOptions.of(layout, shared, device, copy, out)
+        yield from self.attachment.learn()
+        return (yield from self._values(metadata, options, timeout))
 
     def await_data(
         self,
@@ -382,48 +365,44 @@ class FetchOperations(DataPath):
             >>> values["reward"].tolist(), ended
             ([1.0, 1.0], False)
         """
-        place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
-        copied = arguments.validated_bool(copy, "copy")
-
+        options = FetchOptions.of(layout, shared, device, copy)
         claim = yield from self._awaited_claim(
             data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
             places=True,
         )  # fmt: skip
         try:
-            reply = yield from self._claim_reply(claim)
+            reply = yield from self.claims.make(claim)
         except WaitTimeoutError:  # a call that took too long
             return None, BatchMeta(), False
         if not reply.rows:
-            return None, self._meta(partition_id, reply), reply.ended
+            return None, self.claims.meta(partition_id, reply), reply.ended
 
         def read() -> Operation[tuple[TensorDict | None, BatchMeta, bool]]:
-            meta = self._meta(partition_id, reply, claim.lease)
-            values = yield from self._values(meta, layout, place, None, reply.places, task_name, together, copy=copied)
+            meta = self.claims.meta(partition_id, reply, claim.lease)
+            values = yield from self._values(meta, options, None, reply.places, task_name)
             return values, meta, reply.ended
 
-        return (yield from (self._handing_over(claim, reply, read()) if reply.token else read()))
+        return (yield from self.claims.hand_over(claim, reply, read()))
 
     # ------------------------------------------------------------ shared
 
     def _values(
         self,
         metadata: BatchMeta,
-        layout: str,
-        device: torch.device | None,
+        options: FetchOptions,
         timeout: float | None,
         places: LookupReply | None = None,
         task: str | None = None,
-        shared: bool = False,
-        copy: bool = True,
-        out: Mapping[str, torch.Tensor] | None = None,
     ) -> Operation[TensorDict]:
         """See `get_data`. `places` has the known locations of the values; if they changed, they are looked up again."""
         if not len(metadata):
             fields = metadata._fields.values()
             tables = [field.name for field in fields if (field.extra or {}).get(TABLE)]
-            columns = {field.name: column_of_no_rows(field, layout) for field in fields if field.name not in tables}
+            columns = {
+                field.name: column_of_no_rows(field, options.layout) for field in fields if field.name not in tables
+            }
             none = nest_tables(table_of(columns, 0), tables)
-            return none if device is None else none.to(device)
+            return none if options.device is None else none.to(options.device)
         names = metadata.field_names
         if not names:
             return TensorDict({}, batch_size=len(metadata))
@@ -440,26 +419,21 @@ class FetchOperations(DataPath):
                 return known
             found = []
             for request in requests:
-                found.append((yield from self._look_up(request, timeout)))
+                found.append((yield from self.attachment.look_up(request, timeout)))
             return found[0] if len(found) == 1 else merge_lookups(found, [positions for _, positions in parts])
 
         partitions = ", ".join(name for name, _ in parts)
-        return (yield from self._read(look, layout, device, partitions, task, shared, copy, out))
+        return (yield from self._reader.read(look, options, partitions, task))
 
     def _take_meta(self, claim: Claim) -> Operation[tuple[BatchMeta, bool]]:
         """Return the metadata of the batch of a claim, and whether the task has reached its end."""
-        reply = yield from self._claim_reply(claim)
-        batch = [(claim.partition, reply.token)]
-        try:
-            meta = self._meta(claim.partition, reply, claim.lease)
-        except Exception:  # a tag that this process cannot read
-            yield Notice(ReportBatches(returned=batch))
-            raise
-        if reply.token and claim.lease is None and self.held is None:
-            report = ReportBatches(batch)
-            if not self._state.note_handed_over(report):
-                yield Notice(report)
-        return meta, reply.ended
+        reply = yield from self.claims.make(claim)
+
+        def read() -> Operation[BatchMeta]:
+            yield from ()
+            return self.claims.meta(claim.partition, reply, claim.lease)  # fails if a tag cannot be read here
+
+        return (yield from self.claims.hand_over(claim, reply, read())), reply.ended
 
     def _awaited_claim(
         self,
@@ -477,7 +451,7 @@ class FetchOperations(DataPath):
         ahead: int = 0,
     ) -> Operation[Claim]:
         """Return the claim of a call for which a timeout is not an error."""
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         wait = arguments.validated_seconds(get_metadata_timeout() if timeout is None else timeout)
         fields = arguments.validated_names(data_fields, "data_fields")
         claim = self._claim(
@@ -494,22 +468,6 @@ class FetchOperations(DataPath):
             places=places,
         )
         return msgspec.structs.replace(claim, quiet=True, ahead=arguments.validated_count(ahead, "ahead"))
-
-    def _claim_reply(self, claim: Claim) -> Operation[ClaimReply]:
-        """Return the reply to a claim, which may have a span."""
-        if self._known is None:
-            operation = self._ask(claim, ClaimReply, None, parked=claim.wait)
-        else:
-            operation = self._show_known(claim, self._known)
-        tracing = self._state.tracing
-        return operation if tracing is None else tracing.claim(operation, claim)
-
-    def _show_known(self, claim: Claim, known: KnownRows) -> Operation[ClaimReply]:
-        """Return known rows instead of the reply to a claim."""
-        rows = known.take(claim.partition, claim.count)
-        if not len(rows):
-            raise WaitTimeoutError("the batch that is read again has no further samples")
-        return (yield from self._ask(ShowRows(claim.partition, claim.fields, rows.tobytes()), ClaimReply, None))
 
     def _claim(
         self,
@@ -538,5 +496,5 @@ class FetchOperations(DataPath):
         finite, hold = arguments.validated_bool(finite, "finite"), arguments.validated_bool(hold, "hold")
         return Claim(
             partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas, places,
-            hand_over=lease is None and not probe and self._known is None, again=self._again,
+            hand_over=lease is None and not probe and self.claims.known is None, again=self.claims.again,
         )  # fmt: skip

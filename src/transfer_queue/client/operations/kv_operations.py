@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags
-from transfer_queue.client.data.client_context import ClientContext
-from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.client.joiners import LookupJoiner, PutJoiner, PutPart
+from transfer_queue.client.operations.topic import Topic
+from transfer_queue.client.reader import FetchOptions
+from transfer_queue.client.writer import Writer, apply_parser
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import queries
@@ -22,19 +24,19 @@ from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.puts import ClearKeys, Publish, Reserve
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
-from transfer_queue.net.calls import NOT_MADE, Join
+from transfer_queue.net.calls import NOT_MADE, Join, Operation
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_row
 from transfer_queue.wire.objects.tag_rows import empty_tags
 
 
-class KVOperations(DataPath):
+class KVOperations(Topic):
     """The operations of one client that name samples by their keys."""
 
-    def __init__(self, state: ClientContext) -> None:
-        super().__init__(state)
-        self._puts = PutJoiner(state, self._publish, self._tags)
+    def __init__(self, attachment: Attachment, writer: Writer | None = None) -> None:
+        super().__init__(attachment, writer)
+        self._puts = PutJoiner(attachment, self._writer)
         """Joins puts of one sample each."""
-        self._gets = LookupJoiner(self._look_up)
+        self._gets = LookupJoiner(attachment.look_up)
         """Joins gets of few samples each."""
 
     def kv_retrieve_meta(
@@ -63,7 +65,7 @@ class KVOperations(DataPath):
         request: AnyRequest = queries.RetrieveMeta(partition_id, wanted)
         if create:
             request = Reserve(partition_id, len(wanted), wanted, pre_alloc_sample_num())
-        return self._meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
+        return self.claims.meta(partition_id, (yield from self.attachment.ask(request, ClaimReply, timeout)))
 
     def kv_retrieve_keys(
         self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
@@ -88,7 +90,9 @@ class KVOperations(DataPath):
             ['b']
         """
         rows = arguments.validated_indexes(global_indexes)
-        return list((yield from self._ask(queries.RetrieveKeys(partition_id, rows.tobytes()), Done, timeout)).value)
+        return list(
+            (yield from self.attachment.ask(queries.RetrieveKeys(partition_id, rows.tobytes()), Done, timeout)).value
+        )
 
     def kv_put(
         self,
@@ -133,12 +137,12 @@ class KVOperations(DataPath):
             >>> meta.keys, meta.tags, meta.fields
             (['a'], [{'step': 1}], ['prompt'])
         """
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         key = arguments.validated_text(key, "key")
         group = None if group_id is None else str(group_id)
         together = None
         joins = data_parser is None and fence is None and (fields is not None or tag is not None)
-        if joins and self._state.session.is_busy:  # otherwise there is nothing to travel with
+        if joins and self.attachment.session.is_busy:  # otherwise there is nothing to travel with
             together = self._puts.key_of(partition_id, fields, group)
         if together is None:
             return (yield from self._put_one(key, partition_id, fields, tag, data_parser, group, fence, timeout))
@@ -198,7 +202,7 @@ class KVOperations(DataPath):
             >>> client.kv_batch_put(["a", "b"], "train_0", tags=[{"step": 1}, {"step": 2}]).tags
             [{'step': 1}, {'step': 2}]
         """
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         names = arguments.validated_keys(keys)
         encoded = None
         if not names and fields is not None:
@@ -211,7 +215,7 @@ class KVOperations(DataPath):
             arguments.check_partition_id(partition_id)
             return KVBatchMeta(partition_id=partition_id, fields=[])
         if fields is not None:
-            encoded = self._encode(self._apply_parser(fields, len(names), data_parser), len(names))
+            encoded = self._writer.encode(apply_parser(fields, len(names), data_parser), len(names))
         groups = arguments.validated_groups(group_ids, len(names))
         listed = arguments.validated_tags(tags, len(names), "keys")
         return (yield from self._put_keys(names, partition_id, encoded, listed, groups, fence, timeout))
@@ -259,12 +263,10 @@ class KVOperations(DataPath):
             >>> client.kv_batch_get(["b", "a"], "train_0")["reward"].tolist()
             [1.0, 0.0]
         """
-        place, together = arguments.validated_device(device), arguments.validated_bool(shared, "shared")
-        copied = arguments.validated_bool(copy, "copy")
-        given = arguments.validated_out(out, place, copied)
+        options = FetchOptions.of(layout, shared, device, copy, out)
         if missing not in ("drop", "error"):
             raise InvalidArgumentError(f"missing must be 'drop' or 'error', got {missing!r}")
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         wanted = arguments.validated_keys(keys)
         if not wanted:
             raise InvalidArgumentError(
@@ -283,9 +285,9 @@ class KVOperations(DataPath):
                 joined = yield asked
                 if isinstance(joined, LookupReply):
                     return joined
-            reply = yield from self._look_up(request, timeout)
+            reply = yield from self.attachment.look_up(request, timeout)
             if not reply.count:
-                why = yield from self._ask(queries.Explain(partition_id, key=wanted[0]), Done, timeout)
+                why = yield from self.attachment.ask(queries.Explain(partition_id, key=wanted[0]), Done, timeout)
                 raise InvalidArgumentError(
                     f"keys {arguments.describe(wanted)} were not found in partition {partition_id!r}; kv_list() returns"
                     f" its keys. {why.value}"
@@ -301,11 +303,11 @@ class KVOperations(DataPath):
                     raise InvalidArgumentError(
                         f"kv_batch_get: {words}. Put what is missing first, or pass missing='drop' to leave it out."
                     )
-                self._state.warn(f"kv_batch_get left out: {words}. Pass missing='error' to get an error instead.")
+                self.attachment.warn(f"kv_batch_get left out: {words}. Pass missing='error' to get an error instead.")
             return reply
 
         try:
-            return (yield from self._read(look, layout, place, partition_id, shared=together, copy=copied, out=given))
+            return (yield from self._reader.read(look, options, partition_id))
         finally:
             if asked is not None and asked.ended is not None:
                 asked.ended()
@@ -401,8 +403,8 @@ class KVOperations(DataPath):
             >>> client.kv_list("train_0", where={"step": 2})
             {'train_0': {'b': {'step': 2}}}
         """
-        yield from self._state.learn()
-        allow = self._state.settings.allow_pickle
+        yield from self.attachment.learn()
+        allow = self.attachment.settings.allow_pickle
         if partition_id is not None:
             arguments.check_partition_id(partition_id)
         request = queries.ListKeys(
@@ -410,7 +412,7 @@ class KVOperations(DataPath):
         )
         listed: dict[str, dict[str, dict[str, Any]]] = {}
         while True:
-            page = yield from self._ask(request, queries.KeysReply, timeout)
+            page = yield from self.attachment.ask(request, queries.KeysReply, timeout)
             for name, keys in page.keys.items():
                 tags = replies.tag_list(page.tags.get(name), len(keys), allow)
                 listed.setdefault(name, {}).update(zip(keys, tags, strict=True))
@@ -434,7 +436,7 @@ class KVOperations(DataPath):
             >>> client.kv_list("train_0")
             {'train_0': {'b': {}}}
         """
-        yield from self._ask(ClearKeys(partition_id, arguments.validated_keys(keys)), Done, timeout)
+        yield from self.attachment.ask(ClearKeys(partition_id, arguments.validated_keys(keys)), Done, timeout)
 
     # ------------------------------------------------------------ shared
 
@@ -451,11 +453,11 @@ class KVOperations(DataPath):
     ) -> Operation[KVBatchMeta]:
         encoded = None
         if isinstance(fields, TensorDictBase) or (fields is not None and data_parser is not None):
-            encoded = self._encode(self._apply_parser(arguments.one_row(fields), 1, data_parser), 1)
+            encoded = self._writer.encode(apply_parser(arguments.one_row(fields), 1, data_parser), 1)
         elif fields is not None:
             if not isinstance(fields, Mapping):
                 raise InvalidArgumentError(f"fields must be a dict or a TensorDict, got a {type(fields).__name__}")
-            encoded = encode_row(dict(fields), allow_pickle=self._state.settings.allow_pickle)
+            encoded = encode_row(dict(fields), allow_pickle=self.attachment.settings.allow_pickle)
         groups = None if group is None else [group]
         tags = None if tag is None else [tag]
         return self._put_keys([key], partition_id, encoded, tags, groups, fence, timeout)
@@ -475,17 +477,17 @@ class KVOperations(DataPath):
             raise InvalidArgumentError("a put needs fields or tags, got neither")
         if not keys:
             return KVBatchMeta(partition_id=partition_id, fields=[])
-        sent = self._tags(tags)
+        sent = self._writer.encode_tags(tags)
         put = Publish(
             partition_id, len(keys), keys=keys, tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(),
             wait=timeout, fence=token,
         )  # fmt: skip
-        reply = yield from self._publish(encoded, put)
+        reply = yield from self._writer.publish(encoded, put)
         fields = reply.fields
         if fields is None:  # all keys are new, so their samples have the fields of this put
             fields = [] if encoded is None else sorted([spec.name for spec in encoded.schema])
         stored = replies.merged_tags(reply, sent)
-        allow_pickle = self._state.settings.allow_pickle
+        allow_pickle = self.attachment.settings.allow_pickle
         merged = empty_tags(len(keys)) if stored is None else replies.tags(stored, len(keys), allow_pickle)
         return KVBatchMeta._make(keys, merged, partition_id, fields)
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.conversion import arguments
-from transfer_queue.client.data.client_context import ClientContext
-from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.client.joiners import AckJoiner
+from transfer_queue.client.operations.topic import Topic
+from transfer_queue.client.writer import Writer
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import locks
 from transfer_queue.messages.base import Done
@@ -17,15 +18,15 @@ from transfer_queue.messages.claims import Ack, Nack, RankGone, Renew, ReportBat
 from transfer_queue.messages.locks import LockEntry
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
-from transfer_queue.net.calls import NOT_MADE, Notice
+from transfer_queue.net.calls import NOT_MADE, Notice, Operation
 
 
-class LeaseOperations(DataPath):
+class LeaseOperations(Topic):
     """The operations of one client on leases."""
 
-    def __init__(self, state: ClientContext) -> None:
-        super().__init__(state)
-        self._acks = AckJoiner(lambda request: self._ask(request, Done, None))
+    def __init__(self, attachment: Attachment, writer: Writer | None = None) -> None:
+        super().__init__(attachment, writer)
+        self._acks = AckJoiner(lambda request: attachment.ask(request, Done, None))
 
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[bool]:
         """Acknowledge samples that were fetched with `lease=`: the task has consumed them. Without lease: `finish`.
@@ -53,7 +54,7 @@ class LeaseOperations(DataPath):
         for lease, rows in metadata._leased():
             counts &= yield from self._ack(Ack(lease.partition, lease.token, rows.tobytes()), timeout)
             if len(rows) == len(lease.rows):
-                self._state.renewals.forget(lease.token)
+                self.attachment.renewals.forget(lease.token)
         return counts
 
     def nack(self, metadata: BatchMeta, *, delivered: bool = True, timeout: float | None = None) -> Operation[bool]:
@@ -83,9 +84,9 @@ class LeaseOperations(DataPath):
         counts = bool(metadata._leases)
         for lease, rows in metadata._leased():
             request = Nack(lease.partition, lease.token, rows.tobytes(), bool(delivered))
-            counts &= bool((yield from self._ask(request, Done, timeout)).value)
+            counts &= bool((yield from self.attachment.ask(request, Done, timeout)).value)
             if len(rows) == len(lease.rows):
-                self._state.renewals.forget(lease.token)
+                self.attachment.renewals.forget(lease.token)
         return counts
 
     def _note_handed_over(self, batches: list[tuple[str, int]]) -> bool:
@@ -93,7 +94,7 @@ class LeaseOperations(DataPath):
 
         The next request reports them. Returns False if they must be reported at once (`_report_batches`).
         """
-        return self._state.note_handed_over(ReportBatches(handed_over=batches))
+        return self.attachment.note_handed_over(ReportBatches(handed_over=batches))
 
     def _report_batches(self, report: ReportBatches) -> Operation[None]:
         """Report at once what becomes of batches. Awaits no reply."""
@@ -102,7 +103,7 @@ class LeaseOperations(DataPath):
     def _renewed(self, leases: Sequence[BatchLease]) -> Operation[list[BatchLease]]:
         """Renew leases, also those of another process, and return those that are still in force."""
         request = Renew([(lease.partition, lease.token) for lease in leases])
-        alive = (yield from self._ask(request, Done, None)).value
+        alive = (yield from self.attachment.ask(request, Done, None)).value
         return [lease for lease, is_alive in zip(leases, alive, strict=True) if is_alive]
 
     def _ack(self, ack: Ack, timeout: float | None) -> Operation[bool]:
@@ -113,7 +114,7 @@ class LeaseOperations(DataPath):
             if isinstance(joined, Done) and joined is not NOT_MADE:
                 return bool(joined.value)
         try:
-            return bool((yield from self._ask(ack, Done, timeout)).value)
+            return bool((yield from self.attachment.ask(ack, Done, timeout)).value)
         finally:
             if asked is not None and asked.ended is not None:
                 asked.ended()
@@ -148,7 +149,7 @@ class LeaseOperations(DataPath):
             arguments.validated_text(task_name, "task_name"),
             arguments.validated_count(dp_rank, "dp_rank"),
         )
-        return int((yield from self._ask(request, Done, timeout)).value)
+        return int((yield from self.attachment.ask(request, Done, timeout)).value)
 
 
 class LockLease(msgspec.Struct, frozen=True, weakref=True, eq=False):
@@ -159,7 +160,7 @@ class LockLease(msgspec.Struct, frozen=True, weakref=True, eq=False):
     seconds: float
 
 
-class LockOperations(DataPath):
+class LockOperations(Topic):
     """The operations of one client on locks of keys."""
 
     def kv_lock_list(
@@ -188,7 +189,7 @@ class LockOperations(DataPath):
         listed: list[LockEntry] = []
         start: int | None = 0
         while start is not None:
-            page = yield from self._ask(locks.ListLocks(named, start), locks.LocksReply, timeout)
+            page = yield from self.attachment.ask(locks.ListLocks(named, start), locks.LocksReply, timeout)
             listed += page.locks
             start = page.following
         return listed
@@ -197,18 +198,18 @@ class LockOperations(DataPath):
         self, keys: Sequence[str], partition_id: str, timeout: float | None, lease: float
     ) -> Operation[LockLease]:
         """Lock these keys, and renew the lock while the result is referred to."""
-        yield from self._state.learn()
-        wait = self._state.settings.call_timeout if timeout is None else timeout
+        yield from self.attachment.learn()
+        wait = self.attachment.settings.call_timeout if timeout is None else timeout
         request = locks.TakeLock(partition_id, list(keys), lease, wait)
-        reply = yield from self._ask(request, locks.LockReply, None, wait)
+        reply = yield from self.attachment.ask(request, locks.LockReply, None, wait)
         held = LockLease(partition_id, reply.token, lease)
-        self._state.renewals.add(held)
+        self.attachment.renewals.add(held)
         return held
 
     def _release_lock(self, held: LockLease) -> Operation[bool]:
         """Release a lock. Returns whether it was in force."""
-        self._state.renewals.forget(held.token)  # if the request fails, the lock ends with its lease
-        return bool((yield from self._ask(locks.ReleaseLock(held.partition, held.token), Done, None)).value)
+        self.attachment.renewals.forget(held.token)  # if the request fails, the lock ends with its lease
+        return bool((yield from self.attachment.ask(locks.ReleaseLock(held.partition, held.token), Done, None)).value)
 
 
 def validated_lock_keys(keys: Sequence[str] | str) -> tuple[str, ...]:

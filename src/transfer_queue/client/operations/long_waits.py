@@ -8,11 +8,61 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from transfer_queue.client.attachment import Attachment
+from transfer_queue.client.data.timeline_reader import EVENTS_OF_A_LONG_WAIT, TimelineReader
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import BeginCheckpoint, LoadState
+from transfer_queue.messages.queries import ExplainWait
 from transfer_queue.messages.reports.progress import without_repeated_losses
+from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.storage import LeaseExtent
-from transfer_queue.net.calls import Request
+from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.net.calls import Operation, Request
 from transfer_queue.utils.logging_utils import get_logger
+
+REPORT_SECONDS = 2.0
+"""Seconds in which the controller must reply to each request of the log of a long wait."""
+
+
+class WaitReports:
+    """Logs what the calls of one client wait for.
+
+    Args:
+        attachment: The attachment of the client.
+    """
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+        attachment.session.report = self._report
+
+    def _report(self, call: Request, waited: float) -> Operation[None]:
+        """Log what a call waits for, unless it has its reply meanwhile. The last line is the verdict."""
+        try:
+            verdict = yield from self.bottleneck(REPORT_SECONDS)
+            text = describe_call(call)
+            if not text:
+                explain = ExplainWait(call.sequence)
+                text = str((yield from self._attachment.ask(explain, Done, REPORT_SECONDS)).value)
+        except TransferQueueError as error:
+            text, verdict = f"The controller did not say why {type(call.body).__name__} waits: {error}", ""
+        if text:
+            report(__name__, waited, with_verdict(text, verdict))
+
+    def bottleneck(self, timeout: float | None = None) -> Operation[str]:
+        """Return the text of the verdict for the log of a long wait; "" if the system has no timeline.
+
+        It is made of the newest events, unless this client has read the others before.
+        """
+        attachment = self._attachment
+        if not attachment.settings.timeline_events:
+            return ""
+        reader = attachment.timeline
+        if not reader.begun:
+            reader = TimelineReader(lambda: attachment.session.clock(), EVENTS_OF_A_LONG_WAIT)
+        status = yield from attachment.ask(Status(), SystemStatus, timeout)
+        yield from reader.read(lambda request: attachment.ask(request, TimelineReply, timeout))
+        return reader.judge(status).text
 
 
 class LongWait:

@@ -7,17 +7,18 @@ from typing import Any
 
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import ConsumedBy
-from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.operations.topic import Topic
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.messages import partitions, queries
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import PartitionOptions
 from transfer_queue.messages.queries import Backlog
 from transfer_queue.messages.system import RegisterSampler
+from transfer_queue.net.calls import Operation
 from transfer_queue.sampler.factory import built_in_spec
 
 
-class PartitionOperations(DataPath):
+class PartitionOperations(Topic):
     """The operations of one client on partitions."""
 
     def create_partition(
@@ -112,7 +113,7 @@ class PartitionOperations(DataPath):
             partition_id, pre_alloc_sample_num(), arguments.validated_options(options),
             arguments.validated_count(policy_version, "policy_version"),
         )  # fmt: skip
-        return bool((yield from self._ask(request, Done, timeout)).value)
+        return bool((yield from self.attachment.ask(request, Done, timeout)).value)
 
     def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> Operation[None]:
         """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
@@ -133,7 +134,9 @@ class PartitionOperations(DataPath):
             >>> ended
             True
         """
-        yield from self._ask(partitions.Seal(partition_id, arguments.validated_bool(create, "create")), Done, timeout)
+        yield from self.attachment.ask(
+            partitions.Seal(partition_id, arguments.validated_bool(create, "create")), Done, timeout
+        )
 
     def clear_partition(self, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
         """Remove a partition with all its samples. A partition that does not exist is ignored.
@@ -148,7 +151,7 @@ class PartitionOperations(DataPath):
             >>> client.get_partition_list()
             []
         """
-        yield from self._ask(partitions.ClearPartition(partition_id), Done, timeout)
+        yield from self.attachment.ask(partitions.ClearPartition(partition_id), Done, timeout)
 
     def get_partition_list(self, *, timeout: float | None = None) -> Operation[list[str]]:
         """Return the names of all partitions, in order of creation.
@@ -164,7 +167,7 @@ class PartitionOperations(DataPath):
             >>> client.get_partition_list()
             ['train_0']
         """
-        return list((yield from self._ask(partitions.ListPartitions(), Done, timeout)).value)
+        return list((yield from self.attachment.ask(partitions.ListPartitions(), Done, timeout)).value)
 
     def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> Operation[None]:
         """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
@@ -188,7 +191,7 @@ class PartitionOperations(DataPath):
             >>> client.set_policy_version("train_0", 1)
         """
         request = partitions.SetPolicyVersion(partition_id, arguments.validated_count(version, "version"))
-        yield from self._ask(request, Done, timeout)
+        yield from self.attachment.ask(request, Done, timeout)
 
     def get_policy_version(self, partition_id: str, *, timeout: float | None = None) -> Operation[int]:
         """Return the version of the policy that a partition has reached.
@@ -208,7 +211,7 @@ class PartitionOperations(DataPath):
             >>> client.get_policy_version("train_0")
             500
         """
-        return int((yield from self._ask(partitions.ReadPolicyVersion(partition_id), Done, timeout)).value)
+        return int((yield from self.attachment.ask(partitions.ReadPolicyVersion(partition_id), Done, timeout)).value)
 
     def report_done(self, partition_id: str, count: int = 1, *, timeout: float | None = None) -> Operation[None]:
         """Count samples as processed, which `await_done` waits for. It changes no sample, unlike `ack` and `finish`.
@@ -231,7 +234,7 @@ class PartitionOperations(DataPath):
             True
         """
         request = partitions.ReportDone(partition_id, arguments.validated_count(count, "count"))
-        yield from self._ask(request, Done, timeout)
+        yield from self.attachment.ask(request, Done, timeout)
 
     def await_done(self, partition_id: str, *, timeout: float | None = None) -> Operation[bool]:
         """Wait until all samples that were added to a partition, without dropped ones, were reported as done.
@@ -252,7 +255,9 @@ class PartitionOperations(DataPath):
             False
         """
         wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.validated_seconds(timeout)
-        return bool((yield from self._ask(partitions.AwaitDone(partition_id, wait), Done, None, parked=wait)).value)
+        return bool(
+            (yield from self.attachment.ask(partitions.AwaitDone(partition_id, wait), Done, None, parked=wait)).value
+        )
 
     def get_backlog(self, partition_id: str, task_name: str, *, timeout: float | None = None) -> Operation[Backlog]:
         """Return how many samples of a partition wait for a task, and how many are not done.
@@ -272,7 +277,7 @@ class PartitionOperations(DataPath):
             Backlog(waiting=1, claimed=1, undone=2, sealed=False, max_rows=None)
         """
         request = queries.ReadBacklog(partition_id, arguments.validated_text(task_name, "task_name"))
-        return (yield from self._ask(request, Backlog, timeout))
+        return (yield from self.attachment.ask(request, Backlog, timeout))
 
     def want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> Operation[None]:
         """Set the group demand of a task: the number of complete groups that should exist or be in production.
@@ -295,7 +300,7 @@ class PartitionOperations(DataPath):
         request = partitions.SetGroupDemand(
             partition_id, arguments.validated_text(task_name, "task_name"), arguments.validated_count(groups, "groups")
         )
-        yield from self._ask(request, Done, timeout)
+        yield from self.attachment.ask(request, Done, timeout)
 
     def wanted(
         self, partition_id: str, task_name: str, most: int | None = None, *, timeout: float | None = None
@@ -329,7 +334,7 @@ class PartitionOperations(DataPath):
         request = partitions.TakeGroupDemand(
             partition_id, arguments.validated_text(task_name, "task_name"), taken, wait
         )
-        return int((yield from self._ask(request, Done, None, parked=wait)).value)
+        return int((yield from self.attachment.ask(request, Done, None, parked=wait)).value)
 
     def register_task_sampler(self, task_name: str, sampler: Any, *, timeout: float | None = None) -> Operation[None]:
         """Use a built-in sampler for a task, in all partitions, for as long as the system exists.
@@ -353,4 +358,4 @@ class PartitionOperations(DataPath):
             transfer_queue.errors.InvalidArgumentError: task 'judge' has the sampler RankAwareSampler(dp_size=1) (...
         """
         task = arguments.validated_text(task_name, "task_name")
-        yield from self._ask(RegisterSampler(task, *built_in_spec(sampler, task)), Done, timeout)
+        yield from self.attachment.ask(RegisterSampler(task, *built_in_spec(sampler, task)), Done, timeout)

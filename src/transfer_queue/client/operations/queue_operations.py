@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transfer_queue.client.conversion import arguments
-from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.operations.topic import Topic
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply, Finish, ReportBatches
@@ -21,7 +21,7 @@ from transfer_queue.messages.partitions import CreatePartition, ReportDone
 from transfer_queue.messages.puts import Drop, Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.metadata import BatchMeta
-from transfer_queue.net.calls import Notice
+from transfer_queue.net.calls import Notice, Operation
 from transfer_queue.wire.blocks.encode import encode_objects
 
 FIELD = "item"
@@ -47,7 +47,7 @@ class TakenItems(NamedTuple):
     """Whether no item will come any more."""
 
 
-class QueueOperations(DataPath):
+class QueueOperations(Topic):
     """The operations of one client on queues."""
 
     def _open_queue(self, name: str, maxsize: int, order: str) -> Operation[bool]:
@@ -57,7 +57,7 @@ class QueueOperations(DataPath):
             InvalidArgumentError: The partition exists with other options.
         """
         options = PartitionOptions(free_when=[TASK], max_rows=maxsize or None, order=order)
-        return bool((yield from self._ask(CreatePartition(name, 0, options), Done, None)).value)
+        return bool((yield from self.attachment.ask(CreatePartition(name, 0, options), Done, None)).value)
 
     def _put_items(
         self, name: str, items: Sequence[Any], wait: float | None, tags: list[dict[str, Any] | None] | None = None
@@ -67,10 +67,10 @@ class QueueOperations(DataPath):
         Raises:
             UnknownPartitionError: The queue does not exist. The put does not create it, because it has options.
         """
-        yield from self._state.learn()
-        encoded = encode_objects(FIELD, items, allow_pickle=self._state.settings.allow_pickle)
+        yield from self.attachment.learn()
+        encoded = encode_objects(FIELD, items, allow_pickle=self.attachment.settings.allow_pickle)
         put = Publish(name, len(items), tags=tags, pre_allocate=0, wait=wait, create=False)
-        return (yield from self._publish(encoded, put))
+        return (yield from self._writer.publish(encoded, put))
 
     def _withdraw_items(self, name: str, puts: Sequence[PublishReply]) -> Operation[int]:
         """Remove the items of these puts that nobody has taken, as if they had not been put. Return their number."""
@@ -78,7 +78,7 @@ class QueueOperations(DataPath):
         if not rows:
             return 0
         request = Drop(name, "put cancelled", rows, epoch=puts[0].epoch, withdraws=True)
-        return int((yield from self._ask(request, Done, WITHDRAW_SECONDS)).value)
+        return int((yield from self.attachment.ask(request, Done, WITHDRAW_SECONDS)).value)
 
     def _take_items(
         self, name: str, count: int, least: int, wait: float | None, lease: float | None = None
@@ -93,32 +93,34 @@ class QueueOperations(DataPath):
             lease: Seconds of the lease; None consumes the items.
         """
         wait, lease = arguments.validated_seconds(wait), arguments.validated_seconds(lease, "lease")
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         claim = Claim(
             name, TASK, [FIELD], count, {}, wait, lease=lease, places=True, quiet=True, least=least,
             hand_over=lease is None,
         )  # fmt: skip
-        operation, tracing = self._ask(claim, ClaimReply, None, parked=wait), self._state.tracing
+        operation, tracing = self.attachment.ask(claim, ClaimReply, None, parked=wait), self.attachment.tracing
         reply = yield from operation if tracing is None else tracing.claim(operation, claim)
         if not reply.rows:
             return TakenItems([], None, reply.ended)
-        meta = None if lease is None else self._meta(name, reply, lease)
-        items, nbytes = yield from self._handing_over(claim, reply, self._items_of(name, reply), read=True)
+        meta = None if lease is None else self.claims.meta(name, reply, lease)
+        items, nbytes = yield from self.claims.hand_over(claim, reply, self._items_of(name, reply), read=True)
         if nbytes >= LARGE and lease is None:
             yield Notice(ReportBatches(finished=[(name, reply.token)]))
         return TakenItems(items, meta, False)
 
     def _discard_items(self, name: str) -> Operation[None]:
         """Take all items that are left without reading them, and report them as done."""
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         while True:
             claim = Claim(name, TASK, [FIELD], DISCARDED, quiet=True, least=1)
-            reply = yield from self._ask(claim, ClaimReply, None)
+            reply = yield from self.attachment.ask(claim, ClaimReply, None)
             if not reply.rows:
                 return
-            yield from self._ask(Finish(name, TASK, reply.rows, self._state.client_id, reply.epoch), Done, None)
+            yield from self.attachment.ask(
+                Finish(name, TASK, reply.rows, self.attachment.client_id, reply.epoch), Done, None
+            )
             with contextlib.suppress(InvalidArgumentError):  # more items were reported than were put
-                yield from self._ask(ReportDone(name, len(reply.rows) // 8), Done, None)
+                yield from self.attachment.ask(ReportDone(name, len(reply.rows) // 8), Done, None)
 
     def _items_of(self, name: str, reply: ClaimReply) -> Operation[tuple[list[Any], int]]:
         """Return the items of a claim, and the number of their bytes."""
@@ -129,7 +131,7 @@ class QueueOperations(DataPath):
             if places is not None:
                 known, places = places, None
                 return known
-            found = yield from self._look_up(Lookup(name, reply.rows, None, [FIELD], reply.epoch), None)
+            found = yield from self.attachment.look_up(Lookup(name, reply.rows, None, [FIELD], reply.epoch), None)
             if not found.types:
                 rows = np.frombuffer(reply.rows, "<i8").tolist()
                 raise StorageKeyNotFoundError(
@@ -137,4 +139,4 @@ class QueueOperations(DataPath):
                 )
             return found
 
-        return (yield from self._read_objects(look, name, FIELD))
+        return (yield from self._reader.read_objects(look, name, FIELD))

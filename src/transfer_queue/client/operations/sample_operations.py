@@ -9,7 +9,8 @@ from tensordict import TensorDictBase
 
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Tags
-from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.operations.topic import Topic
+from transfer_queue.client.writer import apply_parser
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
@@ -17,10 +18,11 @@ from transfer_queue.messages.claims import Finish
 from transfer_queue.messages.puts import ClearRows, Drop, Publish
 from transfer_queue.messages.tag_table import SentTags, take_tags
 from transfer_queue.metadata import BatchMeta
+from transfer_queue.net.calls import Operation
 from transfer_queue.wire.blocks.encode import EncodedBlock
 
 
-class SampleOperations(DataPath):
+class SampleOperations(Topic):
     """The operations of one client that write and remove samples."""
 
     def put(
@@ -74,7 +76,7 @@ class SampleOperations(DataPath):
         """
         if metadata is not None:
             arguments.check_batch_meta(metadata)
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         rows = len(metadata) if metadata is not None else arguments.rows_of(data)
         if metadata is None and partition_id is None:
             raise InvalidArgumentError("put needs partition_id (for new samples) or metadata (for existing ones)")
@@ -82,12 +84,12 @@ class SampleOperations(DataPath):
             return metadata
         groups = arguments.validated_groups(group_ids, rows)
         given = arguments.validated_tags(tags, rows)
-        sent = self._tags(given)
+        sent = self._writer.encode_tags(given)
         if metadata is None and not rows:
             arguments.check_partition_id(partition_id)
             return BatchMeta()
-        columns = self._apply_parser(data, rows, data_parser)
-        encoded = self._encode(columns, rows)
+        columns = apply_parser(data, rows, data_parser)
+        encoded = self._writer.encode(columns, rows)
         if metadata is not None:
             return (yield from self._put_fields(encoded, columns, metadata, groups, given, timeout))
         assert partition_id is not None
@@ -108,7 +110,7 @@ class SampleOperations(DataPath):
         put = Publish(
             partition_id, encoded.rows, tags=sent, groups=groups, pre_allocate=pre_alloc_sample_num(), wait=timeout
         )
-        reply = yield from self._publish(encoded, put)
+        reply = yield from self._writer.publish(encoded, put)
         indexes = np.frombuffer(reply.rows, "<i8")
         meta = BatchMeta._from_columns(indexes, partition_id, replies.encoded_fields(encoded))
         meta._epoch = reply.epoch
@@ -129,12 +131,12 @@ class SampleOperations(DataPath):
         """Publish a block as fields of existing samples, partition by partition, and add them to the metadata."""
         if tags is not None:
             metadata.update_custom_meta(tags)
-        changed = self._tags(metadata._changed_tags())
+        changed = self._writer.encode_tags(metadata._changed_tags())
         parts = metadata._split_by_partition()
         blocks = [encoded]
         if len(parts) != 1:
             # everything is encoded before anything is published: a value that cannot be stored leaves nothing
-            blocks = [self._encode(arguments.select_rows(columns, encoded.rows, p), len(p)) for _, p in parts]
+            blocks = [self._writer.encode(arguments.select_rows(columns, encoded.rows, p), len(p)) for _, p in parts]
         if encoded.schema or changed is not None or groups is not None:
             for (name, positions), block in zip(parts, blocks):
                 put = Publish(
@@ -143,7 +145,7 @@ class SampleOperations(DataPath):
                     groups=None if groups is None else [groups[p] for p in positions.tolist()], wait=timeout,
                     epoch=metadata._epoch,
                 )  # fmt: skip
-                yield from self._publish(block, put)
+                yield from self._writer.publish(block, put)
         if len(blocks) > 1:
             encoded.hold_as_tensors({name: kinds for block in blocks for name, kinds in block.converted.items()})
         metadata._add_columns(replies.encoded_fields(encoded), set_all_ready=bool(encoded.schema))
@@ -166,15 +168,15 @@ class SampleOperations(DataPath):
             >>> client.set_custom_meta(meta)
         """
         arguments.check_batch_meta(metadata)
-        yield from self._state.learn()
-        tags = self._tags(metadata.get_all_custom_meta())
+        yield from self.attachment.learn()
+        tags = self._writer.encode_tags(metadata.get_all_custom_meta())
         for name, positions in metadata._split_by_partition():
             assert tags is not None
             put = Publish(
                 name, len(positions), metadata._rows()[positions].tobytes(), tags=take_tags(tags, positions),
                 replace_tags=True, epoch=metadata._epoch,
             )  # fmt: skip
-            yield from self._publish(None, put, timeout)
+            yield from self._writer.publish(None, put, timeout)
         metadata._tags_saved()
 
     def clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[None]:
@@ -196,7 +198,7 @@ class SampleOperations(DataPath):
         arguments.check_batch_meta(metadata)
         for name, positions in metadata._split_by_partition():
             request = ClearRows(name, metadata._rows()[positions].tobytes(), metadata._epoch)
-            yield from self._ask(request, Done, timeout)
+            yield from self.attachment.ask(request, Done, timeout)
 
     def drop(
         self,
@@ -249,7 +251,7 @@ class SampleOperations(DataPath):
         request = Drop(
             partition_id, arguments.validated_text(reason, "reason"), rows, arguments.group_names(groups), epoch
         )
-        return int((yield from self._ask(request, Done, timeout)).value)
+        return int((yield from self.attachment.ask(request, Done, timeout)).value)
 
     def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> Operation[None]:
         """Let go of samples that were fetched, so that `free_when` can clear them. A lease is ended by `ack` instead.
@@ -272,8 +274,8 @@ class SampleOperations(DataPath):
             {'train_0': {}}
         """
         arguments.check_batch_meta(metadata)
-        holder = metadata._holder or self._state.client_id
+        holder = metadata._holder or self.attachment.client_id
         for name, positions in metadata._split_by_partition():
             rows = metadata._rows()[positions].tobytes()
             request = Finish(name, arguments.validated_text(task_name, "task_name"), rows, holder, metadata._epoch)
-            yield from self._ask(request, Done, timeout)
+            yield from self.attachment.ask(request, Done, timeout)

@@ -12,8 +12,8 @@ import torch
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.change_events import PartitionChange, partition_change
 from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPages
-from transfer_queue.client.data.data_path import DataPath, Operation
 from transfer_queue.client.operations.long_waits import with_verdict
+from transfer_queue.client.operations.topic import Topic
 from transfer_queue.config.environment import get_metadata_timeout
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 from transfer_queue.messages import queries, system
@@ -23,9 +23,10 @@ from transfer_queue.messages.reports.overview import ShowViews, ViewsReply
 from transfer_queue.messages.reports.samples import SampleReport, StuckPage, StuckReport
 from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline, TimelineReply, Verdict
 from transfer_queue.messages.system import SystemStatus
+from transfer_queue.net.calls import Operation
 
 
-class StatusOperations(DataPath):
+class StatusOperations(Topic):
     """The operations of one client that report the state of partitions and units."""
 
     def get_production_status(
@@ -51,7 +52,9 @@ class StatusOperations(DataPath):
             [[1, 1], [1, 0]]
         """
         fields = arguments.validated_names(data_fields, "data_fields")
-        reply = yield from self._ask(queries.ProductionStatus(partition_id, fields), queries.StatusReply, timeout)
+        reply = yield from self.attachment.ask(
+            queries.ProductionStatus(partition_id, fields), queries.StatusReply, timeout
+        )
         return replies.status(reply, len(fields))
 
     def get_consumption_status(
@@ -76,7 +79,7 @@ class StatusOperations(DataPath):
             [1, 0]
         """
         request = queries.ConsumptionStatus(partition_id, arguments.validated_text(task_name, "task_name"))
-        reply = yield from self._ask(request, queries.StatusReply, timeout)
+        reply = yield from self.attachment.ask(request, queries.StatusReply, timeout)
         return replies.status(reply, None)
 
     def check_production_status(
@@ -98,7 +101,7 @@ class StatusOperations(DataPath):
             True
         """
         request = queries.CheckProduction(partition_id, arguments.validated_names(data_fields, "data_fields"))
-        return bool((yield from self._ask(request, Done, timeout)).value)
+        return bool((yield from self.attachment.ask(request, Done, timeout)).value)
 
     def check_consumption_status(
         self, task_name: str, partition_id: str, *, timeout: float | None = None
@@ -120,7 +123,7 @@ class StatusOperations(DataPath):
             False
         """
         request = queries.CheckConsumption(partition_id, arguments.validated_text(task_name, "task_name"))
-        return bool((yield from self._ask(request, Done, timeout)).value)
+        return bool((yield from self.attachment.ask(request, Done, timeout)).value)
 
     def reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
@@ -146,7 +149,7 @@ class StatusOperations(DataPath):
             >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
         """
         request = ResetConsumption(partition_id, arguments.validated_text_or_none(task_name, "task_name"))
-        return bool((yield from self._ask(request, Done, timeout)).value)
+        return bool((yield from self.attachment.ask(request, Done, timeout)).value)
 
     def wait_for_change(
         self,
@@ -185,14 +188,16 @@ class StatusOperations(DataPath):
             >>> bool(client.wait_for_change("train_0", change.version, timeout=0))
             False
         """
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         timeout = get_metadata_timeout() if timeout is None else timeout
-        allow = self._state.settings.allow_pickle
+        allow = self.attachment.settings.allow_pickle
         timeout = arguments.validated_seconds(timeout)
         watch = queries.Watch(
             partition_id, arguments.validated_version(since), arguments.validated_filter(where, allow), timeout
         )
-        return partition_change((yield from self._ask(watch, queries.ChangeReply, None, parked=timeout)), allow)
+        return partition_change(
+            (yield from self.attachment.ask(watch, queries.ChangeReply, None, parked=timeout)), allow
+        )
 
     def explain(
         self,
@@ -238,8 +243,8 @@ class StatusOperations(DataPath):
         index = arguments.validated_int(global_index, "global_index must be an int (a key is passed as key=)")
         request = queries.Explain(partition_id, index, key, task, names, count, sampling)
         added = arguments.validated_bool(verdict, "verdict")
-        text = str((yield from self._ask(request, Done, timeout)).value)
-        return with_verdict(text, (yield from self._bottleneck(timeout))) if added else text
+        text = str((yield from self.attachment.ask(request, Done, timeout)).value)
+        return with_verdict(text, (yield from self._waits.bottleneck(timeout))) if added else text
 
     def describe_sample(
         self,
@@ -285,12 +290,12 @@ class StatusOperations(DataPath):
 
     def _report(self, pages: ReportPages, timeout: float | None) -> Operation[SampleReport]:
         yield from self._read_pages(pages, timeout)
-        explanation = str((yield from self._ask(pages.explain, Done, timeout)).value)
-        return pages.report(explanation, self._state.settings.allow_pickle)
+        explanation = str((yield from self.attachment.ask(pages.explain, Done, timeout)).value)
+        return pages.report(explanation, self.attachment.settings.allow_pickle)
 
     def _read_pages(self, pages: ReportPages, timeout: float | None) -> Operation[None]:
         while pages.request is not None:
-            pages.add((yield from self._ask(pages.request, SampleReport, timeout)))
+            pages.add((yield from self.attachment.ask(pages.request, SampleReport, timeout)))
 
     def find_stuck(
         self,
@@ -330,11 +335,11 @@ class StatusOperations(DataPath):
             raise InvalidArgumentError(f"older_than must be a number of seconds >= 0, got {older_than!r}")
         pages = StuckPages(partition_id, seconds, arguments.validated_count(limit, "limit"))
         while pages.request is not None:
-            pages.add((yield from self._ask(pages.request, StuckPage, timeout)))
+            pages.add((yield from self.attachment.ask(pages.request, StuckPage, timeout)))
         reports = []
         for each in pages.oldest:
             yield from self._read_pages(each, timeout)
-            reports.append(each.report("", self._state.settings.allow_pickle))
+            reports.append(each.report("", self.attachment.settings.allow_pickle))
         return pages.describe(reports)
 
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
@@ -352,12 +357,12 @@ class StatusOperations(DataPath):
             >>> [partition.name for partition in client.status().partitions]
             ['train_0']
         """
-        status = yield from self._ask(system.Status(), SystemStatus, timeout)
-        verdict = self._state.timeline.recent_verdict()
+        status = yield from self.attachment.ask(system.Status(), SystemStatus, timeout)
+        verdict = self.attachment.timeline.recent_verdict()
         if verdict is None:
             verdict = yield from self._judge(status, timeout)
         with contextlib.suppress(TransferQueueError):  # units that do not answer
-            status = (yield from self._ask(ShowViews(), ViewsReply, timeout)).with_views(status)
+            status = (yield from self.attachment.ask(ShowViews(), ViewsReply, timeout)).with_views(status)
         return msgspec.structs.replace(status, verdict=verdict)
 
     def verdict(self, *, timeout: float | None = None) -> Operation[Verdict]:
@@ -376,7 +381,7 @@ class StatusOperations(DataPath):
             >>> client.verdict().stage is None
             True
         """
-        status = yield from self._ask(system.Status(), SystemStatus, timeout)
+        status = yield from self.attachment.ask(system.Status(), SystemStatus, timeout)
         return (yield from self._judge(status, timeout))
 
     def stats(self, *, timeout: float | None = None) -> Operation[dict[str, float]]:
@@ -400,9 +405,9 @@ class StatusOperations(DataPath):
             >>> stats["tq/rows"], stats["tq/train/queue_rows"]
             (2.0, 0.0)
         """
-        status = yield from self._ask(system.Status(), SystemStatus, timeout)
+        status = yield from self.attachment.ask(system.Status(), SystemStatus, timeout)
         yield from self._read_new_events(timeout)
-        return self._state.timeline.make_stats(status)
+        return self.attachment.timeline.make_stats(status)
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> Operation[None]:
         """Move everything off a storage unit, and return when it stores nothing. It receives nothing new from now on.
@@ -421,22 +426,22 @@ class StatusOperations(DataPath):
         """
         wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.validated_seconds(timeout)
         drain = system.Drain(arguments.validated_count(unit, "unit"), arguments.validated_bool(undo, "undo"), wait)
-        yield from self._ask(drain, Done, None, parked=wait)
+        yield from self.attachment.ask(drain, Done, None, parked=wait)
 
     def _introduce(self, said: Introduce) -> Operation[None]:
         """Send the task and rank of this process, now and in each client that it makes after a fork."""
-        self._state.introduction = said
-        yield from self._state.learn()
-        yield from self._state.introduce()
+        self.attachment.introduction = said
+        yield from self.attachment.learn()
+        yield from self.attachment.introduce()
 
     def _judge(self, status: SystemStatus, timeout: float | None) -> Operation[Verdict]:
         """Return the verdict at this moment."""
         yield from self._read_new_events(timeout)
-        return self._state.timeline.judge(status)
+        return self.attachment.timeline.judge(status)
 
     def _read_new_events(self, timeout: float | None) -> Operation[None]:
-        yield from self._state.timeline.read(lambda request: self._read_timeline(request, timeout=timeout))
+        yield from self.attachment.timeline.read(lambda request: self._read_timeline(request, timeout=timeout))
 
     def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> Operation[TimelineReply]:
         """Return the next events of the timeline."""
-        return (yield from self._ask(request, TimelineReply, timeout))
+        return (yield from self.attachment.ask(request, TimelineReply, timeout))

@@ -10,7 +10,7 @@ import numpy as np
 
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import Fence
-from transfer_queue.client.data.data_path import DataPath, Operation
+from transfer_queue.client.operations.topic import Topic
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.display import short_repr
 from transfer_queue.errors import InvalidArgumentError, StaleMetadataError, VersionConflictError, WaitTimeoutError
@@ -19,14 +19,14 @@ from transfer_queue.messages.puts import Publish
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.tag_table import SentTags
 from transfer_queue.metadata.tag_values import deep_copy
-from transfer_queue.net.calls import Pause
+from transfer_queue.net.calls import Operation, Pause
 from transfer_queue.wire.blocks.encode import encode_row
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two attempts of an update: up to the first, and after many attempts up to the second."""
 
 
-class UpdateOperations(DataPath):
+class UpdateOperations(Topic):
     """The operation of one client that changes a sample depending on its values."""
 
     def kv_update(
@@ -85,16 +85,16 @@ class UpdateOperations(DataPath):
             >>> client.kv_update("new", "train_0", "n", lambda old: {"n": old["n"] + 1}, empty={"n": 0})
             {'n': 1}
         """
-        yield from self._state.learn()
+        yield from self.attachment.learn()
         name = arguments.validated_text(key, "key")
         names = arguments.validated_names(fields, "fields", least=0)
         token = arguments.validated_fence(fence)
         _check_function(fn, names, empty)
-        tags = self._tags(arguments.validated_tags(None if tag is None else [tag], 1, "keys"))
-        clock, limit = self._state.session.clock, arguments.validated_seconds(timeout)
+        tags = self._writer.encode_tags(arguments.validated_tags(None if tag is None else [tag], 1, "keys"))
+        clock, limit = self.attachment.session.clock, arguments.validated_seconds(timeout)
         if limit is not None and limit <= 0:
             raise InvalidArgumentError(f"timeout must be a positive number of seconds, or None, got {timeout!r}")
-        deadline = clock() + (self._state.settings.call_timeout if limit is None else limit)
+        deadline = clock() + (self.attachment.settings.call_timeout if limit is None else limit)
         attempts = 0
         while True:
             attempts += 1
@@ -105,7 +105,7 @@ class UpdateOperations(DataPath):
             try:
                 yield from self._write_sample(name, partition_id, changed, tags, found, token, deadline - clock())
             except (VersionConflictError, StaleMetadataError) as conflict:
-                seconds = self._state.jitter.uniform(0.0, longest_pause(attempts))
+                seconds = self.attachment.jitter.uniform(0.0, longest_pause(attempts))
                 if clock() + seconds >= deadline:
                     raise WaitTimeoutError(
                         f"Timeout: other clients changed the sample {name!r} of partition {partition_id!r} in each of "
@@ -125,12 +125,12 @@ class UpdateOperations(DataPath):
 
         def look() -> Operation[LookupReply]:
             nonlocal found
-            found = yield from self._look_up(request, max(within, 0.0))
+            found = yield from self.attachment.look_up(request, max(within, 0.0))
             if empty is None:
                 _check_found(key, partition_id, names, found)
             return found
 
-        read = yield from self._read(look, "list", None, partition_id)
+        read = yield from self._reader.read(look, "list", None, partition_id)
         assert found is not None
         found_names = set(read.keys())
         values = {name: read[name][0] for name in names if name in found_names}
@@ -149,12 +149,12 @@ class UpdateOperations(DataPath):
         within: float,
     ) -> Operation[None]:
         """Write fields of a sample, which must still be as it was found."""
-        encoded = encode_row(changed, allow_pickle=self._state.settings.allow_pickle) if changed else None
+        encoded = encode_row(changed, allow_pickle=self.attachment.settings.allow_pickle) if changed else None
         put = Publish(
             partition_id, 1, keys=[key], tags=tags, pre_allocate=pre_alloc_sample_num(), epoch=found.epoch,
             expected=found.versions or NEW_KEY, fence=token,
         )  # fmt: skip
-        yield from self._publish(encoded, put, max(within, 0.0))
+        yield from self._writer.publish(encoded, put, max(within, 0.0))
 
 
 NEW_KEY = np.zeros(1, "<i8").tobytes()

@@ -1,6 +1,6 @@
-"""Reads and writes units of other nodes in pieces, each with a blocking round trip.
+"""The blocks of storage units, as checkpoints read and write them.
 
-Saves and loads of checkpoints use it in a thread that may block. They read entire arenas, which must not be in memory
+Units of other nodes are read and written in pieces, each with a blocking round trip. Saves and loads of checkpoints use it in a thread that may block. They read entire arenas, which must not be in memory
 at once.
 """
 
@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from transfer_queue.client.checkpoint.block_file import BlockSource, join_neighbors
+from transfer_queue.client.checkpoint.block_file import BlockSource, Mapped, join_neighbors
+from transfer_queue.client.data.store_io import StoreAllocator, StoredBlocks
+from transfer_queue.client.units import Units
 from transfer_queue.errors import CheckpointError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import FetchState, SendState
@@ -22,11 +25,55 @@ from transfer_queue.net.calls import CONTROLLER, Request
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session
 from transfer_queue.node.system.paths import no_link
+from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
 from transfer_queue.storage.protocols import Bytes, Reserved
 
 MOST_READ = 16 << 20
 """The bytes of one round trip."""
+
+
+class UnitBlocks:
+    """Reads and writes the blocks of all units for checkpoints.
+
+    Args:
+        units: The units.
+        session: The session of the client.
+    """
+
+    def __init__(self, units: Units, session: Session) -> None:
+        self._units = units
+        self._session = session
+
+    def source(self, unit: int) -> BlockSource:
+        """Return the blocks of a unit. Blocks outside this node are read in blocking round trips."""
+        external = self._units.external_store(unit)
+        if external is not None:
+            return StoredBlocks(self._session, *external, self._units.settings.call_timeout)
+        if unit in self._units.remote:
+            return RemoteArena(self._session, unit)
+        return Mapped(self._units.memory(unit))
+
+    def reserved_space(self, place: Reserved, nbytes: int, within: float) -> Any:
+        """Return reserved space, to whose slices bytes can be assigned; outside this node with blocking round trips.
+
+        `within` is the time in seconds in which an external store must have space.
+        """
+        external = self._units.external_store(place.unit)
+        if external is not None:
+            return StoreAllocator(*external, place, nbytes, within)
+        if place.session:
+            return RemoteAllocator(self._session, place)
+        return self._units.arena(place.unit).view(place.offset, nbytes)
+
+    def has_stale_blocks(self, unit: int, offsets: np.ndarray[Any, Any], generations: np.ndarray[Any, Any]) -> bool:
+        """Whether a unit does not have some block any more. For a unit on another node, this takes a round trip."""
+        if self._units.external_store(unit) is not None:
+            return False  # a name always means the same block
+        if unit in self._units.remote:
+            return not RemoteArena(self._session, unit).is_unchanged(offsets, generations)
+        found = self._units.arena(unit).generations[offsets // GRANULE]
+        return bool((found != generations.view("<u8")).any())
 
 
 class RemoteArena(BlockSource):

@@ -1,0 +1,118 @@
+"""The batches that a client claims: their metadata, and how they are handed over to the caller or returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+
+from transfer_queue.client.attachment import Attachment
+from transfer_queue.client.conversion import replies
+from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.messages.claims import Claim, ClaimReply, ReportBatches
+from transfer_queue.messages.queries import ShowRows
+from transfer_queue.metadata import BatchMeta
+from transfer_queue.metadata.batch_columns import BatchLease
+from transfer_queue.net.calls import Notice, Operation
+
+T = TypeVar("T")
+
+HELD_SECONDS = 30.0
+"""Seconds for which a batch is held without contact to the controller, until it is handed over."""
+
+
+class KnownRows:
+    """Rows that take the place of the next claims, which return them in this order and claim nothing."""
+
+    def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
+        self._left = dict(rows)
+
+    def take(self, partition_id: str, count: int) -> np.ndarray:
+        """Return the next rows of a partition, at most `count`."""
+        left = self._left.get(partition_id, np.zeros(0, "<i8"))
+        self._left[partition_id] = left[count:]
+        return left[:count]
+
+
+class Claims:
+    """The claims of one client.
+
+    Args:
+        attachment: The attachment of the client.
+        again: Whether they return only batches that were dealt before (`Claim.again`).
+        known: Rows that they return instead, without a claim.
+        held: Where the batches are listed if the user of this list hands them over. Default: each call hands its batch
+            over when it returns.
+    """
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        *,
+        again: bool = False,
+        known: KnownRows | None = None,
+        held: list[BatchLease] | None = None,
+    ) -> None:
+        self._attachment = attachment
+        self.again = again
+        self.known = known
+        self.held = held
+
+    def make(self, claim: Claim) -> Operation[ClaimReply]:
+        """Return the reply to a claim, which may have a span."""
+        if self.known is None:
+            operation = self._attachment.ask(claim, ClaimReply, None, parked=claim.wait)
+        else:
+            operation = self._show_known(claim, self.known)
+        tracing = self._attachment.tracing
+        return operation if tracing is None else tracing.claim(operation, claim)
+
+    def _show_known(self, claim: Claim, known: KnownRows) -> Operation[ClaimReply]:
+        """Return known rows instead of the reply to a claim."""
+        rows = known.take(claim.partition, claim.count)
+        if not len(rows):
+            raise WaitTimeoutError("the batch that is read again has no further samples")
+        request = ShowRows(claim.partition, claim.fields, rows.tobytes())
+        return (yield from self._attachment.ask(request, ClaimReply, None))
+
+    def meta(self, partition_id: str, reply: ClaimReply, lease: float | None = None) -> BatchMeta:
+        """Return the metadata of a batch, with its lease if it has one."""
+        meta = replies.batch_meta(partition_id, reply, self._attachment.settings.allow_pickle)
+        meta._holder = self._attachment.client_id if reply.held else None
+        if reply.token and self.held is not None and lease is None:
+            meta._leases = (BatchLease(partition_id, reply.token, HELD_SECONDS, meta._rows(), None, is_unseen=True),)
+            self.held += meta._leases
+        elif reply.token and lease is not None:
+            deliveries = None if reply.deliveries is None else np.frombuffer(reply.deliveries, "<i4")
+            held = BatchLease(partition_id, reply.token, lease, meta._rows(), deliveries)
+            meta._leases = (held,)
+            self._attachment.renewals.add(held)
+        return meta
+
+    def hand_over(self, claim: Claim, reply: ClaimReply, work: Operation[T], *, read: bool = False) -> Operation[T]:
+        """Run what is left of a call whose claim was answered, and hand its batch over with the result.
+
+        If it fails or is cancelled, the rows become ready again.
+
+        Args:
+            claim: The claim.
+            reply: The reply to the claim.
+            work: What is left of the call.
+            read: Whether the rows may be removed afterwards (`create_partition(free_when=...)`). Default: False.
+        """
+        if not reply.token:
+            return (yield from work)
+        batch = [(claim.partition, reply.token)]
+        try:
+            result = yield from work
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield Notice(ReportBatches(returned=batch))
+            raise
+        if self.held is None and claim.lease is None:
+            report = ReportBatches(finished=batch) if read else ReportBatches(handed_over=batch)
+            if not self._attachment.note_handed_over(report):
+                yield Notice(report)
+        return result

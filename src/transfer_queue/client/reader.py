@@ -1,0 +1,200 @@
+"""How a client gets values: it copies what a lookup names, and then checks that the blocks were not replaced meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from transfer_queue.client.attachment import Attachment
+from transfer_queue.client.conversion import arguments
+from transfer_queue.client.data.device_copies import HostArenas
+from transfer_queue.client.data.device_get import copy_to_device, get_to_device
+from transfer_queue.client.tracing import MAX_NAMES, bytes_of
+from transfer_queue.errors import ConnectionLostError, StorageKeyNotFoundError, TransferQueueError
+from transfer_queue.messages.descriptors import NESTED
+from transfer_queue.messages.queries import LookupReply
+from transfer_queue.net.calls import Operation, Pause
+from transfer_queue.wire.blocks.gather import Views, gather, gather_objects, nest_tables
+from transfer_queue.wire.blocks.gather_into import gather_into
+from transfer_queue.wire.blocks.row_addressing import Memory
+
+T = TypeVar("T")
+
+READ_ATTEMPTS = 8
+"""Attempts to read values that are replaced while they are read."""
+REREAD_SECONDS = 0.005
+"""Half of the first pause before a block is read again that its storage did not have. The pauses double."""
+
+
+class FetchOptions(msgspec.Struct, frozen=True):
+    """The form in which a get returns values. `get_data` explains each option."""
+
+    layout: str = "jagged"
+    shared: bool = False
+    device: torch.device | None = None
+    copy: bool = True
+    out: Mapping[str, torch.Tensor] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        layout: str,
+        shared: bool,
+        device: torch.device | str | None,
+        copy: bool,
+        out: TensorDictBase | Mapping[str, Any] | None = None,
+    ) -> FetchOptions:
+        """Return the options that the caller of a get has given. Raises `InvalidArgumentError` if one is not valid."""
+        place = arguments.validated_device(device)
+        together, copied = arguments.validated_bool(shared, "shared"), arguments.validated_bool(copy, "copy")
+        return cls(layout, together, place, copied, arguments.validated_out(out, place, copied))
+
+
+class Reader:
+    """Gets the values of one client.
+
+    Args:
+        attachment: The attachment of the client.
+    """
+
+    def __init__(self, attachment: Attachment) -> None:
+        self._attachment = attachment
+        self._units = attachment.units
+
+    def read(
+        self,
+        look: Callable[[], Operation[LookupReply]],
+        options: FetchOptions,
+        partition: str,
+        task: str | None = None,
+    ) -> Operation[TensorDict]:
+        """Return the values that a lookup names: `_read`, which the timeline notes and which may have a span.
+
+        Args:
+            look: The lookup.
+            options: The form of the values.
+            partition: The partition.
+            task: The task that has claimed the samples in the same operation, for the span.
+        """
+        operation, tracing = self._read(look, options, partition), self._attachment.tracing
+        if self._attachment.settings.timeline_events:
+            operation = self._noted(operation, partition)
+        return operation if tracing is None else tracing.get(operation, partition, task)
+
+    def _noted(self, operation: Operation[TensorDict], partition: str) -> Operation[TensorDict]:
+        """Note a get, unless it has no values, so that the next request reports it to the timeline."""
+        session = self._attachment.session
+        began = session.clock()
+        values = yield from operation
+        names = [str(name) for name in islice(values.keys(), MAX_NAMES)]
+        if names:
+            nbytes = sum(map(bytes_of, values.values()))
+            session.note_read(began, partition, names, values.batch_size[0], nbytes)
+        return values
+
+    def _read(
+        self, look: Callable[[], Operation[LookupReply]], options: FetchOptions, partition: str
+    ) -> Operation[TensorDict]:
+        """Copy or view the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
+        rereads, device = _Rereads(), options.device
+        for _ in range(READ_ATTEMPTS):
+            reply = yield from rereads.pause_if_equal((yield from look()))
+            if not reply.types:
+                return TensorDict({}, batch_size=0)
+            tables = [field.name for field in reply.types if field.kind == NESTED]
+            if options.layout == "jagged":
+                self._attachment.kinds.warn_of_ranks(partition, reply.types)
+            if device is not None:
+                landed = yield from get_to_device(self._units, reply, device, options.layout, options.shared)
+                if landed is not None:
+                    return nest_tables(landed, tables)
+            copied = yield from self._copy(reply, partial(self._collect, options=options))
+            if copied is not None:
+                values, reply = copied
+                return nest_tables(values if device is None else copy_to_device(values, reply, device), tables)
+        raise rereads.error()
+
+    def _collect(self, reply: LookupReply, memory: Memory, options: FetchOptions) -> TensorDict:
+        """Return the values of a lookup: copies, views, the caller's tensors, or tensors on a device."""
+        allow_pickle, layout, shared = self._attachment.settings.allow_pickle, options.layout, options.shared
+        if options.out is not None:
+            return gather_into(reply, memory, options.out, layout, shared=shared, allow_pickle=allow_pickle)
+        device = options.device
+        views: Views | None = None if options.copy or device is not None else self._units.hold_views
+        if device is not None and (copies := self._attachment.devices.copies_to(device)) is not None:
+            memory = HostArenas(copies, device, reply, memory)
+        return gather(reply, memory, layout, shared=shared, allow_pickle=allow_pickle, views=views)
+
+    def read_objects(
+        self, look: Callable[[], Operation[LookupReply]], partition: str, name: str
+    ) -> Operation[tuple[list[Any], int]]:
+        """Return the objects that a lookup of one field names, and the number of their bytes. The timeline notes it."""
+        session, settings = self._attachment.session, self._attachment.settings
+        began = session.clock()
+        rereads = _Rereads()
+        for _ in range(READ_ATTEMPTS):
+            reply = yield from rereads.pause_if_equal((yield from look()))
+            copied = yield from self._copy(reply, partial(gather_objects, allow_pickle=settings.allow_pickle))
+            if copied is not None:
+                values, nbytes = copied[0]
+                if settings.timeline_events:
+                    session.note_read(began, partition, [name], len(values), nbytes)
+                return values, nbytes
+        raise rereads.error()
+
+    def _copy(
+        self, reply: LookupReply, collect: Callable[[LookupReply, Memory], T]
+    ) -> Operation[tuple[T, LookupReply] | None]:
+        """Return the values of a lookup, and where they were found; None if they were replaced or freed meanwhile."""
+        fetched = yield from self._units.fetch_values(reply)
+        if fetched is None:
+            return None
+        reply, memory = fetched
+        failure: Exception | None = None
+        try:
+            values = collect(reply, memory)
+        except Exception as error:  # the bytes of another block may cause any error
+            failure = error
+        if not self._units.is_unchanged(reply):
+            return None
+        if failure is not None:
+            raise failure
+        return values, reply
+
+
+class _Rereads:
+    """The attempts of one read, each of which has failed.
+
+    If values were replaced or freed, the next lookup names other blocks. If it names the same ones, their storage has
+    lost them, and the controller does not know it yet: the reader gives it some time.
+    """
+
+    def __init__(self) -> None:
+        self._before: LookupReply | None = None
+        self._equal = 0
+        """How many lookups in a row named the same blocks as the one before."""
+
+    def pause_if_equal(self, reply: LookupReply) -> Operation[LookupReply]:
+        """Return the reply of a lookup, after a pause if it names the same blocks as the one before."""
+        equal = self._before is not None and self._before.blocks == reply.blocks
+        self._equal, self._before = self._equal + 1 if equal else 0, reply
+        if equal:
+            yield Pause(REREAD_SECONDS * 2.0**self._equal)
+        return reply
+
+    def error(self) -> TransferQueueError:
+        """Return the error for the caller when all attempts are over."""
+        if self._equal:
+            return ConnectionLostError(
+                f"values could not be read in {READ_ATTEMPTS} attempts: their storage does not have them, and has not "
+                f"reported them as lost yet; try again, and see tq status for servers that are down"
+            )
+        return StorageKeyNotFoundError(
+            f"values were replaced in each of {READ_ATTEMPTS} attempts to read them; read them when their writers pause"
+        )
