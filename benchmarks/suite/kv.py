@@ -121,7 +121,6 @@ def ways_out(partition: str, payload: Payload, times: int) -> list[list[tuple[fl
     """
     keys, client, kept = payload.keys, tq.get_client(), []
     source = torch.ones(payloads.nbytes(payloads.make(payload, 0)), dtype=torch.uint8)
-    assert client._state is not None
     arena = client.storage_manager.units.arena(0)  # it contains the whole payload, from near its start on
 
     def get() -> TensorDict:

@@ -165,14 +165,14 @@ def test_the_report_of_a_sample_names_the_writer_of_each_field(a: Client) -> Non
 
 
 def test_a_wide_put_of_several_blocks(cluster: Cluster) -> None:
-    class Halves(SplitOperations):
+    class Halves(Writer):
         def group(self, encoded: EncodedBlock) -> list[BlockGroup]:
             half = len(encoded.schema) // 2
             first, second = range(half), range(half, len(encoded.schema))
             return [BlockGroup("SimpleStorage", [encoded.with_columns(first), encoded.with_columns(second)])]
 
     a = cluster.client("a")
-    a.operations = Halves(a.state)
+    a.operations = Operations(a.state, Halves(a.state))
     columns = {f"f{number}": torch.tensor([number, -number]) for number in range(4096)}
     meta = a.put(table(**columns), partition_id="p")
     assert len(live_blocks(cluster)) == 2

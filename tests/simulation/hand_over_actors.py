@@ -6,7 +6,6 @@ without a kill or a loaded checkpoint nothing is handed over twice.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -177,8 +176,7 @@ def _read(work: Workload, client: RetryingClient, partition: str, task: str, cou
 
 def _held(work: Workload, client: RetryingClient, partition: str, task: str, count: int) -> Operation[None]:
     """Fetch batches ahead as a loader does, and hand each over later, or return it."""
-    operations, epoch = copy.copy(client.operations), work.ledger.epoch
-    operations.held = []
+    operations, epoch = client.operations._claiming(), work.ledger.epoch
     ahead: list[tuple[BatchMeta, list[int]]] = []
     for _ in range(work.draw.randint(1, 2)):
         since = work.ledger.before([])

@@ -1,4 +1,7 @@
-"""How a client gets values: it copies what a lookup names, and then checks that the blocks were not replaced meanwhile."""
+"""How a client gets values.
+
+It copies the values that a lookup names, and then checks that their blocks were not replaced meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,8 @@ class Reader:
             if options.layout == "jagged":
                 self._attachment.kinds.warn_of_ranks(partition, reply.types)
             if device is not None:
-                landed = yield from get_to_device(self._units, reply, device, options.layout, options.shared)
+                pickled = self._attachment.settings.allow_pickle
+                landed = yield from get_to_device(self._units, reply, device, options.layout, options.shared, pickled)
                 if landed is not None:
                     return nest_tables(landed, tables)
             copied = yield from self._copy(reply, partial(self._collect, options=options))

@@ -118,6 +118,12 @@ class Units:
         self._elsewhere = self.remote | {unit.unit for unit in units if unit.store}
         self._keepers = [unit for unit in self.of_tier(SIMPLE, MEMORY) if unit not in self._elsewhere]
 
+    def close(self) -> None:
+        """Close the arenas and the connections to stores."""
+        for arena in self._arenas.values():
+            arena.close()
+        self.stores.close()
+
     def address(self, unit: int) -> str | tuple[str, int]:
         """Return where a unit listens."""
         info = self.known.get(unit)

@@ -362,8 +362,8 @@ def deliver_in_time(
 def claiming(client: GeneratedMethods, *, again: bool = False, known: KnownRows | None = None) -> GeneratedMethods:
     """Return a view of a client whose claims hand nothing over: whoever uses it does, or returns the batches.
 
-    The leases of what it claims are in the metadata and in `_operations.claims.held`. It has everything else of the client,
-    also what a subclass has changed.
+    The leases of what it claims are in the metadata and in `_operations.claims.held`. It has everything else of the
+    client, also what a subclass has changed.
 
     Args:
         client: The client.

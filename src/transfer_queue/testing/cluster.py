@@ -283,11 +283,8 @@ class Cluster:
         """
         for client in self._clients:
             client.forget_joins()
-            for function in client.state.on_close:
-                function()
-            for arena in client.state._arenas.values():
-                arena.close()
-            client.state.stores.close()
+            client.state.devices.close()
+            client.state.units.close()
         for unit in self.units:
             unit.pool.close() if isinstance(unit.pool, ObjectPool) else arena_of(unit).close()
 

@@ -138,7 +138,7 @@ def status(client: tq.TransferQueueClient) -> list[UnitStatusReply]:
     state = client.storage_manager
     run_blocking(state.session, state.space.return_extents())
     found = []
-    for unit in state._units:
+    for unit in state.units.known:
 
         def ask(unit: int = unit) -> Any:
             return (yield Request(("unit", unit), UnitStatus()))

@@ -1,7 +1,7 @@
 """The blocks of storage units, as checkpoints read and write them.
 
-Units of other nodes are read and written in pieces, each with a blocking round trip. Saves and loads of checkpoints use it in a thread that may block. They read entire arenas, which must not be in memory
-at once.
+Units of other nodes are read and written in pieces, each with a blocking round trip. Saves and loads of checkpoints use
+it in a thread that may block. They read entire arenas, which must not be in memory at once.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Devices:
         """Kind of device -> the copies."""
 
     def copies_to(self, device: torch.device) -> DeviceCopies | None:
-        """Return the copies to and from devices of this kind; None if its driver cannot access this process's memory."""
+        """Return the copies to and from devices of this kind; None if their driver cannot access host memory itself."""
         found = self._copies.get(device.type)
         if found is None and (driver := driver_of(device)) is not None:
             found = self._copies[device.type] = DeviceCopies(self._units, self._client_id, driver)

@@ -32,7 +32,7 @@ _NOTHING: U8 = np.empty(0, np.uint8)
 
 
 def get_to_device(
-    units: Units, reply: LookupReply, device: torch.device, layout: str, shared: bool
+    units: Units, reply: LookupReply, device: torch.device, layout: str, shared: bool, allow_pickle: bool
 ) -> Generator[Call, AnyReply, TensorDict | None]:
     """Return the values of a lookup, tensors on the device; None if they must pass through the host, or are gone."""
     external = yield from units.only_store(reply)
@@ -48,7 +48,7 @@ def get_to_device(
         brought = yield from units.fetch_values(objects)
         if brought is None:
             return None
-        columns.update(gather(*brought, layout, shared=shared, allow_pickle=units.settings.allow_pickle).items())
+        columns.update(gather(*brought, layout, shared=shared, allow_pickle=allow_pickle).items())
     return table_of({field.name: columns[field.name] for field in reply.types if field.kind != NESTED}, reply.count)
 
 

@@ -46,7 +46,7 @@ from transfer_queue.journal import state_file
 from transfer_queue.journal.segment import sync_folder
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState
-from transfer_queue.net.calls import CONTROLLER, Request
+from transfer_queue.net.calls import CONTROLLER, Operation, Request
 from transfer_queue.storage.protocols import Reserved
 
 _NONE = np.zeros(0, "i8")
@@ -111,9 +111,7 @@ class CheckpointOperations(Topic):
             yield from self._end_badly(self._lost_cuts.pop(), None)
         name = uuid.uuid4().hex
         try:
-            reply = yield from self.attachment.ask(
-                BeginCheckpoint(name), BeginCheckpointReply, timeout, parked=STATE_SECONDS
-            )
+            reply = yield from self._ask(BeginCheckpoint(name), BeginCheckpointReply, timeout, parked=STATE_SECONDS)
             path = self.attachment.system.states / name
             blocks = BlockTable()
             with _require_state_file():
@@ -168,7 +166,7 @@ class CheckpointOperations(Topic):
         self._forget_copy(cut.name)
         for folder in [folder for folder, made in list(self._cuts.items()) if made[0] is cut]:
             del self._cuts[folder]
-        held = (yield from self.attachment.ask(EndCheckpoint(cut.name), Done, timeout)).value
+        held = (yield from self._ask(EndCheckpoint(cut.name), Done, timeout)).value
         if lost is not None and held:
             raise (yield from self._lost_or(cut, lost))
         return bool(held) and not gone and lost is None
@@ -418,7 +416,7 @@ class CheckpointOperations(Topic):
             state_file.write(sent, {**tree, "state": save_state(state)}, sync=False)
             if not self.attachment.system.shares_states:
                 send_state(self.attachment.session, sent, name)
-            yield from self.attachment.ask(LoadState(name, merge), Done, timeout, parked=STATE_SECONDS)
+            yield from self._ask(LoadState(name, merge), Done, timeout, parked=STATE_SECONDS)
         except BaseException as error:
             refused = isinstance(error, Exception) and not isinstance(error, UNCERTAIN)
             if refused:

@@ -61,7 +61,7 @@ class FetchOperations(Topic):
     ) -> Operation[BatchMeta]:
         """Return the metadata of those of these rows that exist and that the task does not skip. Claims nothing."""
         request = ShowRows(partition_id, list(data_fields), rows.astype("<i8").tobytes(), task_name)
-        return self.claims.meta(partition_id, (yield from self.attachment.ask(request, ClaimReply, None)))
+        return self.claims.meta(partition_id, (yield from self._ask(request, ClaimReply, None)))
 
     def get_meta(
         self,
@@ -124,11 +124,9 @@ class FetchOperations(Topic):
             request = Reserve(
                 partition_id, arguments.validated_batch_size(batch_size), None, pre_alloc_sample_num(), wait=wait
             )
-            return self.claims.meta(
-                partition_id, (yield from self.attachment.ask(request, ClaimReply, None, parked=wait))
-            )
+            return self.claims.meta(partition_id, (yield from self._ask(request, ClaimReply, None, parked=wait)))
         if mode == "force_fetch":
-            shown = yield from self.attachment.ask(ShowRows(partition_id, fields), ClaimReply, timeout)
+            shown = yield from self._ask(ShowRows(partition_id, fields), ClaimReply, timeout)
             return self.claims.meta(partition_id, shown)
         if mode != "fetch":
             raise InvalidArgumentError(f"mode must be 'fetch', 'insert' or 'force_fetch', got {mode!r}")
@@ -253,7 +251,7 @@ class FetchOperations(Topic):
             finite,
             since,
         )
-        reply = yield from self.attachment.ask(claim, ClaimReply, None, parked=wait)
+        reply = yield from self._ask(claim, ClaimReply, None, parked=wait)
         return Readiness(reply.ended, reply.version)
 
     def get_data(

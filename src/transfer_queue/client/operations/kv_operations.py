@@ -65,7 +65,7 @@ class KVOperations(Topic):
         request: AnyRequest = queries.RetrieveMeta(partition_id, wanted)
         if create:
             request = Reserve(partition_id, len(wanted), wanted, pre_alloc_sample_num())
-        return self.claims.meta(partition_id, (yield from self.attachment.ask(request, ClaimReply, timeout)))
+        return self.claims.meta(partition_id, (yield from self._ask(request, ClaimReply, timeout)))
 
     def kv_retrieve_keys(
         self, global_indexes: Sequence[int] | int, partition_id: str, *, timeout: float | None = None
@@ -90,9 +90,7 @@ class KVOperations(Topic):
             ['b']
         """
         rows = arguments.validated_indexes(global_indexes)
-        return list(
-            (yield from self.attachment.ask(queries.RetrieveKeys(partition_id, rows.tobytes()), Done, timeout)).value
-        )
+        return list((yield from self._ask(queries.RetrieveKeys(partition_id, rows.tobytes()), Done, timeout)).value)
 
     def kv_put(
         self,
@@ -287,7 +285,7 @@ class KVOperations(Topic):
                     return joined
             reply = yield from self.attachment.look_up(request, timeout)
             if not reply.count:
-                why = yield from self.attachment.ask(queries.Explain(partition_id, key=wanted[0]), Done, timeout)
+                why = yield from self._ask(queries.Explain(partition_id, key=wanted[0]), Done, timeout)
                 raise InvalidArgumentError(
                     f"keys {arguments.describe(wanted)} were not found in partition {partition_id!r}; kv_list() returns"
                     f" its keys. {why.value}"
@@ -412,7 +410,7 @@ class KVOperations(Topic):
         )
         listed: dict[str, dict[str, dict[str, Any]]] = {}
         while True:
-            page = yield from self.attachment.ask(request, queries.KeysReply, timeout)
+            page = yield from self._ask(request, queries.KeysReply, timeout)
             for name, keys in page.keys.items():
                 tags = replies.tag_list(page.tags.get(name), len(keys), allow)
                 listed.setdefault(name, {}).update(zip(keys, tags, strict=True))
@@ -436,7 +434,7 @@ class KVOperations(Topic):
             >>> client.kv_list("train_0")
             {'train_0': {'b': {}}}
         """
-        yield from self.attachment.ask(ClearKeys(partition_id, arguments.validated_keys(keys)), Done, timeout)
+        yield from self._ask(ClearKeys(partition_id, arguments.validated_keys(keys)), Done, timeout)
 
     # ------------------------------------------------------------ shared
 

@@ -26,7 +26,7 @@ class LeaseOperations(Topic):
 
     def __init__(self, attachment: Attachment, writer: Writer | None = None) -> None:
         super().__init__(attachment, writer)
-        self._acks = AckJoiner(lambda request: attachment.ask(request, Done, None))
+        self._acks = AckJoiner(lambda request: self._ask(request, Done, None))
 
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> Operation[bool]:
         """Acknowledge samples that were fetched with `lease=`: the task has consumed them. Without lease: `finish`.
@@ -84,7 +84,7 @@ class LeaseOperations(Topic):
         counts = bool(metadata._leases)
         for lease, rows in metadata._leased():
             request = Nack(lease.partition, lease.token, rows.tobytes(), bool(delivered))
-            counts &= bool((yield from self.attachment.ask(request, Done, timeout)).value)
+            counts &= bool((yield from self._ask(request, Done, timeout)).value)
             if len(rows) == len(lease.rows):
                 self.attachment.renewals.forget(lease.token)
         return counts
@@ -103,7 +103,7 @@ class LeaseOperations(Topic):
     def _renewed(self, leases: Sequence[BatchLease]) -> Operation[list[BatchLease]]:
         """Renew leases, also those of another process, and return those that are still in force."""
         request = Renew([(lease.partition, lease.token) for lease in leases])
-        alive = (yield from self.attachment.ask(request, Done, None)).value
+        alive = (yield from self._ask(request, Done, None)).value
         return [lease for lease, is_alive in zip(leases, alive, strict=True) if is_alive]
 
     def _ack(self, ack: Ack, timeout: float | None) -> Operation[bool]:
@@ -114,7 +114,7 @@ class LeaseOperations(Topic):
             if isinstance(joined, Done) and joined is not NOT_MADE:
                 return bool(joined.value)
         try:
-            return bool((yield from self.attachment.ask(ack, Done, timeout)).value)
+            return bool((yield from self._ask(ack, Done, timeout)).value)
         finally:
             if asked is not None and asked.ended is not None:
                 asked.ended()
@@ -149,7 +149,7 @@ class LeaseOperations(Topic):
             arguments.validated_text(task_name, "task_name"),
             arguments.validated_count(dp_rank, "dp_rank"),
         )
-        return int((yield from self.attachment.ask(request, Done, timeout)).value)
+        return int((yield from self._ask(request, Done, timeout)).value)
 
 
 class LockLease(msgspec.Struct, frozen=True, weakref=True, eq=False):
@@ -189,7 +189,7 @@ class LockOperations(Topic):
         listed: list[LockEntry] = []
         start: int | None = 0
         while start is not None:
-            page = yield from self.attachment.ask(locks.ListLocks(named, start), locks.LocksReply, timeout)
+            page = yield from self._ask(locks.ListLocks(named, start), locks.LocksReply, timeout)
             listed += page.locks
             start = page.following
         return listed
@@ -201,7 +201,7 @@ class LockOperations(Topic):
         yield from self.attachment.learn()
         wait = self.attachment.settings.call_timeout if timeout is None else timeout
         request = locks.TakeLock(partition_id, list(keys), lease, wait)
-        reply = yield from self.attachment.ask(request, locks.LockReply, None, wait)
+        reply = yield from self._ask(request, locks.LockReply, None, wait)
         held = LockLease(partition_id, reply.token, lease)
         self.attachment.renewals.add(held)
         return held
@@ -209,7 +209,7 @@ class LockOperations(Topic):
     def _release_lock(self, held: LockLease) -> Operation[bool]:
         """Release a lock. Returns whether it was in force."""
         self.attachment.renewals.forget(held.token)  # if the request fails, the lock ends with its lease
-        return bool((yield from self.attachment.ask(locks.ReleaseLock(held.partition, held.token), Done, None)).value)
+        return bool((yield from self._ask(locks.ReleaseLock(held.partition, held.token), Done, None)).value)
 
 
 def validated_lock_keys(keys: Sequence[str] | str) -> tuple[str, ...]:

@@ -113,7 +113,7 @@ class PartitionOperations(Topic):
             partition_id, pre_alloc_sample_num(), arguments.validated_options(options),
             arguments.validated_count(policy_version, "policy_version"),
         )  # fmt: skip
-        return bool((yield from self.attachment.ask(request, Done, timeout)).value)
+        return bool((yield from self._ask(request, Done, timeout)).value)
 
     def seal(self, partition_id: str, create: bool = False, *, timeout: float | None = None) -> Operation[None]:
         """Declare that this producer puts no new samples, so that loaders end. It may still add fields to samples.
@@ -134,9 +134,7 @@ class PartitionOperations(Topic):
             >>> ended
             True
         """
-        yield from self.attachment.ask(
-            partitions.Seal(partition_id, arguments.validated_bool(create, "create")), Done, timeout
-        )
+        yield from self._ask(partitions.Seal(partition_id, arguments.validated_bool(create, "create")), Done, timeout)
 
     def clear_partition(self, partition_id: str, *, timeout: float | None = None) -> Operation[None]:
         """Remove a partition with all its samples. A partition that does not exist is ignored.
@@ -151,7 +149,7 @@ class PartitionOperations(Topic):
             >>> client.get_partition_list()
             []
         """
-        yield from self.attachment.ask(partitions.ClearPartition(partition_id), Done, timeout)
+        yield from self._ask(partitions.ClearPartition(partition_id), Done, timeout)
 
     def get_partition_list(self, *, timeout: float | None = None) -> Operation[list[str]]:
         """Return the names of all partitions, in order of creation.
@@ -167,7 +165,7 @@ class PartitionOperations(Topic):
             >>> client.get_partition_list()
             ['train_0']
         """
-        return list((yield from self.attachment.ask(partitions.ListPartitions(), Done, timeout)).value)
+        return list((yield from self._ask(partitions.ListPartitions(), Done, timeout)).value)
 
     def set_policy_version(self, partition_id: str, version: int, *, timeout: float | None = None) -> Operation[None]:
         """Report that the policy has reached a version. Staleness is counted from it, and waiting producers continue.
@@ -191,7 +189,7 @@ class PartitionOperations(Topic):
             >>> client.set_policy_version("train_0", 1)
         """
         request = partitions.SetPolicyVersion(partition_id, arguments.validated_count(version, "version"))
-        yield from self.attachment.ask(request, Done, timeout)
+        yield from self._ask(request, Done, timeout)
 
     def get_policy_version(self, partition_id: str, *, timeout: float | None = None) -> Operation[int]:
         """Return the version of the policy that a partition has reached.
@@ -211,7 +209,7 @@ class PartitionOperations(Topic):
             >>> client.get_policy_version("train_0")
             500
         """
-        return int((yield from self.attachment.ask(partitions.ReadPolicyVersion(partition_id), Done, timeout)).value)
+        return int((yield from self._ask(partitions.ReadPolicyVersion(partition_id), Done, timeout)).value)
 
     def report_done(self, partition_id: str, count: int = 1, *, timeout: float | None = None) -> Operation[None]:
         """Count samples as processed, which `await_done` waits for. It changes no sample, unlike `ack` and `finish`.
@@ -234,7 +232,7 @@ class PartitionOperations(Topic):
             True
         """
         request = partitions.ReportDone(partition_id, arguments.validated_count(count, "count"))
-        yield from self.attachment.ask(request, Done, timeout)
+        yield from self._ask(request, Done, timeout)
 
     def await_done(self, partition_id: str, *, timeout: float | None = None) -> Operation[bool]:
         """Wait until all samples that were added to a partition, without dropped ones, were reported as done.
@@ -255,9 +253,7 @@ class PartitionOperations(Topic):
             False
         """
         wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.validated_seconds(timeout)
-        return bool(
-            (yield from self.attachment.ask(partitions.AwaitDone(partition_id, wait), Done, None, parked=wait)).value
-        )
+        return bool((yield from self._ask(partitions.AwaitDone(partition_id, wait), Done, None, parked=wait)).value)
 
     def get_backlog(self, partition_id: str, task_name: str, *, timeout: float | None = None) -> Operation[Backlog]:
         """Return how many samples of a partition wait for a task, and how many are not done.
@@ -277,7 +273,7 @@ class PartitionOperations(Topic):
             Backlog(waiting=1, claimed=1, undone=2, sealed=False, max_rows=None)
         """
         request = queries.ReadBacklog(partition_id, arguments.validated_text(task_name, "task_name"))
-        return (yield from self.attachment.ask(request, Backlog, timeout))
+        return (yield from self._ask(request, Backlog, timeout))
 
     def want(self, partition_id: str, groups: int, task_name: str, *, timeout: float | None = None) -> Operation[None]:
         """Set the group demand of a task: the number of complete groups that should exist or be in production.
@@ -300,7 +296,7 @@ class PartitionOperations(Topic):
         request = partitions.SetGroupDemand(
             partition_id, arguments.validated_text(task_name, "task_name"), arguments.validated_count(groups, "groups")
         )
-        yield from self.attachment.ask(request, Done, timeout)
+        yield from self._ask(request, Done, timeout)
 
     def wanted(
         self, partition_id: str, task_name: str, most: int | None = None, *, timeout: float | None = None
@@ -334,7 +330,7 @@ class PartitionOperations(Topic):
         request = partitions.TakeGroupDemand(
             partition_id, arguments.validated_text(task_name, "task_name"), taken, wait
         )
-        return int((yield from self.attachment.ask(request, Done, None, parked=wait)).value)
+        return int((yield from self._ask(request, Done, None, parked=wait)).value)
 
     def register_task_sampler(self, task_name: str, sampler: Any, *, timeout: float | None = None) -> Operation[None]:
         """Use a built-in sampler for a task, in all partitions, for as long as the system exists.
@@ -358,4 +354,4 @@ class PartitionOperations(Topic):
             transfer_queue.errors.InvalidArgumentError: task 'judge' has the sampler RankAwareSampler(dp_size=1) (...
         """
         task = arguments.validated_text(task_name, "task_name")
-        yield from self.attachment.ask(RegisterSampler(task, *built_in_spec(sampler, task)), Done, timeout)
+        yield from self._ask(RegisterSampler(task, *built_in_spec(sampler, task)), Done, timeout)

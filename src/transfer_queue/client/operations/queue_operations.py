@@ -57,7 +57,7 @@ class QueueOperations(Topic):
             InvalidArgumentError: The partition exists with other options.
         """
         options = PartitionOptions(free_when=[TASK], max_rows=maxsize or None, order=order)
-        return bool((yield from self.attachment.ask(CreatePartition(name, 0, options), Done, None)).value)
+        return bool((yield from self._ask(CreatePartition(name, 0, options), Done, None)).value)
 
     def _put_items(
         self, name: str, items: Sequence[Any], wait: float | None, tags: list[dict[str, Any] | None] | None = None
@@ -78,7 +78,7 @@ class QueueOperations(Topic):
         if not rows:
             return 0
         request = Drop(name, "put cancelled", rows, epoch=puts[0].epoch, withdraws=True)
-        return int((yield from self.attachment.ask(request, Done, WITHDRAW_SECONDS)).value)
+        return int((yield from self._ask(request, Done, WITHDRAW_SECONDS)).value)
 
     def _take_items(
         self, name: str, count: int, least: int, wait: float | None, lease: float | None = None
@@ -98,7 +98,7 @@ class QueueOperations(Topic):
             name, TASK, [FIELD], count, {}, wait, lease=lease, places=True, quiet=True, least=least,
             hand_over=lease is None,
         )  # fmt: skip
-        operation, tracing = self.attachment.ask(claim, ClaimReply, None, parked=wait), self.attachment.tracing
+        operation, tracing = self._ask(claim, ClaimReply, None, parked=wait), self.attachment.tracing
         reply = yield from operation if tracing is None else tracing.claim(operation, claim)
         if not reply.rows:
             return TakenItems([], None, reply.ended)
@@ -113,14 +113,12 @@ class QueueOperations(Topic):
         yield from self.attachment.learn()
         while True:
             claim = Claim(name, TASK, [FIELD], DISCARDED, quiet=True, least=1)
-            reply = yield from self.attachment.ask(claim, ClaimReply, None)
+            reply = yield from self._ask(claim, ClaimReply, None)
             if not reply.rows:
                 return
-            yield from self.attachment.ask(
-                Finish(name, TASK, reply.rows, self.attachment.client_id, reply.epoch), Done, None
-            )
+            yield from self._ask(Finish(name, TASK, reply.rows, self.attachment.client_id, reply.epoch), Done, None)
             with contextlib.suppress(InvalidArgumentError):  # more items were reported than were put
-                yield from self.attachment.ask(ReportDone(name, len(reply.rows) // 8), Done, None)
+                yield from self._ask(ReportDone(name, len(reply.rows) // 8), Done, None)
 
     def _items_of(self, name: str, reply: ClaimReply) -> Operation[tuple[list[Any], int]]:
         """Return the items of a claim, and the number of their bytes."""

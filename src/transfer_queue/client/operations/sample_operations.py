@@ -198,7 +198,7 @@ class SampleOperations(Topic):
         arguments.check_batch_meta(metadata)
         for name, positions in metadata._split_by_partition():
             request = ClearRows(name, metadata._rows()[positions].tobytes(), metadata._epoch)
-            yield from self.attachment.ask(request, Done, timeout)
+            yield from self._ask(request, Done, timeout)
 
     def drop(
         self,
@@ -251,7 +251,7 @@ class SampleOperations(Topic):
         request = Drop(
             partition_id, arguments.validated_text(reason, "reason"), rows, arguments.group_names(groups), epoch
         )
-        return int((yield from self.attachment.ask(request, Done, timeout)).value)
+        return int((yield from self._ask(request, Done, timeout)).value)
 
     def finish(self, metadata: BatchMeta, task_name: str, *, timeout: float | None = None) -> Operation[None]:
         """Let go of samples that were fetched, so that `free_when` can clear them. A lease is ended by `ack` instead.
@@ -278,4 +278,4 @@ class SampleOperations(Topic):
         for name, positions in metadata._split_by_partition():
             rows = metadata._rows()[positions].tobytes()
             request = Finish(name, arguments.validated_text(task_name, "task_name"), rows, holder, metadata._epoch)
-            yield from self.attachment.ask(request, Done, timeout)
+            yield from self._ask(request, Done, timeout)

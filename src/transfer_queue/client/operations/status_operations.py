@@ -52,9 +52,7 @@ class StatusOperations(Topic):
             [[1, 1], [1, 0]]
         """
         fields = arguments.validated_names(data_fields, "data_fields")
-        reply = yield from self.attachment.ask(
-            queries.ProductionStatus(partition_id, fields), queries.StatusReply, timeout
-        )
+        reply = yield from self._ask(queries.ProductionStatus(partition_id, fields), queries.StatusReply, timeout)
         return replies.status(reply, len(fields))
 
     def get_consumption_status(
@@ -79,7 +77,7 @@ class StatusOperations(Topic):
             [1, 0]
         """
         request = queries.ConsumptionStatus(partition_id, arguments.validated_text(task_name, "task_name"))
-        reply = yield from self.attachment.ask(request, queries.StatusReply, timeout)
+        reply = yield from self._ask(request, queries.StatusReply, timeout)
         return replies.status(reply, None)
 
     def check_production_status(
@@ -101,7 +99,7 @@ class StatusOperations(Topic):
             True
         """
         request = queries.CheckProduction(partition_id, arguments.validated_names(data_fields, "data_fields"))
-        return bool((yield from self.attachment.ask(request, Done, timeout)).value)
+        return bool((yield from self._ask(request, Done, timeout)).value)
 
     def check_consumption_status(
         self, task_name: str, partition_id: str, *, timeout: float | None = None
@@ -123,7 +121,7 @@ class StatusOperations(Topic):
             False
         """
         request = queries.CheckConsumption(partition_id, arguments.validated_text(task_name, "task_name"))
-        return bool((yield from self.attachment.ask(request, Done, timeout)).value)
+        return bool((yield from self._ask(request, Done, timeout)).value)
 
     def reset_consumption(
         self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
@@ -149,7 +147,7 @@ class StatusOperations(Topic):
             >>> meta = client.get_meta("prompt", 1, "train_0", task_name="update")
         """
         request = ResetConsumption(partition_id, arguments.validated_text_or_none(task_name, "task_name"))
-        return bool((yield from self.attachment.ask(request, Done, timeout)).value)
+        return bool((yield from self._ask(request, Done, timeout)).value)
 
     def wait_for_change(
         self,
@@ -195,9 +193,7 @@ class StatusOperations(Topic):
         watch = queries.Watch(
             partition_id, arguments.validated_version(since), arguments.validated_filter(where, allow), timeout
         )
-        return partition_change(
-            (yield from self.attachment.ask(watch, queries.ChangeReply, None, parked=timeout)), allow
-        )
+        return partition_change((yield from self._ask(watch, queries.ChangeReply, None, parked=timeout)), allow)
 
     def explain(
         self,
@@ -243,7 +239,7 @@ class StatusOperations(Topic):
         index = arguments.validated_int(global_index, "global_index must be an int (a key is passed as key=)")
         request = queries.Explain(partition_id, index, key, task, names, count, sampling)
         added = arguments.validated_bool(verdict, "verdict")
-        text = str((yield from self.attachment.ask(request, Done, timeout)).value)
+        text = str((yield from self._ask(request, Done, timeout)).value)
         return with_verdict(text, (yield from self._waits.bottleneck(timeout))) if added else text
 
     def describe_sample(
@@ -290,12 +286,12 @@ class StatusOperations(Topic):
 
     def _report(self, pages: ReportPages, timeout: float | None) -> Operation[SampleReport]:
         yield from self._read_pages(pages, timeout)
-        explanation = str((yield from self.attachment.ask(pages.explain, Done, timeout)).value)
+        explanation = str((yield from self._ask(pages.explain, Done, timeout)).value)
         return pages.report(explanation, self.attachment.settings.allow_pickle)
 
     def _read_pages(self, pages: ReportPages, timeout: float | None) -> Operation[None]:
         while pages.request is not None:
-            pages.add((yield from self.attachment.ask(pages.request, SampleReport, timeout)))
+            pages.add((yield from self._ask(pages.request, SampleReport, timeout)))
 
     def find_stuck(
         self,
@@ -335,7 +331,7 @@ class StatusOperations(Topic):
             raise InvalidArgumentError(f"older_than must be a number of seconds >= 0, got {older_than!r}")
         pages = StuckPages(partition_id, seconds, arguments.validated_count(limit, "limit"))
         while pages.request is not None:
-            pages.add((yield from self.attachment.ask(pages.request, StuckPage, timeout)))
+            pages.add((yield from self._ask(pages.request, StuckPage, timeout)))
         reports = []
         for each in pages.oldest:
             yield from self._read_pages(each, timeout)
@@ -357,12 +353,12 @@ class StatusOperations(Topic):
             >>> [partition.name for partition in client.status().partitions]
             ['train_0']
         """
-        status = yield from self.attachment.ask(system.Status(), SystemStatus, timeout)
+        status = yield from self._ask(system.Status(), SystemStatus, timeout)
         verdict = self.attachment.timeline.recent_verdict()
         if verdict is None:
             verdict = yield from self._judge(status, timeout)
         with contextlib.suppress(TransferQueueError):  # units that do not answer
-            status = (yield from self.attachment.ask(ShowViews(), ViewsReply, timeout)).with_views(status)
+            status = (yield from self._ask(ShowViews(), ViewsReply, timeout)).with_views(status)
         return msgspec.structs.replace(status, verdict=verdict)
 
     def verdict(self, *, timeout: float | None = None) -> Operation[Verdict]:
@@ -381,7 +377,7 @@ class StatusOperations(Topic):
             >>> client.verdict().stage is None
             True
         """
-        status = yield from self.attachment.ask(system.Status(), SystemStatus, timeout)
+        status = yield from self._ask(system.Status(), SystemStatus, timeout)
         return (yield from self._judge(status, timeout))
 
     def stats(self, *, timeout: float | None = None) -> Operation[dict[str, float]]:
@@ -405,7 +401,7 @@ class StatusOperations(Topic):
             >>> stats["tq/rows"], stats["tq/train/queue_rows"]
             (2.0, 0.0)
         """
-        status = yield from self.attachment.ask(system.Status(), SystemStatus, timeout)
+        status = yield from self._ask(system.Status(), SystemStatus, timeout)
         yield from self._read_new_events(timeout)
         return self.attachment.timeline.make_stats(status)
 
@@ -426,7 +422,7 @@ class StatusOperations(Topic):
         """
         wait = arguments.LONGEST_TIMEOUT if timeout is None else arguments.validated_seconds(timeout)
         drain = system.Drain(arguments.validated_count(unit, "unit"), arguments.validated_bool(undo, "undo"), wait)
-        yield from self.attachment.ask(drain, Done, None, parked=wait)
+        yield from self._ask(drain, Done, None, parked=wait)
 
     def _introduce(self, said: Introduce) -> Operation[None]:
         """Send the task and rank of this process, now and in each client that it makes after a fork."""
@@ -444,4 +440,4 @@ class StatusOperations(Topic):
 
     def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> Operation[TimelineReply]:
         """Return the next events of the timeline."""
-        return (yield from self.attachment.ask(request, TimelineReply, timeout))
+        return (yield from self._ask(request, TimelineReply, timeout))

@@ -22,6 +22,7 @@ class Topic:
         """The attachment of the client."""
         self.claims = Claims(attachment)
         """The claims of the client."""
+        self._ask = attachment.ask
         self._writer = Writer(attachment) if writer is None else writer
         self._reader = Reader(attachment)
         self._waits = WaitReports(attachment)

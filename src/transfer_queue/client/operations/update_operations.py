@@ -11,6 +11,7 @@ import numpy as np
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import Fence
 from transfer_queue.client.operations.topic import Topic
+from transfer_queue.client.reader import FetchOptions
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.display import short_repr
 from transfer_queue.errors import InvalidArgumentError, StaleMetadataError, VersionConflictError, WaitTimeoutError
@@ -130,7 +131,7 @@ class UpdateOperations(Topic):
                 _check_found(key, partition_id, names, found)
             return found
 
-        read = yield from self._reader.read(look, "list", None, partition_id)
+        read = yield from self._reader.read(look, FetchOptions(layout="list"), partition_id)
         assert found is not None
         found_names = set(read.keys())
         values = {name: read[name][0] for name in names if name in found_names}

@@ -28,11 +28,9 @@ class ValueReader:
     def __init__(self, system: RunningSystem, tokens: TokenText | None = None) -> None:
         self._tokens = tokens
         self._client = TransferQueueClient(system)
-        self._client._connect()
-        state = self._client._state
-        assert state is not None
-        run_blocking(state.session, state.learn())
-        state._settings = replace(state.settings, allow_pickle=False)
+        attachment = self._client.storage_manager
+        run_blocking(attachment.session, attachment.learn())
+        attachment._settings = replace(attachment.settings, allow_pickle=False)
 
     def close(self) -> None:
         """Close the connections."""
