@@ -19,7 +19,7 @@ from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.device_copies import HostArenas
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
 from transfer_queue.client.tracing import MAX_NAMES, bytes_of
-from transfer_queue.errors import ConnectionLostError, StorageKeyNotFoundError, TransferQueueError
+from transfer_queue.errors import ConnectionLostError, StorageKeyNotFoundError
 from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.net.calls import Operation, Pause
@@ -77,7 +77,7 @@ class Reader:
         partition: str,
         task: str | None = None,
     ) -> Operation[TensorDict]:
-        """Return the values that a lookup names: `_read`, which the timeline notes and which may have a span.
+        """Return the values that a lookup names, copied or as views. The timeline notes it, and it may have a span.
 
         Args:
             look: The lookup.
@@ -86,43 +86,79 @@ class Reader:
             task: The task that has claimed the samples in the same operation, for the span.
         """
         operation, tracing = self._read(look, options, partition), self._attachment.tracing
-        if self._attachment.settings.timeline_events:
-            operation = self._noted(operation, partition)
         return operation if tracing is None else tracing.get(operation, partition, task)
-
-    def _noted(self, operation: Operation[TensorDict], partition: str) -> Operation[TensorDict]:
-        """Note a get, unless it has no values, so that the next request reports it to the timeline."""
-        session = self._attachment.session
-        began = session.clock()
-        values = yield from operation
-        names = [str(name) for name in islice(values.keys(), MAX_NAMES)]
-        if names:
-            nbytes = sum(map(bytes_of, values.values()))
-            session.note_read(began, partition, names, values.batch_size[0], nbytes)
-        return values
 
     def _read(
         self, look: Callable[[], Operation[LookupReply]], options: FetchOptions, partition: str
     ) -> Operation[TensorDict]:
-        """Copy or view the values that a lookup names. If they were replaced or freed meanwhile, look them up again."""
-        rereads, device = _Rereads(), options.device
+        session = self._attachment.session
+        began = session.clock()
+        values = yield from self._repeat(look, partial(self._get, options=options, partition=partition))
+        if self._attachment.settings.timeline_events:
+            names = [str(name) for name in islice(values.keys(), MAX_NAMES)]
+            if names:
+                nbytes = sum(map(bytes_of, values.values()))
+                session.note_read(began, partition, names, values.batch_size[0], nbytes)
+        return values
+
+    def read_objects(
+        self, look: Callable[[], Operation[LookupReply]], partition: str, name: str
+    ) -> Operation[tuple[list[Any], int]]:
+        """Return the objects that a lookup of one field names, and the number of their bytes. The timeline notes it."""
+        session, settings = self._attachment.session, self._attachment.settings
+        began = session.clock()
+        collect = partial(gather_objects, allow_pickle=settings.allow_pickle)
+        (values, nbytes), _ = yield from self._repeat(look, partial(self._copy, collect=collect))
+        if settings.timeline_events:
+            session.note_read(began, partition, [name], len(values), nbytes)
+        return values, nbytes
+
+    def _repeat(
+        self, look: Callable[[], Operation[LookupReply]], get: Callable[[LookupReply], Operation[T | None]]
+    ) -> Operation[T]:
+        """Look up values and get them. If they were replaced or freed meanwhile, do both again.
+
+        If the next lookup names other blocks, they were replaced. If it names the same ones, their storage has lost
+        them, and the controller does not know it yet: it gets some time.
+        """
+        before, equal = None, 0
         for _ in range(READ_ATTEMPTS):
-            reply = yield from rereads.pause_if_equal((yield from look()))
-            if not reply.types:
-                return TensorDict({}, batch_size=0)
-            tables = [field.name for field in reply.types if field.kind == NESTED]
-            if options.layout == "jagged":
-                self._attachment.kinds.warn_of_ranks(partition, reply.types)
-            if device is not None:
-                pickled = self._attachment.settings.allow_pickle
-                landed = yield from get_to_device(self._units, reply, device, options.layout, options.shared, pickled)
-                if landed is not None:
-                    return nest_tables(landed, tables)
-            copied = yield from self._copy(reply, partial(self._collect, options=options))
-            if copied is not None:
-                values, reply = copied
-                return nest_tables(values if device is None else copy_to_device(values, reply, device), tables)
-        raise rereads.error()
+            reply = yield from look()
+            if before is not None:
+                equal = equal + 1 if before == reply.blocks else 0
+                if equal:
+                    yield Pause(REREAD_SECONDS * 2.0**equal)
+            values = yield from get(reply)
+            if values is not None:
+                return values
+            before = reply.blocks
+        if equal:
+            raise ConnectionLostError(
+                f"values could not be read in {READ_ATTEMPTS} attempts: their storage does not have them, and has not "
+                f"reported them as lost yet; try again, and see tq status for servers that are down"
+            )
+        raise StorageKeyNotFoundError(
+            f"values were replaced in each of {READ_ATTEMPTS} attempts to read them; read them when their writers pause"
+        )
+
+    def _get(self, reply: LookupReply, options: FetchOptions, partition: str) -> Operation[TensorDict | None]:
+        """Return the values of a lookup; None if they were replaced or freed meanwhile."""
+        if not reply.types:
+            return TensorDict({}, batch_size=0)
+        tables = [field.name for field in reply.types if field.kind == NESTED]
+        if options.layout == "jagged":
+            self._attachment.kinds.warn_of_ranks(partition, reply.types)
+        device = options.device
+        if device is not None:
+            pickled = self._attachment.settings.allow_pickle
+            landed = yield from get_to_device(self._units, reply, device, options.layout, options.shared, pickled)
+            if landed is not None:
+                return nest_tables(landed, tables)
+        copied = yield from self._copy(reply, partial(self._collect, options=options))
+        if copied is None:
+            return None
+        values, reply = copied
+        return nest_tables(values if device is None else copy_to_device(values, reply, device), tables)
 
     def _collect(self, reply: LookupReply, memory: Memory, options: FetchOptions) -> TensorDict:
         """Return the values of a lookup: copies, views, the caller's tensors, or tensors on a device."""
@@ -134,23 +170,6 @@ class Reader:
         if device is not None and (copies := self._attachment.devices.copies_to(device)) is not None:
             memory = HostArenas(copies, device, reply, memory)
         return gather(reply, memory, layout, shared=shared, allow_pickle=allow_pickle, views=views)
-
-    def read_objects(
-        self, look: Callable[[], Operation[LookupReply]], partition: str, name: str
-    ) -> Operation[tuple[list[Any], int]]:
-        """Return the objects that a lookup of one field names, and the number of their bytes. The timeline notes it."""
-        session, settings = self._attachment.session, self._attachment.settings
-        began = session.clock()
-        rereads = _Rereads()
-        for _ in range(READ_ATTEMPTS):
-            reply = yield from rereads.pause_if_equal((yield from look()))
-            copied = yield from self._copy(reply, partial(gather_objects, allow_pickle=settings.allow_pickle))
-            if copied is not None:
-                values, nbytes = copied[0]
-                if settings.timeline_events:
-                    session.note_read(began, partition, [name], len(values), nbytes)
-                return values, nbytes
-        raise rereads.error()
 
     def _copy(
         self, reply: LookupReply, collect: Callable[[LookupReply, Memory], T]
@@ -170,35 +189,3 @@ class Reader:
         if failure is not None:
             raise failure
         return values, reply
-
-
-class _Rereads:
-    """The attempts of one read, each of which has failed.
-
-    If values were replaced or freed, the next lookup names other blocks. If it names the same ones, their storage has
-    lost them, and the controller does not know it yet: the reader gives it some time.
-    """
-
-    def __init__(self) -> None:
-        self._before: LookupReply | None = None
-        self._equal = 0
-        """How many lookups in a row named the same blocks as the one before."""
-
-    def pause_if_equal(self, reply: LookupReply) -> Operation[LookupReply]:
-        """Return the reply of a lookup, after a pause if it names the same blocks as the one before."""
-        equal = self._before is not None and self._before.blocks == reply.blocks
-        self._equal, self._before = self._equal + 1 if equal else 0, reply
-        if equal:
-            yield Pause(REREAD_SECONDS * 2.0**self._equal)
-        return reply
-
-    def error(self) -> TransferQueueError:
-        """Return the error for the caller when all attempts are over."""
-        if self._equal:
-            return ConnectionLostError(
-                f"values could not be read in {READ_ATTEMPTS} attempts: their storage does not have them, and has not "
-                f"reported them as lost yet; try again, and see tq status for servers that are down"
-            )
-        return StorageKeyNotFoundError(
-            f"values were replaced in each of {READ_ATTEMPTS} attempts to read them; read them when their writers pause"
-        )

@@ -124,6 +124,9 @@ class WriteSpace:
         this block is written to disk.
         """
         allocator, watch_lost = self._allocators[backend], self._units.watch_lost
+        packed = allocator.pack(nbytes)
+        if packed is not None:
+            return packed
         try:
             return (yield from watch_lost(allocator.reserve(nbytes)))
         except CapacityError:

@@ -114,15 +114,10 @@ def selection(
     return names, chosen
 
 
-def validated_batch_size(batch_size: int | None) -> int:
-    """Return a number of rows."""
-    return validated_count(batch_size, "batch_size")  # type: ignore[arg-type]
-
-
-def validated_count(value: int, what: str) -> int:
+def validated_count(value: int | None, what: str) -> int:
     """Return an int that is not negative and fits into 63 bits."""
     try:
-        number = int(value.__index__())
+        number = int(value.__index__())  # type: ignore[union-attr]
     except (AttributeError, TypeError):
         raise InvalidArgumentError(f"{what} must be an int, got {value!r}") from None
     if not 0 <= number < 1 << 63:

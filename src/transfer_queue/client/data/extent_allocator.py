@@ -176,6 +176,14 @@ class ExtentAllocator(Allocator[Call]):
 
     # ------------------------------------------------------------ one block
 
+    def pack(self, nbytes: int) -> Reserved | None:
+        """Reserve space without any call, in an extent that is open; None if `reserve` must do it."""
+        size = aligned(nbytes)
+        if self._alone or self.replicas > 1 or size >= DEDICATED:
+            return None
+        with self._mutex:
+            return self._pack(self.units, nbytes, size)
+
     def reserve(self, nbytes: int, wait: float | None = None) -> Generator[Call, AnyReply, Reserved]:
         """See `Allocator.reserve`. With replicas, space is reserved in that many units or in none."""
         return self._reserve((self.units,), nbytes, wait, self.replicas)

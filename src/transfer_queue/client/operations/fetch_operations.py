@@ -122,7 +122,11 @@ class FetchOperations(Topic):
         if mode == "insert":
             wait = arguments.validated_seconds(timeout)
             request = Reserve(
-                partition_id, arguments.validated_batch_size(batch_size), None, pre_alloc_sample_num(), wait=wait
+                partition_id,
+                arguments.validated_count(batch_size, "batch_size"),
+                None,
+                pre_alloc_sample_num(),
+                wait=wait,
             )
             return self.claims.meta(partition_id, (yield from self._ask(request, ClaimReply, None, parked=wait)))
         if mode == "force_fetch":
@@ -138,7 +142,7 @@ class FetchOperations(Topic):
             partition_id,
             task_name,
             fields,
-            arguments.validated_batch_size(batch_size),
+            arguments.validated_count(batch_size, "batch_size"),
             sampling_config,
             timeout,
             hold=hold,
@@ -244,7 +248,7 @@ class FetchOperations(Topic):
             partition_id,
             task_name,
             fields,
-            arguments.validated_batch_size(batch_size),
+            arguments.validated_count(batch_size, "batch_size"),
             sampling_config,
             wait,
             True,
@@ -456,7 +460,7 @@ class FetchOperations(Topic):
             partition_id,
             task_name,
             fields,
-            arguments.validated_batch_size(batch_size),
+            arguments.validated_count(batch_size, "batch_size"),
             sampling_config,
             wait,
             finite=finite,

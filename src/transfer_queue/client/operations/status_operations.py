@@ -234,7 +234,7 @@ class StatusOperations(Topic):
         """
         names = None if fields is None else arguments.validated_names(fields, "fields")
         task, key = arguments.validated_text_or_none(task, "task"), arguments.validated_text_or_none(key, "key")
-        count = None if batch_size is None else arguments.validated_batch_size(batch_size)
+        count = None if batch_size is None else arguments.validated_count(batch_size, "batch_size")
         sampling = arguments.encoded_sampling_config(sampling_config)
         index = arguments.validated_int(global_index, "global_index must be an int (a key is passed as key=)")
         request = queries.Explain(partition_id, index, key, task, names, count, sampling)
