@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from transfer_queue.client.attachment import Attachment
-from transfer_queue.client.conversion import replies
-from transfer_queue.errors import WaitTimeoutError
+from transfer_queue.client.conversion import arguments, replies
+from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
 from transfer_queue.messages.claims import Claim, ClaimReply, ReportBatches
 from transfer_queue.messages.queries import ShowRows
 from transfer_queue.metadata import BatchMeta
@@ -20,6 +20,17 @@ T = TypeVar("T")
 
 HELD_SECONDS = 30.0
 """Seconds for which a batch is held without contact to the controller, until it is handed over."""
+
+
+_VALIDATORS: dict[str, Callable[[Any], Any]] = {
+    "ahead": lambda value: arguments.validated_count(value, "ahead"),
+    "finite": lambda value: arguments.validated_bool(value, "finite"),
+    "hold": lambda value: arguments.validated_bool(value, "hold"),
+    "lease": lambda value: None if value is None else float(arguments.validated_seconds(value, "lease") or 0.0),
+    "replicas": lambda value: None if value is None else arguments.validated_count(value, "replicas"),
+    "since": arguments.validated_version,
+}
+"""Option of a fetch -> the function that validates it."""
 
 
 class KnownRows:
@@ -58,6 +69,31 @@ class Claims:
         self.again = again
         self.known = known
         self.held = held
+
+    def prepare(
+        self,
+        partition_id: str,
+        task_name: str | None,
+        data_fields: Sequence[str] | str,
+        batch_size: int | None,
+        sampling_config: Mapping[str, Any] | None,
+        wait: float | None,
+        **options: Any,
+    ) -> Claim:
+        """Return the claim of a fetch. `options` are further attributes of `Claim`, as the caller has given them."""
+        fields = arguments.validated_names(data_fields, "data_fields")
+        count = arguments.validated_count(batch_size, "batch_size")
+        sampling = arguments.encoded_sampling_config(sampling_config)
+        task = task_name if task_name is not None else sampling.get("task_name")
+        if task is None:
+            raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
+        task = arguments.validated_text(task, "task_name")
+        for name in options.keys() & _VALIDATORS.keys():
+            options[name] = _VALIDATORS[name](options[name])
+        hands_over = options.get("lease") is None and not options.get("probe") and self.known is None
+        return Claim(
+            partition_id, task, fields, count, sampling, wait, hand_over=hands_over, again=self.again, **options
+        )
 
     def make(self, claim: Claim) -> Operation[ClaimReply]:
         """Return the reply to a claim, which may have a span."""

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -121,13 +120,8 @@ class FetchOperations(Topic):
         fields = arguments.validated_names(data_fields, "data_fields", least=0 if mode == "insert" else 1)
         if mode == "insert":
             wait = arguments.validated_seconds(timeout)
-            request = Reserve(
-                partition_id,
-                arguments.validated_count(batch_size, "batch_size"),
-                None,
-                pre_alloc_sample_num(),
-                wait=wait,
-            )
+            count = arguments.validated_count(batch_size, "batch_size")
+            request = Reserve(partition_id, count, None, pre_alloc_sample_num(), wait=wait)
             return self.claims.meta(partition_id, (yield from self._ask(request, ClaimReply, None, parked=wait)))
         if mode == "force_fetch":
             shown = yield from self._ask(ShowRows(partition_id, fields), ClaimReply, timeout)
@@ -138,17 +132,10 @@ class FetchOperations(Topic):
             timeout = get_metadata_timeout()
         if timeout is not None:
             timeout = max(arguments.validated_seconds(timeout) or 0.0, LEAST_WAIT)
-        claim = self._claim(
-            partition_id,
-            task_name,
-            fields,
-            arguments.validated_count(batch_size, "batch_size"),
-            sampling_config,
-            timeout,
-            hold=hold,
-            lease=lease,
+        claim = self.claims.prepare(
+            partition_id, task_name, fields, batch_size, sampling_config, timeout, hold=hold, lease=lease,
             replicas=replicas,
-        )
+        )  # fmt: skip
         return (yield from self._take_meta(claim))[0]
 
     def await_batch(
@@ -197,9 +184,10 @@ class FetchOperations(Topic):
             >>> client.await_batch(["prompt"], 2, "train_0", "update", timeout=5)
             (BatchMeta(size=0, partitions=[], fields=[], produced=0), True)
         """
-        claim = yield from self._awaited_claim(
-            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
-            ahead=ahead,
+        yield from self.attachment.learn()
+        claim = self.claims.prepare(
+            partition_id, task_name, data_fields, batch_size, sampling_config, _wait_of(timeout), quiet=True,
+            finite=finite, hold=hold, lease=lease, replicas=replicas, ahead=ahead,
         )  # fmt: skip
         try:
             return (yield from self._take_meta(claim))
@@ -242,20 +230,11 @@ class FetchOperations(Topic):
             False
         """
         yield from self.attachment.learn()
-        wait = arguments.validated_seconds(get_metadata_timeout() if timeout is None else timeout)
-        fields = arguments.validated_names(data_fields, "data_fields")
-        claim = self._claim(
-            partition_id,
-            task_name,
-            fields,
-            arguments.validated_count(batch_size, "batch_size"),
-            sampling_config,
-            wait,
-            True,
-            finite,
-            since,
-        )
-        reply = yield from self._ask(claim, ClaimReply, None, parked=wait)
+        claim = self.claims.prepare(
+            partition_id, task_name, data_fields, batch_size, sampling_config, _wait_of(timeout), probe=True,
+            finite=finite, since=since,
+        )  # fmt: skip
+        reply = yield from self._ask(claim, ClaimReply, None, parked=claim.wait)
         return Readiness(reply.ended, reply.version)
 
     def get_data(
@@ -368,9 +347,10 @@ class FetchOperations(Topic):
             ([1.0, 1.0], False)
         """
         options = FetchOptions.of(layout, shared, device, copy)
-        claim = yield from self._awaited_claim(
-            data_fields, batch_size, partition_id, task_name, sampling_config, finite, hold, lease, replicas, timeout,
-            places=True,
+        yield from self.attachment.learn()
+        claim = self.claims.prepare(
+            partition_id, task_name, data_fields, batch_size, sampling_config, _wait_of(timeout), quiet=True,
+            finite=finite, hold=hold, lease=lease, replicas=replicas, places=True,
         )  # fmt: skip
         try:
             reply = yield from self.claims.make(claim)
@@ -437,66 +417,7 @@ class FetchOperations(Topic):
 
         return (yield from self.claims.hand_over(claim, reply, read())), reply.ended
 
-    def _awaited_claim(
-        self,
-        data_fields: Sequence[str] | str,
-        batch_size: int,
-        partition_id: str,
-        task_name: str,
-        sampling_config: Mapping[str, Any] | None,
-        finite: bool,
-        hold: bool,
-        lease: float | None,
-        replicas: int | None,
-        timeout: float | None,
-        places: bool = False,
-        ahead: int = 0,
-    ) -> Operation[Claim]:
-        """Return the claim of a call for which a timeout is not an error."""
-        yield from self.attachment.learn()
-        wait = arguments.validated_seconds(get_metadata_timeout() if timeout is None else timeout)
-        fields = arguments.validated_names(data_fields, "data_fields")
-        claim = self._claim(
-            partition_id,
-            task_name,
-            fields,
-            arguments.validated_count(batch_size, "batch_size"),
-            sampling_config,
-            wait,
-            finite=finite,
-            hold=hold,
-            lease=lease,
-            replicas=replicas,
-            places=places,
-        )
-        return msgspec.structs.replace(claim, quiet=True, ahead=arguments.validated_count(ahead, "ahead"))
 
-    def _claim(
-        self,
-        partition_id: str,
-        task_name: str | None,
-        fields: list[str],
-        count: int,
-        sampling_config: Mapping[str, Any] | None,
-        wait: float | None,
-        probe: bool = False,
-        finite: bool = False,
-        since: int | None = None,
-        hold: bool = False,
-        lease: float | None = None,
-        replicas: int | None = None,
-        places: bool = False,
-    ) -> Claim:
-        sampling = arguments.encoded_sampling_config(sampling_config)
-        task = task_name if task_name is not None else sampling.get("task_name")
-        if task is None:
-            raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
-        task = arguments.validated_text(task, "task_name")
-        lease = None if lease is None else float(arguments.validated_seconds(lease, "lease"))  # type: ignore[arg-type]
-        replicas = None if replicas is None else arguments.validated_count(replicas, "replicas")
-        since = arguments.validated_version(since)
-        finite, hold = arguments.validated_bool(finite, "finite"), arguments.validated_bool(hold, "hold")
-        return Claim(
-            partition_id, task, fields, count, sampling, wait, probe, finite, since, hold, lease, replicas, places,
-            hand_over=lease is None and not probe and self.claims.known is None, again=self.claims.again,
-        )  # fmt: skip
+def _wait_of(timeout: float | None) -> float | None:
+    """Return the wait of a fetch whose timeout is not an error."""
+    return arguments.validated_seconds(get_metadata_timeout() if timeout is None else timeout)
