@@ -89,14 +89,6 @@ def test_the_error_says_that_rows_were_finished_too_late():
         h.put(1)
 
 
-def test_a_version_without_finished_rows_makes_no_space():
-    h = made()
-    h.put(8)
-    h.ask(SetPolicyVersion("p", 7))
-    with pytest.raises(StalenessError, match="8 are not finished by a task"):
-        h.put(1)
-
-
 def test_a_put_that_could_never_be_admitted_is_refused_at_once():
     h = made()
     with pytest.raises(InvalidArgumentError, match=r"at most 8 rows .* this put alone adds 9"):
@@ -111,16 +103,6 @@ def test_the_named_task_finishes_rows():
     assert counts(h) == 8
     assert len(h.dealt(2, "train")) == 2
     h.ask(SetPolicyVersion("p", 2))
-    assert counts(h) == 6
-
-
-def test_without_a_named_task_all_tasks_of_free_when_finish_rows():
-    h = made(free_when=["reward", "train"])
-    h.put(8)
-    h.dealt(8, "log")
-    h.dealt(2, "train")
-    h.dealt(8, "reward")
-    h.ask(SetPolicyVersion("p", 1))
     assert counts(h) == 6
 
 
