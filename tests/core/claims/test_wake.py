@@ -56,6 +56,18 @@ def test_each_of_them_is_counted_as_a_request_that_has_waited() -> None:
     assert not h.controller.context.parked.peers
 
 
+def test_the_first_claim_is_met_first_whatever_it_asks_for() -> None:
+    h = Harness()
+    first = h.claim(2, name="a", wait=9.0)
+    other = h.claim(3, name="b", wait=9.0)
+    last = [h.claim(2, name=name, wait=9.0) for name in ("c", "d")]
+    rows = h.put(8)
+    assert h.got(first, "a") == rows[:2]
+    assert h.got(other, "b") == rows[2:5]
+    assert h.got(last[0], "c") == rows[5:7]
+    assert h.parked(last[1], "d")
+
+
 def test_claims_with_a_lease_are_met_together_with_a_token_each() -> None:
     h = Harness(RankAwareSampler())
     waits = [h.claim(2, name=f"r{n}", wait=9.0, lease=5.0, dp_rank=n, batch_index=0) for n in range(5)]
@@ -97,6 +109,14 @@ def test_rows_that_are_delivered_again_together_have_the_numbers_of_their_delive
     h.put(2)
     counts = [h.result(sequence, name).deliveries for sequence, name in ((again[1], "s1"), (third, "s2"))]
     assert counts == [np.array([3, 3], "<i4").tobytes(), None]
+
+
+def test_claims_with_different_leases_are_not_met_together() -> None:
+    h = Harness()
+    waits = [h.claim(1, name=f"r{n}", wait=9.0, lease=9.0 if n == 2 else None) for n in range(5)]
+    rows = h.put(5)
+    assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [[row] for row in rows]
+    assert h.state.partitions["p"].claimed == {"t": 1}
 
 
 @contextmanager

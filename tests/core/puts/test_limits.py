@@ -106,6 +106,16 @@ def test_the_named_task_finishes_rows():
     assert counts(h) == 6
 
 
+def test_without_a_named_task_all_tasks_of_free_when_finish_rows():
+    h = made(free_when=["reward", "train"])
+    h.put(8)
+    h.dealt(8, "log")
+    h.dealt(2, "train")
+    h.dealt(8, "reward")
+    h.ask(SetPolicyVersion("p", 1))
+    assert counts(h) == 6
+
+
 def test_without_free_when_all_tasks_that_have_claimed_rows_finish_them():
     h = made()
     h.put(8)

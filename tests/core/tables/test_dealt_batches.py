@@ -121,17 +121,6 @@ def test_a_rank_consistent_claim_needs_dp_rank_and_batch_index(missing: str) -> 
         h.dealt(1, **sampling)
 
 
-def test_a_claim_may_name_a_built_in_sampler(h: Harness) -> None:
-    h.put(8)
-    assert h.dealt(2, sampler="RankAwareSampler", dp_rank=0, batch_index=0) == [0, 1]
-    assert h.dealt(2, sampler="RankAwareSampler", dp_rank=0, batch_index=0) == [0, 1]
-    assert h.dealt(1) == [2]
-    assert h.dealt(4, sampler="GRPOGroupNSampler", n_samples_per_prompt=4) == [4, 5, 6, 7]
-    waiting = h.claim(2, sampler="RankAwareSampler", dp_rank=1, batch_index=0, wait=10)
-    h.put(1)
-    assert h.got(waiting) == [3, 8]
-
-
 # ---------------------------------------------------------------- balanced
 
 

@@ -9,7 +9,7 @@ from harness import Harness, rows_of, through_file
 from transfer_queue.core.claims.row_leases import Leases
 from transfer_queue.core.deadlines import LEAST
 from transfer_queue.errors import BatchGoneError, InvalidArgumentError
-from transfer_queue.messages.claims import Cancel, ClaimReply, RankGone, ResetConsumption
+from transfer_queue.messages.claims import Cancel, ClaimReply, RankGone, Renew, ResetConsumption
 from transfer_queue.messages.partitions import Seal
 from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus, Explain
 from transfer_queue.messages.reports.progress import TaskProgress
@@ -68,6 +68,21 @@ def test_an_expired_lease_makes_its_rows_ready_again(h: Harness) -> None:
     assert consumed(h) == [0, 0]
     assert h.ack(again, name="other")
     assert consumed(h) == [1, 1]
+
+
+def test_a_renewed_lease_continues(h: Harness) -> None:
+    h.put(2)
+    reply = h.lease(2, lease=10.0)
+    for now in (8.0, 16.0, 24.0):
+        h.tick(now)
+        assert h.ask(Renew([("p", reply.token)])).value == [True]
+    assert h.controller.next_deadline() is not None
+    h.tick(33.9)
+    assert h.dealt(1) == []
+    h.tick(34.0)
+    assert h.ask(Renew([("p", reply.token)])).value == [False]
+    assert h.dealt(2) == [0, 1]
+    assert h.controller.next_deadline() is None
 
 
 def test_a_fetch_that_is_cancelled_when_it_is_answered_loses_no_rows(h: Harness) -> None:
@@ -245,6 +260,16 @@ def test_the_system_limit_applies_if_the_partition_has_none() -> None:
     for _ in range(20):
         h.nack(h.lease(1, partition="q"), partition="q")
     assert deliveries(h.lease(1, partition="q")) == [22]
+
+
+def test_the_group_of_a_poison_row_is_skipped() -> None:
+    h = Harness(GRPOGroupNSampler(2))
+    h.create(max_deliveries=2)
+    h.put(4)
+    h.nack(h.lease(2))
+    h.tick(0.0)
+    h.nack(h.lease(4), [0, 1])
+    assert h.look(Status()).partitions[0].passed == {"t": {"poison": 2}}
 
 
 def test_a_dealt_batch_with_skipped_rows_is_an_error(ranks: Harness) -> None:
