@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from carried_values import TORCH_DTYPES, Point, arrays, bits, jagged, objects, pattern, same, same_tensor, tensors
+from carried_values import TORCH_DTYPES, Point, arrays, jagged, objects, pattern, same, same_tensor, tensors
 from codec_arenas import Arenas
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -211,97 +211,6 @@ def test_ragged_rows_of_every_dtype(dtype):
     assert same_rows(through(several, in_table=False), several)
     if dtype.itemsize > 1:
         assert same_rows(through([row.t() for row in several], in_table=False), [row.t() for row in several])
-
-
-@st.composite
-def batches(draw):
-    """Blocks that hold the fields a, b and c, row by row, of kinds that may go together."""
-    dtype = draw(st.sampled_from([torch.uint8, torch.int32, torch.bfloat16, torch.float64, torch.complex128]))
-    rank = draw(st.integers(0, 4))
-    free = draw(st.lists(st.booleans(), min_size=rank, max_size=rank))
-    fixed = draw(st.lists(st.integers(0, 3), min_size=rank, max_size=rank))
-    mixed = draw(st.integers(0, 9)) == 0
-    blocks = []
-    for number in range(draw(st.integers(1, 4))):
-        rows = draw(st.sampled_from([1, 1, 2, 5]))
-        shapes = [
-            tuple(draw(st.integers(0, 4)) if is_free else size for is_free, size in zip(free, fixed, strict=True))
-            for _ in range(rows)
-        ]
-        if mixed:
-            shapes = [shape[: draw(st.integers(0, rank))] for shape in shapes]
-        a = [pattern(dtype, shape, seed=10 * number + row) for row, shape in enumerate(shapes)]
-        b = [pattern(torch.float32, (3,), seed=number + row) for row in range(rows)]
-        c = [draw(st.sampled_from(["", "abc", None, 2**70, [1, (2,)], Point("x" * 9)])) for _ in range(rows)]
-        blocks.append((draw(st.integers(0, 1)), {"a": a, "b": b, "c": c}))
-    return blocks
-
-
-@given(batches(), st.data())
-@settings(max_examples=300, deadline=None)
-def test_any_rows_of_any_blocks(blocks, data):
-    """Any selection of rows out of several blocks in two arenas, with repeats, in any order."""
-    arenas = Arenas(units=2)
-    for unit, fields in blocks:
-        arenas.write(encode_columns(fields, len(fields["b"])), unit)
-    places = [(block, row) for block, (_, fields) in enumerate(blocks) for row in range(len(fields["b"]))]
-    wanted = data.draw(st.one_of(st.just(places), st.lists(st.sampled_from(places), max_size=9)))
-    before = [memory.copy() for memory in arenas.memories]
-    reply = arenas.reply(wanted)
-    rows = {name: [blocks[block][1][name][row] for block, row in wanted] for name in "abc"}
-    table = gather(reply, arenas.memory)
-    for name in "abc":
-        assert same_rows(table.get(name), rows[name])
-    check_container(table.get("a"), reply.types[0], rows["a"])
-    for memory, was in zip(arenas.memories, before, strict=True):
-        assert np.array_equal(memory, was)
-    listed = gather(reply, arenas.memory, "list")
-    assert same_rows(listed.get("a"), rows["a"])
-    check_dense_and_padded(reply, arenas, rows["a"])
-
-
-def check_container(column, kind, rows):
-    """The container follows from the type alone."""
-    if kind.mixed_rank:
-        assert isinstance(column, NonTensorStack)
-    elif kind.ndim == 0:
-        assert column.shape == (len(rows),)
-    elif kind.differs.bit_count() > 1:
-        assert column.is_nested
-        assert column.layout == torch.strided
-    else:
-        assert column.layout == torch.jagged
-        ragged = kind.differs.bit_length() or 1
-        lengths = [row.shape[ragged - 1] for row in rows]
-        assert column._ragged_idx == ragged
-        assert column.is_contiguous()
-        assert column.offsets().tolist() == [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
-        extremes = (min(lengths, default=0), max(lengths, default=0))
-        assert (column._maybe_min_seqlen, column._maybe_max_seqlen) == extremes
-
-
-def check_dense_and_padded(reply, arenas, rows):
-    shapes = {tuple(row.shape) for row in rows}
-    only_a = arenas.reply([], ["a"]) if not rows else None
-    reply = only_a or type(reply)(reply.count, reply.types[:1], reply.blocks, reply.placements)
-    if len(shapes) <= 1:
-        dense = gather(reply, arenas.memory, "dense")["a"]
-        assert same_rows(dense, rows)
-    else:
-        with pytest.raises(ValueError, match="field 'a'"):
-            gather(reply, arenas.memory, "dense")
-    if len({len(shape) for shape in shapes}) > 1:
-        with pytest.raises(ValueError, match="field 'a'"):
-            gather(reply, arenas.memory, "padded")
-    elif shapes:
-        padded = gather(reply, arenas.memory, "padded")["a"]
-        assert padded.shape == (len(rows), *map(max, zip(*shapes, strict=True)))
-        inside = 0
-        for whole, row in zip(padded, rows, strict=True):
-            corner = whole[tuple(slice(size) for size in row.shape)]
-            assert same_tensor(corner, row)
-            inside += np.count_nonzero(np.frombuffer(bits(row), np.uint8))
-        assert np.count_nonzero(np.frombuffer(bits(padded), np.uint8)) == inside
 
 
 @given(st.lists(tensors, min_size=1, max_size=4))
