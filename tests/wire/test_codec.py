@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from simulated import rows_of
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError, UncarriableValueError
-from transfer_queue.messages.descriptors import FieldSpec
+from transfer_queue.messages.descriptors import FieldSpec, Placement
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.buffers import copies
@@ -500,39 +501,88 @@ def i4(*numbers):
     return np.array(numbers, "<i4").tobytes()
 
 
+def two_rows(blocks):
+    """Two rows of a field, in one block or in two of one row."""
+    arenas = Arenas(size=1024)
+    for _ in range(blocks):
+        arenas.write(encode_columns({"x": torch.ones(2 // blocks, 3)}, 2 // blocks))
+    return arenas
+
+
+@pytest.mark.parametrize(("blocks", "altered"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("changes", [
-    {"offset": i8(1 << 40)}, {"offset": i8(-64)}, {"nbytes": i8(1 << 40)}, {"nbytes": i8(-1)}, {"nbytes": i8(8)},
-    {"offset": i8(2**63 - 64)}, {"rows": i4(100)}, {"rows": i4(-1)}, {"schema": i4(3)}, {"dims": i4(3)}, {"count": 7},
-    {"dims_values": [i8(1 << 40)]}, {"dims_values": [b"123"]}, {"dims_values": [i8(1, 2)]}, {"placements": []},
-    {"offset": b""}, {"schemas": [[FieldSpec("y", "tensor", "float32", 1, False)]]},
+    {"offset": 1 << 40}, {"offset": -64}, {"nbytes": 1 << 40}, {"nbytes": -1}, {"nbytes": 8}, {"nbytes": 0},
+    {"offset": 2**63 - 64}, {"rows": 100}, {"rows": -1}, {"rows": 0}, {"schema": 3}, {"dims": 3}, {"count": 7},
+    {"dims_values": [i8(1 << 40)]}, {"dims_values": [b"123"]}, {"dims_values": [i8(1, 2)]},
+    {"placements": []}, {"offset": b""}, {"nbytes": i8(64)[:-1]}, {"unit": b""},
+    {"schemas": [[FieldSpec("y", "tensor", "float32", 1, False)]]},
     {"schemas": [[FieldSpec("x", "tensor", "float64", 1, False)]]}, {"schemas": [[]]},
 ], ids=lambda c: next(iter(c)))  # fmt: skip
-def test_reply_that_lies(changes):
-    arenas = Arenas(size=1024)
-    arenas.write(encode_columns({"x": torch.ones(2, 3)}, 2))
-    with pytest.raises(ProtocolError):
-        gather(lying(arenas.reply(), **changes), arenas.memory)
-
-
-@pytest.mark.parametrize(("block", "slot"), [((0, 1), (0, 0)), ((0, -1), (0, 0)), ((0, 0), (0, 2)), ((0, 0), (-1, 0))])
-def test_placement_that_lies(block, slot):
-    arenas = Arenas(size=1024)
-    arenas.write(encode_columns({"x": torch.ones(2, 3)}, 2))
+def test_reply_that_lies(changes, blocks, altered):
+    """Numbers take the place of those of the last block, or of both."""
+    arenas = two_rows(blocks)
     reply = arenas.reply()
-    placement = type(reply.placements[0])(["x"], i4(*block), i4(*slot))
+    ((name, value),) = changes.items()
+    if isinstance(value, int) and name != "count":
+        pack = i8 if name in ("offset", "nbytes") else i4
+        value = getattr(reply.blocks, name)[: len(pack(0)) * (blocks - altered)] + pack(value) * altered
     with pytest.raises(ProtocolError):
-        gather(lying(reply, placements=[placement]), arenas.memory)
+        gather(lying(reply, **{name: value}), arenas.memory)
 
 
-def test_type_that_lies():
+END = 99  # stands for the number of blocks, or of the rows of a block
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize(("block", "slot"), [
+    ((0, END), (0, 0)), ((0, -1), (0, 0)), ((7, 7), (0, 0)), ((-1, -1), (0, 0)), ((0, 0), (0, END)), ((0, 0), (-1, 0)),
+    ((0, 0), (0, -1)), ((0, 0), (3, 4)), ((), (0, 0)), ((0,), (0,)),
+])  # fmt: skip
+def test_placement_that_lies(block, slot, blocks):
+    arenas = two_rows(blocks)
+    reply = arenas.reply()
+    block, slot = ([end if number == END else number for number in column]
+                   for column, end in ((block, blocks), (slot, 2 // blocks)))  # fmt: skip
+    with pytest.raises(ProtocolError):
+        gather(lying(reply, placements=[Placement(["x"], i4(*block), i4(*slot))]), arenas.memory)
+    with pytest.raises(ProtocolError):
+        gather(lying(reply, placements=[msgspec.structs.replace(reply.placements[0], fields=["y"])]), arenas.memory)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("bent", [
+    {"dtype": "float64"}, {"dtype": "int32"}, {"dtype": "float99"}, {"ndim": 2}, {"ndim": 0},
+    {"kind": "object", "dtype": "object"},
+], ids=str)  # fmt: skip
+def test_type_that_lies(bent, blocks):
+    arenas = two_rows(blocks)
+    reply = arenas.reply()
+    with pytest.raises(ProtocolError):
+        gather(lying(reply, types=[msgspec.structs.replace(reply.types[0], **bent)]), arenas.memory)
+
+
+def test_type_that_lies_about_ragged_rows():
     arenas = Arenas(size=1024)
     arenas.write(encode_columns({"x": [torch.ones(2, 3), torch.ones(1, 3)]}, 2))
     reply = arenas.reply()
-    kind = reply.types[0]
     for ndim, differs, dtype in ((2, 2, "float32"), (1, 0, "float32"), (0, 0, "float32"), (2, 1, "float99")):
-        wrong = type(kind)(kind.name, kind.kind, dtype, ndim, None, differs, False)
+        wrong = msgspec.structs.replace(reply.types[0], dtype=dtype, ndim=ndim, shape=None, differs=differs)
         with pytest.raises(ProtocolError):
             gather(lying(reply, types=[wrong]), arenas.memory)
+
+
+@pytest.mark.parametrize("layout", ["jagged", "dense"])
+def test_repeated_rows_of_several_blocks_have_memory_of_their_own(layout):
+    arenas = Arenas()
+    for number in range(3):
+        arenas.write(encode_columns({"x": torch.full((1, 3), number), "y": torch.full((1,), number)}, 1))
+    reply = arenas.reply([(1, 0), (1, 0), (2, 0)])
+    table = gather(reply, arenas.memory, layout)
+    rows_of(table["x"])[0].fill_(-1)
+    table["y"][0] = -1
+    assert [row.tolist() for row in rows_of(table["x"])] == [[-1] * 3, [1] * 3, [2] * 3]
+    assert table["y"].tolist() == [-1, 1, 2]
+    assert gather(reply, arenas.memory, layout)["y"].tolist() == [1, 1, 2]
 
 
 def test_large_batch():
