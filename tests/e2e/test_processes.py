@@ -182,3 +182,12 @@ def test_init_for_another_system_while_attached() -> None:
         with pytest.raises(tq.InvalidArgumentError, match=r"'second'.*'first'"):
             tq.init({"system": {"name": "second"}})
         assert tq.init({"system": {"name": "first"}}).system.name == "first"
+
+
+def test_a_put_after_a_clear_finds_the_space() -> None:
+    """What was cleared is on its way to be free."""
+    with started("turning", backend={"SimpleStorage": {"arena_bytes": 2 * 2**20}}):
+        client = tq.get_client()
+        for i in range(40):
+            tq.kv_put("a", f"p{i}", {"x": torch.full((300_000,), float(i))})  # 1.15 MiB
+            client.clear_partition(f"p{i}")
