@@ -52,6 +52,13 @@ def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_a_folder_that_is_a_link_is_no_system(planted: SystemFolder) -> None:
+    link = planted.folder.with_name("link")
+    link.symlink_to(planted.folder)
+    with pytest.raises(AttachError, match="is not a private folder"):
+        SystemFolder(link).check_private()
+
+
 def test_a_system_is_not_made_through_a_link(planted: SystemFolder) -> None:
     link = planted.folder.with_name("link")
     link.symlink_to(planted.folder.parent / "nowhere")
