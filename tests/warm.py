@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,20 @@ def process(target: Callable[..., None], *arguments: Any, daemon: bool = True) -
     daemon: it ends with this process, and can have no workers.
     """
     return context().Process(target=_run, args=(dict(os.environ), target, arguments), daemon=daemon)
+
+
+def reporting(
+    target: Callable[..., None], *arguments: Any, duplex: bool = False, daemon: bool = True
+) -> tuple[Any, Connection[Any, Any]]:
+    """A process that runs the target with the arguments and one end of a pipe, and the other end.
+
+    The end of the process is that of the pipe.
+    """
+    ours, theirs = multiprocessing.Pipe(duplex)
+    made = process(target, *arguments, theirs, daemon=daemon)
+    made.start()
+    theirs.close()
+    return made, ours
 
 
 def run_program(main: Callable[[], int], *words: str) -> subprocess.CompletedProcess[str]:

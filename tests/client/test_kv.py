@@ -11,13 +11,18 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 from simulated import Start, numbers, ragged, rows_of, same, table
-from transfer_queue.errors import (
-    DuplicateError,
-    UnknownPartitionError,
-)
+from transfer_queue.errors import DuplicateError, InvalidArgumentError, UnknownPartitionError
 from transfer_queue.metadata import KVBatchMeta
 from transfer_queue.testing import Client
 from transfer_queue.wire.objects.object_values import DELETE
+
+
+@pytest.mark.parametrize(("keys", "message"), [(["a", 1], "keys must be str, got 1"), (5, "keys must be a list")])
+@pytest.mark.parametrize("call", ["kv_batch_put", "kv_batch_get", "kv_clear", "kv_retrieve_meta"])
+def test_keys_that_are_no_list_of_str_are_refused(a: Client, call: str, keys: Any, message: str) -> None:
+    values = (numbers(2),) if call == "kv_batch_put" else ()
+    with pytest.raises(InvalidArgumentError, match=message):
+        getattr(a, call)(keys, "p", *values)
 
 
 class Exotic:

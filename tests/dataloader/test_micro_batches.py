@@ -68,6 +68,11 @@ class TestBudget:
             assert len(d) == len(m) > 0
             assert tokens <= budget or len(m) == 1
             assert rows is None or len(m) <= rows
+            for column in (d["x"], d["j"]):
+                sizes = column.offsets().diff().tolist()
+                assert column.offsets()[0] == 0
+                assert len(column.values()) == sum(sizes)
+                assert (column._maybe_min_seqlen, column._maybe_max_seqlen) == (min(sizes), max(sizes))
         for (_, m), tokens, (following, _) in zip(pieces, sums, pieces[1:]):  # none could have taken one more
             assert tokens + following["n"][0].item() > budget or len(m) == rows
 

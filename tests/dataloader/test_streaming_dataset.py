@@ -697,31 +697,6 @@ class TestLoader:
         assert list(loader) == [[0, 1], [2, 3]]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_chunks_of_jagged_columns(size: int) -> None:
-    """Cut like the TensorDict itself; each piece in good order, and of the same values."""
-    rows = [torch.arange(n * 2).reshape(n, 2) + 10 * n for n in (3, 0, 4, 1, 2)]
-    table = TensorDict(
-        {
-            "j": torch.nested.nested_tensor(rows, layout=torch.jagged),
-            "t": torch.nested.nested_tensor([r.t().contiguous().t() for r in rows], layout=torch.jagged).transpose(
-                1, 2
-            ),
-        },
-        batch_size=[5],
-    )
-    meta = BatchMeta(list(range(5)), ["p"] * 5)
-    pieces = list(streaming_dataset.chunk_batch_fn(table, meta, size))
-    assert [len(m) for _, m in pieces] == [len(d) for d, _ in pieces]
-    assert [r.tolist() for d, _ in pieces for r in d["j"].unbind()] == [r.tolist() for r in rows]
-    assert [r.tolist() for d, _ in pieces for r in d["t"].unbind()] == [r.t().tolist() for r in rows]
-    for data, _ in pieces:
-        lengths = data["j"].offsets().diff().tolist()
-        assert data["j"].offsets()[0] == 0
-        assert len(data["j"].values()) == sum(lengths)
-        assert (data["j"]._maybe_min_seqlen, data["j"]._maybe_max_seqlen) == (min(lengths), max(lengths))
-
-
 class Group:
     """The method that a process group and a device mesh have in common."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import pickle
 import signal
@@ -154,11 +153,8 @@ def work(heir: dict[str, str], told: Connection[Any, Any]) -> None:
 
 def told_by(target: Callable[..., None], *arguments: Any) -> tuple[int | None, str]:
     """Run a function in a process of its own, to its end; returns the exit code, and what the function sent."""
-    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process, ours = warm.reporting(target, *arguments)
     with ours:
-        process = warm.process(target, *arguments, theirs)
-        process.start()
-        theirs.close()  # so that the end of the process is that of the pipe
         told = ours.recv()
         process.join(100)
     return process.exitcode, told

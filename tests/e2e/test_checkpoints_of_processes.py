@@ -213,20 +213,6 @@ def test_loaders_go_on(system, tmp_path):
     assert sorted(row for rank in (0, 1) for row in before[rank] + after[rank]) == list(range(values))
 
 
-def test_a_load_outlives_the_controller(system, tmp_path):
-    """What was loaded is there, and metadata of before still stale, after the controller was killed."""
-    old = tq.get_client().put(rows(1), partition_id="p")
-    tq.save_checkpoint(tmp_path / "ck")
-    tq.get_client().clear_partition("p")
-    tq.load_checkpoint(tmp_path / "ck")
-    server_process("controller").kill()
-    meta = tq.get_client().get_meta("x", None, "p", mode="force_fetch")
-    data = tq.get_client().get_data(meta)["x"]
-    assert data.unbind()[0].unique().tolist() == [1]
-    with pytest.raises(tq.StaleMetadataError):
-        tq.get_client().get_data(old)
-
-
 def test_a_partition_is_added_to_a_running_system(system, tmp_path):
     """Other clients work meanwhile and notice nothing; after a kill of the controller everything is still there."""
     tq.kv_batch_put(["a", "b"], "replay", rows(7, 2), tags=[{"n": 1}, {"n": 2}])

@@ -173,6 +173,8 @@ def test_after_a_crash_it_names_the_logs(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(tq.AttachError) as error:
             tq.init(attach="require")
         assert words in str(error.value)
+        (listed,) = [each for each in json.loads(command("list", "--json").stdout)["systems"] if each["name"] == name]
+        assert (listed["state"], listed["words"]) == ("crashed", words.strip("()"))
     finally:
         assert command("start", "--name", name).returncode == 0
         command("stop", "--name", name)

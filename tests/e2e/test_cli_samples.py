@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -168,23 +167,6 @@ def test_list(system: RunningSystem, capsys: pytest.CaptureFixture[str]) -> None
     assert (mine["partitions"], mine["detached"]) == (3, True)
     assert mine["memory"] > 0
     assert f"{NAME}  running" in output_of(capsys, "list")[1]
-
-
-def test_list_shows_a_system_that_crashed(capsys: pytest.CaptureFixture[str]) -> None:
-    none = "controller.journal.durability=none"
-    started = as_json(capsys, "start", "--name", "crashes", "--set", none)[1]
-    assert started["new"]
-    supervisor = psutil.Process(started["pid"])
-    log = str(Path(started["logs"]) / "controller.log")
-    (controller,) = [child for child in supervisor.children() if os.readlink(f"/proc/{child.pid}/fd/2") == log]
-    controller.kill()  # it cannot be restarted without a journal
-    psutil.wait_procs([supervisor], timeout=60)
-    (mine,) = [each for each in as_json(capsys, "list")[1]["systems"] if each["name"] == "crashes"]
-    assert mine["state"] == "crashed"
-    assert mine["words"] == f"the last one crashed; its logs are in {started['logs']}"
-    again = as_json(capsys, "start", "--name", "crashes")[1]
-    assert again["new"]
-    assert as_json(capsys, "stop", "--name", "crashes")[1]["stopped"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

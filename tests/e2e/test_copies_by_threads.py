@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from itertools import count
 from multiprocessing.connection import Connection
@@ -43,10 +42,7 @@ def read() -> int:
 def test_readers_see_whole_puts_of_writers_that_are_killed(system: Any) -> None:
     seen = 0
     for _ in range(KILLS):
-        here, there = multiprocessing.Pipe(duplex=False)
-        writer = warm.process(write, seen + 1, there)
-        writer.start()
-        there.close()
+        writer, here = warm.reporting(write, seen + 1)
         for _ in range(PUTS):
             put = here.recv()
             assert read() >= put

@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 import transfer_queue as tq
+from batches import Batches
 from server_processes import restart, started, until
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
@@ -26,7 +28,8 @@ from transfer_queue.node.system.paths import DISK_PREFIX
 
 SECONDS = 60
 MIB = 1 << 20
-ROWS = 4  # of a batch, which has a MiB
+BATCHES = Batches(1 << 16)  # of a MiB each
+put, check = partial(BATCHES.put, tq), partial(BATCHES.check, tq)
 PREFIX = f"{DISK_PREFIX}{os.geteuid()}-"
 
 
@@ -46,25 +49,6 @@ def conf(ssd: Path, name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "backend": {"SimpleStorage": storage}}
 
 
-def keys(number: int) -> list[str]:
-    return [f"{number}.{row}" for row in range(ROWS)]
-
-
-def content(number: int) -> torch.Tensor:
-    """int32 [ROWS, a quarter MiB]: no two elements of any batches are alike in order."""
-    rows = torch.arange(ROWS * 65536, dtype=torch.int32).reshape(ROWS, -1)
-    return rows * 7 + number * 1_000_003
-
-
-def put(number: int, partition: str = "p") -> None:
-    tq.kv_batch_put(keys(number), partition, {"x": content(number)})
-
-
-def check(number: int, partition: str = "p") -> None:
-    got = tq.kv_batch_get(keys(number), partition)["x"]
-    assert torch.equal(torch.stack(list(got.unbind())), content(number))
-
-
 def units() -> list[UnitProgress]:
     with ControlClient(CURRENT.system) as onlooker:
         return onlooker.status().units
@@ -82,8 +66,7 @@ def test_eight_times_the_memory_while_servers_are_killed(ssd: Path) -> None:
 
         def read() -> None:
             while not all(writer.done() for writer in writers):
-                for number in done[:: max(1, len(done) // 4)]:
-                    check(number)
+                check(done[:: max(1, len(done) // 4)])
                 threading.Event().wait(0.02)
 
         writers = [pool.submit(write, range(n, 64, 2)) for n in range(2)]
@@ -93,8 +76,7 @@ def test_eight_times_the_memory_while_servers_are_killed(ssd: Path) -> None:
             restart(server)
         for each in (*writers, reader):
             each.result(SECONDS)
-        for number in range(64):
-            check(number)
+        check(range(64))
         memory, disk = units()
         assert (memory.tier, disk.tier) == ("memory", "disk")
         assert memory.leased <= 8 * MIB
@@ -122,13 +104,11 @@ def test_a_full_disk_is_told_and_loses_nothing(ssd: Path) -> None:
                 told = str(error)
         assert f"the disk at {ssd}/{PREFIX}full-" in told
         assert 12 <= count <= 16
-        for number in range(count):
-            check(number)
-        tq.kv_clear([key for number in range(8) for key in keys(number)], "p")
+        check(range(count))
+        tq.kv_clear([key for number in range(8) for key in BATCHES.keys(number)], "p")
         for number in range(40, 46):
-            tq.kv_batch_put(keys(number), "p", {"x": content(number)}, timeout=SECONDS)
-        for number in [*range(8, count), *range(40, 46)]:
-            check(number)
+            put(number, timeout=SECONDS)
+        check([*range(8, count), *range(40, 46)])
 
 
 def test_leftovers_are_swept_by_their_locks(ssd: Path) -> None:
@@ -161,11 +141,10 @@ def test_a_later_system_with_the_same_journal(ssd: Path, tmp_path: Path) -> None
     with started(**settings):
         for number in (0, 11):
             with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit"):
-                check(number)
+                check([number])
         for number in range(12):
             put(number)
-        for number in range(12):
-            check(number)
+        check(range(12))
         assert [unit.tier for unit in units()] == ["memory", "disk"]
 
 
@@ -182,5 +161,5 @@ def test_where_nothing_can_be_moved_to(tmp_path: Path, caplog: pytest.LogCapture
     with tempfile.TemporaryDirectory(prefix="tq-disk-", dir="/dev/shm") as shared, caplog.at_level(logging.WARNING):
         with started(**conf(Path(shared), "warned")):
             put(1)
-            check(1)
+            check([1])
         assert f"offload.path is {shared}, which is a tmpfs: offloaded blocks stay in memory" in caplog.text

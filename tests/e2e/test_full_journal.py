@@ -50,10 +50,15 @@ def status() -> str:
     return said.getvalue()
 
 
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    folder = tmp_path / "journal"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
 @pytest.mark.parametrize("killed", [False, True])
-def test_what_changes_anything_waits_and_all_else_goes_on(tmp_path: Path, killed: bool) -> None:
-    journal = tmp_path / "journal"
-    journal.mkdir(mode=0o700)
+def test_what_changes_anything_waits_and_all_else_goes_on(journal: Path, killed: bool) -> None:
     with started("full-journal", controller={"journal": {"folder": str(journal)}}):
         client = tq.get_client()
         rows = client.put(TensorDict({"x": torch.arange(4)}, batch_size=[4]), partition_id="p")
@@ -80,10 +85,8 @@ def test_what_changes_anything_waits_and_all_else_goes_on(tmp_path: Path, killed
         assert "TROUBLE" not in status()
 
 
-def test_a_call_that_can_wait_no_longer_names_the_journal_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_call_that_can_wait_no_longer_names_the_journal_and_changes_nothing(journal: Path) -> None:
     """Each within its own timeout, or within `timeouts.call` if it has none: also a claim that waited before."""
-    journal = tmp_path / "journal"
-    journal.mkdir(mode=0o700)
     conf = {"controller": {"journal": {"folder": str(journal)}}, "timeouts": {"call": 5.0}}
     with started("full-journal", **conf):
         client, queue = tq.get_client(), tq.Queue("q")
@@ -126,13 +129,11 @@ def test_a_call_that_can_wait_no_longer_names_the_journal_and_changes_nothing(tm
         assert queue.empty()
 
 
-def test_a_load_without_space_for_its_state_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_load_without_space_for_its_state_is_refused_and_changes_nothing(journal: Path, tmp_path: Path) -> None:
     """Its client gets an error at once, and the old state goes on; with space the same checkpoint is loaded."""
     with started("full-journal"):
         tq.kv_put("saved", "p", {"x": torch.tensor(1)}, tag={"note": "x" * (4 * segment.RESERVED_BYTES)})
         tq.save_checkpoint(tmp_path / "ck")
-    journal = tmp_path / "journal"
-    journal.mkdir(mode=0o700)
     with started("full-journal", controller={"journal": {"folder": str(journal)}}):
         tq.kv_put("now", "p", {"x": torch.tensor(2)})
         process = until(lambda: living_server("controller"))
@@ -190,12 +191,10 @@ def refused(folder: Path) -> None:
     assert "unit-0" not in str(error.value)
 
 
-def test_a_start_without_space_for_the_journal_fails_at_once(tmp_path: Path) -> None:
-    folder = tmp_path / "journal"
-    folder.mkdir(mode=0o700)
+def test_a_start_without_space_for_the_journal_fails_at_once(journal: Path) -> None:
     with files_of_at_most(segment.RESERVED_BYTES // 2):
-        refused(folder)
-    with started("no-space", controller={"journal": {"folder": str(folder)}}):
+        refused(journal)
+    with started("no-space", controller={"journal": {"folder": str(journal)}}):
         tq.kv_put("k", "p", {"x": torch.tensor(1)})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import socket
@@ -24,7 +23,7 @@ from transfer_queue.dataloader.streaming_dataset import StreamingDataset
 ROWS, BATCH, MICRO = 24, 4, 2
 
 
-def train(config: Any, workers: int, told: Connection[Any, Any], most: int | None) -> None:
+def train(config: Any, workers: int, most: int | None, told: Connection[Any, Any]) -> None:
     """A rank in a process of its own. most: items after which it hangs, with a batch that it is in the middle of."""
     dataset = StreamingDataset(
         config, BATCH, MICRO, ["x"], "p", "train", 0, delivery="at_least_once", lease_seconds=0.6
@@ -44,28 +43,23 @@ def test_what_a_killed_consumer_had_is_done_by_another_once() -> None:
         client = tq.get_client()
         client.put(numbers(ROWS), partition_id="p")
         client.seal("p")
-        here, there = zip(*(multiprocessing.Pipe(duplex=False) for _ in range(2)), strict=True)
-        for end, workers, most in zip(there, (1, 0), (3, None), strict=True):
-            processes.append(warm.process(train, config, workers, end, most, daemon=False))
-        processes[0].start()
-        there[0].close()  # so that its end is one of the pipe
-        first = [here[0].recv() for _ in range(3)]
-        assert first == [[0, 1], [2, 3], [4, 5]]
-        processes[0].kill()
-        processes[0].join()
-        processes[1].start()
-        there[1].close()
+        process, here = warm.reporting(train, config, 1, 3, daemon=False)
+        processes.append(process)
+        assert [here.recv() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+        process.kill()
+        process.join()
+        process, here = warm.reporting(train, config, 0, None, daemon=False)
+        processes.append(process)
         second: list[int] = []
-        while (item := here[1].recv()) is not None:
+        while (item := here.recv()) is not None:
             second += item
         assert sorted(second) == list(range(4, ROWS)), "all but the batch that was acknowledged"
         (progress,) = client.status().partitions[0].tasks
         assert (progress.consumed, progress.claimed, progress.consumed_ever) == (ROWS, 0, ROWS)
     finally:
         for process in processes:
-            if process.pid is not None:
-                process.kill()
-                process.join()
+            process.kill()
+            process.join()
         tq.close()
 
 
@@ -90,9 +84,8 @@ def test_killed_workers_and_the_samples_that_they_had_are_named(
         client.put(numbers(12), partition_id="p")
         pids = []
         for _ in range(2):
-            here, there = multiprocessing.Pipe(duplex=False)
-            workers.append(warm.process(reward, there))
-            workers[-1].start()
+            worker, here = warm.reporting(reward)
+            workers.append(worker)
             pids.append(here.recv())
         with ThreadPoolExecutor() as pool:
             train = pool.submit(client.get_meta, ["x", "score"], 8, "p", task_name="train", timeout=60)

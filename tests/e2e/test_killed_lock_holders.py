@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -43,7 +43,7 @@ def hold(config: Any, told: Connection) -> None:
         signal.pause()
 
 
-def count(config: Any, told: Connection, times: int | None) -> None:
+def count(config: Any, times: int | None, told: Connection) -> None:
     """Increment a counter, and report each increment; `times` None: until the process is killed."""
     tq.init(config)
     done = 0
@@ -53,14 +53,6 @@ def count(config: Any, told: Connection, times: int | None) -> None:
         tq.kv_update("counter", "p", "n", lambda old: {"n": old["n"] + 1}, empty={"n": torch.tensor(0)})
         told.send(("end", done))
     os._exit(0)
-
-
-def process(target: Any, config: Any, *more: Any) -> tuple[Any, Connection]:
-    here, there = Pipe(duplex=False)
-    made = warm.process(target, config, there, *more)
-    made.start()
-    there.close()
-    return made, here
 
 
 def received(connection: Connection) -> Iterator[Any]:
@@ -73,7 +65,7 @@ def received(connection: Connection) -> Iterator[Any]:
 
 
 def test_the_lock_of_a_killed_process_is_free_long_before_its_lease_ends(config: Any) -> None:
-    holder, here = process(hold, config)
+    holder, here = warm.reporting(hold, config)
     token = here.recv()
     (entry,) = tq.kv_lock_list("p")
     assert (entry.keys, entry.token, entry.task, entry.rank, entry.pid) == (["x", "y"], token, "holder", 1, holder.pid)
@@ -131,8 +123,8 @@ def test_updates_of_one_event_loop_and_of_threads_all_count(config: Any) -> None
 
 
 def test_increments_of_killed_processes_happen_at_most_once(config: Any) -> None:
-    victims = [process(count, config, None) for _ in range(2)]
-    others = [process(count, config, 20) for _ in range(2)]
+    victims = [warm.reporting(count, config, None) for _ in range(2)]
+    others = [warm.reporting(count, config, 20) for _ in range(2)]
     said: list[Any] = []
     for victim, here in victims:
         for what in received(here):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,12 +24,10 @@ def reserve(config: Any, told: Connection[Any, Any]) -> None:
 @pytest.mark.parametrize("options", [{"max_staleness": 0, "rows_per_version": 4}, {"max_rows": 4}], ids=str)
 def test_the_reservation_of_a_killed_producer_makes_space(options: dict[str, int]) -> None:
     config = tq.init()
-    here, there = multiprocessing.Pipe(duplex=False)
-    producer = warm.process(reserve, config, there)
+    client = tq.get_client()
+    client.create_partition("p", **options)
+    producer, here = warm.reporting(reserve, config)
     try:
-        client = tq.get_client()
-        client.create_partition("p", **options)
-        producer.start()
         assert here.recv() == [0, 1, 2, 3]
         with pytest.raises(tq.CapacityError):
             client.put(numbers(4), partition_id="p")

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import time
 from pathlib import Path
 
 import msgspec
@@ -15,9 +16,8 @@ from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelop
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
-from transfer_queue.net.drivers.connection import new_socket
-from transfer_queue.net.framing import FrameReader, pack_frame
-from transfer_queue.net.handshake import ClientHandshake
+from transfer_queue.net.drivers.connection import Connection
+from transfer_queue.net.framing import pack_frame
 from transfer_queue.net.server.server_loop import ServerLoop
 from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.node.controller.state_files import StateFiles
@@ -28,42 +28,38 @@ CONNECTIONS = 2000
 SPARE = 200  # files that this process and its libraries have open besides
 
 encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(ReplyEnvelope).decode
 
 
-class Connection:
+class Peer:
     """One client with one connection."""
 
     def __init__(self, address: str, name: str, role: str = "client") -> None:
-        self.sock = new_socket(address)
-        self.sock.settimeout(60)
+        self.connection = Connection(address)
         try:
-            self.sock.connect(address)
+            self.connection.connect(address, role, name, KEY, limit())
         except OSError:
-            self.sock.close()
+            self.connection.close()
             raise
-        self.reader = FrameReader()
         self.sequence = 0
-        handshake = ClientHandshake(role, name, KEY)
-        self.sock.sendall(handshake.start())
-        while not handshake.done:
-            self.sock.sendall(handshake.receive(self.sock.recv(4096)))
 
     def send(self, request: AnyRequest) -> None:
         self.sequence += 1
-        self.sock.sendall(pack_frame(encode(RequestEnvelope(self.sequence, self.sequence - 1, request))))
+        envelope = RequestEnvelope(self.sequence, self.sequence - 1, request)
+        self.connection.send(pack_frame(encode(envelope)), limit())
 
     def receive(self) -> AnyReply:
-        while True:
-            frames = self.reader.feed(self.sock.recv(1 << 16))
-            if frames:
-                ((body, _),) = frames
-                answer = msgspec.msgpack.decode(body, type=ReplyEnvelope)
-                assert answer.sequence == self.sequence
-                return answer.body
+        answer = decode(self.connection.receive_reply(limit(), limit()))
+        assert answer.sequence == self.sequence
+        return answer.body
 
     def ask(self, request: AnyRequest) -> AnyReply:
         self.send(request)
         return self.receive()
+
+
+def limit() -> float:
+    return time.monotonic() + 60
 
 
 def put(extent: int) -> Publish:
@@ -94,27 +90,27 @@ def test_two_thousand_connections_with_work_going_on(tmp_path: Path) -> None:
             serve(address)
         finally:
             os._exit(1)
-    connections: list[Connection] = []
+    connections: list[Peer] = []
     try:
         while not os.path.exists(address):
             assert os.waitpid(pid, os.WNOHANG) == (0, 0)
         _connect_and_work(address, connections)
     finally:
         for connection in connections:
-            connection.sock.close()
+            connection.connection.close()
         os.kill(pid, 9)
         os.waitpid(pid, 0)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _connect_and_work(address: str, connections: list[Connection]) -> None:
+def _connect_and_work(address: str, connections: list[Peer]) -> None:
     connections.append(_listening(address))
     assert connections[0].ask(RegisterUnit("unit.sock", "/arena")) == Done(0)
-    connections.append(Connection(address, "first"))
+    connections.append(Peer(address, "first"))
     first = connections[1]
     assert first.ask(CreatePartition("p", 0)) == Done(True)
     while len(connections) < CONNECTIONS:
-        connections.append(Connection(address, f"c{len(connections)}"))
+        connections.append(Peer(address, f"c{len(connections)}"))
         if len(connections) % 200 == 0:  # work goes on while others connect
             assert isinstance(first.ask(put(len(connections))), PublishReply)
     # half of them wait for rows, the other half puts them; every one gets its one answer
@@ -133,9 +129,9 @@ def _connect_and_work(address: str, connections: list[Connection]) -> None:
     assert len(rows) == len(waiting)  # nobody got what another has
 
 
-def _listening(address: str) -> Connection:
+def _listening(address: str) -> Peer:
     while True:
         try:
-            return Connection(address, "unit-0", role="unit")
+            return Peer(address, "unit-0", role="unit")
         except (ConnectionRefusedError, FileNotFoundError):
             continue  # bound, and not listening yet

@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -23,58 +23,16 @@ import transfer_queue as tq
 from light_sampler import FirstOnes
 from prometheus_text import Values, read, value
 from promql import evaluate
-from server_processes import server_process
+from server_processes import server_process, unit_status
 from transfer_queue.attachment import CURRENT
 from transfer_queue.cli.dashboard import FILE
-from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.metrics.families import FAMILIES
-from transfer_queue.net.calls import Call, Request
-from transfer_queue.net.drivers.blocking_driver import run_blocking
 
 ODD = 'odd "name"\\\n'
 SECONDS = 60
 MIB = 1 << 20
 TIERS = {"0": "memory", "1": "memory", "2": "disk"}  # of the units
 EVERYBODY = {"controller": 1.0, "0": 1.0, "1": 1.0, "2": 1.0}
-ASKED_FOR: dict[str, dict[str, set[str]]] = {
-    "requests by type, with histograms of their latency": {
-        "tq_requests_total": {"server", "type"},
-        "tq_request_seconds_bucket": {"server", "type", "le"},
-        "tq_request_seconds_sum": {"server", "type"},
-        "tq_request_seconds_count": {"server", "type"},
-    },
-    "rows and bytes by partition and tier": {
-        "tq_rows": {"partition"},
-        "tq_bytes": {"partition"},
-        "tq_stored_values": {"partition", "tier"},
-        "tq_stored_bytes": {"partition", "tier"},
-    },
-    "progress by task and field": {
-        "tq_produced_rows": {"partition", "field"},
-        "tq_consumed_rows": {"partition", "task"},
-    },
-    "who waits, and how long": {
-        "tq_waiting_claims": {"partition", "task"},
-        "tq_longest_wait_seconds": {"partition", "task"},
-        "tq_wait_seconds_bucket": {"server", "type", "task", "le"},
-    },
-    "leases and redeliveries": {
-        "tq_leases": {"partition", "task"},
-        "tq_redelivered_rows_total": {"task", "reason"},
-    },
-    "rejected messages": {"tq_rejected_total": {"server", "reason"}},
-    "what arenas use, and how fragmented they are": {
-        "tq_arena_capacity_bytes": {"unit", "tier"},
-        "tq_arena_leased_bytes": {"unit", "tier"},
-        "tq_arena_live_bytes": {"unit", "tier"},
-        "tq_arena_free_bytes": {"unit", "tier"},
-        "tq_arena_largest_free_bytes": {"unit", "tier"},
-    },
-    "how far the journal is ahead of its snapshot": {"tq_journal_lag_records": set(), "tq_journal_lag_bytes": set()},
-    "time in samplers of users": {"tq_sampler_seconds_total": {"sampler"}},
-}
-"""What an operator asks for -> the series that say it, and their labels (those of units have `unit`, too)."""
 
 
 def rows(count: int) -> TensorDict:
@@ -149,6 +107,8 @@ def test_everything_is_told_of_a_system_in_which_everything_happened(endpoint: s
     assert value(waiting, "tq_longest_wait_seconds", **its) > 0
     assert value(waiting, "tq_task_wait_seconds_total", task="train", reason="samples") > 0, "it has not ended"
 
+    for number in map(int, TIERS):
+        unit_status(number)
     found = read(endpoint)
     told = {name for name in FAMILIES if name in found or f"{name}_count" in found}
     # tests/e2e/test_mirror.py has those of a mirror, tests/e2e/backends/test_killed_store_servers.py those of stores
@@ -173,11 +133,14 @@ def test_everything_is_told_of_a_system_in_which_everything_happened(endpoint: s
     # the claim that waited for a sample, and the one before it, which waited for the sampler in its process
     assert value(found, "tq_wait_seconds_count", server="controller", type="Claim", task="train") == 2
     assert value(found, "tq_requests_total", server="controller", type="Publish") == 2
+    assert value(found, "tq_wait_seconds_bucket", server="controller", type="Claim", task="train", le="+Inf") == 2
     assert value(found, "tq_request_seconds_sum", server="controller", type="Publish") > 0
+    assert value(found, "tq_rejected_total", server="controller", reason="malformed") == 0
     assert value(found, "tq_failures_total", server="controller", error="UnknownPartitionError") == 1
     assert value(found, "tq_published_rows_total") == 9
     assert value(found, "tq_dealt_rows_total") == 5
     assert value(found, "tq_sampler_asked_total", sampler="FirstOnes") >= 2
+    assert value(found, "tq_sampler_seconds_total", sampler="FirstOnes") > 0
     assert value(found, "tq_queue_seconds_count", task="train") == 2
     assert value(found, "tq_staleness_versions_sum", task="train") == 2 * 2
     assert value(found, "tq_task_clients", task="train") == 1
@@ -192,6 +155,10 @@ def test_everything_is_told_of_a_system_in_which_everything_happened(endpoint: s
     assert dict(series) == waits
     assert sum(found["tq_arena_live_bytes"].values()) > 0
     for unit, tier in TIERS.items():
+        server = {"server": "unit", "unit": unit}
+        assert value(found, "tq_requests_total", **server, type="UnitStatus") == 1
+        assert value(found, "tq_request_seconds_bucket", **server, type="UnitStatus", le="+Inf") == 1
+        assert value(found, "tq_rejected_total", **server, reason="malformed") == 0
         held, leased, free, largest = (
             value(found, f"tq_arena_{name}_bytes", unit=unit, tier=tier)
             for name in ("held", "leased", "free", "largest_free")
@@ -201,39 +168,9 @@ def test_everything_is_told_of_a_system_in_which_everything_happened(endpoint: s
         assert value(found, "tq_arena_capacity_bytes", unit=unit, tier=tier) >= held
     assert sum(found["tq_arena_leased_bytes"].values()) >= sum(found["tq_arena_live_bytes"].values())
     assert value(found, "tq_journal_lag_records") > 0
+    assert value(found, "tq_journal_lag_bytes") > 0
     assert value(found, "tq_journal_commit_seconds_count") > 0
     assert value(found, "tq_process_cpu_seconds_total", server="unit", unit="1") > 0
-
-
-def ask(number: int) -> Generator[Call, AnyReply, AnyReply]:
-    return (yield Request(("unit", number), UnitStatus()))
-
-
-def test_what_operators_ask_for_is_told_of_every_server(endpoint: str) -> None:
-    client = tq.get_client()
-    client.create_partition("asked")
-    meta = client.put(rows(8), partition_id="asked")
-    client.nack(client.get_meta(["x"], 2, "asked", task_name="train", lease=600))
-    client.get_meta(["x"], 2, "asked", task_name="train", lease=600)
-    assert not client.await_batch(["y"], 1, "asked", "train", timeout=0.01)[0].size
-    client.put(TensorDict({"y": torch.zeros(8)}, batch_size=[8]), meta)
-    for number in map(int, TIERS):
-        run_blocking(client.storage_manager.session, ask(number))
-    found = read(endpoint)
-    for what, series in ASKED_FOR.items():
-        for name, labels in series.items():
-            there = [set(dict(key)) for key in found[name]]
-            assert any(labels <= some <= {*labels, "unit"} for some in there), (what, name)
-    for unit, tier in TIERS.items():
-        its = {"server": "unit", "unit": unit}
-        assert value(found, "tq_requests_total", **its, type="UnitStatus") == 1
-        assert value(found, "tq_request_seconds_bucket", **its, type="UnitStatus", le="+Inf") == 1
-        assert value(found, "tq_rejected_total", **its, reason="malformed") == 0
-        for name in ASKED_FOR["what arenas use, and how fragmented they are"]:
-            assert value(found, name, unit=unit, tier=tier) >= 0
-    assert value(found, "tq_requests_total", server="controller", type="Claim") >= 3
-    assert value(found, "tq_rejected_total", server="controller", reason="malformed") == 0
-    client.clear_partition("asked")
 
 
 def test_bytes_and_values_by_partition_and_tier_while_blocks_move(endpoint: str) -> None:

@@ -12,13 +12,14 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import transfer_queue as tq
+from batches import ROWS, Batches
 from server_processes import kill_all, server_process, until
 from transfer_queue.cli.status_table import format_table
 from transfer_queue.messages.reports.progress import MirrorProgress
@@ -27,11 +28,12 @@ from transfer_queue.node.system.durable_folder import DurableFolder
 from transfer_queue.node.unit.mirror_folders import mirror_bytes
 
 MIB = 1 << 20
-ROWS, WIDTH = 4, 1 << 16  # of a batch, which has a MiB
+BATCHES = Batches(1 << 16)  # of a MiB each
+put, check, clear = (partial(method, tq) for method in (BATCHES.put, BATCHES.check, BATCHES.clear))
 
 
 class Mirrored:
-    """A durable folder of one test, and what was put."""
+    """A durable folder of one test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,22 +49,6 @@ class Mirrored:
         identity = self.durable.identity()
         kill_all()
         shutil.rmtree(identity.arenas)
-
-    def put(self, number: int) -> None:
-        """Put a batch."""
-        values = torch.full((ROWS, WIDTH), float(number))
-        tq.kv_batch_put([f"{number}-{row}" for row in range(ROWS)], "p", {"x": values})
-
-    def check(self, numbers: list[int]) -> None:
-        """All these batches have their values."""
-        for number in numbers:
-            found = tq.kv_batch_get([f"{number}-{row}" for row in range(ROWS)], "p")["x"]
-            for row in found.unbind():
-                assert torch.equal(row, torch.full((WIDTH,), float(number)))
-
-    def clear(self, number: int) -> None:
-        """Clear a batch."""
-        tq.kv_clear([f"{number}-{row}" for row in range(ROWS)], "p")
 
 
 def mirror() -> MirrorProgress:
@@ -93,40 +79,40 @@ def kept() -> Iterator[Mirrored]:
 def test_every_acknowledged_put_survives_a_failure_of_the_machine_if_puts_wait_for_the_disk(kept: Mirrored) -> None:
     kept.start("sync")
     for number in range(8):
-        kept.put(number)
-    kept.clear(3)
+        put(number)
+    clear(3)
     assert mirror().behind_bytes == 0
     kept.fail()
     kept.start("sync")
     numbers = [number for number in range(8) if number != 3]
-    kept.check(numbers)
+    check(numbers)
     assert tq.get_client().status().partitions[0].fields[0].lost == 0
     assert mirror_bytes(kept.folder) >= 7 * MIB
     # everything is copied back into memory, from where it is read when the disk is gone
     until(lambda: sum(unit.leased for unit in tq.get_client().status().units if unit.tier == "memory") >= 7 * MIB)
-    kept.put(8)
+    put(8)
     kept.fail()
     kept.start("sync")
-    kept.check([*numbers, 8])
+    check([*numbers, 8])
 
 
 def test_what_was_not_on_disk_yet_is_reported_as_lost(kept: Mirrored) -> None:
     kept.start("async", metrics={"enabled": True})
     for number in range(4):
-        kept.put(number)
+        put(number)
     until(lambda: mirror().behind_bytes == 0)
     _check_what_people_see(kept)
     server_process("unit-1").suspend()  # the mirror
-    kept.put(4)
+    put(4)
     assert mirror().behind_bytes >= MIB
     kept.fail()
     kept.start("async")
-    kept.check([0, 1, 2, 3])
+    check([0, 1, 2, 3])
     assert tq.get_client().status().partitions[0].fields[0].lost == ROWS
     with pytest.raises(Exception, match="lost with storage unit 0"):
-        kept.check([4])
-    kept.put(4)
-    kept.check([4])
+        check([4])
+    put(4)
+    check([4])
 
 
 def _check_what_people_see(kept: Mirrored) -> None:
@@ -147,25 +133,25 @@ def test_a_full_disk_makes_puts_wait_and_loses_nothing() -> None:
         kept.start("sync")
         acknowledged: list[int] = []
 
-        def put() -> None:
+        def fill() -> None:
             for number in range(40):  # more than there is space for
-                kept.put(number)
+                put(number)
                 acknowledged.append(number)
 
-        writer = threading.Thread(target=put)
+        writer = threading.Thread(target=fill)
         writer.start()
         until(lambda: mirror().full and mirror().waiting > 0)
         before = list(acknowledged)
         assert len(before) < 40
-        kept.check(before)
+        check(before)
         while writer.is_alive():
             for number in acknowledged[:-4]:
-                kept.clear(number)
+                clear(number)
             writer.join(0.1)
         assert acknowledged == list(range(40))
         kept.fail()
         kept.start("sync")
-        kept.check(acknowledged[-4:])
+        check(acknowledged[-4:])
 
 
 @contextlib.contextmanager

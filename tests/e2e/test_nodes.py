@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import socket
 import time
-import uuid
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,88 +16,24 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
+from local_nodes import SECONDS, Nodes, held_processes
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint.checkpoint_folder import STATE
-from transfer_queue.client.control_client import ControlClient
-from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StorageKeyNotFoundError
-from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.storage import ReadPieces, UnitStatus
-from transfer_queue.messages.system import NodeGone, Topology, TopologyReply
 from transfer_queue.net.calls import Call, Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking, run_parallel
 from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
-from transfer_queue.node.system.launcher import RunningSystem, start_local
-from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import SystemFolder, host_and_port
-
-LOOPBACK = "127.0.0.1"
-SECONDS = 60.0
-
-
-@dataclass
-class Nodes:
-    """systems: of each node as its processes see it, the first with the controller."""
-
-    systems: list[RunningSystem]
-
-    def client(self, node: int) -> TransferQueueClient:
-        return TransferQueueClient(self.systems[node])
-
-    def lose(self, node: int) -> None:
-        """Kills everything on a node, and says so, as the runtime does whose node it is."""
-        self.kill(node)
-        self.tell_gone(node)
-
-    def kill(self, node: int) -> None:
-        """Kills everything on a node."""
-        system = self.systems[node]
-        supervisor = psutil.Process(system.description.pid)
-        supervisor.suspend()  # or it would start the others anew, and these would remove files while they are killed
-        for process in [*supervisor.children(), supervisor]:
-            process.kill()
-
-    def tell_gone(self, node: int) -> None:
-        """Says that a node is gone."""
-        with ControlClient(self.systems[0]) as asking:
-            asking.request(NodeGone(f"node-{node}", "just now"), Done)
-
-    def units(self) -> dict[str, int]:
-        """Node -> one of its units."""
-        with ControlClient(self.systems[0]) as asking:
-            return {unit.node: unit.unit for unit in asking.request(Topology(), TopologyReply).units}
-
-    def __enter__(self) -> Nodes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        for system in reversed(self.systems):
-            system.stop()
-            SystemFolder(system.folder).sweep()  # of a lost one, as its next start does
+from transfer_queue.node.system.paths import host_and_port
 
 
 def start(units: list[int], tls: dict[str, str] | None = None, **storage: object) -> Nodes:
     """A node for each of these numbers, with so many units."""
     conf = {"backend": {"SimpleStorage": {"num_data_storage_units": 2, **storage}}, "security": {"tls": tls}}
-    settings = Settings.from_config(conf)
-    config = {"settings": settings.to_json()}
-    name = f"nodes-{uuid.uuid4().hex[:8]}"
-    nodes = Nodes([start_local(name, config, seat=NodeRole("node-0", LOOPBACK, units[0]))])
-    try:
-        home = nodes.systems[0]
-        for number, count in enumerate(units[1:], 1):
-            seat = NodeRole(f"node-{number}", LOOPBACK, count, home.description.remote)
-            nodes.systems.append(start_local(f"{name}-{number}", config, seat=seat, key=home.key))
-    except BaseException:
-        nodes.stop()
-        raise
-    return nodes
+    return Nodes(conf, units)
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +123,8 @@ def test_a_value_that_rows_share_comes_once_from_another_node(
 
     def noted(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
         for call in calls:
-            if isinstance(call.body, ReadPieces):
-                received.append(int(np.frombuffer(call.body.lengths, "<i8").sum()))
+            if isinstance(call.request, ReadPieces):
+                received.append(int(np.frombuffer(call.request.lengths, "<i8").sum()))
         run_parallel(session, pool, calls)
 
     monkeypatch.setattr("transfer_queue.net.drivers.blocking_driver.run_parallel", noted)
@@ -358,7 +292,7 @@ def test_a_node_that_dies_while_several_are_read_is_waited_for_until_it_is_known
             limit = time.monotonic() + SECONDS
             while dead not in third.storage_manager.unreachable:
                 assert time.monotonic() < limit
-            nodes.tell_gone(1)
+            nodes.report_gone(1)
             with pytest.raises(StorageKeyNotFoundError, match=f"lost with storage unit {dead}"):
                 reading.result(SECONDS)
         assert third.get_data(metas[0])["x"].tolist() == [0, 1, 2, 3, 4]
@@ -426,10 +360,9 @@ def test_a_node_that_is_stopped_delays_no_put_for_long_while_another_node_has_sp
     small, large = torch.arange(3), torch.arange(1 << 18)
     with start([1, 1, 1], replicas=2, arena_bytes=64 << 20) as nodes:
         for stopped in (1, 2):
-            supervisor = psutil.Process(nodes.systems[stopped].description.pid)
             with contextlib.closing(nodes.client(0)) as client, contextlib.closing(nodes.client(0)) as fresh:
                 client.kv_put("before", "p", {"x": small})
-                processes = [supervisor, *supervisor.children()]
+                processes = held_processes(nodes.systems[stopped])
                 for process in processes:
                     process.suspend()
                 try:

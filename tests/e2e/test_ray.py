@@ -27,7 +27,6 @@ from tests.server_processes import (  # Ray imports this module in workers, whic
     until,
 )
 from transfer_queue.attachment import CURRENT
-from transfer_queue.client.control_client import ControlClient
 from transfer_queue.node.system.paths import runtime_dir
 
 SECONDS = 120.0
@@ -358,54 +357,6 @@ def test_init_says_that_the_actor_is_gone(caplog: pytest.LogCaptureFixture) -> N
     assert not Path(first.system.folder).exists()
 
 
-def cold(number: int) -> torch.Tensor:
-    """A MiB, int32: no two are alike."""
-    return torch.arange(1 << 18, dtype=torch.int32) * 7 + number * 1_000_003
-
-
-@ray.remote(num_cpus=0)
-def write_cold(numbers: range) -> None:
-    """Puts these, as another process of the cluster."""
-    for number in numbers:
-        tq.kv_put(f"c{number}", "cold", {"x": cold(number)})
-
-
-@ray.remote(num_cpus=0)
-def wrong(count: int) -> list[int]:
-    """Which of these are not read as they were put."""
-    read = {number: tq.kv_batch_get([f"c{number}"], "cold")["x"][0] for number in range(count)}
-    return [number for number, value in read.items() if not torch.equal(value, cold(number))]
-
-
-def test_cold_blocks_move_to_disk_and_are_read_from_there(tmp_path: Path) -> None:
-    """40 MiB through 8 of memory, by two processes; then the unit on disk is killed, and the actor."""
-    storage = {"num_data_storage_units": 1, "arena_bytes": 8 << 20}
-    offload = {"enabled": True, "path": str(tmp_path)}
-    tq.init({"ray": {"restart_seconds": SECONDS}, "backend": {"SimpleStorage": {**storage, "offload": offload}}})
-    written = write_cold.remote(range(20))
-    for number in range(20, 40):
-        tq.kv_put(f"c{number}", "cold", {"x": cold(number)})
-    ray.get(written, timeout=SECONDS)
-    with ControlClient(CURRENT.system) as onlooker:
-        status = onlooker.status()
-    assert [unit.tier for unit in status.units] == ["memory", "disk"]
-    (partition,) = status.partitions
-    assert sum(partition.stored.values()) == partition.nbytes >= 40 << 20
-    assert partition.stored["memory"] <= 8 << 20
-    assert len(list(tmp_path.iterdir())) == 1
-    assert ray.get(wrong.remote(40), timeout=SECONDS) == []
-    server_process("unit-1").kill()
-    assert ray.get(wrong.remote(40), timeout=SECONDS) == []
-    process = call("process")
-    os.kill(process, signal.SIGKILL)
-    assert ray.get(wrong.remote(40), timeout=SECONDS) == []
-    until_restarted(process)
-    tq.kv_put("c40", "cold", {"x": cold(40)})
-    assert ray.get(wrong.remote(41), timeout=SECONDS) == []
-    tq.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_death_of_a_driver_ends_its_system(cluster: str, tmp_path: Path) -> None:
     program = """
         import transfer_queue as tq
@@ -481,15 +432,6 @@ class Doubling(tq.BaseSampler):
         return chosen, chosen
 
 
-def test_a_samplers_instance_travels() -> None:
-    conf = OmegaConf.create({"controller": {"polling_mode": True}}, flags={"allow_objects": True})
-    conf.controller.sampler = Doubling(2)
-    tq.init(conf)
-    tq.kv_batch_put(keys(4), "p", numbers(4))
-    assert tq.get_client().get_meta(["x"], 2, "p", task_name="t").global_indexes == [2, 3]
-    assert call("get_config").controller.sampler.first == 2
-
-
 def test_tasks_have_samplers_of_their_own() -> None:
     """An instance of the script and a name travel with the configuration; the system's sampler may be replaced."""
     conf = OmegaConf.create({"controller": {"polling_mode": True}}, flags={"allow_objects": True})
@@ -498,6 +440,7 @@ def test_tasks_have_samplers_of_their_own() -> None:
     tq.kv_batch_put(keys(4), "p", numbers(4))
     client = tq.get_client()
     assert client.get_meta(["x"], 2, "p", task_name="second half").global_indexes == [2, 3]
+    assert call("get_config").controller.task_samplers["second*"].first == 2
     call("register_sampler", Doubling(1))
     assert client.get_meta(["x"], 2, "p", task_name="first").global_indexes == [0, 1]
     assert client.get_meta(["x"], 2, "p", task_name="t").global_indexes == [1, 2]

@@ -34,76 +34,56 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
+def call_in_thread(q: Any, name: str, *arguments: Any, **more: Any) -> Any:
+    return getattr(q, name)(*arguments, **more)
+
+
+def call_in_event_loop(q: Any, name: str, *arguments: Any, **more: Any) -> Any:
+    async def call() -> Any:
+        return await getattr(q, f"{name}_async")(*arguments, **more)
+
+    return asyncio.run(call())
+
+
+FORMS = pytest.mark.parametrize("call", [call_in_thread, call_in_event_loop])
+
+
 @BOTH
-def test_items_come_in_order(kind: Any):
+@FORMS
+def test_items_come_in_order(kind: Any, call: Any):
     q = kind()
-    items = list(range(10))
-    for item in items:
-        q.put(item)
-    assert [q.get() for _ in items] == items
+    for item in range(10):
+        call(q, "put", item)
+    assert [call(q, "get") for _ in range(10)] == list(range(10))
 
 
 @BOTH
-def test_items_come_in_order_in_an_event_loop(kind: Any):
-    async def main() -> None:
-        q = kind()
-        for item in range(10):
-            await q.put_async(item)
-        assert [await q.get_async() for _ in range(10)] == list(range(10))
-
-    asyncio.run(main())
-
-
-@BOTH
-def test_a_get_of_an_empty_queue_raises_empty(kind: Any):
+@FORMS
+def test_a_get_of_an_empty_queue_raises_empty(kind: Any, call: Any):
     q = kind()
-    q.put(0)
-    assert q.get(block=False) == 0
-    for call in (q.get_nowait, lambda: q.get(block=False), lambda: q.get(timeout=0.2)):
+    call(q, "put", 0)
+    assert call(q, "get", block=False) == 0
+    for limit in ({"block": False}, {"timeout": 0.2}):
         with pytest.raises(rays.Empty):
-            call()
+            call(q, "get", **limit)
+    with pytest.raises(rays.Empty):
+        q.get_nowait()
     with pytest.raises(ValueError, match="'timeout' must be a non-negative number"):
-        q.get(timeout=-1)
+        call(q, "get", timeout=-1)
 
 
 @BOTH
-def test_a_get_of_an_empty_queue_raises_empty_in_an_event_loop(kind: Any):
-    async def main() -> None:
-        q = kind()
-        with pytest.raises(rays.Empty):
-            await q.get_async(block=False)
-        with pytest.raises(rays.Empty):
-            await q.get_async(timeout=0.2)
-        with pytest.raises(ValueError, match="'timeout' must be a non-negative number"):
-            await q.get_async(timeout=-1)
-
-    asyncio.run(main())
-
-
-@BOTH
-def test_a_put_to_a_full_queue_raises_full(kind: Any):
+@FORMS
+def test_a_put_to_a_full_queue_raises_full(kind: Any, call: Any):
     q = kind(1)
-    q.put(0)
-    for call in (lambda: q.put_nowait(1), lambda: q.put(1, block=False), lambda: q.put(1, timeout=0.2)):
+    call(q, "put", 0)
+    for limit in ({"block": False}, {"timeout": 0.2}):
         with pytest.raises(rays.Full):
-            call()
+            call(q, "put", 1, **limit)
+    with pytest.raises(rays.Full):
+        q.put_nowait(1)
     with pytest.raises(ValueError, match="'timeout' must be a non-negative number"):
-        q.put(1, timeout=-1)
-
-
-@BOTH
-def test_a_put_to_a_full_queue_raises_full_in_an_event_loop(kind: Any):
-    async def main() -> None:
-        q = kind(1)
-        await q.put_async(0)
-        with pytest.raises(rays.Full):
-            await q.put_async(1, block=False)
-        with pytest.raises(rays.Full):
-            await q.put_async(1, timeout=0.2)
-        with pytest.raises(ValueError, match="'timeout' must be a non-negative number"):
-            await q.put_async(1, timeout=-1)
-
-    asyncio.run(main())
+        call(q, "put", 1, timeout=-1)
 
 
 @ray.remote(num_cpus=0)

@@ -190,37 +190,6 @@ def test_a_detached_system_and_a_folder_that_is_kept(tmp_path: Path) -> None:
     assert recover(tmp_path / "kept", ClockIdentity.now()).state.next_index == 12
 
 
-def test_a_put_of_very_many_fields_is_there_whole_after_a_kill() -> None:
-    names = [f"f{number}" for number in range(4000)]
-
-    def values(first: int) -> TensorDict:
-        return TensorDict({name: torch.full((2,), first + at) for at, name in enumerate(names)}, batch_size=2)
-
-    with started("wide", controller={"journal": {"durability": "async"}}):
-        client = tq.get_client()
-        one = client.put(values(0), partition_id="p")
-        kill()
-        two = client.put(values(7), partition_id="p")
-        assert bool((client.get_data(one) == values(0)).all())
-        thread, found = in_thread(lambda: client.put(values(9), partition_id="p"))
-        kill()
-        thread.join()
-        assert bool((client.get_data(two) == values(7)).all())
-        assert bool((client.get_data(found[0]) == values(9)).all())
-
-
-def test_without_a_journal_the_end_of_the_controller_is_the_end() -> None:
-    with started("none", controller={"journal": {"durability": "none"}}):
-        system = CURRENT.system
-        tq.kv_put("a", "p", {"x": torch.tensor(1)})
-        assert not (Path(system.folder) / "journal").exists()
-        kill()
-        begun = time.monotonic()
-        with pytest.raises(tq.ConnectionLostError, match=r"^the controller at .*its log: "):
-            tq.kv_put("b", "p", {"x": torch.tensor(1)})
-        assert time.monotonic() - begun < 30, "not until the deadline of the call"
-
-
 def test_what_cannot_come_up_again_ends_the_system_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     with started("damaged", timeouts={"restart": 1}):
         system = CURRENT.system

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,19 +21,6 @@ def system() -> Iterator[Any]:
     tq.close()
 
 
-def in_child(target: Callable[..., None], *arguments: Any) -> Any:
-    process = warm.process(target, *arguments)
-    process.start()
-    return process
-
-
-def work(partition: str) -> None:
-    """A worker: takes each job that the controller loop has made, and says that it is done."""
-    for event in tq.get_client().subscribe(partition, {"status": "new"}):
-        if event.kind == "changed":
-            tq.kv_put(event.key or "", partition, tag={"status": "done", "pid": os.getpid()})
-
-
 def follow(partition: str, pipe: Any) -> None:
     """Keeps a copy of the tags; sends it when told that the last key is there."""
     tags: dict[str, Any] = {}
@@ -52,8 +37,7 @@ def follow(partition: str, pipe: Any) -> None:
 def test_many_writers_and_followers(system: Any) -> None:
     """Whoever follows has in the end what a list says."""
     partition = "many"
-    pipes = [multiprocessing.Pipe() for _ in range(3)]
-    followers = [in_child(follow, partition, theirs) for _, theirs in pipes]
+    followers = [warm.reporting(follow, partition) for _ in range(3)]
 
     def write(who: int) -> None:
         for i in range(40):
@@ -65,8 +49,7 @@ def test_many_writers_and_followers(system: Any) -> None:
         list(pool.map(write, range(4)))
     tq.kv_put("last", partition, tag={})
     listed = tq.kv_list(partition)[partition]
-    for ours, _ in pipes:
-        assert ours.poll(SECONDS)
-        assert ours.recv() == listed
-    for follower in followers:
+    for follower, pipe in followers:
+        assert pipe.poll(SECONDS)
+        assert pipe.recv() == listed
         follower.join(SECONDS)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from local_nodes import LOOPBACK, SECONDS, held_processes, report_gone, stop_all
 from server_processes import until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.control_client import ControlClient
@@ -21,13 +23,9 @@ from transfer_queue.errors import StartError, StorageKeyNotFoundError, TransferQ
 from transfer_queue.journal.terms import Terms
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
-from transfer_queue.messages.system import NodeGone
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import ControllerPlace, SystemFolder
-
-LOOPBACK = "127.0.0.1"
-SECONDS = 60.0
+from transfer_queue.node.system.paths import ControllerPlace
 
 
 class Systems:
@@ -62,17 +60,11 @@ class Systems:
             remote.move_controller(place)
 
     def tell_gone(self) -> None:
-        with ControlClient(self.controller) as asking:
-            asking.request(NodeGone("node-0", "just now"), Done)
-
-    def processes(self, system: RunningSystem) -> list[psutil.Process]:
-        supervisor = psutil.Process(system.description.pid)
-        supervisor.suspend()  # or it would start the others again
-        return [*supervisor.children(), supervisor]
+        report_gone(self.controller, "node-0")
 
     def freeze(self, system: RunningSystem) -> list[psutil.Process]:
         """Stop all processes of a system until the test continues them, or ends."""
-        self.frozen = self.processes(system)
+        self.frozen = held_processes(system)
         for process in self.frozen:
             process.suspend()
         return self.frozen
@@ -81,9 +73,7 @@ class Systems:
         for process in self.frozen:
             with contextlib.suppress(psutil.Error):
                 process.resume()
-        for system in reversed(self.all):
-            system.stop()
-            SystemFolder(system.folder).sweep()
+        stop_all(reversed(self.all))
 
 
 @pytest.fixture
@@ -110,33 +100,48 @@ def check(client: TransferQueueClient, names: list[str]) -> None:
     assert [float(row[0]) for row in got.unbind()] == [float(len(name)) for name in names]
 
 
+class Producer:
+    """Puts ascending numbers in a thread, until it ends."""
+
+    def __init__(self, put: Callable[[int], None], first: int = 0) -> None:
+        self.acknowledged: list[int] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(put, first))
+        self._thread.start()
+
+    def _run(self, put: Callable[[int], None], first: int) -> None:
+        for number in itertools.count(first):
+            if self._ended.is_set():
+                return
+            put(number)
+            self.acknowledged.append(number)
+
+    def end(self) -> list[int]:
+        self._ended.set()
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive()
+        return self.acknowledged
+
+
 def test_clients_and_units_of_other_nodes_follow_a_controller_whose_node_is_killed(systems: Systems) -> None:
     """Puts go on during the takeover. No acknowledged one is lost, thanks to its replica; samples are dealt once."""
-    acknowledged: list[str] = []
-    ended = threading.Event()
-
-    def produce(client: TransferQueueClient, at: int) -> None:
-        number = 0
-        while not ended.is_set():
-            name = f"{at}-{number}"
-            put(client, name)
-            acknowledged.append(name)
-            number += 1
-
     with TransferQueueClient(systems.remotes[0]) as one, TransferQueueClient(systems.remotes[1]) as other:
-        producers = [threading.Thread(target=produce, args=each) for each in ((one, 0), (other, 1))]
-        for producer in producers:
-            producer.start()
-        until(lambda: len(acknowledged) > 50, "nothing was put")
-        for process in systems.processes(systems.first):
+        producers = [
+            Producer(lambda number: put(one, f"0-{number}")),
+            Producer(lambda number: put(other, f"1-{number}")),
+        ]
+
+        def count() -> int:
+            return sum(len(producer.acknowledged) for producer in producers)
+
+        until(lambda: count() > 50, "nothing was put")
+        for process in held_processes(systems.first):
             process.kill()
         systems.take_over()
         systems.tell_gone()
-        before = len(acknowledged)
-        until(lambda: len(acknowledged) > before + 50, "no client puts after the takeover")
-        ended.set()
-        for producer in producers:
-            producer.join(SECONDS)
+        before = count()
+        until(lambda: count() > before + 50, "no client puts after the takeover")
+        acknowledged = [f"{at}-{number}" for at, producer in enumerate(producers) for number in producer.end()]
         check(one, acknowledged)
         check(other, acknowledged)
         assert sorted(one.kv_list("p")["p"]) == sorted(acknowledged)

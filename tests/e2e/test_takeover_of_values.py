@@ -6,15 +6,15 @@ With `durability.values: machine`. The nodes are folders of this machine, as in 
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
-from test_takeover import SECONDS, Systems
+from test_takeover import SECONDS, Producer, Systems
 
+from batches import Batches
+from local_nodes import held_processes
 from server_processes import until
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.errors import StartError
@@ -23,7 +23,8 @@ from transfer_queue.node.system.durable_folder import DurableFolder, known_folde
 from transfer_queue.node.system.launcher import start_local
 from transfer_queue.node.unit.mirror_folders import list_arenas, list_mirrors
 
-ROWS, WIDTH = 4, 1 << 14  # of a batch, which has 256 KiB
+BATCHES = Batches(1 << 14)  # of 256 KiB each
+put, check = BATCHES.put, BATCHES.check
 
 
 @pytest.fixture
@@ -35,25 +36,6 @@ def systems(tmp_path: Path) -> Iterator[Systems]:
     DurableFolder(folder).discard()
     assert not folder.exists()
     assert str(folder) not in [known.folder for known in known_folders()]
-
-
-def values(number: int) -> torch.Tensor:
-    return torch.arange(ROWS * WIDTH, dtype=torch.float32).reshape(ROWS, WIDTH) + number
-
-
-def keys(number: int) -> list[str]:
-    return [f"{number}-{row}" for row in range(ROWS)]
-
-
-def put(client: TransferQueueClient, number: int) -> None:
-    client.kv_batch_put(keys(number), "p", {"x": values(number)})
-
-
-def check(client: TransferQueueClient, numbers: list[int]) -> None:
-    """All these batches have their values, bit by bit."""
-    for number in numbers:
-        found = client.kv_batch_get(keys(number), "p")["x"]
-        assert torch.equal(torch.stack(list(found.unbind())), values(number))
 
 
 def mirror(client: TransferQueueClient) -> MirrorProgress:
@@ -70,41 +52,16 @@ def has_one_mirror(systems: Systems) -> bool:
     return len(list_mirrors(systems.folder)) == 1
 
 
-class Producer:
-    """Puts batches with ascending numbers in a thread, until it ends."""
-
-    def __init__(self, client: TransferQueueClient, first: int) -> None:
-        self.acknowledged: list[int] = []
-        self._ended = threading.Event()
-        self._client = client
-        self._first = first
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        number = self._first
-        while not self._ended.is_set():
-            put(self._client, number)
-            self.acknowledged.append(number)
-            number += 1
-
-    def end(self) -> list[int]:
-        self._ended.set()
-        self._thread.join(SECONDS)
-        assert not self._thread.is_alive()
-        return self.acknowledged
-
-
 def test_the_values_of_a_killed_first_node_come_from_disk(systems: Systems) -> None:
     """Puts go on during the takeover, space of cleared samples is used again, and the former mirror disappears."""
     with TransferQueueClient(systems.first) as doomed:
         for number in range(8):
             put(doomed, number)
     with TransferQueueClient(systems.remotes[0]) as one, TransferQueueClient(systems.remotes[1]) as other:
-        producer = Producer(one, 100)
+        producer = Producer(lambda number: put(one, number), 100)
         until(lambda: len(producer.acknowledged) > 5, "nothing was put")
         former = list_mirrors(systems.folder)
-        for process in systems.processes(systems.first):
+        for process in held_processes(systems.first):
             process.kill()
         systems.take_over()
         systems.tell_gone()
@@ -117,13 +74,13 @@ def test_the_values_of_a_killed_first_node_come_from_disk(systems: Systems) -> N
         assert list_mirrors(systems.folder) != former
         check(one, numbers)
         until(lambda: mirror(one).retired == 0, "the state names the former mirror")
-        assert mirror(one).stored == len(numbers) * ROWS * WIDTH * 4
+        assert mirror(one).stored == len(numbers) * BATCHES.nbytes
         for _ in range(3):  # more than the space of the units, so that it is used again
             for number in range(1000, 1150):
                 put(other, number)
             check(other, [1000, 1149])
             for number in range(1000, 1150):
-                other.kv_clear(keys(number), "p")
+                BATCHES.clear(other, number)
         check(other, numbers)
         assert other.status().partitions[0].fields[0].lost == 0
 
@@ -134,9 +91,9 @@ def test_a_frozen_first_node_that_wakes_up_changes_no_value(systems: Systems) ->
         for number in range(8):
             put(doomed, number)
         for number in range(0, 8, 2):
-            doomed.kv_clear(keys(number), "p")
+            BATCHES.clear(doomed, number)
     with TransferQueueClient(systems.remotes[0]) as client:
-        producer = Producer(client, 100)
+        producer = Producer(lambda number: put(client, number), 100)
         until(lambda: len(producer.acknowledged) > 5, "nothing was put")
         frozen = systems.freeze(systems.first)
         systems.take_over()
@@ -161,11 +118,11 @@ def test_takeovers_one_after_the_other_empty_all_mirrors_of_before(systems: Syst
         for number in range(40):
             put(doomed, number)
     with TransferQueueClient(systems.remotes[0]) as client:
-        for process in systems.processes(systems.first):
+        for process in held_processes(systems.first):
             process.kill()
         systems.take_over(1)
         put(client, 100)
-        for process in systems.processes(systems.controller):
+        for process in held_processes(systems.controller):
             process.kill()
         systems.take_over(2)
         systems.tell_gone()

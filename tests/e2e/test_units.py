@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -76,28 +75,6 @@ def child(who: int, partition: str) -> Iterator[tuple[Any, Any]]:
     finally:
         made.kill()
         made.join(SECONDS)
-
-
-def test_a_killed_unit_is_a_pause(units: int) -> None:
-    """Puts and gets of several threads, while the unit is killed again and again."""
-
-    def work(who: int) -> None:
-        for begin in range(0, 60, 20):
-            write(who, range(begin, begin + 20), "p")
-            check(who, range(begin + 20), "p")
-
-    write(9, range(5), "p")
-    with ThreadPoolExecutor(3) as pool:
-        working = [pool.submit(work, who) for who in range(3)]
-        for _ in range(2):
-            restart("unit-0")
-        for each in working:
-            each.result(SECONDS)
-    for who in range(3):
-        check(who, range(60), "p")
-    check(9, range(5), "p")
-    tq.kv_clear(list(tq.kv_list("p")["p"]), "p")
-    until(lambda: leased(0) <= 4 << 20)  # what this client fills next
 
 
 def test_the_space_of_a_client_that_died_with_the_unit_comes_back(units: int) -> None:

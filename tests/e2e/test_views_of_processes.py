@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
@@ -15,7 +13,7 @@ from tensordict import TensorDict
 
 import transfer_queue as tq
 import warm
-from server_processes import started, until
+from server_processes import restart, started, until
 from transfer_queue.errors import CapacityError
 
 MIB = 1 << 20
@@ -63,18 +61,14 @@ def test_holders(client: tq.TransferQueueClient) -> None:
     """One lives on over clears and restarts; its space comes back when it is killed."""
     put(1)
     assert holds(client) == []
-    ours, theirs = multiprocessing.Pipe()
-    holder = warm.process(hold, theirs)
-    holder.start()
-    theirs.close()
+    holder, ours = warm.reporting(hold, duplex=True)
     try:
         assert ours.recv() == "held"
         assert holds(client) == [(holder.pid, 4 * MIB)]
         tq.kv_clear(["a"], "p")
         until(lambda: sum(unit.viewed for unit in client.status().units) == 4 * MIB)
-        for server in ("unit", "controller"):
-            for pid in servers(server):
-                os.kill(pid, signal.SIGKILL)
+        for server in ("unit-0", "controller"):
+            restart(server)
             until(lambda: client.status().units[0].views != [])
             put(2)  # elsewhere
             tq.kv_clear(["a"], "p")
@@ -86,20 +80,6 @@ def test_holders(client: tq.TransferQueueClient) -> None:
         ours.close()
     until(lambda: holds(client) == [])
     until(everything_fits)
-
-
-def servers(kind: str) -> list[int]:
-    """The processes of this system's units, or its controller."""
-    found = []
-    for process in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{process}/cmdline", "rb") as file:
-                words = file.read().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if os.environ["TQ_RUNTIME_DIR"] in words and kind in words:
-            found.append(int(process))
-    return found
 
 
 def test_a_forked_child_keeps_its_own_hold(client: tq.TransferQueueClient) -> None:

@@ -66,11 +66,9 @@ from transfer_queue.sampler.factory import sampler_objects
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
 from transfer_queue.testing.state_recount import check_invariants
 from transfer_queue.wire.objects.object_values import decode_tag_value, encode_object
-
-sys.path.append(str(Path(__file__).parent.parent / "storage"))
-from slot_standin import StandInSlots
 
 KEY = bytes(range(32))
 LIVE_EXAMPLE = Path(__file__).parent.parent / "live" / "example.json"
@@ -237,7 +235,9 @@ def taken(core: Controller) -> list[Any]:
 def unit(data: bytes) -> None:
     """Requests to a storage unit, and words of a controller: frames whose first byte is the number of the peer."""
     with tempfile.TemporaryDirectory(prefix="tq-fuzz-") as folder:
-        storage = StorageUnit(0, ArenaPool(Arena.create(Path(folder) / "arena", 1 << 20)), StandInSlots())
+        storage = StorageUnit(
+            0, ArenaPool(Arena.create(Path(folder) / "arena", 1 << 20)), SimulatedSlots(0, HeldSlots())
+        )
         session = Session("unit", KEY, lambda target: "nowhere", role="unit")
         service = UnitService(
             storage, session, lambda live: RegisterUnit("u", "a"), lambda: None, lambda: None, lambda order: None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from journal_writer import CLOCK, Writer
 
 from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.configuration import CoreConfig
@@ -19,7 +20,6 @@ from transfer_queue.core.tables.fields import MAX_FIELDS
 from transfer_queue.errors import JournalError
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import (
-    Journal,
     Recovered,
     list_numbers,
     recover,
@@ -30,42 +30,9 @@ from transfer_queue.journal.journal import (
 from transfer_queue.journal.segment import RESERVED_BYTES, ClockIdentity
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock, PartitionOptions
-from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.locks import TakeLock
 from transfer_queue.messages.partitions import CreatePartition
-from transfer_queue.messages.puts import Publish
 from transfer_queue.sampler import SequentialSampler
-
-CLOCK = ClockIdentity(b"b" * 16, 1000.0)
-
-
-class Writer:
-    """A controller with its journal; `put` is one commit."""
-
-    def __init__(self, folder: Path, durable: bool = False, clock: ClockIdentity = CLOCK) -> None:
-        self.found = recover(folder, clock)
-        self.journal = Journal(folder, self.found, clock, durable)
-        self.controller = Controller(CoreConfig(SequentialSampler()), restored=self.found.state)
-        self.sequence = max((max(kept.replies, default=0) for kept in self.found.state.clients.values()), default=0)
-        self.clock = clock
-
-    def ask(self, body: object, now: float = 0.0) -> None:
-        self.sequence += 1
-        self.controller.on_connect("c", 1)
-        self.controller.handle("c", 1, RequestEnvelope(self.sequence, 0, body), now)  # type: ignore[arg-type]
-        self.journal.append(self.controller.take_records())
-        self.journal.commit()
-
-    def put(self, key: str, partition: str = "p", now: float = 0.0) -> None:
-        self.ask(Publish(partition, 1, keys=[key], tags=[{"n": key}], pre_allocate=0), now)
-
-    def snapshot(self) -> int:
-        number = self.journal.rotate()
-        state_file.write(snapshot_path(self.journal.folder, number), snapshot_of(self.controller.state, self.clock))
-        return number
-
-    def keys(self, partition: str = "p") -> list[str]:
-        return list(self.controller.state.partitions[partition].keys)
 
 
 @pytest.fixture

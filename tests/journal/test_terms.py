@@ -13,55 +13,29 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from journal_writer import Writer
 
-from transfer_queue.core.configuration import CoreConfig
-from transfer_queue.core.controller import Controller
 from transfer_queue.errors import StartError
-from transfer_queue.journal import state_file
-from transfer_queue.journal.journal import Journal, recover, segment_path, snapshot_of, snapshot_path
-from transfer_queue.journal.segment import ClockIdentity
+from transfer_queue.journal.journal import segment_path
 from transfer_queue.journal.terms import Term, Terms
-from transfer_queue.messages.envelopes import RequestEnvelope
-from transfer_queue.messages.puts import Publish
-from transfer_queue.sampler import SequentialSampler
-
-CLOCK = ClockIdentity(b"b" * 16, 1000.0)
 
 
-class Writer:
-    """A controller with the journal of its term."""
+class TermWriter(Writer):
+    """A controller with the journal of its term. unanswered: Keys that are written, and not acknowledged yet."""
 
     def __init__(self, term: Term) -> None:
+        super().__init__(term.folder)
         self.term = term
-        self.found = recover(term.folder, CLOCK)
-        self.journal = Journal(term.folder, self.found, CLOCK, durable=False)
-        self.controller = Controller(CoreConfig(SequentialSampler()), restored=self.found.state)
-        self.sequence = 0
+        self.client = f"term{term.number}"
         self.unanswered: list[str] = []
-        """Keys that are written, and not acknowledged yet."""
 
-    def keys(self) -> list[str]:
-        partitions = self.controller.state.partitions
-        return list(partitions["p"].keys) if "p" in partitions else []
-
-    def write(self, key: str) -> None:
-        self.sequence += 1
-        client = f"term{self.term.number}"
-        self.controller.on_connect(client, 1)
-        request = Publish("p", 1, keys=[key], tags=[{"n": key}], pre_allocate=0)
-        self.controller.handle(client, 1, RequestEnvelope(self.sequence, 0, request), 0.0)
-        self.journal.append(self.controller.take_records())
-        self.journal.commit()
+    def put(self, key: str, now: float = 0.0) -> None:
+        super().put(key, now)
         self.unanswered.append(key)
 
-    def snapshot(self) -> int:
-        number = self.journal.rotate()
-        state_file.write(snapshot_path(self.journal.folder, number), snapshot_of(self.controller.state, CLOCK))
-        return number
 
-
-def claim(folder: Path, owner: str = "s") -> Writer:
-    return Writer(Terms(folder).claim(owner))
+def claim(folder: Path, owner: str = "s") -> TermWriter:
+    return TermWriter(Terms(folder).claim(owner))
 
 
 def finish(claiming: Generator[None, None, Term]) -> Term:
@@ -83,31 +57,31 @@ def test_the_first_term_begins_with_nothing(tmp_path: Path) -> None:
 
 def test_a_later_term_has_what_the_earlier_ones_wrote_and_ends_them(tmp_path: Path) -> None:
     first = claim(tmp_path)
-    first.write("a")
+    first.put("a")
     first.journal.forget_before(first.snapshot())
-    first.write("b")
+    first.put("b")
     second = claim(tmp_path)
     assert second.keys() == ["a", "b"]
     assert not first.term.is_current()
     assert second.term.is_current()
-    first.write("late")
-    second.write("c")
+    first.put("late")
+    second.put("c")
     assert claim(tmp_path).keys() == ["a", "b", "c"]
     assert [term.number for term in Terms(tmp_path).list()] == [3]
 
 
 def test_a_journal_without_terms_is_taken_over(tmp_path: Path) -> None:
-    plain = Writer(Term(0, tmp_path))
-    plain.write("a")
+    plain = Writer(tmp_path)
+    plain.put("a")
     plain.snapshot()
-    plain.write("b")
+    plain.put("b")
     assert claim(tmp_path).keys() == ["a", "b"]
     assert [path.name for path in tmp_path.iterdir()] == ["term-000000000001"]
 
 
 def test_a_torn_tail_of_the_earlier_term_is_dropped(tmp_path: Path) -> None:
     first = claim(tmp_path)
-    first.write("a")
+    first.put("a")
     with open(segment_path(first.term.folder, first.journal.number), "ab") as file:
         file.write(b"TQfr half of a frame")
     assert claim(tmp_path).keys() == ["a"]
@@ -119,9 +93,9 @@ def test_a_claim_that_dies_before_its_end_is_skipped(tmp_path: Path) -> None:
         folder = tmp_path / str(steps)
         folder.mkdir()
         first = claim(folder)
-        first.write("a")
+        first.put("a")
         first.snapshot()
-        first.write("b")
+        first.put("b")
         dying = Terms(folder).claim_in_steps("s")
         for _ in range(steps):
             if next(dying, "ended") == "ended":
@@ -132,7 +106,7 @@ def test_a_claim_that_dies_before_its_end_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_claim_that_was_overtaken_fails(tmp_path: Path) -> None:
-    claim(tmp_path).write("a")
+    claim(tmp_path).put("a")
     slow = Terms(tmp_path).claim_in_steps("s")
     for _ in range(3):
         next(slow)
@@ -184,7 +158,7 @@ class ControllersOfAFolder(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.claims: list[Generator[None, None, Term]] = []
-        self.writers: list[Writer] = []
+        self.writers: list[TermWriter] = []
         self.acknowledged: set[str] = set()
         self.written: dict[str, int] = {}
         """Key -> the term that wrote it."""
@@ -219,7 +193,7 @@ class ControllersOfAFolder(RuleBasedStateMachine):
     def start(self, term: Term) -> None:
         if not term.is_current():
             return  # a controller checks it before it reads its journal, too
-        writer = Writer(term)
+        writer = TermWriter(term)
         found = set(writer.keys())
         assert self.acknowledged <= found
         for earlier in (number for number in self.served if number < term.number):
@@ -235,7 +209,7 @@ class ControllersOfAFolder(RuleBasedStateMachine):
         key = f"k{len(self.written)}"
         self.written[key] = writer.term.number
         try:
-            writer.write(key)
+            writer.put(key)
         except FileNotFoundError:
             assert not writer.term.is_current()  # its folder is removed
             self.writers.remove(writer)

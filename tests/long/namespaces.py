@@ -4,10 +4,8 @@
 
 Each node is a network namespace of this machine with an address of its own; they reach one another over a bridge alone.
 First 288 MiB (9 fields x 1024 x 8192 f32) are read from another node, beside a raw TCP stream of as many bytes between
-the same two: the ratio is printed, and is to be 0.7 or more. The same is done with half of the bytes on each of two
-other nodes, whose links are used at once, and with few bytes of both, where the requests are what it costs. Then
-producers and consumers run on all three while one is killed whole: with two replicas nothing may be lost, with one each
-lost row must be named as lost.
+the same two: the ratio is printed, and is to be 0.7 or more. Then producers and consumers run on all three while one is
+killed whole: with two replicas nothing may be lost, with one each lost row must be named as lost.
 """
 
 from __future__ import annotations
@@ -48,7 +46,6 @@ from transfer_queue.node.system.paths import SystemFolder
 
 FIELDS, ROWS, WIDTH = 9, 1024, 8192
 TURNS = 7
-SMALL_TURNS = 200
 LEAST = 0.7
 
 
@@ -84,23 +81,9 @@ def client() -> TransferQueueClient:
     return _client
 
 
-def put_large(rows: int = ROWS) -> Any:
-    data = {f"f{n}": torch.full((rows, WIDTH), float(n)) for n in range(FIELDS)}
-    return client().put(TensorDict(data, [rows]), partition_id="large")
-
-
-def put_small() -> Any:
-    return client().put(TensorDict({"x": torch.zeros(32, 16)}, [32]), partition_id="small")
-
-
-def get_small(meta: Any) -> float:
-    """Seconds for a get of some KiB: the middle of many."""
-    taken = []
-    for _ in range(SMALL_TURNS):
-        begun = time.perf_counter()
-        client().get_data(meta)
-        taken.append(time.perf_counter() - begun)
-    return statistics.median(taken)
+def put_large() -> Any:
+    data = {f"f{n}": torch.full((ROWS, WIDTH), float(n)) for n in range(FIELDS)}
+    return client().put(TensorDict(data, [ROWS]), partition_id="large")
 
 
 def get_large(meta: Any) -> float:
@@ -212,34 +195,6 @@ def speed(nodes: list[Namespace]) -> float:
     return ratio
 
 
-def spread(nodes: list[Namespace]) -> None:
-    """What gets cost of bytes that lie on two other nodes, half on each: many, beside two raw streams, and few."""
-    nbytes = FIELDS * ROWS * WIDTH * 4 // 2
-    with system(nodes) as (users, _):
-        parts = [user.call(put_large, ROWS // 2) for user in users[:2]]
-        small = [user.call(put_small) for user in users[:2]]
-        both, few = parts[0].concat(parts), small[0].concat(small)
-        users[2].call(get_large, both)
-        senders, receivers = [Process(node) for node in nodes[:2]], [Process(nodes[2]) for _ in range(2)]
-        for node, sender in zip(nodes, senders):
-            sender.begin(send_raw, node.address, nbytes, TURNS)
-        raw, gets = [], []
-        for _ in range(TURNS):
-            for node, receiver in zip(nodes, receivers):
-                receiver.begin(receive_raw, node.address, nbytes)
-            raw.append(max(receiver.result() for receiver in receivers))
-            gets.append(users[2].call(get_large, both))
-        for process in (*senders, *receivers):
-            process.end()
-        each = [users[2].call(get_small, meta) for meta in (small[0], few)]
-    streams, get = statistics.median(raw), statistics.median(gets)
-    print(
-        f"288 MiB from two others: two raw TCP streams at once {streams * 1e3:.0f} ms, get {get * 1e3:.0f} ms: "
-        f"{streams / get:.2f} of their rate\n"
-        f"4 KiB from two others: {each[1] * 1e6:.0f} us; half of it from one: {each[0] * 1e6:.0f} us"
-    )
-
-
 def ledger(nodes: list[Namespace], replicas: int) -> None:
     """A node is killed while all three write."""
     with system(nodes, replicas=replicas) as (users, kill):
@@ -273,7 +228,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tq-") as folder, namespaces(3) as nodes:
         os.environ["TQ_RUNTIME_DIR"] = folder
         ratio = speed(nodes)
-        spread(nodes)
         ledger(nodes, replicas=2)
         ledger(nodes, replicas=1)
     if ratio < LEAST:

@@ -73,16 +73,3 @@ def test_an_announced_length_allocates_nothing() -> None:
         assert tracemalloc.get_traced_memory()[1] < 10_000
     finally:
         tracemalloc.stop()
-
-
-@given(pieces=st.lists(st.binary(max_size=100), max_size=20))
-def test_noise_is_frames_or_a_protocol_error(pieces: list[bytes]) -> None:
-    reader = FrameReader(max_body=1000, max_payload=1000)
-    fed = returned = 0
-    try:
-        for piece in pieces:
-            fed += len(piece)
-            returned += sum(HEADER.size + len(b) + len(p) for b, p in plain(reader.feed(piece)))
-    except ProtocolError:
-        return
-    assert returned <= fed < returned + reader.missing + HEADER.size + 2000

@@ -1,8 +1,4 @@
-import contextlib
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from transfer_queue.errors import AttachError, AuthenticationError, ProtocolError
 from transfer_queue.messages.base import PROTOCOL_VERSION
@@ -113,26 +109,3 @@ def test_foreign_bytes_are_refused(foreign: bytes) -> None:
 def test_nonsense_is_not_even_sent(role: str, client_id: str) -> None:
     with pytest.raises(ProtocolError):
         ClientHandshake(role, client_id, KEY)
-
-
-@given(pieces=st.lists(st.binary(max_size=80), max_size=10), magic=st.booleans())
-def test_a_server_survives_noise(pieces: list[bytes], magic: bool) -> None:
-    server = ServerHandshake(KEY)
-    if magic:
-        server.receive(MAGIC + PROTOCOL_VERSION.to_bytes(2, "little"))
-    for piece in pieces:
-        if server.failed is None:
-            assert len(server.receive(piece)) < 300
-    assert not server.done
-
-
-@given(noise=st.binary(max_size=400), at=st.integers(0, 70))
-def test_a_client_survives_noise(noise: bytes, at: int) -> None:
-    client, server = ClientHandshake("client", "c", KEY), ServerHandshake(KEY)
-    welcome = server.receive(client.start())
-    twisted = welcome[:at] + noise
-    if twisted.startswith(welcome):
-        return
-    with contextlib.suppress(ProtocolError, AuthenticationError, AttachError):
-        client.receive(twisted)
-    assert not client.done

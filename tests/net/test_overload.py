@@ -49,17 +49,6 @@ def test_a_flood_costs_others_a_turn(driven: Callable[..., Driven]) -> None:
     assert [answer.sequence for answer in answers] == list(range(1, 1001))
 
 
-def test_several_floods_are_served_in_turn(driven: Callable[..., Driven]) -> None:
-    system = driven()
-    floods = [system.client() for _ in range(4)]
-    for flood in floods:
-        flood.push(b"".join(frame(i) for i in range(1, 501)))
-    system.turn(8)
-    served = [len(flood.pull()) for flood in floods]
-    assert max(served) - min(served) <= 2 * FRAMES_A_TURN
-    assert min(served) >= 7 * FRAMES_A_TURN
-
-
 def test_long_requests_of_one_connection_are_served_in_several_turns(driven: Callable[..., Driven]) -> None:
     now = 0.0
 
@@ -132,14 +121,6 @@ def test_what_was_sent_before_the_end_is_served(driven: Callable[..., Driven]) -
 
 
 # ---------------------------------------------------------------- memory of what comes in
-
-
-def test_an_announced_length_takes_no_memory(driven: Callable[..., Driven]) -> None:
-    system = driven()
-    client = system.client()
-    client.push(HEADER.pack(1 << 30, 1 << 40) + b"x" * 100)
-    system.turn(2)
-    assert system.server._unfinished == 112
 
 
 def test_unfinished_messages_are_bounded_in_total(driven: Callable[..., Driven]) -> None:

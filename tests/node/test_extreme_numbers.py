@@ -39,10 +39,10 @@ from transfer_queue.sampler import RankAwareSampler
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
 from transfer_queue.testing.state_recount import check_invariants
 
 sys.path.append(str(Path(__file__).parent.parent / "storage"))
-from slot_standin import StandInSlots
 
 REQUESTS: tuple[type[Request], ...] = typing.get_args(AnyRequest)
 UNIT, CONTROLLER, CLIENT, OTHER = 1, 2, 3, 4  # peers
@@ -58,7 +58,7 @@ class System:
         self.core = Controller(CoreConfig(RankAwareSampler(), capacity=200))
         self.controller = ControllerService(self.core, StateFiles(folder / "states"))
         self.controller.attach(lambda function: None)
-        slots = StandInSlots()
+        slots = SimulatedSlots(0, HeldSlots())
         self.storage = StorageUnit(0, ArenaPool(Arena.create(folder / "arena", 1 << 20)), slots)
         self.session = Session("unit", bytes(32), lambda target: "nowhere", role="unit")
         self.unit = UnitService(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -190,10 +189,7 @@ def hang_after_claim(q: Any, told: Pipe) -> None:
 def test_a_consumer_that_is_killed_between_claim_and_return_loses_nothing() -> None:
     q = tq.Queue()
     q.put("a")
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = warm.process(hang_after_claim, q, there)
-    process.start()
-    there.close()
+    process, here = warm.reporting(hang_after_claim, q)
     assert here.recv() == "claimed"
     process.kill()
     process.join()

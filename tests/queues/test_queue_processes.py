@@ -49,18 +49,17 @@ def consume(q: tq.Queue, told: Connection[Any, Any]) -> None:
 
 def test_items_go_through_processes_once_and_in_the_order_of_their_producer():
     q = tq.Queue("work", maxsize=8)
-    here, there = zip(*(multiprocessing.Pipe(duplex=False) for _ in range(2)), strict=True)
+    consumers = [warm.reporting(consume, q) for _ in range(2)]
     producers = [warm.process(produce, q, number, 30) for number in range(2)]
-    consumers = [warm.process(consume, q, end) for end in there]
-    for process in (*producers, *consumers):
+    for process in producers:
         process.start()
     for process in producers:
         process.join(SECONDS)
         assert process.exitcode == 0
     q.join(timeout=SECONDS)
     q.shutdown()
-    got = [end.recv() for end in here]
-    for process in consumers:
+    got = [end.recv() for _, end in consumers]
+    for process, _ in consumers:
         process.join(SECONDS)
     assert sorted(got[0] + got[1]) == [(number, at) for number in range(2) for at in range(30)]
     for items in got:
@@ -98,20 +97,15 @@ def test_an_item_of_a_killed_consumer_comes_again_if_it_had_a_lease():
     q = tq.Queue()
     for lease, expected in ((0.5, "a"), (None, "b")):
         q.put(expected)
-        here, there = multiprocessing.Pipe(duplex=False)
-        process = warm.process(hang, q, lease, there)
-        process.start()
-        there.close()  # so that the end of the process is that of the pipe
-        first = here.recv()
+        process, here = warm.reporting(hang, q, lease)
+        assert here.recv() == expected
         process.kill()
         process.join()
         if lease is not None:
-            assert first == expected
             again = q.get(timeout=SECONDS, lease=60)
             assert (again.item, again.deliveries) == (expected, 2)
             assert again.ack()
         else:
-            assert first == expected
             with pytest.raises(Empty):
                 q.get_nowait()
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slot_standin import StandInSlots
 
 from transfer_queue.storage.arena.arena import Arena
+from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def opened_arenas(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Arena]]:
 
 
 @pytest.fixture
-def slots() -> StandInSlots:
-    return StandInSlots()
+def slots() -> SimulatedSlots:
+    return SimulatedSlots(0, HeldSlots())
 
 
 class Child:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from slot_standin import StandInSlots
 
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.storage import (
@@ -20,6 +19,7 @@ from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.testing.simulated_locks import SimulatedSlots
 
 MIB = 1 << 20
 
@@ -46,7 +46,7 @@ def used(folder: Path) -> int:
     return (system.f_blocks - system.f_bfree) * system.f_frsize
 
 
-def test_a_full_file_system_can_be_used_again(small_tmpfs: Path, slots: StandInSlots, child: Callable) -> None:
+def test_a_full_file_system_can_be_used_again(small_tmpfs: Path, slots: SimulatedSlots, child: Callable) -> None:
     arena = Arena.create(small_tmpfs / "a")
     assert arena.capacity == 16 * MIB
     unit = StorageUnit(0, ArenaPool(arena), slots)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from slot_standin import StandInSlots
 
 from transfer_queue.errors import AttachError
 from transfer_queue.messages.base import Done
@@ -27,6 +26,7 @@ from transfer_queue.storage.arena.writer_locks import SlotFolder
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import Limits, StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, Report, SendReply
+from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
 
 CAPACITY = 16 * GRANULE
 
@@ -82,7 +82,7 @@ class System:
     """A unit with real files, writers in this process, and what these know for certain."""
 
     def __init__(self, folder: Path) -> None:
-        self.slots = StandInSlots()
+        self.slots = SimulatedSlots(0, HeldSlots())
         self.unit = StorageUnit(0, ArenaPool(Arena.create(folder, CAPACITY)), self.slots, Limits(extents=6, parked=3))
         self.folder = folder
         self.starts = 1
@@ -211,11 +211,13 @@ def test_slots_are_suspects_until_their_writers_make_a_request(tmp_path: Path) -
         system.open(writer)
     lease = system.lease("died", 1)
     system.lease("lives", 1)
-    system.slots.held = {system.unit._writers["lives"].path}
+    system.slots.held &= {system.slots.path(system.slot["lives"])}
     system.restart()
     assert system.unit.next_deadline() == 0.0
     assert system.unit.tick(5.0) == [Report(Gone("died", 0, [lease.extent]))]
-    assert set(system.slots.files) == {system.slot["lives"], system.slot["died"]}, "who had nothing goes without a word"
+    assert set(system.slots.known_slots()) == {system.slot["lives"], system.slot["died"]}, (
+        "who had nothing goes without a word"
+    )
     system.leases.pop(lease.extent)
     assert system.lease("lives", 2) is not None
     assert system.unit.next_deadline() is None

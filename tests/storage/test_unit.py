@@ -10,7 +10,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from slot_standin import StandInSlots
 
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
@@ -33,6 +32,7 @@ from transfer_queue.storage.unit.extent_pool import PREFAULT_STEP, ArenaPool
 from transfer_queue.storage.unit.extent_recall import INTERVAL
 from transfer_queue.storage.unit.storage_unit import PROBE_INTERVAL, RECENT_ANSWERS, Limits, StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, Report, SendReply
+from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
 
 CAPACITY = 16 * GRANULE
 
@@ -40,7 +40,7 @@ CAPACITY = 16 * GRANULE
 class Writer:
     """A writer with one connection."""
 
-    def __init__(self, unit: StorageUnit, slots: StandInSlots, name: str, peer: int) -> None:
+    def __init__(self, unit: StorageUnit, slots: SimulatedSlots, name: str, peer: int) -> None:
         self.unit, self.slots, self.name, self.peer = unit, slots, name, peer
         self.sequence = 0
         reply = self.ask(OpenSlot(name))
@@ -78,19 +78,19 @@ class Writer:
 
 
 @pytest.fixture
-def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
+def unit(tmp_path: Path, slots: SimulatedSlots) -> StorageUnit:
     return StorageUnit(
         3, ArenaPool(Arena.create(tmp_path / "arena", CAPACITY)), slots, Limits(slots=4, extents=8, parked=3)
     )
 
 
 @pytest.fixture
-def writer(unit: StorageUnit, slots: StandInSlots) -> Writer:
+def writer(unit: StorageUnit, slots: SimulatedSlots) -> Writer:
     return Writer(unit, slots, "w", 1).locked()
 
 
 @pytest.fixture
-def other(unit: StorageUnit, slots: StandInSlots) -> Writer:
+def other(unit: StorageUnit, slots: SimulatedSlots) -> Writer:
     return Writer(unit, slots, "o", 2).locked()
 
 
@@ -234,7 +234,7 @@ def test_only_own_requests_can_be_cancelled(unit: StorageUnit, writer: Writer, o
     assert unit.table.leased == GRANULE
 
 
-def test_only_the_latest_grants_are_remembered(tmp_path: Path, slots: StandInSlots) -> None:
+def test_only_the_latest_grants_are_remembered(tmp_path: Path, slots: SimulatedSlots) -> None:
     unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "a", 4 * GRANULE)), slots)
     writer = Writer(unit, slots, "w", 1).locked()
     first = writer.lease(1)
@@ -348,7 +348,7 @@ def test_unknown_and_foreign_slots_are_refused(unit: StorageUnit, writer: Writer
 
 
 def test_a_failure_of_the_operating_system_is_a_reply(
-    unit: StorageUnit, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch
+    unit: StorageUnit, slots: SimulatedSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: int, __: str) -> str:
         raise OSError("no more files")
@@ -360,7 +360,7 @@ def test_a_failure_of_the_operating_system_is_a_reply(
 
 
 def test_slots_extents_and_parked_leases_are_limited(
-    unit: StorageUnit, slots: StandInSlots, writer: Writer, other: Writer
+    unit: StorageUnit, slots: SimulatedSlots, writer: Writer, other: Writer
 ) -> None:
     leases = [writer.lease(1) for _ in range(8)]
     failure(writer.ask(LeaseExtent(writer.slot, 1, 1)), "CapacityError", "8 in storage unit 3")
@@ -382,7 +382,7 @@ def test_a_writer_has_one_slot(unit: StorageUnit, writer: Writer) -> None:
     assert writer.ask(OpenSlot("w")) == SlotReply(writer.slot, writer.path)
 
 
-def test_a_lease_needs_the_lock(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+def test_a_lease_needs_the_lock(unit: StorageUnit, slots: SimulatedSlots, writer: Writer) -> None:
     careless = Writer(unit, slots, "c", 5)
     failure(careless.ask(LeaseExtent(careless.slot, 1, 1)), "ProtocolError", "does not hold the lock")
     careless.locked()
@@ -391,28 +391,28 @@ def test_a_lease_needs_the_lock(unit: StorageUnit, slots: StandInSlots, writer: 
     failure(careless.ask(LeaseExtent(careless.slot, 1, 1)), "ProtocolError", "does not hold the lock")
 
 
-def test_a_slot_that_was_never_locked_is_withdrawn_without_a_report(unit: StorageUnit, slots: StandInSlots) -> None:
+def test_a_slot_that_was_never_locked_is_withdrawn_without_a_report(unit: StorageUnit, slots: SimulatedSlots) -> None:
     early = Writer(unit, slots, "e", 5)
     assert unit.on_disconnect(5, 1) == []
-    assert early.path in slots.withdrawn
+    assert early.slot not in slots.known_slots()
     unit.check()
     assert unit.next_deadline() is None
     failure(early.ask(LeaseExtent(early.slot, 1, 1)), "ProtocolError", "has no slot")
     assert Writer(unit, slots, "e", 6).slot != early.slot
 
 
-def test_a_slot_that_is_locked_but_not_used_becomes_a_suspect(unit: StorageUnit, slots: StandInSlots) -> None:
+def test_a_slot_that_is_locked_but_not_used_becomes_a_suspect(unit: StorageUnit, slots: SimulatedSlots) -> None:
     early = Writer(unit, slots, "e", 5).locked()
     assert unit.on_disconnect(5, 1) == []
     assert unit.next_deadline() == 1 + PROBE_INTERVAL
     slots.held.clear()
     assert unit.tick(1 + PROBE_INTERVAL) == []
-    assert early.path in slots.withdrawn
+    assert early.slot not in slots.known_slots()
     unit.check()
 
 
 def test_a_dead_writer_is_reported_and_keeps_its_extents(
-    unit: StorageUnit, slots: StandInSlots, writer: Writer
+    unit: StorageUnit, slots: SimulatedSlots, writer: Writer
 ) -> None:
     first, second = writer.lease(1), writer.lease(2)
     slots.held.clear()
@@ -430,14 +430,16 @@ def test_a_dead_writer_is_reported_and_keeps_its_extents(
     failure(writer.ask(ReturnExtent(writer.slot, [first.extent])), "ProtocolError", "has no slot")
 
 
-def test_a_dead_writer_without_extents_is_reported_too(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+def test_a_dead_writer_without_extents_is_reported_too(
+    unit: StorageUnit, slots: SimulatedSlots, writer: Writer
+) -> None:
     unit.free([writer.lease(1).extent])
     slots.held.clear()
     assert unit.on_disconnect(1, 1) == [Report(WriterGone("w", 3, []))]
     assert unit.repeat_reports() == []
 
 
-def test_a_silent_writer_is_never_reclaimed(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+def test_a_silent_writer_is_never_reclaimed(unit: StorageUnit, slots: SimulatedSlots, writer: Writer) -> None:
     writer.lease(1)
     assert unit.on_disconnect(1, 0) == []
     for hour in range(1, 1000):
@@ -451,7 +453,7 @@ def test_a_silent_writer_is_never_reclaimed(unit: StorageUnit, slots: StandInSlo
     unit.check()
 
 
-def test_a_writer_that_comes_back_is_trusted_again(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+def test_a_writer_that_comes_back_is_trusted_again(unit: StorageUnit, slots: SimulatedSlots, writer: Writer) -> None:
     writer.lease(1)
     unit.on_disconnect(1, 0)
     writer.peer = 9
@@ -463,7 +465,7 @@ def test_a_writer_that_comes_back_is_trusted_again(unit: StorageUnit, slots: Sta
     assert unit.next_deadline() == 7 + PROBE_INTERVAL
 
 
-def test_the_last_connection_counts(unit: StorageUnit, slots: StandInSlots, writer: Writer) -> None:
+def test_the_last_connection_counts(unit: StorageUnit, slots: SimulatedSlots, writer: Writer) -> None:
     writer.lease(1)
     writer.peer = 9
     writer.ask(UnitStatus())
@@ -482,7 +484,7 @@ def test_connections_without_a_slot_have_no_effect(unit: StorageUnit) -> None:
 # ---------------------------------------------------------------- idle moments
 
 
-def test_an_idle_unit_prepares_space(tmp_path: Path, slots: StandInSlots) -> None:
+def test_an_idle_unit_prepares_space(tmp_path: Path, slots: SimulatedSlots) -> None:
     unit = StorageUnit(0, ArenaPool(Arena.create(tmp_path / "a", 2 * PREFAULT_STEP + GRANULE)), slots)
     while unit.work_ahead():
         unit.check()
@@ -510,7 +512,7 @@ class Unit(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="tq-test-")
-        self.slots = StandInSlots()
+        self.slots = SimulatedSlots(0, HeldSlots())
         self.unit = StorageUnit(
             0, ArenaPool(Arena.create(Path(self.folder.name) / "a", CAPACITY)), self.slots, Limits(extents=6, parked=3)
         )

@@ -2,10 +2,11 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
-from carried_values import TORCH_DTYPES, Point, arrays, bits, jagged, objects, pattern, same, same_tensor, tensors
+from carried_values import TORCH_DTYPES, Point, arrays, jagged, objects, pattern, same, same_tensor, tensors
 from codec_arenas import Arenas
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from simulated import rows_of
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError, UncarriableValueError
-from transfer_queue.messages.descriptors import FieldSpec
+from transfer_queue.messages.descriptors import FieldSpec, Placement
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.buffers import copies
@@ -211,97 +212,6 @@ def test_ragged_rows_of_every_dtype(dtype):
     assert same_rows(through(several, in_table=False), several)
     if dtype.itemsize > 1:
         assert same_rows(through([row.t() for row in several], in_table=False), [row.t() for row in several])
-
-
-@st.composite
-def batches(draw):
-    """Blocks that hold the fields a, b and c, row by row, of kinds that may go together."""
-    dtype = draw(st.sampled_from([torch.uint8, torch.int32, torch.bfloat16, torch.float64, torch.complex128]))
-    rank = draw(st.integers(0, 4))
-    free = draw(st.lists(st.booleans(), min_size=rank, max_size=rank))
-    fixed = draw(st.lists(st.integers(0, 3), min_size=rank, max_size=rank))
-    mixed = draw(st.integers(0, 9)) == 0
-    blocks = []
-    for number in range(draw(st.integers(1, 4))):
-        rows = draw(st.sampled_from([1, 1, 2, 5]))
-        shapes = [
-            tuple(draw(st.integers(0, 4)) if is_free else size for is_free, size in zip(free, fixed, strict=True))
-            for _ in range(rows)
-        ]
-        if mixed:
-            shapes = [shape[: draw(st.integers(0, rank))] for shape in shapes]
-        a = [pattern(dtype, shape, seed=10 * number + row) for row, shape in enumerate(shapes)]
-        b = [pattern(torch.float32, (3,), seed=number + row) for row in range(rows)]
-        c = [draw(st.sampled_from(["", "abc", None, 2**70, [1, (2,)], Point("x" * 9)])) for _ in range(rows)]
-        blocks.append((draw(st.integers(0, 1)), {"a": a, "b": b, "c": c}))
-    return blocks
-
-
-@given(batches(), st.data())
-@settings(max_examples=300, deadline=None)
-def test_any_rows_of_any_blocks(blocks, data):
-    """Any selection of rows out of several blocks in two arenas, with repeats, in any order."""
-    arenas = Arenas(units=2)
-    for unit, fields in blocks:
-        arenas.write(encode_columns(fields, len(fields["b"])), unit)
-    places = [(block, row) for block, (_, fields) in enumerate(blocks) for row in range(len(fields["b"]))]
-    wanted = data.draw(st.one_of(st.just(places), st.lists(st.sampled_from(places), max_size=9)))
-    before = [memory.copy() for memory in arenas.memories]
-    reply = arenas.reply(wanted)
-    rows = {name: [blocks[block][1][name][row] for block, row in wanted] for name in "abc"}
-    table = gather(reply, arenas.memory)
-    for name in "abc":
-        assert same_rows(table.get(name), rows[name])
-    check_container(table.get("a"), reply.types[0], rows["a"])
-    for memory, was in zip(arenas.memories, before, strict=True):
-        assert np.array_equal(memory, was)
-    listed = gather(reply, arenas.memory, "list")
-    assert same_rows(listed.get("a"), rows["a"])
-    check_dense_and_padded(reply, arenas, rows["a"])
-
-
-def check_container(column, kind, rows):
-    """The container follows from the type alone."""
-    if kind.mixed_rank:
-        assert isinstance(column, NonTensorStack)
-    elif kind.ndim == 0:
-        assert column.shape == (len(rows),)
-    elif kind.differs.bit_count() > 1:
-        assert column.is_nested
-        assert column.layout == torch.strided
-    else:
-        assert column.layout == torch.jagged
-        ragged = kind.differs.bit_length() or 1
-        lengths = [row.shape[ragged - 1] for row in rows]
-        assert column._ragged_idx == ragged
-        assert column.is_contiguous()
-        assert column.offsets().tolist() == [0, *np.cumsum(lengths, dtype=np.int64).tolist()]
-        extremes = (min(lengths, default=0), max(lengths, default=0))
-        assert (column._maybe_min_seqlen, column._maybe_max_seqlen) == extremes
-
-
-def check_dense_and_padded(reply, arenas, rows):
-    shapes = {tuple(row.shape) for row in rows}
-    only_a = arenas.reply([], ["a"]) if not rows else None
-    reply = only_a or type(reply)(reply.count, reply.types[:1], reply.blocks, reply.placements)
-    if len(shapes) <= 1:
-        dense = gather(reply, arenas.memory, "dense")["a"]
-        assert same_rows(dense, rows)
-    else:
-        with pytest.raises(ValueError, match="field 'a'"):
-            gather(reply, arenas.memory, "dense")
-    if len({len(shape) for shape in shapes}) > 1:
-        with pytest.raises(ValueError, match="field 'a'"):
-            gather(reply, arenas.memory, "padded")
-    elif shapes:
-        padded = gather(reply, arenas.memory, "padded")["a"]
-        assert padded.shape == (len(rows), *map(max, zip(*shapes, strict=True)))
-        inside = 0
-        for whole, row in zip(padded, rows, strict=True):
-            corner = whole[tuple(slice(size) for size in row.shape)]
-            assert same_tensor(corner, row)
-            inside += np.count_nonzero(np.frombuffer(bits(row), np.uint8))
-        assert np.count_nonzero(np.frombuffer(bits(padded), np.uint8)) == inside
 
 
 @given(st.lists(tensors, min_size=1, max_size=4))
@@ -591,39 +501,88 @@ def i4(*numbers):
     return np.array(numbers, "<i4").tobytes()
 
 
+def two_rows(blocks):
+    """Two rows of a field, in one block or in two of one row."""
+    arenas = Arenas(size=1024)
+    for _ in range(blocks):
+        arenas.write(encode_columns({"x": torch.ones(2 // blocks, 3)}, 2 // blocks))
+    return arenas
+
+
+@pytest.mark.parametrize(("blocks", "altered"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("changes", [
-    {"offset": i8(1 << 40)}, {"offset": i8(-64)}, {"nbytes": i8(1 << 40)}, {"nbytes": i8(-1)}, {"nbytes": i8(8)},
-    {"offset": i8(2**63 - 64)}, {"rows": i4(100)}, {"rows": i4(-1)}, {"schema": i4(3)}, {"dims": i4(3)}, {"count": 7},
-    {"dims_values": [i8(1 << 40)]}, {"dims_values": [b"123"]}, {"dims_values": [i8(1, 2)]}, {"placements": []},
-    {"offset": b""}, {"schemas": [[FieldSpec("y", "tensor", "float32", 1, False)]]},
+    {"offset": 1 << 40}, {"offset": -64}, {"nbytes": 1 << 40}, {"nbytes": -1}, {"nbytes": 8}, {"nbytes": 0},
+    {"offset": 2**63 - 64}, {"rows": 100}, {"rows": -1}, {"rows": 0}, {"schema": 3}, {"dims": 3}, {"count": 7},
+    {"dims_values": [i8(1 << 40)]}, {"dims_values": [b"123"]}, {"dims_values": [i8(1, 2)]},
+    {"placements": []}, {"offset": b""}, {"nbytes": i8(64)[:-1]}, {"unit": b""},
+    {"schemas": [[FieldSpec("y", "tensor", "float32", 1, False)]]},
     {"schemas": [[FieldSpec("x", "tensor", "float64", 1, False)]]}, {"schemas": [[]]},
 ], ids=lambda c: next(iter(c)))  # fmt: skip
-def test_reply_that_lies(changes):
-    arenas = Arenas(size=1024)
-    arenas.write(encode_columns({"x": torch.ones(2, 3)}, 2))
-    with pytest.raises(ProtocolError):
-        gather(lying(arenas.reply(), **changes), arenas.memory)
-
-
-@pytest.mark.parametrize(("block", "slot"), [((0, 1), (0, 0)), ((0, -1), (0, 0)), ((0, 0), (0, 2)), ((0, 0), (-1, 0))])
-def test_placement_that_lies(block, slot):
-    arenas = Arenas(size=1024)
-    arenas.write(encode_columns({"x": torch.ones(2, 3)}, 2))
+def test_reply_that_lies(changes, blocks, altered):
+    """Numbers take the place of those of the last block, or of both."""
+    arenas = two_rows(blocks)
     reply = arenas.reply()
-    placement = type(reply.placements[0])(["x"], i4(*block), i4(*slot))
+    ((name, value),) = changes.items()
+    if isinstance(value, int) and name != "count":
+        pack = i8 if name in ("offset", "nbytes") else i4
+        value = getattr(reply.blocks, name)[: len(pack(0)) * (blocks - altered)] + pack(value) * altered
     with pytest.raises(ProtocolError):
-        gather(lying(reply, placements=[placement]), arenas.memory)
+        gather(lying(reply, **{name: value}), arenas.memory)
 
 
-def test_type_that_lies():
+END = 99  # stands for the number of blocks, or of the rows of a block
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize(("block", "slot"), [
+    ((0, END), (0, 0)), ((0, -1), (0, 0)), ((7, 7), (0, 0)), ((-1, -1), (0, 0)), ((0, 0), (0, END)), ((0, 0), (-1, 0)),
+    ((0, 0), (0, -1)), ((0, 0), (3, 4)), ((), (0, 0)), ((0,), (0,)),
+])  # fmt: skip
+def test_placement_that_lies(block, slot, blocks):
+    arenas = two_rows(blocks)
+    reply = arenas.reply()
+    block, slot = ([end if number == END else number for number in column]
+                   for column, end in ((block, blocks), (slot, 2 // blocks)))  # fmt: skip
+    with pytest.raises(ProtocolError):
+        gather(lying(reply, placements=[Placement(["x"], i4(*block), i4(*slot))]), arenas.memory)
+    with pytest.raises(ProtocolError):
+        gather(lying(reply, placements=[msgspec.structs.replace(reply.placements[0], fields=["y"])]), arenas.memory)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("bent", [
+    {"dtype": "float64"}, {"dtype": "int32"}, {"dtype": "float99"}, {"ndim": 2}, {"ndim": 0},
+    {"kind": "object", "dtype": "object"},
+], ids=str)  # fmt: skip
+def test_type_that_lies(bent, blocks):
+    arenas = two_rows(blocks)
+    reply = arenas.reply()
+    with pytest.raises(ProtocolError):
+        gather(lying(reply, types=[msgspec.structs.replace(reply.types[0], **bent)]), arenas.memory)
+
+
+def test_type_that_lies_about_ragged_rows():
     arenas = Arenas(size=1024)
     arenas.write(encode_columns({"x": [torch.ones(2, 3), torch.ones(1, 3)]}, 2))
     reply = arenas.reply()
-    kind = reply.types[0]
     for ndim, differs, dtype in ((2, 2, "float32"), (1, 0, "float32"), (0, 0, "float32"), (2, 1, "float99")):
-        wrong = type(kind)(kind.name, kind.kind, dtype, ndim, None, differs, False)
+        wrong = msgspec.structs.replace(reply.types[0], dtype=dtype, ndim=ndim, shape=None, differs=differs)
         with pytest.raises(ProtocolError):
             gather(lying(reply, types=[wrong]), arenas.memory)
+
+
+@pytest.mark.parametrize("layout", ["jagged", "dense"])
+def test_repeated_rows_of_several_blocks_have_memory_of_their_own(layout):
+    arenas = Arenas()
+    for number in range(3):
+        arenas.write(encode_columns({"x": torch.full((1, 3), number), "y": torch.full((1,), number)}, 1))
+    reply = arenas.reply([(1, 0), (1, 0), (2, 0)])
+    table = gather(reply, arenas.memory, layout)
+    rows_of(table["x"])[0].fill_(-1)
+    table["y"][0] = -1
+    assert [row.tolist() for row in rows_of(table["x"])] == [[-1] * 3, [1] * 3, [2] * 3]
+    assert table["y"].tolist() == [-1, 1, 2]
+    assert gather(reply, arenas.memory, layout)["y"].tolist() == [1, 1, 2]
 
 
 def test_large_batch():

@@ -24,6 +24,8 @@ from differential import differential, row_lengths, small
 from simulated import rows_of
 from transfer_queue.client.data import device_copies
 from transfer_queue.client.data.device_copies import HostArenas
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages.descriptors import FieldType
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks import encode, remote_ranges
 from transfer_queue.wire.blocks import gather as gathering
@@ -215,6 +217,28 @@ def check(case: Case, name: str, column: Any, layout: str) -> None:
         assert same_tensor(value, wanted) if isinstance(wanted, torch.Tensor) else same(value, wanted)
     if kind.dtype is not None and layout in ("dense", "padded"):
         assert not column.is_nested
+    if kind.dtype is not None and layout == "jagged":
+        (field,) = [each for each in case.reply.types if each.name == name]
+        check_container(field, column, rows)
+
+
+def check_container(field: FieldType, column: Any, rows: list[torch.Tensor]) -> None:
+    """The container follows from the type alone."""
+    if field.mixed_rank:
+        assert isinstance(column, NonTensorStack)
+    elif field.ndim == 0:
+        assert column.shape == (len(rows),)
+    elif field.differs.bit_count() > 1:
+        assert column.is_nested
+        assert column.layout == torch.strided
+    else:
+        assert column.layout == torch.jagged
+        ragged = field.differs.bit_length() or 1
+        lengths = [row.shape[ragged - 1] for row in rows]
+        assert column._ragged_idx == ragged
+        assert column.is_contiguous()
+        assert column.offsets().tolist() == [0, *np.cumsum(lengths).tolist()]
+        assert (column._maybe_min_seqlen, column._maybe_max_seqlen) == (min(lengths), max(lengths))
 
 
 def possible(case: Case, name: str, layout: str) -> bool:
@@ -250,6 +274,9 @@ layouts = st.sampled_from(["jagged", "jagged", "list", "dense", "padded"])
 @differential(80)
 def test_rows_of_mapped_blocks(case: Case, layout: str, given_: dict[str, int]) -> None:
     names = [name for name in case.kinds if possible(case, name, layout)]
+    for name in case.kinds.keys() - names:
+        with pytest.raises(InvalidArgumentError, match=f"field '{name}'"):
+            gather(case.arenas.reply(fields={name: case.pairs[name]}), case.arenas.memory, layout)
     case.pairs = {name: case.pairs[name] for name in names}
     if not names:
         return

@@ -195,13 +195,6 @@ def nothing_worse(data):
         decode_object(data, allow_pickle=False)
 
 
-@given(st.binary(max_size=200))
-@settings(max_examples=500, deadline=None)
-def test_random_bytes(data):
-    for head in (b"", b"\0", codes.HEAD.pack(1, 0, len(data)), codes.HEAD.pack(1, 1, 3)):
-        nothing_worse(head + data)
-
-
 @given(objects, st.data())
 @settings(max_examples=300, deadline=None)
 def test_truncated_and_flipped(value, data):

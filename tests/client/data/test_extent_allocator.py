@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Container, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,76 +29,22 @@ from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenS
 from transfer_queue.net.calls import Call
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.arena.writer_locks import KnownSlot, Offer
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import SendReply
-from transfer_queue.testing.simulated_locks import Board
+from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlotLock, SimulatedSlots
 
 MIB = 1 << 20
 T = TypeVar("T")
-
-
-class Locks:
-    """Slots of one unit and the writer's side of them, in one process."""
-
-    def __init__(self, unit: int) -> None:
-        self.unit = unit
-        self.held: set[str] = set()
-        self.withdrawn: set[str] = set()
-        self.board = Board()
-
-    def make(self, slot: int, writer: str) -> str:
-        return self.path(slot)
-
-    def path(self, slot: int) -> str:
-        return f"/{self.unit}/{slot}.lock"
-
-    def is_dead(self, slot: int) -> bool:
-        return self.path(slot) not in self.held
-
-    def withdraw(self, slot: int) -> bool:
-        if self.is_dead(slot):
-            self.withdrawn.add(self.path(slot))
-        return self.is_dead(slot)
-
-    def forget(self, slot: int) -> None:
-        assert self.path(slot) in self.withdrawn
-
-    def known_slots(self) -> dict[int, KnownSlot]:
-        return {}
-
-    def offers(self, slot: int) -> set[Offer]:
-        return self.board.offers(self.path(slot))
-
-    def recall(self, slot: int, among: Container[Offer] | None = None) -> list[Offer]:
-        return self.board.recall(self.path(slot), among)
-
-
-class Lock:
-    def __init__(self, locks: Locks, path: str) -> None:
-        self.locks, self.path = locks, path
-
-    def release(self) -> None:
-        self.locks.held.discard(self.path)
-        self.locks.board.release(self.path)
-
-    def begin(self, place: int) -> bool:
-        return self.locks.board.begin(self.path, place)
-
-    def take(self, place: int) -> bool:
-        return self.locks.board.take(self.path, place)
-
-    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        self.locks.board.leave(self.path, place, extent, used)
 
 
 class Servers:
     """Storage units, and a driver that carries out calls on them one at a time."""
 
     def __init__(self, folder: Path, *capacities: int) -> None:
-        self.locks = [Locks(number) for number in range(len(capacities))]
+        self.held = HeldSlots()
+        self.locks = [SimulatedSlots(number, self.held) for number in range(len(capacities))]
         self.units = [
             StorageUnit(number, ArenaPool(Arena.create(folder / str(number), capacity)), self.locks[number])
             for number, capacity in enumerate(capacities)
@@ -108,14 +54,13 @@ class Servers:
         self.calls: list[Call] = []
         self.holds = 0
 
-    def hold(self, path: Path) -> Lock:
-        locks = self.locks[int(path.parent.name)]
-        assert str(path) not in locks.held, "a slot file is opened once"
-        if str(path) in locks.withdrawn:
+    def hold(self, path: Path) -> SimulatedSlotLock:
+        unit, slot = map(int, path.name.split("-"))
+        assert path.name not in self.held, "a slot file is opened once"
+        if slot not in self.locks[unit].known_slots():
             raise ProtocolError("withdrawn")
-        locks.held.add(str(path))
         self.holds += 1
-        return Lock(locks, str(path))
+        return SimulatedSlotLock(self.held, path)
 
     def space(self, writer: str = "w") -> ExtentAllocator:
         return ExtentAllocator(writer, range(len(self.units)), self.hold)
@@ -371,7 +316,7 @@ def test_a_withdrawn_slot_is_asked_for_anew(servers: Servers, space: ExtentAlloc
 
 
 def test_a_slot_that_is_withdrawn_again_and_again_is_an_error(servers: Servers) -> None:
-    def never(_: Path) -> Lock:
+    def never(_: Path) -> SimulatedSlotLock:
         raise ProtocolError("withdrawn")
 
     with pytest.raises(ProtocolError, match="withdrawn"):
@@ -379,10 +324,13 @@ def test_a_slot_that_is_withdrawn_again_and_again_is_an_error(servers: Servers) 
     assert [type(call.body) for call in servers.calls] == [OpenSlot] * 3
 
 
-@pytest.mark.parametrize("replies", [[Done()], [SlotReply(1, "/0/1.lock"), Done()],
-                                     [SlotReply(1, "/0/1.lock"), ExtentLeaseReply(1, 0, 0, 1)],
-                                     [SlotReply(1, "/0/1.lock"), ExtentLeaseReply(1, 1, GRANULE, 1)]])  # fmt: skip
-def test_strange_replies_are_refused(space: ExtentAllocator, replies: list[AnyReply]) -> None:
+SLOT = SlotReply(1, "0-1")
+
+
+@pytest.mark.parametrize("replies", [[Done()], [SLOT, Done()], [SLOT, ExtentLeaseReply(1, 0, 0, 1)],
+                                     [SLOT, ExtentLeaseReply(1, 1, GRANULE, 1)]])  # fmt: skip
+def test_strange_replies_are_refused(servers: Servers, space: ExtentAllocator, replies: list[AnyReply]) -> None:
+    servers.locks[0].make(1, "w")
     operation = space.reserve(1)
     next(operation)
     with pytest.raises(ProtocolError, match="replied"):  # noqa: PT012
@@ -609,7 +557,7 @@ def test_what_a_lost_unit_held_is_forgotten(tmp_path: Path) -> None:
     space.abandon(large)
     assert (space.take_closes(), space.take_returns(), space._extents) == ([], [], {})
     assert servers.run(space.reserve(10)).unit == 1
-    assert servers.locks[0].held == set()
+    assert servers.held == {"1-1"}
     servers.close()
 
 

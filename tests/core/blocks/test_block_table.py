@@ -7,7 +7,7 @@ import contextlib
 import msgspec
 import numpy as np
 import pytest
-from harness import BLOCKS_AN_EXTENT, BYTES, OBJECT, Harness, column, places, tensor
+from harness import BLOCKS_AN_EXTENT, Harness, column, places, tensor
 
 from transfer_queue.core.tables.blocks import CHUNK, BlockTable
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, StorageKeyNotFoundError
@@ -25,22 +25,6 @@ def needed(h: Harness) -> int:
 
 
 # ---------------------------------------------------------------- blocks
-
-
-def test_a_block_is_removed_with_its_last_value(h: Harness) -> None:
-    h.put(2, ("x", "y"))
-    assert needed(h) == 1
-    h.put(1, ("x",), rows=[0])
-    h.put(2, ("y",), rows=[0, 1])
-    assert needed(h) == 3
-    assert h.state.blocks.live_bytes == 3 * BYTES
-    h.put(1, ("x",), rows=[1])
-    assert needed(h) == 3, "the first block is not needed any more"
-    h.clear([0])
-    assert needed(h) == 2
-    h.clear([1])
-    assert needed(h) == 0
-    assert h.state.blocks.live_bytes == h.state.partitions["p"].nbytes == 0
 
 
 def test_unused_interned_schemas_and_dims_are_removed(h: Harness) -> None:
@@ -205,20 +189,6 @@ def test_a_bounded_number_of_dead_writers_is_remembered(h: Harness, monkeypatch:
 # ---------------------------------------------------------------- lookups
 
 
-def test_a_lookup_finds_values_in_several_blocks(h: Harness) -> None:
-    h.put(3, ("x", "y"), keys=["a", "b", "c"])
-    h.put(2, ("y",), keys=["c", "a"])
-    found = h.lookup([2, 0, 1, 2], ["y", "x"])
-    first, second = found[2]["x"][0], found[0]["y"][0]
-    assert first != second
-    assert found == [
-        {"y": (second, 0), "x": (first, 2)},
-        {"y": (second, 1), "x": (first, 0)},
-        {"y": (first, 1), "x": (first, 1)},
-        {"y": (second, 0), "x": (first, 2)},
-    ]
-
-
 def test_fields_in_the_same_blocks_share_a_placement(h: Harness) -> None:
     h.put(2, ("x", "y", "z"))
     h.put(2, ("y",), rows=[0, 1])
@@ -261,15 +231,6 @@ def test_a_lookup_by_rows_names_missing_fields_and_rows(h: Harness) -> None:
     for nothing, count in ((Lookup("p", column([3])), 1), (Lookup("p", b""), 0), (Lookup("nobody", b""), 0)):
         assert (h.ask(nothing).count, h.ask(nothing).placements) == (count, [])
     assert h.ask(Lookup("p", column([0]), fields=[])).count == 1
-
-
-def test_a_lookup_describes_objects_and_ragged_values(h: Harness) -> None:
-    h.put(2, {"o": OBJECT, "x": tensor("int16", [(1,), (2,)])})
-    reply = h.ask(Lookup("p", column([1, 0]), fields=["x", "o"]))
-    assert reply.blocks.schemas == [
-        [FieldSpec("o", "object", "object", 1, True), FieldSpec("x", "tensor", "int16", 1, True)]
-    ]
-    assert [np.frombuffer(dims, "<i8").tolist() for dims in reply.blocks.dims_values] == [[9, 9, 1, 2]]
 
 
 # ---------------------------------------------------------------- hostile

@@ -36,23 +36,6 @@ def test_a_block_over_another_one_of_its_extent_is_refused(h: Harness, offset: i
         put(h, 1, EXTENT + offset)
 
 
-@pytest.mark.parametrize("offset", [0, 3 * BYTES - 1, -BYTES + 1])
-def test_a_block_over_one_of_another_extent_is_refused(h: Harness, offset: int) -> None:
-    put(h, 1, EXTENT)
-    put(h, 1, EXTENT + BYTES)
-    put(h, 1, EXTENT + 2 * BYTES)
-    with pytest.raises(ProtocolError, match="blocks of extent 1"):
-        put(h, 2, EXTENT + offset, name="v")
-
-
-def test_an_extent_does_not_grow_into_the_next_one(h: Harness) -> None:
-    put(h, 1, EXTENT)
-    put(h, 2, EXTENT + 3 * BYTES, name="v")
-    put(h, 1, EXTENT + 2 * BYTES)
-    with pytest.raises(ProtocolError, match="blocks of extent 2"):
-        put(h, 1, EXTENT + 3 * BYTES)
-
-
 @pytest.mark.parametrize("restart", [False, True])
 def test_concurrent_puts_are_published_in_any_order(h: Harness, restart: bool) -> None:
     offsets = list(range(EXTENT, EXTENT + LENGTH, BYTES))

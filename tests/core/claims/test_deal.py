@@ -8,24 +8,13 @@ from harness import Harness, rows_of
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, WaitTimeoutError
 from transfer_queue.messages.base import Done, Failure
-from transfer_queue.messages.claims import Cancel, Claim, ClaimReply, ResetConsumption
+from transfer_queue.messages.claims import Cancel, Claim, ClaimReply
 from transfer_queue.messages.envelopes import RequestEnvelope
-from transfer_queue.messages.partitions import ClearPartition, Seal
-from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus, Lookup, ShowRows
+from transfer_queue.messages.partitions import Seal
+from transfer_queue.messages.queries import Lookup, ShowRows
 from transfer_queue.sampler import BaseSampler, GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
 
 # ---------------------------------------------------------------- at once
-
-
-def test_each_task_consumes_on_its_own(h: Harness) -> None:
-    h.put(4)
-    assert h.dealt(3, "t") == [0, 1, 2]
-    assert h.dealt(2, "t") == []
-    assert h.dealt(1, "t") == [3]
-    assert h.dealt(4, "u") == [0, 1, 2, 3]
-    assert h.ask(CheckConsumption("p", "t")).value is True
-    assert h.ask(ConsumptionStatus("p", "u")).matrix == b"\1\1\1\1"
-    assert h.ask(ConsumptionStatus("p", "nobody")).matrix == b"\0\0\0\0"
 
 
 @pytest.mark.design("replacing a value does not un-consume its row")
@@ -122,18 +111,6 @@ def test_a_large_claim_does_not_starve_smaller_ones(h: Harness) -> None:
     assert h.got(large, "large") == list(range(8, 18))
 
 
-def test_the_least_wanted_count_is_forgotten_with_its_claim(h: Harness) -> None:
-    h.create()
-    small = h.claim(1, wait=10, name="small")
-    large = h.claim(4, wait=100, name="large")
-    h.tick(10)
-    assert isinstance(h.reply(small, "small"), Failure)
-    h.put(3)
-    assert h.state.waiting.claims["p"]["t"].wanted == {("x",): (1, 4)}
-    h.put(1)
-    assert h.got(large, "large") == [0, 1, 2, 3]
-
-
 def test_deadlines(h: Harness) -> None:
     first, second = h.claim(5, wait=10, name="a"), h.claim(5, wait=3, name="b")
     assert h.controller.next_deadline() == 3
@@ -204,16 +181,6 @@ def test_the_text_of_a_timeout_when_all_is_consumed(h: Harness) -> None:
 # ---------------------------------------------------------------- the end
 
 
-def test_the_remainder_after_a_seal(h: Harness) -> None:
-    h.put(5)
-    assert h.dealt(4) == [0, 1, 2, 3]
-    waiting = [h.claim(4, wait=10, name=name) for name in "ab"]
-    h.ask(Seal("p"))
-    assert h.got(waiting[0], "a") == [4]
-    assert h.got(waiting[1], "b") is None
-    assert h.dealt(1) is None
-
-
 @pytest.mark.design("a loader ends in finite mode when the partition is wholly consumed")
 def test_finite_ends_with_the_partition_consumed(h: Harness) -> None:
     assert h.dealt(1, finite=True) == [], "nothing at all is no end"
@@ -226,23 +193,6 @@ def test_finite_ends_with_the_partition_consumed(h: Harness) -> None:
     assert h.dealt(1, name="other") == [2]
     assert h.got(waiting) is None
     assert h.dealt(2) == []
-
-
-def test_rows_consumed_and_cleared_stay_consumed(h: Harness) -> None:
-    h.put(2)
-    assert h.dealt(2, "t") == [0, 1]
-    assert h.dealt(2, "u") == [0, 1]
-    others = h.claim(3, "v", finite=True, wait=10)
-    h.clear([0, 1])
-    assert h.parked(others), "a task that has consumed nothing waits for what may come"
-    for task, consumed in (("t", True), ("u", True), ("v", False)):
-        assert h.ask(CheckConsumption("p", task)).value is consumed
-        assert (h.dealt(1, task, finite=True) is None) is consumed
-    h.ask(ResetConsumption("p", "t"))
-    assert h.ask(CheckConsumption("p", "t")).value is False
-    h.put(3)
-    assert h.got(others) == [2, 3, 4]
-    assert h.ask(CheckConsumption("p", "u")).value is False
 
 
 def test_probes_deal_nothing(h: Harness) -> None:
@@ -330,19 +280,6 @@ def test_a_retry_of_a_dealt_claim_gets_the_same_rows(h: Harness) -> None:
     assert h.dealt(2) == [2, 3]
 
 
-def test_replies_are_dropped_when_they_are_acknowledged(h: Harness) -> None:
-    for _ in range(5):
-        h.put(1)
-    kept = h.state.clients["w"].replies
-    assert len(kept) == 5
-    h.clients["w"].acknowledged = 4
-    h.put(1)
-    assert list(kept) == [5, 6]
-    h.send(h.publish(1), sequence=3)
-    with pytest.raises(ProtocolError, match="acknowledged before"):
-        h.result(3)
-
-
 def test_a_long_wait_does_not_keep_all_later_replies(h: Harness) -> None:
     h.send(Claim("q", "t", ["x"], 1, {}, 1e9))
     client = h.clients["w"]
@@ -395,24 +332,6 @@ def test_cancel(h: Harness) -> None:
     assert h.ask(Cancel(999), "r") == Done(False)
 
 
-def test_a_claim_is_decided_when_it_is_sent_again_after_a_replay(h: Harness) -> None:
-    """A controller that starts from records answers a claim that can be met, although no event completes it."""
-    request = Claim("p", "t", ["x"], 2, {}, 10.0)
-    sequence = h.send(request, "a")
-    again = Harness()
-    for record in h.records[1:]:
-        if type(record).__name__ != "Replied":
-            again.controller.context.log.apply(record)
-    again.controller.context.changes.by_partition.clear()
-    again.take([])
-    assert again.state.waiting.by_waiter.keys() == {("a", sequence)}
-    again.put(2)
-    assert again.parked(sequence, "a"), "it is nobody's yet"
-    again.client("a").sequence = sequence
-    again.send(request, "a", sequence)
-    assert again.got(sequence, "a") == [0, 1]
-
-
 # ---------------------------------------------------------------- malformed sampling
 
 HOSTILE = [
@@ -455,15 +374,6 @@ def test_a_probe_that_has_seen_a_version_waits_for_a_change(h: Harness) -> None:
     assert h.parked(again)
     h.ask(h.publish(1, None, rows=[0], tags=[{"n": 1}]))
     assert h.result(again, "r").version > seen
-
-
-def test_a_partition_created_again_never_has_an_old_version(h: Harness) -> None:
-    seen = set()
-    for _ in range(3):
-        h.put(1)
-        seen.add(h.state.partitions["p"].version)
-        h.ask(ClearPartition("p"))
-    assert len(seen) == 3
 
 
 @pytest.mark.design("nobody sleeps or polls, one waiting consumer holds up no one")

@@ -81,36 +81,10 @@ def test_a_remainder_too_small_for_every_rank_is_skipped() -> None:
     assert h.ask(CheckConsumption("p", "t")).value is True
 
 
-def test_fewer_rows_than_ranks_from_the_beginning() -> None:
-    h = sealed(RankAwareSampler(dp_size=4), 3)
-    assert ask(h, 1, 0) is None
-    assert passed(h) == {("t", "remainder"): 3}
-    assert ask(h, 0, 0, finite=True) is None
-
-
 def test_a_single_rank_gets_the_whole_remainder() -> None:
     for sampler in (RankAwareSampler(), RankAwareSampler(dp_size=1)):
         h = sealed(sampler, 5)
         assert [ask(h, 0, number) for number in range(3)] == [[0, 1, 2, 3], [4], None]
-
-
-def test_groups_stay_complete() -> None:
-    h = sealed(GRPOGroupNSampler(2, dp_size=2), 22)
-    assert sizes(h, 2, 0) == [4, 4]
-    assert sizes(h, 2, 1) == [4, 4]
-    assert sizes(h, 2, 2) == [4, 2]
-    assert sizes(h, 2, 3) == [None, None]
-    h = sealed(GRPOGroupNSampler(2, dp_size=2), 10)
-    assert sizes(h, 2, 0) == [4, 4]
-    assert passed(h) == {("t", "remainder"): 2}
-
-
-def test_a_balanced_remainder() -> None:
-    h = sealed(SeqlenBalancedSampler(2, 3), 22)
-    assert sizes(h, 3, 0) == [4, 4, 4]
-    assert sizes(h, 3, 1) == [2, 2, 2]
-    assert passed(h) == {("t", "remainder"): 4}
-    assert sizes(h, 3, 2) == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -190,22 +164,6 @@ def test_a_remainder_too_small_for_the_ranks_behind() -> None:
     assert [len(ask(h, 2, number) or []) for number in range(3)] == [4, 1, 0]
     words = h.ask(Explain("p", task="t", fields=["x"])).value
     assert "different numbers of batches (0: 4, 1: 3, 2: 2)" in words
-
-
-@pytest.mark.parametrize("sampler", [RankAwareSampler(dp_size=2), GRPOGroupNSampler(2, dp_size=2)])
-def test_with_dp_size_no_rank_is_ever_ahead(sampler: BaseSampler) -> None:
-    """A round is dealt when it is complete for all ranks; a seal at any moment leaves no rank behind."""
-    h = Harness(sampler)
-    h.put(6)
-    waiting = h.claim(4, wait=10, dp_rank=0, batch_index=0)
-    assert h.parked(waiting, "r")
-    h.put(6)
-    assert h.got(waiting) == [0, 1, 2, 3]
-    assert ask(h, 0, 1) == [], "four rows are rank 1's, four are no round"
-    assert ask(h, 1, 0) == [4, 5, 6, 7]
-    h.ask(Seal("p"))
-    assert [ask(h, 1, 1), ask(h, 0, 1)] == [[10, 11], [8, 9]]
-    assert [ask(h, 0, 2), ask(h, 1, 2)] == [None, None]
 
 
 def test_ranks_with_different_dp_sizes_are_refused() -> None:

@@ -9,8 +9,7 @@ from transfer_queue.core.claims.plan import ClaimPlan, Plans
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import ClearPartition
-from transfer_queue.messages.system import RegisterSampler
-from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
 
 
 def test_claims_that_differ_only_in_rank_and_batch_have_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,32 +23,6 @@ def test_claims_that_differ_only_in_rank_and_batch_have_one_plan(monkeypatch: py
             request = Claim("p", "t", ["x"], 2, {"dp_rank": number % 4, "batch_index": number // 4})
             h.controller.context.services[Plans].of(h.state.partitions["p"], request)
     assert len(made) == 1
-
-
-def test_the_next_claim_has_the_sampler_that_replaces_the_first_one() -> None:
-    h = Harness(SequentialSampler())
-    h.put(4)
-    assert h.dealt(1) == [0]
-    h.take(h.controller.use_sampler(GRPOGroupNSampler(2)))
-    assert h.dealt(2) == [2, 3]
-
-
-def test_the_next_claim_has_the_sampler_that_is_registered_for_its_task() -> None:
-    h = Harness(SequentialSampler())
-    h.put(4)
-    assert h.dealt(1) == [0]
-    h.ask(RegisterSampler("t", "GRPOGroupNSampler", '{"n_samples_per_prompt": 2}'))
-    assert h.dealt(2) == [2, 3]
-
-
-def test_a_sampler_without_a_size_follows_the_largest_declared_group() -> None:
-    h = Harness(GRPOGroupNSampler())
-    h.put(2, groups=["a", "a"])
-    assert h.dealt(2) == [0, 1]
-    h.put(3, groups=["b", "b", "b"])
-    assert h.dealt(3) == [2, 3, 4]
-    with pytest.raises(InvalidArgumentError, match="up to 3 samples"):
-        h.dealt(2)
 
 
 def test_a_partition_of_the_same_name_has_plans_of_its_own() -> None:

@@ -36,10 +36,8 @@ from transfer_queue.messages.reports.timeline import Leave
 from transfer_queue.messages.reports.unit_reports import WriterGone
 from transfer_queue.sampler import (
     GRPOGroupNSampler,
-    PrioritySampler,
     RankAwareSampler,
     SeqlenBalancedSampler,
-    SequentialSampler,
 )
 from transfer_queue.testing.state_recount import check_invariants
 
@@ -101,42 +99,6 @@ class TestClaims:
         assert not held(h)
         again = h.unseen(2, dp_rank=0, batch_index=0)
         assert (rows_of(again), again.token) == (rows_of(got), 0)
-
-    @pytest.mark.parametrize(
-        "sampler",
-        [SequentialSampler(), GRPOGroupNSampler(2), SeqlenBalancedSampler(2, 2), PrioritySampler("n")],
-        ids=lambda s: type(s).__name__,
-    )
-    def test_every_sampler_deals_a_returned_batch_again(self, sampler: object) -> None:
-        h = Harness(sampler)  # type: ignore[arg-type]
-        rows = h.put(4, tags=[{"n": 1, "total_lengths": 3}] * 4)
-        first, second = h.unseen(2), h.unseen(2)
-        assert sorted(rows_of(first) + rows_of(second)) == rows
-        h.notify(returned=of(first))
-        assert rows_of(h.unseen(2)) == rows_of(first)
-
-    def test_a_priority_sampler_may_deal_rows_that_do_not_ascend(self) -> None:
-        h = Harness(PrioritySampler("n"))
-        rows = h.put(3, tags=[{"n": 1}, {"n": 3}, {"n": 2}])
-        got = h.unseen(3)
-        assert rows_of(got) == [rows[1], rows[2], rows[0]]
-        h.notify(returned=of(got))
-        assert consumed(h) == [0, 0, 0]
-
-    def test_equal_claims_that_one_put_meets_each_have_their_batch(self, h: Harness) -> None:
-        waiting = {name: h.claim(2, name=name, wait=50.0, hand_over=True) for name in ("a", "b", "c")}
-        rows = h.put(6)
-        got = {name: h.result(sequence, name) for name, sequence in waiting.items()}
-        assert sorted(row for reply in got.values() for row in rows_of(reply)) == rows
-        assert sorted(reply.token for reply in got.values()) == held(h)
-        h.notify("b", returned=of(got["b"]))
-        assert h.dealt(2, name="a") == rows_of(got["b"])
-
-    def test_claims_with_and_without_it_do_not_meet_together(self, h: Harness) -> None:
-        plain, other = h.claim(1, name="a", wait=50.0), h.claim(1, name="b", wait=50.0, hand_over=True)
-        h.put(2)
-        assert h.result(plain, "a").token == 0
-        assert held(h) == [h.result(other, "b").token]
 
     def test_a_repeated_claim_gets_the_same_batch_and_token(self, h: Harness) -> None:
         h.put(4)
@@ -291,16 +253,6 @@ class TestEnds:
         assert h.look(CheckConsumption("p", "t")).value is False
         assert h.dealt(2, name="other") == rows_of(got)
 
-    def test_the_last_batch_of_a_sealed_partition_may_be_returned(self, h: Harness) -> None:
-        rows = h.put(3)
-        h.ask(Seal("p"))
-        h.notify(handed_over=of(h.unseen(2)))
-        last = h.unseen(2)
-        assert rows_of(last) == rows[2:]
-        h.notify(returned=of(last))
-        assert h.dealt(2, name="other") == rows[2:]
-        assert h.dealt(2, name="other") is None
-
 
 class TestFreedRows:
     def test_rows_that_were_not_handed_over_are_neither_finished_nor_freed(self, h: Harness) -> None:
@@ -387,14 +339,6 @@ class TestAbsence:
         assert held(h) == [got.token]
         h.notify(handed_over=of(got))
         assert not held(h)
-
-    def test_a_client_whose_process_cannot_be_checked_is_gone_after_a_while(self, h: Harness) -> None:
-        rows = h.put(2)
-        h.unseen(2)
-        h.disconnect("r")
-        waiting = h.claim(2, name="other", wait=1000.0)
-        h.tick(h.now + ABSENCE_SECONDS)
-        assert h.got(waiting, "other") == rows
 
     def test_a_dead_process_is_noticed_early(self) -> None:
         alive = {"r", "other"}

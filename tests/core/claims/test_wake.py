@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from transfer_queue.core.claims import answers, wake
-from transfer_queue.core.events.records import Dealt, RepliesSent, ReplySent
+from transfer_queue.core.events.records import Dealt, RepliesSent
 from transfer_queue.messages.claims import Ack, Claim
 from transfer_queue.messages.partitions import Seal
 from transfer_queue.messages.puts import PublishReply
@@ -117,50 +117,6 @@ def test_claims_with_different_leases_are_not_met_together() -> None:
     rows = h.put(5)
     assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [[row] for row in rows]
     assert h.state.partitions["p"].claimed == {"t": 1}
-
-
-def test_claims_for_one_batch_get_the_same_rows() -> None:
-    h = Harness(RankAwareSampler())
-    ranks = [0, 1, 0, 2, 1]
-    waits = [h.claim(2, name=f"r{n}", wait=9.0, dp_rank=rank, batch_index=0) for n, rank in enumerate(ranks)]
-    rows = h.put(6)
-    assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [
-        rows[2 * rank : 2 * rank + 2] for rank in ranks
-    ]
-
-
-def test_clients_reference_their_rows_until_their_next_fetch() -> None:
-    h = Harness()
-    h.create(free_when=["t"])
-    waits = [h.claim(2, name=f"r{n}", wait=9.0) for n in range(3)]
-    rows = h.put(6)
-    assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [rows[at : at + 2] for at in (0, 2, 4)]
-    assert h.result(waits[0], "r0").held
-    h.dealt(2, name="r1")
-    assert h.state.partitions["p"].rows.count == 4
-
-
-def test_groups_are_dealt_completely_and_a_warning_comes_once() -> None:
-    h = Harness(GRPOGroupNSampler(2))
-    waits = [h.claim(2, name=f"r{n}", wait=9.0) for n in range(3)]
-    h.put(1, None, tags=[{}], name="v")
-    assert not kinds(h, Dealt)
-    rows = [0, *h.put(5)]
-    h.put(1, rows=[0], name="v")
-    assert [h.got(sequence, f"r{n}") for n, sequence in enumerate(waits)] == [rows[at : at + 2] for at in (2, 4, 0)]
-
-
-def test_replies_are_kept_for_retries() -> None:
-    h = Harness()
-    waits = [h.claim(1, name=f"r{n}", wait=9.0) for n in range(3)]
-    h.put(3)
-    assert "r1" not in {replied.client for replied in kinds(h, ReplySent)}
-    before = h.reply(waits[1], "r1")
-    assert before is not None
-    h.connect("r1")
-    assert h.claim(1, name="r1") == waits[1] + 1
-    again = h.send(Claim("p", "t", ["x"], 1), "r1", sequence=waits[1])
-    assert h.reply(again, "r1") == before
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from harness import Harness, column, through_file
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -204,50 +204,3 @@ class Admission(RuleBasedStateMachine):
 
 TestAdmission = Admission.TestCase
 TestAdmission.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(st.sampled_from(["put", "train", "jump", "drop", "lease"]), max_size=60),
-    st.integers(0, 2),
-    st.sampled_from([0, 500]),
-)
-def test_no_row_in_order_is_trained_on_too_late(steps: list[str], staleness: int, first: int) -> None:
-    """A trainer takes `ROWS` rows in order for each version, and producers put as many as they may.
-
-    Nothing is ever stale then, except what was put before the version jumped.
-    """
-    h = Harness(SequentialSampler())
-    options = PartitionOptions(max_staleness=staleness, rows_per_version=ROWS, trained_by="train")
-    h.ask(CreatePartition("p", 0, options, first))
-    version, jumped_at = first, -1
-    tags: dict[int, int] = {}
-    for what in steps:
-        if what == "put":
-            try:
-                (index,) = h.put(1, tags=[{"policy_version": version}])
-            except StalenessError:
-                continue
-            tags[index] = version
-        elif what == "drop":
-            live = [index for index in tags if h.state.partitions["p"].rows.position_of(index) >= 0]
-            h.ask(Drop("p", "no use", column(live[-1:])))
-        else:
-            before = h.state.partitions["p"].passed.counts_of("train")
-            if what == "lease":
-                reply = h.lease(ROWS, "train")
-                rows = [*memoryview(reply.rows).cast("q")]
-                if rows:
-                    h.ack(reply)
-            else:
-                rows = h.dealt(ROWS, "train") or []
-            skipped = h.state.partitions["p"].passed.counts_of("train")
-            assert all(version - tags[row] <= staleness for row in rows)
-            if skipped != before:
-                assert jumped_at >= 0, "it was in order, so nothing may be too old"
-            if rows:
-                h.clear(rows)
-                step = 5 if what == "jump" else 1
-                jumped_at = version if step > 1 else jumped_at
-                version += step
-                h.ask(SetPolicyVersion("p", version))

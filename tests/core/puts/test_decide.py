@@ -105,21 +105,6 @@ def test_tags_are_replaced(h: Harness) -> None:
     assert tags(h)["a"] == {"j": 2}
 
 
-def test_tags_go_with_their_rows(h: Harness) -> None:
-    h.put(2, keys=["a", "b"], tags=[{"n": 1}, {"n": 2}])
-    h.ask(ClearKeys("p", ["a", "a", "nobody"]))
-    assert tags(h) == {"b": {"n": 2}}
-    assert h.put(1, keys=["a"]) == [2]
-    assert tags(h) == {"b": {"n": 2}, "a": {}}
-
-
-def test_rows_without_key_are_not_listed(h: Harness) -> None:
-    h.put(2, tags=[{"n": 1}, None])
-    h.put(1, partition="q", keys=["k"])
-    assert h.ask(ListKeys()).value == {"p": {}, "q": {"k": {}}}
-    assert h.ask(ListKeys(["nobody"])).value == {}
-
-
 @pytest.mark.parametrize(
     ("more", "error"),
     [

@@ -97,16 +97,6 @@ def test_a_report_that_is_sent_twice_counts_once():
     assert h.state.partitions["p"].undone == 1
 
 
-def test_the_count_survives_a_restart():
-    h = Harness()
-    h.put(2)
-    h.ask(ReportDone("p"))
-    h.restart()
-    assert not done(h)
-    h.ask(ReportDone("p"))
-    assert done(h)
-
-
 def test_the_backlog_of_a_task_has_waiting_and_claimed_rows():
     h = Harness()
     h.put(4)

@@ -89,14 +89,6 @@ def test_the_error_says_that_rows_were_finished_too_late():
         h.put(1)
 
 
-def test_a_version_without_finished_rows_makes_no_space():
-    h = made()
-    h.put(8)
-    h.ask(SetPolicyVersion("p", 7))
-    with pytest.raises(StalenessError, match="8 are not finished by a task"):
-        h.put(1)
-
-
 def test_a_put_that_could_never_be_admitted_is_refused_at_once():
     h = made()
     with pytest.raises(InvalidArgumentError, match=r"at most 8 rows .* this put alone adds 9"):

@@ -17,11 +17,10 @@ from transfer_queue.core.events.records import PartitionMade, ReplySent, Samples
 from transfer_queue.core.events.registry import Caller
 from transfer_queue.core.puts.decide import group_puts
 from transfer_queue.core.tables import fields as field_table
-from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError, SealedError
+from transfer_queue.errors import CapacityError, InvalidArgumentError, ProtocolError
 from transfer_queue.messages.base import Failure
 from transfer_queue.messages.descriptors import MIRROR
 from transfer_queue.messages.envelopes import RequestEnvelope
-from transfer_queue.messages.partitions import Seal
 from transfer_queue.messages.puts import ClearRows, Publish
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
 from transfer_queue.sampler import PrioritySampler
@@ -80,16 +79,6 @@ def test_new_rows_of_several_clients_are_one_record(h: Harness) -> None:
     assert owners == [name for name, count in zip(CLIENTS, counts, strict=False) for _ in range(count)]
 
 
-def test_rows_of_several_clients_meet_a_claim_together(h: Harness) -> None:
-    opened(h)
-    assert h.dealt(len(CLIENTS)) == list(range(len(CLIENTS)))
-    waits = h.claim(4, wait=10.0)
-    assert h.parked(waits)
-    first = h.state.next_index
-    h.send_together([put_of(h, name) for name in CLIENTS[:4]])
-    assert h.got(waits) == list(range(first, first + 4))
-
-
 def test_puts_of_other_partitions_and_schemas_are_decided_apart(h: Harness) -> None:
     opened(h, ["c0", "c2", "c4"])
     began = len(opened(h, ["c1", "c3"], partition="q").records)
@@ -103,18 +92,6 @@ def test_puts_of_other_partitions_and_schemas_are_decided_apart(h: Harness) -> N
     h.send_together(puts)
     assert writers(h, began) == [["c0", "c2"], ["c1", "c3"], ["c4"]]
     assert len(h.state.partitions["p"].fields) == 2
-
-
-@pytest.mark.parametrize("same", ["in both puts", "of a row that exists"])
-def test_a_key_that_occurs_twice_is_one_row(h: Harness, same: str) -> None:
-    began = len(opened(h).records)
-    if same == "of a row that exists":
-        h.put(1, keys=["k"])
-    puts = [put_of(h, "c0", keys=["k"], tags=[{"a": 1}]), put_of(h, "c1", keys=["k"], tags=[{"b": 2}])]
-    one, two = results(h, puts, h.send_together(puts))
-    assert max(map(len, writers(h, began))) == 1
-    assert rows_of(one) == rows_of(two)
-    assert two.tags == [{"a": 1, "b": 2}]
 
 
 def test_puts_beyond_a_limit_are_refused_one_by_one() -> None:
@@ -137,15 +114,6 @@ def test_puts_beyond_a_limit_wait_one_by_one() -> None:
     ]  # fmt: skip
     h.ask(ClearRows("p", column([0, 1])))
     assert all(results(h, puts, sequences))
-
-
-def test_a_sealed_partition_refuses_each(h: Harness) -> None:
-    opened(h)
-    h.ask(Seal("p"))
-    puts = [put_of(h, name) for name in CLIENTS[:2]]
-    for (name, _), sequence in zip(puts, h.send_together(puts), strict=True):
-        with pytest.raises(SealedError):
-            h.result(sequence, name)
 
 
 def test_a_put_that_is_sent_again_has_its_effect_once(h: Harness) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from harness import Harness, finished
 
@@ -64,17 +62,6 @@ def test_bytes_of_partitions_in_each_tier(monkeypatch: pytest.MonkeyPatch) -> No
     assert finished(measure(h.controller.context, 0.0)).live == {0: 10, 2: 40}
     tiers = {partition.name: partition.stored for partition in h.look(Status()).partitions}
     assert tiers == {"old": {"memory": 10}, "q": {"store": 40}}
-
-
-def test_live_bytes_of_each_unit_equal_a_count_of_all_blocks(h: Harness) -> None:
-    for _ in range(5):
-        h.put(3, ("x", "y"))
-    h.clear([0, 1, 2, 4])
-    expected: Counter[int] = Counter()
-    for _, _, places, nbytes in h.state.blocks.live_blocks():
-        expected.update({place.unit: nbytes for place in places})
-    assert finished(measure(h.controller.context, 0.0)).live == expected
-    assert expected.total() == h.state.blocks.live_bytes > 0
 
 
 def test_partitions_dropped_between_two_steps_are_left_out(h: Harness) -> None:

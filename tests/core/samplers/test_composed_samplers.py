@@ -84,22 +84,6 @@ def test_a_balanced_deal_of_the_highest() -> None:
     assert h.dealt(2, **rank(1)) == [4, 3]
 
 
-def test_the_remainder_after_a_seal() -> None:
-    h = Harness(PrioritySampler(inner=RankAwareSampler()))
-    h.put(3, tags=by("priority", 0, 1, 2))
-    assert h.dealt(2, **rank(0)) == [2, 1]
-    h.ask(Seal("p"))
-    assert h.dealt(2, **rank(0, 1)) == [0]
-    assert h.dealt(2, **rank(0, 2)) is None
-
-
-def test_a_priority_that_is_not_a_number() -> None:
-    h = Harness(PrioritySampler())
-    h.put(2, tags=by("priority", "high", 1))
-    with h.refuses(InvalidArgumentError, r"tag 'priority' of row 0 must be a number, got 'high' \(str\)"):
-        h.dealt(1)
-
-
 # --- freshness
 
 
@@ -221,18 +205,6 @@ def test_micro_batches_in_lockstep() -> None:
     assert h.dealt(2, **rank(1, 2)) is None
     assert h.dealt(2, **rank(0, 2)) is None
     assert passed(h) == {"remainder": 1}
-
-
-def test_the_last_micro_batches() -> None:
-    h = Harness(TokenBudgetSampler(10, 2, 2))
-    h.put(7, tags=by("total_lengths", *[1] * 7))
-    assert h.dealt(6, **rank(0)) == []
-    h.ask(Seal("p"))
-    first, second = h.dealt(6, **rank(0)), h.dealt(6, **rank(1))
-    assert first is not None
-    assert second is not None
-    assert sorted([*first, *second]) == [0, 1, 2, 3, 4, 5]
-    assert h.dealt(6, **rank(0, 1)) is None
 
 
 def test_drop_last() -> None:

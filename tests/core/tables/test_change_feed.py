@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import harness
 import msgspec
 import numpy as np
 import pytest
-from harness import Harness, column, tensor
+from harness import Harness
 
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.tables.rows import CHUNK
@@ -18,7 +17,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Cancel, ResetConsumption
 from transfer_queue.messages.partitions import ClearPartition, Seal
 from transfer_queue.messages.puts import ClearKeys, Publish, Reserve
-from transfer_queue.messages.queries import ChangeReply, ListKeys, Watch
+from transfer_queue.messages.queries import ChangeReply, Watch
 
 READY = {"status": "ready"}
 Ext = msgspec.msgpack.Ext
@@ -162,42 +161,7 @@ def test_a_seal_is_reported_once(h: Harness) -> None:
     assert now(h, reply.version) == ChangeReply(reply.version, sealed=True)
 
 
-def test_the_drop_of_a_partition_is_reported_even_if_it_exists_again(h: Harness) -> None:
-    tag(h, a={})
-    version = now(h).version
-    h.ask(ClearPartition("p"))
-    assert now(h, version) == ChangeReply(-1, changed=True, dropped=True)
-    assert now(h) == now(h, -1) == ChangeReply(-1)
-    tag(h, b={})
-    assert now(h, version).dropped
-    assert set(tags_by_key(now(h, -1))) == {"b"}
-    assert not now(h, now(h).version).dropped
-
-
 # ---------------------------------------------------------------- waiting
-
-
-def test_a_watch_waits_for_the_row_that_matches(h: Harness) -> None:
-    tag(h, a={"status": "running"})
-    first, other = watch(h, None, READY), watch(h, None, {"status": "done"})
-    tag(h, b={"status": "running"})
-    assert h.parked(first, "r")
-    tag(h, a=READY)
-    assert tags_by_key(told(h, first)) == {"a": READY}
-    assert h.parked(other, "r")
-
-
-def test_each_waiting_watch_gets_the_changes_since_its_own_version(h: Harness) -> None:
-    tag(h, a={"n": 1})
-    version = now(h).version
-    names = [f"r{i}" for i in range(5)]
-    sequences = [watch(h, version, name=name) for name in names]
-    tag(h, b={"n": 1})
-    answers = [told(h, sequence, name) for sequence, name in zip(sequences, names, strict=True)]
-    assert all(answer == answers[0] for answer in answers)
-    assert tags_by_key(answers[0]) == {"b": {"n": 1}}
-    tag(h, c={"n": 2})
-    assert set(tags_by_key(now(h, answers[0].version))) == {"c"}
 
 
 def test_an_event_that_changes_no_sample_answers_no_watch(h: Harness) -> None:
@@ -224,21 +188,6 @@ def test_a_clear_a_seal_and_a_drop_answer_waiting_watches(h: Harness, begins: bo
     sequence = watch(h, now(h).version, READY)
     h.ask(ClearPartition("p"))
     assert told(h, sequence) == ChangeReply(-1, changed=True, dropped=True)
-
-
-def test_a_watch_of_an_unknown_partition_waits_for_it(h: Harness) -> None:
-    first = watch(h)
-    second = watch(h, -1, READY)
-    h.create()
-    assert h.parked(first, "r")
-    tag(h, a={})
-    assert tags_by_key(told(h, first)) == {"a": {}}
-    assert h.parked(second, "r")
-    h.ask(ClearPartition("p"))
-    assert told(h, second).dropped
-    third = watch(h, -1)
-    tag(h, b={})
-    assert tags_by_key(told(h, third)) == {"b": {}}
 
 
 def test_a_wait_that_times_out_ends_with_an_empty_reply(h: Harness) -> None:
@@ -270,24 +219,6 @@ def test_a_put_that_waited_for_capacity_is_reported(h: Harness) -> None:
 
 
 # ---------------------------------------------------------------- connections
-
-
-def test_a_watch_ends_with_its_connection(h: Harness) -> None:
-    sequence = watch(h)
-    h.disconnect("r")
-    assert not h.parked(sequence, "r")
-    tag(h, a={})
-    assert h.reply(sequence, "r") is None
-
-
-def test_a_retry_of_a_watch_whose_reply_was_lost_loses_no_changes(h: Harness) -> None:
-    sequence = watch(h)
-    tag(h, a={})
-    h.disconnect("r")
-    h.connect("r")
-    tag(h, b={})
-    h.send(Watch("p", None, {}, 10.0), "r", sequence)
-    assert set(tags_by_key(told(h, sequence))) == {"a", "b"}
 
 
 def test_a_cancelled_watch_does_not_wait_any_longer(h: Harness) -> None:
@@ -360,20 +291,3 @@ def test_the_versions_of_a_chunk_are_removed_with_it(h: Harness) -> None:
 
 
 # ---------------------------------------------------------------- lists
-
-
-def test_keys_are_listed_by_tag(h: Harness) -> None:
-    tag(h, a=READY, b={}, c=READY)
-    tag(h, "q", d={"n": 1})
-    h.create("empty")
-    assert h.look(ListKeys(["p"], READY)).value == {"p": {"a": READY, "c": READY}}
-    assert h.look(ListKeys(None, {"n": 1.0})).value == {"p": {}, "q": {"d": {"n": 1}}, "empty": {}}
-    assert h.look(ListKeys(["p"])).value == {"p": {"a": READY, "b": {}, "c": READY}}
-    assert h.look(ListKeys(["unknown"], READY)).value == {}
-
-
-def test_a_watch_returns_the_rows_that_a_list_returns(h: Harness) -> None:
-    h.ask(h.publish(2, {"x": tensor()}, keys=["a", "b"], tags=[READY, {}]))
-    assert tags_by_key(now(h, None, READY)) == h.look(ListKeys(["p"], READY)).value["p"]
-    assert harness.rows_of(h.ask(h.publish(1, rows=[1]))) == [1]
-    assert column([1]) == now(h, now(h).version - 1).rows

@@ -39,34 +39,6 @@ def orphaned(h: Harness) -> int:
 # ---------------------------------------------------------------- by order of reservation
 
 
-def test_consecutive_ready_rows_need_not_be_a_group() -> None:
-    h = Harness(GRPOGroupNSampler(4))
-    h.put(8)
-    h.clear([0, 1, 6, 7])
-    assert h.dealt(4) == [], "ready are [2, 3, 4, 5], of two groups"
-    h.put(4)
-    assert h.dealt(4) == [8, 9, 10, 11]
-
-
-def test_groups_follow_the_order_of_reservation_and_not_of_writing(g: Harness) -> None:
-    g.ask(Reserve("p", 4, None, 0))
-    g.put(2, rows=[1, 2])
-    assert g.dealt(2) == []
-    g.put(1, rows=[3])
-    assert g.dealt(2) == [2, 3]
-    g.put(1, rows=[0])
-    assert g.dealt(2) == [0, 1]
-
-
-def test_groups_of_interleaved_partitions_are_independent(g: Harness) -> None:
-    for _ in range(3):
-        g.put(1)
-        g.put(1, partition="q")
-    assert g.dealt(2) == [0, 2]
-    assert g.dealt(2, partition="q") == [1, 3]
-    assert g.dealt(2) == []
-
-
 def test_pre_allocated_rows_are_members_of_groups(g: Harness) -> None:
     g.put(3, pre_allocate=2)
     assert g.dealt(2) == [0, 1]
@@ -74,28 +46,7 @@ def test_pre_allocated_rows_are_members_of_groups(g: Harness) -> None:
     assert g.dealt(2) == [2, 3]
 
 
-def test_publishing_the_last_member_answers_a_waiting_claim(g: Harness) -> None:
-    sequence = g.claim(4, wait=10)
-    g.put(2)
-    g.put(2, ("y",))
-    g.put(1, rows=[3])
-    assert g.parked(sequence)
-    g.put(1, rows=[2])
-    assert g.got(sequence) == [0, 1, 2, 3]
-
-
 # ---------------------------------------------------------------- declared
-
-
-def test_a_group_is_dealt_when_its_late_members_are_ready(g: Harness) -> None:
-    sequence = g.claim(2, wait=10)
-    g.put(3, groups=["a", "b", "c"])
-    assert g.parked(sequence)
-    g.put(1, partition="q", groups=["a"])
-    g.put(1, groups=["b"])
-    assert g.got(sequence) == [1, 4]
-    g.put(2, groups=["c", "a"])
-    assert g.dealt(4) == [0, 6, 2, 5]
 
 
 def test_groups_can_be_declared_with_keys(g: Harness) -> None:
@@ -103,14 +54,6 @@ def test_groups_can_be_declared_with_keys(g: Harness) -> None:
     g.put(3, ("y",), keys=["b", "c", "a"], groups=["h", "g", "g"])
     g.put(1, keys=["c"], groups=["g"])
     assert g.dealt(2, fields=("x", "y")) == [0, 2]
-
-
-def test_existing_rows_can_join_a_group_and_answer_a_waiting_claim(g: Harness) -> None:
-    g.put(4)
-    g.put(1, groups=["other"])
-    sequence = g.claim(2, wait=10)
-    g.ask(g.publish(2, None, rows=[3, 0], groups=["late", "late"]))
-    assert g.got(sequence) == [0, 3]
 
 
 def test_a_row_cannot_leave_its_group(g: Harness) -> None:
@@ -352,38 +295,6 @@ def test_a_group_that_a_seal_leaves_incomplete_is_orphaned(g: Harness) -> None:
     assert g.dealt(2) is None
 
 
-def test_the_last_incomplete_group_by_order_is_orphaned_by_the_seal(g: Harness) -> None:
-    g.put(3)
-    g.put(1, ("y",))
-    g.put(1)
-    sequence = g.claim(4, wait=10)
-    g.ask(Seal("p"))
-    assert g.parked(sequence)
-    g.put(1, rows=[3])
-    assert g.got(sequence) == [0, 1, 2, 3]
-    assert g.dealt(2) is None
-
-
-def test_waiting_claims_end_with_the_last_value(g: Harness) -> None:
-    """Two claims wait after a seal. A row that completes no group leaves them waiting; the last row ends both."""
-    g.put(4, groups=["a", "a", "b", "b"])
-    g.ask(Seal("p"))
-    waiting = [(g.claim(4, fields=("x", "y"), wait=10, name=name), name) for name in "ab"]
-    g.put(1, ("y",), rows=[0])
-    assert all(g.parked(*each) for each in waiting)
-    g.clear([3])
-    assert all(g.parked(*each) for each in waiting)
-    g.put(1, ("y",), rows=[1])
-    assert [g.got(*each) for each in waiting] == [[0, 1], None]
-
-
-def test_balanced_deals_do_not_split_groups() -> None:
-    h = Harness(SeqlenBalancedSampler(2, 2))
-    h.put(6, groups=["a", "b", "c", "a", "b", "c"], tags=[{"total_lengths": n} for n in (1, 2, 3, 4, 5, 6)])
-    shares = [h.dealt(2, dp_rank=rank, batch_index=0) for rank in (0, 1)]
-    assert sorted(map(tuple, shares)) == [(0, 3), (1, 4)]  # type: ignore[arg-type]
-
-
 def test_explain_names_what_a_group_waits_for(g: Harness) -> None:
     g.create(group_size=4)
     g.put(2, groups=["a", "a"])
@@ -391,18 +302,6 @@ def test_explain_names_what_a_group_waits_for(g: Harness) -> None:
     text = explained(g, 0, fields=["x"])
     assert "one of 3 samples of group 'a' (group_size 4), which waits for sample 2 (missing 'x')" in text
     assert "1 sample that was not put yet" in text
-
-
-def test_joining_a_group_after_the_seal_may_end_a_stream(g: Harness) -> None:
-    """With the first declared group there are no groups by order, so no row waits for a neighbor any more."""
-    g.put(1, ("y",))
-    g.put(2)
-    g.put(1, ("y",))
-    g.ask(Seal("p"))
-    sequence = g.claim(2, fields=("y",), wait=10)
-    assert g.parked(sequence)
-    g.ask(g.publish(1, None, rows=[2], groups=["g"]))
-    assert g.got(sequence) is None
 
 
 # ---------------------------------------------------------------- dropped, and put again

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import Harness, column, rows_of, through_file
+from harness import Harness, rows_of, through_file
 
 from transfer_queue.core.claims.row_leases import Leases
-from transfer_queue.core.columns import schema
 from transfer_queue.core.deadlines import LEAST
-from transfer_queue.errors import BatchGoneError, InvalidArgumentError, UnknownPartitionError
-from transfer_queue.messages.claims import Ack, Cancel, ClaimReply, RankGone, Renew, ResetConsumption
-from transfer_queue.messages.partitions import ClearPartition, Seal
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError
+from transfer_queue.messages.claims import Cancel, ClaimReply, RankGone, Renew, ResetConsumption
+from transfer_queue.messages.partitions import Seal
 from transfer_queue.messages.queries import CheckConsumption, ConsumptionStatus, Explain
 from transfer_queue.messages.reports.progress import TaskProgress
 from transfer_queue.messages.system import Status
-from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler
+from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler
 from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.testing.state_recount import check_invariants
 
 
 def task(h: Harness) -> TaskProgress:
@@ -27,10 +25,6 @@ def task(h: Harness) -> TaskProgress:
 
 def deliveries(reply: ClaimReply) -> list[int] | None:
     return None if reply.deliveries is None else np.frombuffer(reply.deliveries, "<i4").tolist()
-
-
-def renewed(h: Harness, *replies: ClaimReply) -> list[bool]:
-    return h.ask(Renew([("p", reply.token) for reply in replies]), "r").value
 
 
 def consumed(h: Harness) -> list[int]:
@@ -58,15 +52,6 @@ def test_rows_are_claimed_until_the_ack(h: Harness) -> None:
     assert not h.ack(second), "an acknowledgement counts once"
 
 
-def test_without_a_lease_rows_are_consumed_at_once(h: Harness) -> None:
-    h.put(2)
-    reply = h.result(h.claim(2), "r")
-    assert (reply.token, reply.deliveries) == (0, None)
-    assert consumed(h) == [1, 1]
-    assert not h.ack(reply)
-    assert not h.nack(reply)
-
-
 def test_an_expired_lease_makes_its_rows_ready_again(h: Harness) -> None:
     h.put(2)
     lost = h.lease(2, lease=10.0)
@@ -90,12 +75,12 @@ def test_a_renewed_lease_continues(h: Harness) -> None:
     reply = h.lease(2, lease=10.0)
     for now in (8.0, 16.0, 24.0):
         h.tick(now)
-        assert renewed(h, reply) == [True]
+        assert h.ask(Renew([("p", reply.token)])).value == [True]
     assert h.controller.next_deadline() is not None
     h.tick(33.9)
     assert h.dealt(1) == []
     h.tick(34.0)
-    assert renewed(h, reply) == [False]
+    assert h.ask(Renew([("p", reply.token)])).value == [False]
     assert h.dealt(2) == [0, 1]
     assert h.controller.next_deadline() is None
 
@@ -137,57 +122,12 @@ def test_deadlines_of_acknowledged_leases_do_not_accumulate(h: Harness) -> None:
     assert len(h.controller.context.services[Leases].deadlines._heap) <= LEAST + 1
 
 
-def test_cleared_rows_and_partitions_end_leases(h: Harness) -> None:
-    h.put(3)
-    reply = h.lease(3)
-    h.clear([0])
-    assert h.ack(reply, [0, 1])
-    h.clear([2])
-    assert not h.ack(reply)
-    assert renewed(h, reply) == [False]
-    h.put(1)
-    other = h.lease(1)
-    h.ask(ClearPartition("p"))
-    h.put(1)
-    assert not h.ack(other)
-    h.tick(100.0)
-    assert h.dealt(1) == [4]
-
-
-# ---------------------------------------------------------------- what ends leases
-
-
 # ---------------------------------------------------------------- dealt batches
 
 
 @pytest.fixture
 def ranks() -> Harness:
     return Harness(RankAwareSampler())
-
-
-def test_a_dealt_batch_is_delivered_again_only_under_its_key(ranks: Harness) -> None:
-    ranks.put(4)
-    lost = ranks.lease(2, dp_rank=0, batch_index=0)
-    ranks.tick(10.0)
-    assert ranks.dealt(4, dp_rank=0, batch_index=1) == []
-    assert ranks.dealt(2, dp_rank=1, batch_index=0) == [2, 3]
-    again = ranks.lease(2, dp_rank=0, batch_index=0)
-    assert (rows_of(again), deliveries(again)) == ([0, 1], [2, 2])
-    assert not ranks.ack(lost)
-    assert ranks.ack(again)
-    over = ranks.lease(2, dp_rank=0, batch_index=0)
-    assert (rows_of(over), over.token) == ([0, 1], 0)
-
-
-def test_the_first_ack_finishes_a_share(ranks: Harness) -> None:
-    ranks.put(2)
-    one, two = (ranks.lease(2, name=name, dp_rank=0, batch_index=0) for name in ("a", "b"))
-    assert rows_of(one) == rows_of(two) == [0, 1]
-    assert one.token != two.token
-    assert ranks.ack(two)
-    assert not ranks.ack(one), "no error, and no effect"
-    assert consumed(ranks) == [1, 1]
-    assert renewed(ranks, one, two) == [False, False]
 
 
 def test_a_share_needs_the_acks_of_all_replicas(ranks: Harness) -> None:
@@ -215,27 +155,6 @@ def test_a_delivery_counts_once_for_all_replicas(ranks: Harness) -> None:
     assert deliveries(ranks.lease(2, name="c", lease=1.0, dp_rank=0, batch_index=0)) is None, "b still holds it"
     ranks.tick(15.0)
     assert deliveries(ranks.lease(2, name="d", dp_rank=0, batch_index=0)) == [2, 2]
-
-
-def test_a_claim_without_a_lease_consumes(ranks: Harness) -> None:
-    ranks.put(2)
-    leased = ranks.lease(2, dp_rank=0, batch_index=0)
-    assert ranks.dealt(2, name="other", dp_rank=0, batch_index=0) == [0, 1]
-    assert consumed(ranks) == [1, 1]
-    assert not ranks.ack(leased)
-
-
-def test_the_shares_of_all_ranks_need_acks() -> None:
-    h = Harness(SeqlenBalancedSampler(dp_size=2))
-    h.put(4, tags=[{"total_lengths": 1}] * 4)
-    mine = h.lease(2, dp_rank=0, batch_index=0)
-    assert (task(h).claimed, task(h).consumed) == (4, 0)
-    assert h.ack(mine)
-    assert (task(h).claimed, task(h).consumed) == (2, 2)
-    other = h.lease(2, name="b", dp_rank=1, batch_index=0)
-    assert not set(rows_of(other)) & set(rows_of(mine))
-    h.tick(100.0)
-    assert rows_of(h.lease(2, name="b", dp_rank=1, batch_index=0)) == rows_of(other)
 
 
 def test_the_rows_of_a_rank_that_is_gone_are_ready_for_every_rank(ranks: Harness) -> None:
@@ -272,18 +191,6 @@ def test_leases_of_a_rank_are_in_the_same_order_after_a_restart(ranks: Harness) 
         assert [lease.token for lease in state.partitions["p"].leases.leases_of_rank("t", 0)] == tokens
 
 
-def test_a_rank_can_be_gone_during_a_lease(ranks: Harness) -> None:
-    ranks.put(4)
-    lost = ranks.lease(4, dp_rank=1, batch_index=0)
-    ranks.ack(lost, [0])
-    assert ranks.ask(RankGone("p", "t", 1)).value == 3
-    assert not ranks.ack(lost)
-    again = ranks.lease(3, dp_rank=0, batch_index=0)
-    assert (rows_of(again), deliveries(again)) == ([1, 2, 3], [2, 2, 2])
-    with pytest.raises(UnknownPartitionError):
-        ranks.ask(RankGone("none", "t", 1))
-
-
 def test_replicas_need_a_dealt_batch(h: Harness) -> None:
     with pytest.raises(InvalidArgumentError, match="leave replicas out"):
         h.lease(1, replicas=2)
@@ -294,20 +201,6 @@ def test_replicas_need_a_dealt_batch(h: Harness) -> None:
 
 
 # ---------------------------------------------------------------- groups
-
-
-def test_groups_are_acknowledged_completely() -> None:
-    h = Harness(GRPOGroupNSampler(2))
-    h.put(4)
-    reply = h.lease(4)
-    for split in ([0], [1, 2], [0, 1, 3]):
-        with pytest.raises(InvalidArgumentError, match="complete groups"):
-            h.ack(reply, split)
-        with pytest.raises(InvalidArgumentError, match="complete groups"):
-            h.nack(reply, split)
-    assert h.ack(reply, [2, 3])
-    h.tick(10.0)
-    assert rows_of(h.lease(2)) == [0, 1]
 
 
 def test_a_lease_of_several_groups_is_acknowledged_by_complete_groups() -> None:
@@ -472,21 +365,3 @@ def test_explain_names_the_client_that_holds_a_row(ranks: Harness) -> None:
     assert "is not acknowledged yet (1 earlier delivery was not acknowledged either)" in words
     words = ranks.look(Explain("p", task="t", fields=["x"])).value
     assert "2 of them are not acknowledged yet (among them batch 5 of dp_rank 3)" in words
-
-
-def test_the_invariants_find_wrong_leases(h: Harness) -> None:
-    h.put(2)
-    reply = h.lease(2)
-    partition = h.state.partitions["p"]
-    lease = partition.leases.by_token[reply.token]
-    for rows, words in (([0], "under no lease"), ([0, 1, 2], "not claimed")):
-        h.put(1)
-        kept, lease.rows = lease.rows, np.array(rows, "i8")
-        with pytest.raises(schema.BrokenInvariant, match=words):
-            check_invariants(h.state)
-        lease.rows = kept
-    partition.claimed["t"] += 1
-    with pytest.raises(schema.BrokenInvariant, match="miscounts what it claimed"):
-        check_invariants(h.state)
-    partition.claimed["t"] -= 1
-    assert h.ask(Ack("p", reply.token, column([0, 1]))).value

@@ -42,18 +42,6 @@ class TestDrop:
         assert "it was dropped: all alike" in h.look(Explain("p", row=0)).value
         assert "Dropped so far: 1 (all alike)" in h.look(Explain("p", task="t", fields=["z"])).value
 
-    def test_late_members_of_a_dropped_group_are_dropped(self):
-        h = Harness(GRPOGroupNSampler(2))
-        h.create(group_size=2)
-        h.put(3, groups=["a", "b", "b"])
-        h.ask(Drop("p", "all alike", groups=["a"]))
-        late = h.put(2, groups=["a", "c"])
-        assert dropped(h) == {"all alike": 1, "of a dropped group": 1}
-        h.put(1, groups=["c"])
-        assert h.dealt(2, dp_rank=0, batch_index=0) == [1, 2]
-        assert h.dealt(2, dp_rank=0, batch_index=1) == [late[1], late[1] + 1]
-        assert h.state.partitions["p"].groups.unborn == {}
-
     def test_wrong_drops_are_refused(self):
         h = Harness()
         h.put(1)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from transfer_queue.messages.claims import Finish, ResetConsumption
 from transfer_queue.messages.partitions import Seal
-from transfer_queue.messages.system import Status
 from transfer_queue.sampler import RankAwareSampler, SequentialSampler
 
 
@@ -17,23 +16,6 @@ def made(replicas: int = 1, sampler=None, **more) -> Harness:
     h = Harness(sampler or SequentialSampler(), **more)
     h.create(free_when=["a", "b"], replicas=replicas)
     return h
-
-
-@pytest.mark.design("free_when=consumed_by[tasks] per partition frees rows by themselves")
-def test_a_row_is_freed_when_all_tasks_have_finished_it():
-    h = made()
-    h.put(4)
-    assert h.dealt(2, "a", name="a") == [0, 1]
-    assert h.dealt(2, "b", name="b") == [0, 1]
-    assert h.live() == [0, 1, 2, 3], "both tasks still refer to them"
-    assert h.dealt(2, "a", name="a") == [2, 3]
-    assert h.live() == [0, 1, 2, 3]
-    assert h.dealt(2, "b", name="b") == [2, 3]
-    assert h.live() == [2, 3]
-    assert h.look(Status()).partitions[0].freed == 2
-    h.disconnect("a")
-    h.disconnect("b")
-    assert h.live() == [], "a client that is gone has no references"
 
 
 def test_asking_for_more_frees_rows_although_no_row_is_ready():
@@ -137,6 +119,7 @@ def test_a_sealed_partition_is_empty_at_its_end():
     assert h.live() == []
 
 
+@pytest.mark.design("free_when=consumed_by[tasks] per partition frees rows by themselves")
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

@@ -10,15 +10,13 @@ from timeline_reader import Reader, kinds
 
 from transfer_queue.core.timeline import event_ring, recorder
 from transfer_queue.core.timeline.recorder import TimelineRecorder
-from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import Seal, SetGroupDemand, SetPolicyVersion, TakeGroupDemand
 from transfer_queue.messages.puts import ClearRows
 from transfer_queue.messages.reports.timeline import Introduce, Leave, ReadTimeline, ValueRead
 from transfer_queue.messages.system import Status
-from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, TIMED_OUT, EventKind
+from transfer_queue.timeline.events import AHEAD, CLOSED, DEMAND, NEW_ROWS, EventKind
 
 REQUESTS = 20  # more than the notes that are written together
 
@@ -112,13 +110,6 @@ class TestPuts:
         assert events[2][1:] == (4.0, 1.0, "late", "", "p", (), 2, 0)
         assert events[3][1:3] == (4.0, 1.0)
 
-    def test_a_put_that_waited_without_success(self, reader, h):
-        h.controller.state.capacity = 2
-        h.put(2)
-        h.send(h.publish(2, wait=20.0, name="late"), "late")
-        h.tick(21.0)
-        assert reader.read()[1][-2:] == (2, TIMED_OUT)
-
     def test_a_put_of_many_fields_has_the_first_ones(self, h, reader):
         h.put(1, [f"f{n}" for n in range(400)])
         (event,) = reader.read()
@@ -126,24 +117,6 @@ class TestPuts:
 
 
 class TestClaims:
-    def test_a_parked_claim_waits_and_is_answered(self, h, reader):
-        h.claim(2, wait=60.0)
-        h.now = 3.0
-        h.put(2)
-        assert [(event.kind.name, event.time, event.since) for event in reader.read()] == [
-            ("PUT", 3.0, 3.0), ("WAIT", 3.0, 0.0), ("CLAIM", 3.0, 0.0)
-        ]  # fmt: skip
-
-    def test_a_wait_without_rows(self, h, reader):
-        sequence = h.claim(2, wait=10.0)
-        h.tick(10.0)
-        with pytest.raises(WaitTimeoutError):
-            h.result(sequence, "r")
-        h.ask(Cancel(h.claim(2, wait=10.0)), "r")
-        h.claim(3, wait=10.0)
-        h.disconnect("r")
-        assert [event[-2:] for event in reader.read()] == [(2, TIMED_OUT), (2, TIMED_OUT), (3, TIMED_OUT), (0, 0)]
-
     def test_a_claim_ahead(self, h, reader):
         h.claim(2, wait=10.0, ahead=1)
         h.put(2)
@@ -200,19 +173,6 @@ class TestClaims:
 
 
 class TestOtherEvents:
-    def test_a_client_is_gone_with_its_last_connection(self, h, reader):
-        h.put(1)
-        h.claim(1, "t")
-        h.claim(1, "u")
-        first = h.clients["r"].peer
-        h.connect("r")
-        h.disconnect("r", first)
-        assert kinds(reader.read()) == ["put", "claim", "claim"]
-        h.disconnect("r")
-        assert [(event.kind.name, event.client, event.task) for event in reader.read()] == [
-            ("GONE", "r", "t"), ("GONE", "r", "u")
-        ]  # fmt: skip
-
     def test_a_client_that_announced_its_end_has_closed(self, h, reader):
         h.put(1)
         h.claim(1, "t")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -41,56 +43,64 @@ class TestFolderStore(StoreConformance):
         return self.where
 
 
-def test_a_system_over_it(tmp_path: Path) -> None:
-    folder = tmp_path / "blocks"  # of its own: killed writers of the suite leave drafts in the other
+@pytest.fixture
+def blocks(tmp_path: Path) -> Path:
+    """A folder of its own: killed writers of the suite leave drafts in the other."""
+    folder = tmp_path / "blocks"
     folder.mkdir()
-    tq.init({"runtime": "local", "backend": {"storage_backend": KIND, "options": {"folder": str(folder)}}})
+    return folder
+
+
+@contextlib.contextmanager
+def system(**backend: Any) -> Iterator[tq.TransferQueueClient]:
+    tq.init({"runtime": "local", "backend": backend})
     try:
-        client = tq.get_client()
+        yield tq.get_client()
+    finally:
+        tq.close()
+
+
+def check_stored(tiers: list[str], blocks: Path) -> None:
+    """One block is in the folder, and the units and the values are in these tiers."""
+    assert len(list(blocks.iterdir())) == 1
+    with ControlClient(CURRENT.system) as onlooker:
+        status = onlooker.status()
+    assert [unit.tier for unit in status.units] == tiers
+    assert set(status.partitions[0].stored) == set(tiers)
+    assert sum(status.partitions[0].stored.values()) == status.partitions[0].nbytes
+
+
+def remove_all(blocks: Path) -> None:
+    for path in blocks.iterdir():
+        path.unlink()
+
+
+def test_a_system_over_it(blocks: Path, tmp_path: Path) -> None:
+    with system(storage_backend=KIND, options={"folder": str(blocks)}) as client:
         data = TensorDict({"x": torch.rand(8, 1000)}, batch_size=8)
         meta = client.put(data, partition_id="p")
-        assert len(list(folder.iterdir())) == 1
-        assert CURRENT.system is not None
-        with ControlClient(CURRENT.system) as onlooker:
-            status = onlooker.status()
-        assert [unit.tier for unit in status.units] == ["store"]
-        assert status.partitions[0].stored == {"store": status.partitions[0].nbytes}
+        check_stored(["store"], blocks)
         assert torch.equal(client.get_data(meta, layout="dense")["x"], data["x"])
         tq.save_checkpoint(tmp_path / "saved")
-        for path in folder.iterdir():
-            path.unlink()
+        remove_all(blocks)
         with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit 0"):
             client.get_data(meta)
         tq.load_checkpoint(tmp_path / "saved")
         found = client.get_meta(["x"], None, "p", mode="force_fetch")
         assert torch.equal(client.get_data(found, layout="dense")["x"], data["x"])
-    finally:
-        tq.close()
 
 
-def test_a_system_with_some_fields_in_it(tmp_path: Path) -> None:
-    folder = tmp_path / "blocks"
-    folder.mkdir()
-    tq.init({"runtime": "local", "backend": {"fields": {"pixels": KIND}, "options": {"folder": str(folder)}}})
-    try:
-        client = tq.get_client()
+def test_a_system_with_some_fields_in_it(blocks: Path) -> None:
+    with system(fields={"pixels": KIND}, options={"folder": str(blocks)}) as client:
         data = TensorDict({"pixels": torch.rand(8, 1000), "reward": torch.rand(8)}, batch_size=8)
         meta = client.put(data, partition_id="p")
-        assert len(list(folder.iterdir())) == 1
-        assert CURRENT.system is not None
-        with ControlClient(CURRENT.system) as onlooker:
-            status = onlooker.status()
-        assert [unit.tier for unit in status.units] == ["memory", "store"]
-        assert set(status.partitions[0].stored) == {"memory", "store"}
+        check_stored(["memory", "store"], blocks)
         found = client.get_data(meta, layout="dense")
         assert all(torch.equal(found[name], data[name]) for name in data.keys())  # noqa: SIM118
-        for path in folder.iterdir():
-            path.unlink()
+        remove_all(blocks)
         with pytest.raises(StorageKeyNotFoundError, match="lost with storage unit 1"):
             client.get_data(meta)
         assert torch.equal(client.get_data(meta.select_fields(["reward"]))["reward"], data["reward"])
-    finally:
-        tq.close()
 
 
 def test_a_store_that_is_not_there() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDict
-from test_several_nodes import BACKENDS, Nodes
+from test_several_nodes import BACKENDS, StoreNodes
 
 from server_processes import until
 from transfer_queue.cli.status_table import format_table
@@ -28,14 +28,14 @@ ROWS = 8
 
 
 @pytest.fixture(params=list(BACKENDS))
-def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    made = Nodes(request.param, 3, metrics={"enabled": True, "port": 0})
+def nodes(request: pytest.FixtureRequest) -> Iterator[StoreNodes]:
+    made = StoreNodes(request.param, 3, metrics={"enabled": True, "port": 0})
     yield made
     made.stop()
 
 
 @pytest.fixture
-def clients(nodes: Nodes) -> Iterator[list[TransferQueueClient]]:
+def clients(nodes: StoreNodes) -> Iterator[list[TransferQueueClient]]:
     with contextlib.ExitStack() as ending:
         yield [ending.enter_context(TransferQueueClient(system)) for system in nodes.systems]
 
@@ -125,7 +125,9 @@ def put_after_all(client: TransferQueueClient, value: int, partition: str, mib: 
 
 
 @pytest.mark.parametrize("at", [2, 0], ids=["another node", "first node"])
-def test_a_killed_server_is_told_and_all_goes_on(nodes: Nodes, clients: list[TransferQueueClient], at: int) -> None:
+def test_a_killed_server_is_told_and_all_goes_on(
+    nodes: StoreNodes, clients: list[TransferQueueClient], at: int
+) -> None:
     """The first node's server has the master or the metastore of the store, and so ends the whole store."""
     until(lambda: sum(server.up for server in clients[0].status().stores) == 3, "all servers report themselves")
     metas = put_some(clients)
@@ -156,7 +158,7 @@ def test_a_killed_server_is_told_and_all_goes_on(nodes: Nodes, clients: list[Tra
     clients[0].clear_partition("big")
 
 
-def test_all_values_were_on_the_server_that_is_killed(nodes: Nodes, clients: list[TransferQueueClient]) -> None:
+def test_all_values_were_on_the_server_that_is_killed(nodes: StoreNodes, clients: list[TransferQueueClient]) -> None:
     """Then no other block shows that the store can be read. The loss is reported without a read, and gets name it."""
     until(lambda: sum(server.up for server in clients[0].status().stores) == 3, "all servers report themselves")
     metas = {n: clients[2].put(rows(n), partition_id="p") for n in range(4)}

@@ -7,25 +7,20 @@ import uuid
 from collections.abc import Iterator
 
 import msgspec
-import psutil
 import pytest
 import torch
 from tensordict import TensorDict
 
+from local_nodes import LOOPBACK, Nodes
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.control_client import ControlClient
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
-from transfer_queue.messages.base import Done
-from transfer_queue.messages.system import NodeGone
 from transfer_queue.metadata.batch_meta import BatchMeta
-from transfer_queue.node.system.launcher import RunningSystem, start_local
+from transfer_queue.node.system.launcher import start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
 from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.store_process import check_all_objects
 
-LOOPBACK = "127.0.0.1"
-SECONDS = 60.0
 MIB = 1 << 20
 MOONCAKE = {"master_server_address": "127.0.0.1:0", "global_segment_size": 64 * MIB}
 YUANRONG = {
@@ -36,49 +31,23 @@ YUANRONG = {
 BACKENDS = {"MooncakeStore": MOONCAKE, "Yuanrong": YUANRONG}
 
 
-def _joins(home: RunningSystem) -> dict[str, str]:
-    return {backend: address.join for backend, address in home.stores.items()}
-
-
-class Nodes:
-    """A system over so many nodes. systems: as processes of each see it; the first has controller and unit."""
+class StoreNodes(Nodes):
+    """A system over this number of nodes; the first has controller and unit."""
 
     def __init__(self, backend: str, count: int, **more: object) -> None:
         self.backend = backend
         conf = {"backend": {"storage_backend": backend, backend: BACKENDS[backend]}, **more}
-        config = {"settings": Settings.from_config(conf).to_json()}
-        name = f"stores-{uuid.uuid4().hex[:8]}"
-        self.systems = [start_local(name, config, seat=NodeRole("node-0", LOOPBACK, 1), timeout=SECONDS)]
-        try:
-            home = self.systems[0]
-            assert home.stores
-            for at in range(1, count):
-                seat = NodeRole(f"node-{at}", LOOPBACK, 0, home.description.remote, _joins(home))
-                self.systems.append(start_local(f"{name}-{at}", config, seat=seat, key=home.key, timeout=SECONDS))
-        except BaseException:
-            self.stop()
-            raise
+        super().__init__(conf, [1] + [0] * (count - 1))
+        assert self.systems[0].stores
 
-    def lose(self, at: int) -> None:
-        """Kills everything on a node, and says so, as the runtime does."""
-        supervisor = psutil.Process(self.systems[at].description.pid)
-        processes = [*supervisor.children(recursive=True), supervisor]
-        supervisor.suspend()
-        for process in processes:
-            process.kill()
-        with ControlClient(self.systems[0]) as asking:
-            asking.request(NodeGone(f"node-{at}", "just now"), Done)
+    def lose(self, node: int) -> None:
+        super().lose(node)
         check_all_objects(SystemFolder(self.systems[0].folder))
-
-    def stop(self) -> None:
-        for system in reversed(self.systems):
-            system.stop()
-            SystemFolder(system.folder).sweep()  # of a lost one, as its next start does
 
 
 @pytest.fixture(params=list(BACKENDS))
-def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    made = Nodes(request.param, 3)
+def nodes(request: pytest.FixtureRequest) -> Iterator[StoreNodes]:
+    made = StoreNodes(request.param, 3)
     yield made
     made.stop()
 
@@ -99,7 +68,7 @@ def right(client: TransferQueueClient, meta: BatchMeta, value: int) -> bool:
     return True
 
 
-def test_values_go_from_any_node_to_any_until_a_node_is_killed(nodes: Nodes) -> None:
+def test_values_go_from_any_node_to_any_until_a_node_is_killed(nodes: StoreNodes) -> None:
     """Then what lay there alone is lost, and named so; all else is there, and what is new goes to the others."""
     clients = [TransferQueueClient(system) for system in nodes.systems]
     with contextlib.ExitStack() as ending:

@@ -292,6 +292,38 @@ def test_a_folder_that_others_can_change_is_refused(durable: DurableFolder) -> N
     durable.take(False)  # a journal alone is no risk that was not there before
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_is_refused_until_it_is_adopted(durable: DurableFolder) -> None:
+    identity = ended(durable)
+    os.chown(durable.folder, 12345, -1)
+    said = refused(durable)
+    assert "belongs to user 12345, but this process runs as root (0)" in said
+    assert f"tq adopt {durable.folder}" in said
+    os.chown(durable.folder, 0, -1)
+    path = durable.folder / "identity.json"
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(identity, user=12345)))
+    assert "belong to user 12345, but this process runs as root (0): run `tq adopt" in refused(durable)
+    with durable.adopt():
+        pass
+    assert ended(durable) == identity
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"format": 2, "other": 1}', "was written by another release, in format 2, but this release reads format 1"),
+        (b"{", "has an identity.json that cannot be read"),
+    ],
+)
+def test_a_description_that_cannot_be_read_is_refused(durable: DurableFolder, content: bytes, words: str) -> None:
+    ended(durable)
+    path = durable.folder / "identity.json"
+    written = path.read_bytes()
+    path.write_bytes(content)
+    assert words in refused(durable)
+    path.write_bytes(written)
+
+
 def test_arenas_that_are_gone_are_a_warning_if_there_was_state(durable: DurableFolder) -> None:
     identity = ended(durable)
     shutil.rmtree(identity.arenas)

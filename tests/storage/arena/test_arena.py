@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import errno
 import gc
 import json
@@ -12,13 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from leftovers import descriptors, opened_for
 from transfer_queue.errors import AttachError, CapacityError, InvalidArgumentError, ProtocolError, StartError
 from transfer_queue.messages.descriptors import MIRROR
-from transfer_queue.storage.arena import arena as arena_module
 from transfer_queue.storage.arena.arena import SEGMENT, Arena, choose_folder
 from transfer_queue.storage.arena.extent_table import GRANULE
 
@@ -271,20 +267,6 @@ def test_a_strange_header_is_refused(tmp_path: Path, content: bytes, complaint: 
     (tmp_path / "a" / "header").write_bytes(content)
     with pytest.raises(AttachError, match=complaint):
         Arena.open(tmp_path / "a")
-
-
-noisy = st.tuples(st.integers(0, 120), st.binary(min_size=1, max_size=3)).map(
-    lambda noise: header()[: noise[0]] + noise[1] + header()[noise[0] :]
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(content=st.one_of(st.binary(max_size=300), noisy))
-def test_any_header_is_refused_or_valid(content: bytes) -> None:
-    parsed = None
-    with contextlib.suppress(AttachError):
-        parsed = arena_module._parse(Path("/a"), content)
-    assert parsed is None or parsed.capacity % GRANULE == 0 < parsed.capacity
 
 
 def test_missing_and_odd_files_are_refused(tmp_path: Path) -> None:

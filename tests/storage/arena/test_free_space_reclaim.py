@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slot_standin import StandInSlots
 from test_unit import Writer
 
 from transfer_queue.storage.arena import free_space_reclaim
@@ -18,7 +17,7 @@ from transfer_queue.storage.arena.free_space_reclaim import PERIOD
 from transfer_queue.storage.unit import extent_pool
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
-from transfer_queue.testing.simulated_locks import HoldsHere
+from transfer_queue.testing.simulated_locks import HoldsHere, SimulatedSlots
 
 GRANULES = 64
 RESERVE = 8
@@ -32,12 +31,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
+def unit(tmp_path: Path, slots: SimulatedSlots) -> StorageUnit:
     return StorageUnit(0, ArenaPool(Arena.create(tmp_path / "arena", GRANULES * GRANULE)), slots)
 
 
 @pytest.fixture
-def writer(unit: StorageUnit, slots: StandInSlots) -> Writer:
+def writer(unit: StorageUnit, slots: SimulatedSlots) -> Writer:
     return Writer(unit, slots, "w", 1).locked()
 
 
@@ -125,7 +124,7 @@ def test_an_idle_unit_fills_holes_before_it_grows_the_arena(unit: StorageUnit, w
 
 
 def test_holes_that_cannot_be_filled_are_an_error_at_the_put(
-    small_tmpfs: Path, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch
+    small_tmpfs: Path, slots: SimulatedSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If other programs took the returned space, a put fails, and the rest of the space is leased."""
     unit = StorageUnit(0, ArenaPool(Arena.create(small_tmpfs / "arena")), slots)
@@ -147,7 +146,7 @@ def test_holes_that_cannot_be_filled_are_an_error_at_the_put(
     unit.check()
 
 
-def test_a_restarted_unit_knows_the_holes(unit: StorageUnit, writer: Writer, slots: StandInSlots) -> None:
+def test_a_restarted_unit_knows_the_holes(unit: StorageUnit, writer: Writer, slots: SimulatedSlots) -> None:
     keeps = writer.lease(4)
     unit.free([writer.lease(GRANULES - 4).extent])
     rest(unit, 0.0, 3)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from slot_standin import StandInSlots
 from test_unit import Writer
 
 from transfer_queue.messages.base import Done
@@ -26,28 +25,29 @@ from transfer_queue.storage.unit import extent_recall
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.extent_recall import INTERVAL
 from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.testing.simulated_locks import SimulatedSlots
 
 CAPACITY = 16 * GRANULE
 
 
 @pytest.fixture
-def unit(tmp_path: Path, slots: StandInSlots) -> StorageUnit:
+def unit(tmp_path: Path, slots: SimulatedSlots) -> StorageUnit:
     return StorageUnit(0, ArenaPool(Arena.create(tmp_path / "arena", CAPACITY)), slots)
 
 
 @pytest.fixture
-def idle(unit: StorageUnit, slots: StandInSlots) -> Writer:
+def idle(unit: StorageUnit, slots: SimulatedSlots) -> Writer:
     return Writer(unit, slots, "idle", 1).locked()
 
 
 @pytest.fixture
-def short(unit: StorageUnit, slots: StandInSlots) -> Writer:
+def short(unit: StorageUnit, slots: SimulatedSlots) -> Writer:
     return Writer(unit, slots, "short", 2).locked()
 
 
-def offer(slots: StandInSlots, writer: Writer, extent: int, used: int, place: int = 0) -> None:
-    slots.board.begin(writer.path, place)
-    slots.board.leave(writer.path, place, extent, used)
+def offer(slots: SimulatedSlots, writer: Writer, extent: int, used: int, place: int = 0) -> None:
+    slots.held.board.begin(writer.path, place)
+    slots.held.board.leave(writer.path, place, extent, used)
 
 
 def told(unit: StorageUnit) -> list[tuple[list[int], list[int]]]:
@@ -61,14 +61,14 @@ def told(unit: StorageUnit) -> list[tuple[list[int], list[int]]]:
 
 
 def test_unused_space_goes_to_a_waiting_writer(
-    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
+    unit: StorageUnit, slots: SimulatedSlots, idle: Writer, short: Writer
 ) -> None:
     lease = idle.lease(16)
     offer(slots, idle, lease.extent, GRANULE + 64)
     before = unit.pool.arena.generations[:].copy()
     met = short.lease(14)
     assert met.offset == lease.offset + 2 * GRANULE
-    assert not slots.board.take(idle.path, 0)
+    assert not slots.held.board.take(idle.path, 0)
     assert told(unit) == [([lease.extent], [2 * GRANULE])]
     assert told(unit) == []
     assert (unit.pool.arena.generations[:2] == before[:2]).all()
@@ -78,7 +78,9 @@ def test_unused_space_goes_to_a_waiting_writer(
     assert [type(report.body) for report in unit.repeat_reports()] == [ExtentsRecalledReport]
 
 
-def test_an_extent_without_blocks_is_freed(unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer) -> None:
+def test_an_extent_without_blocks_is_freed(
+    unit: StorageUnit, slots: SimulatedSlots, idle: Writer, short: Writer
+) -> None:
     lease = idle.lease(16)
     offer(slots, idle, lease.extent, 0)
     assert short.lease(16).offset == 0
@@ -89,15 +91,15 @@ def test_an_extent_without_blocks_is_freed(unit: StorageUnit, slots: StandInSlot
 
 
 def test_a_writer_in_a_put_keeps_its_extent(
-    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
+    unit: StorageUnit, slots: SimulatedSlots, idle: Writer, short: Writer
 ) -> None:
     lease = idle.lease(16)
     offer(slots, idle, lease.extent, 64)
-    assert slots.board.take(idle.path, 0)
+    assert slots.held.board.take(idle.path, 0)
     short.park(4, 3600.0)
     for second in range(1, 100):
         assert unit.tick(float(second)) == []
-    slots.board.leave(idle.path, 0, lease.extent, 128)
+    slots.held.board.leave(idle.path, 0, lease.extent, 128)
     due = unit.next_deadline()
     assert due == 99.0 + INTERVAL
     [met] = unit.tick(due)
@@ -106,13 +108,13 @@ def test_a_writer_in_a_put_keeps_its_extent(
 
 
 def test_a_writer_that_died_in_a_put_keeps_its_extent(
-    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer, monkeypatch: pytest.MonkeyPatch
+    unit: StorageUnit, slots: SimulatedSlots, idle: Writer, short: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its locks have ended, and the block of its last put may be published beyond what it has offered."""
     lease = idle.lease(16)
     offer(slots, idle, lease.extent, 64)
-    assert slots.board.take(idle.path, 0)
-    slots.board.release(idle.path)
+    assert slots.held.board.take(idle.path, 0)
+    slots.held.board.release(idle.path)
     monkeypatch.setattr(slots, "is_dead", lambda slot: slot == idle.slot)
     assert unit._recalls.recall_all([idle.slot, short.slot]) == []
     monkeypatch.setattr(slots, "is_dead", lambda slot: False)
@@ -120,7 +122,7 @@ def test_a_writer_that_died_in_a_put_keeps_its_extent(
 
 
 def test_offers_of_extents_of_other_writers_are_ignored(
-    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
+    unit: StorageUnit, slots: SimulatedSlots, idle: Writer, short: Writer
 ) -> None:
     mine, other = idle.lease(8), short.lease(8)
     for place, (extent, used) in enumerate([(other.extent, 0), (99, 64), (mine.extent, 100 * GRANULE)]):
@@ -131,7 +133,7 @@ def test_offers_of_extents_of_other_writers_are_ignored(
 
 
 def test_unused_space_is_recalled_before_a_deadlock_is_reported(
-    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer
+    unit: StorageUnit, slots: SimulatedSlots, idle: Writer, short: Writer
 ) -> None:
     lease = idle.lease(16)
     waiting = [short.park(15, 10.0), short.park(2, 10.0)]
@@ -142,7 +144,7 @@ def test_unused_space_is_recalled_before_a_deadlock_is_reported(
 
 
 def test_the_writers_asked_in_one_turn_are_limited(
-    unit: StorageUnit, slots: StandInSlots, monkeypatch: pytest.MonkeyPatch
+    unit: StorageUnit, slots: SimulatedSlots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extent_recall, "WRITERS", 3)
     writers = [Writer(unit, slots, f"w{n}", n + 1).locked() for n in range(8)]
@@ -157,7 +159,7 @@ def test_the_writers_asked_in_one_turn_are_limited(
 
 
 def test_space_unused_for_two_periods_is_recalled_without_waiting_leases(
-    unit: StorageUnit, slots: StandInSlots, idle: Writer, short: Writer, monkeypatch: pytest.MonkeyPatch
+    unit: StorageUnit, slots: SimulatedSlots, idle: Writer, short: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(free_space_reclaim, "LITTLE", 7 * GRANULE)
     still, busy = idle.lease(4), short.lease(4)

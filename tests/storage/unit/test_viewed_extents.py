@@ -13,7 +13,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from slot_standin import StandInSlots
 
 from transfer_queue.messages.reports.unit_reports import ExtentsFreedReport
 from transfer_queue.messages.storage import ExtentLeaseReply, LeaseExtent, OpenSlot, ReturnExtent
@@ -24,7 +23,7 @@ from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import SHORT_VIEWS_INTERVAL, VIEWS_INTERVAL, StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, SendReply
-from transfer_queue.testing.simulated_locks import HoldsHere
+from transfer_queue.testing.simulated_locks import HeldSlots, HoldsHere, SimulatedSlots
 
 GRANULES = 12
 
@@ -33,7 +32,7 @@ class System:
     """A unit with one writer and one reader in this process. The bytes of an extent are its number."""
 
     def __init__(self, folder: Path) -> None:
-        self.slots = StandInSlots()
+        self.slots = SimulatedSlots(0, HeldSlots())
         self.folder = folder
         self.sequence = 0
         self.begin(Arena.create(folder, GRANULES * GRANULE))

@@ -1,19 +1,14 @@
 """Blocks that are put together on a device and taken apart there. The host's memory stands for a device's."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from carried_values import TORCH_DTYPES, pattern
 from codec_arenas import Arenas
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tensordict import NonTensorStack
-from test_codec import TENSOR_COLUMNS, batches, check_container, same_rows
+from test_codec import TENSOR_COLUMNS, same_rows
 
 from simulated import rows_of
-from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import FieldSpec
 from transfer_queue.wire.blocks import encode
 from transfer_queue.wire.blocks.device_memory import DeviceBlock, ReceivedArena, allocate_on_device, flat_on_device
@@ -103,31 +98,6 @@ def test_tensors_of_a_device_are_written_to_the_host(monkeypatch, dtype, strided
     encode_row({"x": tensor}).write_into(found)
     assert np.array_equal(found, wanted)
     encode_row({"x": tensor[:0]}).write_into(found)
-
-
-@given(batches(), st.data())
-@settings(max_examples=150, deadline=None)
-def test_any_rows_are_gathered_on_a_device(blocks, data):
-    """As on the host, in each layout."""
-    arenas = Arenas()
-    for _, fields in blocks:
-        arenas.write(encode_columns({"a": fields["a"], "b": fields["b"]}, len(fields["b"])))
-    places = [(block, row) for block, (_, fields) in enumerate(blocks) for row in range(len(fields["b"]))]
-    wanted = data.draw(st.one_of(st.just(places), st.lists(st.sampled_from(places), min_size=1, max_size=9)))
-    layout = data.draw(st.sampled_from(["jagged", "dense", "padded", "list"]))
-    reply = arenas.reply(wanted)
-    try:
-        expected = gather(reply, arenas.memory, layout)
-    except InvalidArgumentError as error:
-        with pytest.raises(InvalidArgumentError, match=re.escape(str(error))):
-            landed(arenas, reply, layout)
-        return
-    columns = landed(arenas, reply, layout)
-    for name in "ab":
-        assert type(columns[name]) is type(expected.get(name))
-        assert same_rows(columns[name], rows_of(expected.get(name)))
-    if layout == "jagged":
-        check_container(columns["a"], reply.types[0], [blocks[block][1]["a"][row] for block, row in wanted])
 
 
 def test_only_what_is_wanted_takes_memory():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from differential import differential
 from transfer_queue.wire.buffers import copies
-from transfer_queue.wire.buffers.copies import address_of, allocate, copy_all, copy_bytes, gather_pieces
+from transfer_queue.wire.buffers.copies import address_of, allocate, copy_all, copy_bytes, gather_equal, gather_pieces
 
 SHARED = {"PARALLEL": 0, "PER_THREAD": 1, "LEAST_PART": 1}
 """Limits with which threads share any copy."""
@@ -193,3 +193,12 @@ def test_after_a_fork():
 )  # fmt: skip
 def test_the_address_of_any_array_is_that_of_its_first_byte(array):
     assert address_of(array) == array.ctypes.data
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=12), st.integers(1, 300), st.sampled_from([1, 2, 8, 64]))
+@differential(100)
+def test_pieces_of_one_length_are_those_of_the_general_copy(places, length, step):
+    memory = np.random.default_rng(1).integers(0, 255, 200 * step + length, np.uint8)
+    starts = np.array(places, np.int64) * step
+    general = gather_pieces(memory, starts, np.full(len(starts), length))
+    assert gather_equal(memory, starts, length).tolist() == general.tolist()
