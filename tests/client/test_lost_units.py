@@ -118,7 +118,7 @@ def test_a_lost_unit_is_told_and_puts_go_on(a: Client, b: Client, cluster: Clust
 def test_a_put_caught_by_a_loss_is_written_again(a: Client, cluster: Cluster) -> None:
     a.kv_put("first", "p", {"x": torch.arange(3)})
     task = a.start(a.operations.kv_put("second", "p", {"x": torch.arange(9)}))
-    while type(task.call.request).__name__ != "Publish":  # type: ignore[union-attr]
+    while type(task.call.body).__name__ != "Publish":  # type: ignore[union-attr]
         assert cluster.network.deliver()
     lose(cluster)
     cluster.run()

@@ -132,7 +132,7 @@ def test_small_blocks_share_an_extent(servers: Servers, space: ExtentAllocator) 
     assert [type(call.body) for call in servers.calls] == [OpenSlot, LeaseExtent]
     lease = servers.calls[1]
     assert (lease.target, lease.timeout) == (("unit", 0), None)
-    assert lease.request == LeaseExtent(1, 128, SMALLEST_EXTENT, None, 0)
+    assert lease.body == LeaseExtent(1, 128, SMALLEST_EXTENT, None, 0)
 
 
 def test_extents_double_as_they_are_used_up(servers: Servers, space: ExtentAllocator) -> None:
@@ -232,7 +232,7 @@ def test_abandoned_extents_go_back_to_their_unit(servers: Servers, space: Extent
     space.abandon(small)
     space.drain()
     servers.run(space.return_extents())
-    assert servers.calls[-1].request == ReturnExtent(1, [1, 2, 3], 0)
+    assert servers.calls[-1].body == ReturnExtent(1, [1, 2, 3], 0)
     assert servers.leased() == set()
     servers.run(space.return_extents())
     assert space.take_returns() == []
@@ -299,7 +299,7 @@ def test_a_slot_is_locked_once_however_many_ask(servers: Servers, space: ExtentA
     calls = [next(first), next(second)]
     assert [call.body for call in calls] == [OpenSlot("w", 0)] * 2
     for operation, call in zip((first, second), calls, strict=True):
-        assert isinstance(operation.send(servers.answer(call)).request, LeaseExtent)
+        assert isinstance(operation.send(servers.answer(call)).body, LeaseExtent)
     assert servers.holds == 1
     assert space._slots[0].number == 1
 
@@ -533,7 +533,7 @@ def test_a_client_that_ends_takes_its_interrupted_leases_back(servers: Servers, 
 def test_an_interrupted_cancel_is_repeated(servers: Servers, space: ExtentAllocator) -> None:
     interrupted(servers, space, arrives=True)
     operation = space.reserve(1)
-    assert isinstance(next(operation).request, Cancel)
+    assert isinstance(next(operation).body, Cancel)
     with pytest.raises(KeyboardInterrupt):
         operation.throw(KeyboardInterrupt())
     servers.run(space.return_extents())
