@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from transfer_queue.core.tables.leases import KeyLock, RowLease
 
 Entry = tuple[float, str, int]  # time, partition, token
 LEAST = 1024  # entries of the heap before ended leases are removed from it
 
 
-class Leased(Protocol):
-    """What has a deadline: a `RowLease` or a `KeyLock`."""
-
-    @property
-    def token(self) -> int:
-        """The token."""
-
-    @property
-    def seconds(self) -> float:
-        """The duration of the lease, and of each renewal."""
-
-
-LeasedT = TypeVar("LeasedT", bound=Leased)
+LeasedT = TypeVar("LeasedT", RowLease, KeyLock)
 
 
 class Deadlines(Generic[LeasedT]):

@@ -217,7 +217,7 @@ class _BlocksOfSample:
         places = blocks.places(number)
         unit, extent = self._state.units.get(places[0].unit), blocks.extents.get((places[0].unit, places[0].extent))
         writer = "" if extent is None else extent.writer
-        said, time = self._state.introductions.get(writer), timeline.block_time(number)
+        said, time = self._state.introductions.get(writer), timeline.block_times.time_of(number)
         return {
             "unit": places[0].unit, "tier": "" if unit is None else unit.told_tier,
             "copy_unit": places[1].unit if len(places) > 1 else -1, "client": writer,

@@ -8,7 +8,7 @@ was offered, none of them twice. Otherwise the claim fails with a `SamplerError`
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol, Union
+from typing import Any, Union
 
 import msgspec
 import numpy as np
@@ -92,30 +92,17 @@ def copy_containers(value: Any) -> Any:
     return [copy_containers(entry) for entry in value] if type(value) is list else value
 
 
-class Runner(Protocol):
-    """Carries out calls of one user's sampler."""
-
-    @property
-    def facts(self) -> Facts:
-        """The facts about the sampler that need no call."""
-
-    def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
-        """Return the sampler's answer. ready: the rows that it is offered."""
-
-    def report_unready(self, rows: list[int]) -> None:
-        """Report rows of an answer that are not ready. Raises RowsTakenError if they were ready when it was called."""
-
-
 class InlineRunner:
     """Calls the sampler in this process. values: decodes a value of a message to the value that was put."""
 
     def __init__(self, sampler: BaseSampler, values: Values) -> None:
         self.facts = describe(sampler)
+        """The facts about the sampler that need no call."""
         self._sampler = sampler
         self._values = values
 
     def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
-        """See `Runner`."""
+        """Return the sampler's answer. ready: the rows that it is offered."""
         with errors_of(self._sampler):  # decoding a value of a user's class runs the user's code
             request = msgspec.structs.replace(call.request, sampling=self._values(call.request.sampling))
         call = msgspec.structs.replace(call, request=request)
@@ -127,7 +114,7 @@ class InlineRunner:
         return answer(self._sampler, self.facts, call, offered, view)
 
     def report_unready(self, rows: list[int]) -> None:
-        """See `Runner`: nothing has changed meanwhile."""
+        """Rows of an answer are not ready, and nothing has changed meanwhile."""
 
 
 class Ask(Exception):
@@ -176,7 +163,7 @@ class HostedRunner:
         """Calls whose result is not needed, in the order in which they are made."""
 
     def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
-        """See `Runner`. Raises Ask if the answer has not arrived."""
+        """Return the sampler's answer. Raises Ask if it has not arrived."""
         if call.kind == "clear_cache":
             self.orders.append(call)
             return None
@@ -189,7 +176,7 @@ class HostedRunner:
         return found
 
     def report_unready(self, rows: list[int]) -> None:
-        """See `Runner`."""
+        """Rows of an answer are not ready. Raises RowsTakenError if they were ready when the sampler was called."""
         if self.answers is not None and np.isin(rows, np.concatenate([NONE, *self.answers.offered])).all():
             raise RowsTakenError
 
@@ -197,7 +184,7 @@ class HostedRunner:
 class UserSampler:
     """A user's sampler."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: InlineRunner | HostedRunner) -> None:
         self.runner = runner
         """Makes the calls."""
         self._batches: dict[tuple[str, str], int] = {}  # how many batches it keeps, by (partition, task)

@@ -45,9 +45,9 @@ from transfer_queue.messages.reports.overview import MeasureServers, ServersRepl
 from transfer_queue.messages.system import UseSampler
 from transfer_queue.metrics.samples import JournalMeasures
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.server.server_loop import Outgoing
+from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.node.controller.journal_service import Journaling
-from transfer_queue.node.controller.sampler_host import Loop, SamplerHost
+from transfer_queue.node.controller.sampler_host import SamplerHost
 from transfer_queue.node.controller.sampler_loading import AnyMade, SamplerFiles
 from transfer_queue.node.controller.state_files import StateFiles, StateWriter
 from transfer_queue.node.hosting.service_base import BackgroundThread, EnvelopeService
@@ -174,7 +174,7 @@ class ControllerService(EnvelopeService):
         """When the disk is checked again."""
         self._hosts: dict[str, SamplerHost] = {}
         """The processes of users' samplers, by the keys of `Settings.samplers`."""
-        self._loop: Loop | None = None
+        self._loop: ServerLoop | None = None
 
     def attach(self, call_soon: CallSoon) -> None:
         """Set how other threads reach the loop (`ServerLoop.call_soon`), before the first request."""
@@ -184,7 +184,7 @@ class ControllerService(EnvelopeService):
             if self._journaling.late is not None:
                 self._journaling.late.attach(call_soon)
 
-    def use_hosts(self, samplers: Mapping[str, AnyMade], loop: Loop) -> None:
+    def use_hosts(self, samplers: Mapping[str, AnyMade], loop: ServerLoop) -> None:
         """Use these samplers from now on, by the keys of `Settings.samplers`. The loop watches their sockets."""
         self._loop = loop
         for pattern, sampler in samplers.items():

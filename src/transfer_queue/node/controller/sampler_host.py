@@ -15,14 +15,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError, by_name
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.net.framing import FrameReader, pack_frame
-from transfer_queue.net.server.server_loop import Outgoing
+from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.node.controller.sampler_process import (
     CHANNEL,
     READ_SIZE,
@@ -54,18 +54,6 @@ _decoder = msgspec.msgpack.Decoder(FromSampler)
 _results = {kind: msgspec.msgpack.Decoder(form) for kind, form in RESULTS.items()}
 
 
-class Loop(Protocol):
-    """The methods that a host needs of the loop that it runs in: `net.server.server_loop.ServerLoop`."""
-
-    def watch(
-        self, sock: socket.socket, called: Callable[[int], Iterable[Outgoing] | None], writes: bool = False
-    ) -> None:
-        """Call `called` whenever the socket is readable (or writable)."""
-
-    def unwatch(self, sock: socket.socket) -> None:
-        """Stop watching the socket."""
-
-
 class SamplerHost:
     """One user's sampler in a process of its own, which is restarted if it has died or was ended.
 
@@ -79,7 +67,7 @@ class SamplerHost:
         self._load = load
         self._seconds = call_seconds
         self._start_seconds = start_seconds
-        self._loop: Loop | None = None
+        self._loop: ServerLoop | None = None
         self._answered: Callable[[int, Any], Iterable[Outgoing]] = lambda number, outcome: ()
         self._reads: Callable[[int, Question], ViewReply] = lambda number, question: ViewReply()
         self._call: tuple[int, SamplerCall, Shown] | None = None
@@ -97,7 +85,7 @@ class SamplerHost:
 
     def attach(
         self,
-        loop: Loop,
+        loop: ServerLoop,
         answered: Callable[[int, Any], Iterable[Outgoing]],
         reads: Callable[[int, Question], ViewReply],
     ) -> None:
