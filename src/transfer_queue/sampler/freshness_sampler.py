@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler, Share, validated_count
-from transfer_queue.sampler.ready_views import FilteredRows, RankKey, TaggedIndexes, as_tagged
+from transfer_queue.sampler.ready_views import RankKey, ShownRows, TaggedIndexes, as_tagged
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 
 POLICY_TAG = "policy_version"
@@ -104,7 +104,7 @@ class FreshnessSampler(SamplerWrapper):
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
         """Return the rows that are not too old. Raises InvalidArgumentError for a tag that is not a number."""
         old = self._too_old(ready_indexes, config)
-        return FilteredRows(as_tagged(ready_indexes, config.get("partition")), old) if old else ready_indexes
+        return ShownRows(as_tagged(ready_indexes, config.get("partition")), without=old) if old else ready_indexes
 
     def sample(
         self,
