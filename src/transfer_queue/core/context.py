@@ -255,21 +255,6 @@ class Connections:
             if not kept.is_finished(sequence):
                 kept.replies[sequence] = reply
 
-    def note_leaving(self, client: str) -> None:
-        """Note that a client has announced that it closes."""
-        if client in self.peers:
-            self.leaving.add(client)
-
-    def take_leaving(self, client: str) -> bool:
-        """Return whether a client without connections had announced that it closes, and forget it."""
-        said = client in self.leaving
-        self.leaving.discard(client)
-        return said
-
-    def units_at(self, peer: int) -> list[int]:
-        """Return the storage units that use this connection."""
-        return [unit for unit, known in self.units.items() if known == peer]
-
     def depart(self, client: str) -> list[str]:
         """Note that a client is gone. Returns the clients whose replies are not kept any longer."""
         if client not in self._state.clients:

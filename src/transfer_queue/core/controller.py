@@ -188,7 +188,8 @@ class Controller:
             service.on_connection_ended(client, peer)
         effects: list[Effect] = []
         if context.connections.note_closed(client, peer):
-            announced = context.connections.take_leaving(client)
+            announced = client in context.connections.leaving
+            context.connections.leaving.discard(client)
             context.forget_client(client)
             for service in self._hooks["on_client_left"]:
                 effects += service.on_client_left(client, announced)
@@ -203,12 +204,8 @@ class Controller:
     def _earliest_deadline(self) -> float | None:
         if self.unfinished:
             return self.context.now
-        earliest: float | None = None
-        for service in self._hooks["next_due"]:
-            time = service.next_due()
-            if time is not None and (earliest is None or time < earliest):
-                earliest = time
-        return earliest
+        times = [service.next_due() for service in self._hooks["next_due"]]
+        return min((time for time in times if time is not None), default=None)
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due: the ends of waits, leases and grace periods, and a step of a job."""

@@ -30,7 +30,7 @@ class Deadlines(Generic[LeasedT]):
         find: Callable[[str, int], LeasedT | None],
         now: float,
     ) -> None:
-        self._find = find
+        self._find: Callable[[str, int], LeasedT | None] = find
         self._ends: dict[int, float] = {}  # token -> time; a renewal moves it
         self._heap: list[Entry] = []  # at least one entry for each lease, none later than its deadline
         self._most = LEAST  # entries at which those of ended leases are removed

@@ -502,7 +502,8 @@ def handle_introduce(context: Context, caller: Caller, request: Introduce) -> De
 @handles(Leave, reads=True)
 def handle_leave(context: Context, caller: Caller, request: Leave) -> Done:
     """Remember until the last connection of the client ends that the client closes it."""
-    context.connections.note_leaving(caller.client)
+    if caller.client in context.connections.peers:
+        context.connections.leaving.add(caller.client)
     return Done()
 
 

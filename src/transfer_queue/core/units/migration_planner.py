@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import msgspec
 import numpy as np
@@ -491,16 +491,12 @@ def _as_numbers(extents: set[Place]) -> np.ndarray:
 
 def _with_copies(made: list[NewBlock | None], reply: BlocksMovedReport) -> list[NewBlock | None]:
     """Add the second location to blocks that a unit has copied; None for those that it could not copy."""
-    offsets = iter(np.frombuffer(reply.offsets, "<i8").tolist())
-
-    def with_copy(block: NewBlock | None) -> NewBlock | None:
+    offsets, found = iter(np.frombuffer(reply.offsets, "<i8").tolist()), list[Union[NewBlock, None]]()
+    for block in made:
         offset = -1 if block is None else next(offsets)
-        if block is None or offset < 0:
-            return None
         place = BlockLocation(reply.unit, reply.extent, offset, reply.generation, reply.length)
-        return msgspec.structs.replace(block, copies=[place])
-
-    return [with_copy(block) for block in made]
+        found.append(None if block is None or offset < 0 else msgspec.structs.replace(block, copies=[place]))
+    return found
 
 
 # ------------------------------------------------------------ sparse blocks

@@ -68,10 +68,7 @@ class Mover(CoreService):
 
     def set_waiting_writers(self, unit: int, writers: bool) -> None:
         """Note whether writers wait for space in a unit."""
-        if writers and unit in self.units:
-            self.short.add(unit)
-        else:
-            self.short.discard(unit)
+        (self.short.add if writers and unit in self.units else self.short.discard)(unit)
 
     def drain(self, unit: int, draining: bool) -> None:
         """Start or stop the drain of a unit."""

@@ -43,7 +43,7 @@ class UnitConnections(CoreService):
 
     def on_connection_ended(self, client: str, peer: int) -> None:
         """See `CoreService.on_connection_ended`."""
-        for unit in self.context.connections.units_at(peer):
+        for unit in [unit for unit, known in self.context.connections.units.items() if known == peer]:
             self._forget(unit)
 
     @observes(r.UnitLost)

@@ -162,7 +162,7 @@ def serve(sock: socket.socket) -> None:
         except _ControllerGone:
             raise
         except BaseException as error:
-            channel.send(_failed(error, _name_of(order)))
+            channel.send(_failed(error, order.name or "(pickled)"))
             return
         channel.send(SamplerLoaded(facts))
         values = partial(decode_tag_value_copied, allow_pickle=order.allow_pickle)
@@ -204,10 +204,6 @@ def _answer(sampler: BaseSampler, facts: Facts, make: MakeCall, channel: _Channe
 def _failed(error: BaseException, name: str) -> CallFailed:
     known = error if isinstance(error, TransferQueueError) else failure(name, error)
     return CallFailed(type(known).__name__, str(known))
-
-
-def _name_of(order: LoadSampler) -> str:
-    return order.name or "(pickled)"
 
 
 def _guard(sock: socket.socket, path: str | None) -> None:
