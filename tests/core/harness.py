@@ -60,7 +60,7 @@ from transfer_queue.messages.reports.unit_reports import (
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
 from transfer_queue.sampler.calls.sampler_calls import (
-    RESULTS,
+    CALLS,
     RemotePartition,
     RemoteReady,
     RowsChanged,
@@ -244,7 +244,7 @@ class Harness:
         outcome: Any
         try:
             found = answer(sampler, describe(sampler), ask.call, RemoteReady(ask.shown, reads, view), view)
-            outcome = msgspec.msgpack.decode(encode(found), type=RESULTS[ask.call.kind])
+            outcome = msgspec.msgpack.decode(encode(found), type=CALLS[ask.call.kind][1])
         except RowsChanged:
             outcome = None
         except TransferQueueError as error:

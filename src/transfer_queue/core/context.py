@@ -65,6 +65,9 @@ class CoreService:
     observed: ClassVar[list[tuple[type, str]]] = []
     """Types of records and requests, each with a method that observes it."""
 
+    runs_always: ClassVar[bool] = False
+    """Whether the service starts with the controller, whatever the configuration and the state are."""
+
     begins_with: ClassVar[tuple[type, ...]] = ()
     """The service starts when a record of one of these types was applied."""
 
@@ -83,7 +86,7 @@ class CoreService:
 
         Asked at the start of the controller, and when another state was loaded.
         """
-        return False
+        return cls.runs_always
 
     # ------------------------------------------------------------ times
 
@@ -145,7 +148,7 @@ class CoreService:
         raise NotImplementedError
 
 
-_NO_HOOKS = ("observed", "begins_with", "must_start")
+_NO_HOOKS = ("observed", "runs_always", "begins_with", "must_start")
 _HOOKS = [name for name in vars(CoreService) if not name.startswith("_") and name not in _NO_HOOKS]
 
 

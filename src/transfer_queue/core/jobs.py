@@ -168,6 +168,5 @@ class Jobs(CoreService):
             return [self.context.answer(caller.waiter, caller.peer, reply)]
         if caller.client in self.context.connections.peers:
             return self.context.commit(caller, reply)
-        for record in reply.records:
-            self.context.log.apply(record)
+        self.context.log.apply_all(reply.records)
         return []

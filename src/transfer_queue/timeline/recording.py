@@ -171,9 +171,8 @@ class Recording:
             return
         first = self._position < 0
         if first or reply.boot != self._boot:
-            self._lanes.forget_boot()
-            self._partitions.forget_boot()
-            self._fields.forget_boot()
+            for table in (self._lanes, self._partitions, self._fields):
+                table.forget_boot()
             self._wall = wall
         self._learn(reply)
         added = self._translated(reply.events, now)

@@ -101,6 +101,8 @@ Note = tuple[int, float, float, int, str, Any, Any, Which]
 class TimelineRecorder(CoreService):
     """Writes events, and numbers the names in them. It runs always, as it also knows when rows were put."""
 
+    runs_always = True
+
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._clock = context.log
@@ -144,11 +146,6 @@ class TimelineRecorder(CoreService):
         self._names: dict[int, tuple[Schema, tuple[str, ...]]] = {}
         """The id of a schema -> the schema and the names of its fields."""
         self._observe_records()
-
-    @classmethod
-    def must_start(cls, context: Context) -> bool:
-        """See `CoreService.must_start`."""
-        return True
 
     def _observe_records(self) -> None:
         """Observe records. Which ones depends on whether events are kept."""

@@ -66,6 +66,8 @@ _Hits = tuple[np.ndarray, np.ndarray, np.ndarray, int]
 class MigrationPlanner(Policy):
     """Makes and carries out one plan at a time."""
 
+    runs_always = True
+
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.replicas = context.config.replicas
@@ -83,11 +85,6 @@ class MigrationPlanner(Policy):
         self._seen: _Stamp = (0, 0, 0, ())
         self._made = 0  # blocks that were made by repacking
         self._offloads = 0  # blocks that were moved to disk
-
-    @classmethod
-    def must_start(cls, context: Context) -> bool:
-        """See `CoreService.must_start`."""
-        return True
 
     @observes(r.StateLoaded, r.StateMerged, r.UnitLost, r.ExtentsLost)
     def note_lost_locations(self, record: r.AnyRecord) -> None:

@@ -133,8 +133,7 @@ class Policy(CoreService):
             self._steps = self.plan()
         records = self._advance()
         unsent, self.mover.unsent = self.mover.unsent, []
-        for record in records:
-            self.context.log.apply(record)
+        self.context.log.apply_all(records)
         return [SendToUnit(unit, order) for unit, order in unsent]
 
     def on_report(self, order: Move, report: BlocksMovedReport) -> list[r.AnyRecord]:

@@ -36,10 +36,7 @@ from transfer_queue.messages.system import Drain, NodeGone
 class UnitConnections(CoreService):
     """The connections of the storage units."""
 
-    @classmethod
-    def must_start(cls, context: Context) -> bool:
-        """See `CoreService.must_start`."""
-        return True
+    runs_always = True
 
     def on_connection_ended(self, client: str, peer: int) -> None:
         """See `CoreService.on_connection_ended`."""

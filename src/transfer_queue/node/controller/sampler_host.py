@@ -37,7 +37,7 @@ from transfer_queue.node.controller.sampler_process import (
     ToSampler,
 )
 from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerCall, Shown, ViewReply
-from transfer_queue.sampler.calls.sampler_calls import RESULTS
+from transfer_queue.sampler.calls.sampler_calls import CALLS
 
 if TYPE_CHECKING:
     import subprocess  # takes a megabyte, which systems without a user's sampler save
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(FromSampler)
-_results = {kind: msgspec.msgpack.Decoder(form) for kind, form in RESULTS.items()}
+_results = {kind: msgspec.msgpack.Decoder(form) for kind, (_, form) in CALLS.items()}
 
 
 class SamplerHost:
