@@ -271,17 +271,9 @@ class _Window:
 
     def add_unmet_waits(self, missing: Missing) -> None:
         """Add the waits that have not ended, or got nothing. What they wait for is the field with the fewest rows."""
-        open_ = [each for each in self.recording.open if not each.holds and not each.ahead and each.lane > 0]
         wanted_by: dict[str, set[str]] = defaultdict(set)
         seconds: dict[tuple[str, str, tuple[str, ...]], float] = defaultdict(float)
-        for wait in open_:
-            task = self.recording.lanes[wait.lane].task
-            seconds[task, wait.partition, tuple(wait.fields)] += max(
-                self.recording.now - max(wait.since, self.start), 0.0
-            )
-            for name in wait.fields:
-                wanted_by[name].add(task)
-        for task, partition, fields, total in self._failed_waits():
+        for task, partition, fields, total in self._unmet_waits():
             seconds[task, partition, fields] += total
             for name in fields:
                 wanted_by[name].add(task)
@@ -296,8 +288,12 @@ class _Window:
             producer = max(makers, key=lambda each: rates.get((each, name), 0.0), default=None)
             missing[task][name, producer] += total
 
-    def _failed_waits(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
-        """Return the waits that got nothing: task, partition, fields and seconds."""
+    def _unmet_waits(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
+        """Return the waits that have not ended, and those that got nothing: task, partition, fields and seconds."""
+        for wait in self.recording.open:
+            if not wait.holds and not wait.ahead and wait.lane > 0:
+                task, open_for = self.recording.lanes[wait.lane].task, self.recording.now - max(wait.since, self.start)
+                yield task, wait.partition, tuple(wait.fields), max(open_for, 0.0)
         waits, table = self.table.of(EventKind.WAIT), self.table
         chosen = np.flatnonzero((waits.flags & TIMED_OUT != 0) & (waits.flags & AHEAD == 0) & (waits.task >= 0))
         chosen = chosen[np.searchsorted(chosen, waits.first_after(self.start)) :]

@@ -392,12 +392,13 @@ class ControllerService(EnvelopeService):
 
     def next_deadline(self) -> float | None:
         """See `net.server.server_connection.Service.next_deadline`."""
-        due = self._look_again if self._waits_for_space else self._controller.next_deadline()
-        for host in self._hosts.values():
-            due = _earlier(due, host.next_deadline())
+        dues = [self._look_again if self._waits_for_space else self._controller.next_deadline()]
+        dues += [host.next_deadline() for host in self._hosts.values()]
         if self._late is not None:
-            due = _earlier(due, self._late.next_deadline())
-        return due if self._term is None else _earlier(due, self._next_check)
+            dues.append(self._late.next_deadline())
+        if self._term is not None:
+            dues.append(self._next_check)
+        return min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> Iterable[Outgoing]:
         """See `net.server.server_connection.Service.on_deadline`."""
@@ -504,13 +505,6 @@ class ControllerService(EnvelopeService):
                     yield from self._send_when_on_disk(order) if is_late else (order,)
             elif isinstance(effect, RemoveMirror):
                 yield from self._send_when_on_disk(self.demand(effect.peer, unit_reports.RemoveArena()))
-
-
-def _earlier(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two deadlines; None if there is neither."""
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
 
 
 def core_sampler(made: AnyMade, pattern: str = SYSTEM) -> AnySampler:

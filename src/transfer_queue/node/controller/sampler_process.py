@@ -8,7 +8,6 @@ it at once, even if C code of the sampler lets no other thread run.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -26,6 +25,7 @@ import msgspec
 from transfer_queue.errors import SamplerError, TransferQueueError
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.node.hosting.server_log import LOG_SECONDS, configure_logging, write_log_to
+from transfer_queue.node.system.processes import death_signal
 from transfer_queue.node.system.sampler_transfer import PickledSampler, load
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerCall, Shown, ViewReply
@@ -44,7 +44,6 @@ from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 CHANNEL = 3
 READ_SIZE = 1 << 20
-_PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(__name__)
 
@@ -221,22 +220,14 @@ def _guard(sock: socket.socket, path: str | None) -> None:
     threading.Thread(target=watch, name="guardian", daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process when the thread that has started it ends, if the kernel supports this."""
-    with contextlib.suppress(ImportError, OSError, AttributeError):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent has already died
-
-
 def main() -> None:
     """Serve the controller that has started this process."""
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     configure_logging()
-    _end_with(int(sys.argv[1]))
+    death_signal()()
+    if os.getppid() != int(sys.argv[1]):
+        os._exit(1)  # the parent has already died
     with socket.socket(fileno=CHANNEL) as sock:
         sock.set_inheritable(False)  # a process that the sampler starts must not keep it open
         serve(sock)
