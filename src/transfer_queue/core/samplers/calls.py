@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Union
 
-import msgspec
 import numpy as np
 
 from transfer_queue.core.state.partition import Partition
@@ -20,7 +19,7 @@ from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.tag_table import ABSENT
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.calls.call_messages import Begun, Facts, SamplerCall, SamplerRequest
-from transfer_queue.sampler.calls.sampler_calls import SLACK, answer, describe, errors_of, failure
+from transfer_queue.sampler.calls.sampler_calls import SLACK, answer, describe, failure
 from transfer_queue.sampler.numeric_tags import PartitionTags
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
 
@@ -43,7 +42,7 @@ class PartitionView(PartitionTags):
         """The last version that `set_policy_version` has set; 0 at first."""
         return self._partition.policy_version
 
-    def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
+    def get_custom_meta(self, indexes: Sequence[int] | np.ndarray) -> dict[int, dict[str, Any]]:
         """Return {global index: tag} for those of these rows that exist."""
         wanted = np.asarray(indexes, "i8")
         positions = self._partition.rows.positions_of(wanted)
@@ -103,15 +102,9 @@ class InlineRunner:
 
     def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
         """Return the sampler's answer. ready: the rows that it is offered."""
-        with errors_of(self._sampler):  # decoding a value of a user's class runs the user's code
-            request = msgspec.structs.replace(call.request, sampling=self._values(call.request.sampling))
-        call = msgspec.structs.replace(call, request=request)
-        offered: Sequence[int] = ()
-        view = None
-        if partition is not None:
-            view = PartitionView(partition, self._values)
-            offered = partition.sampler_view(ready) if ready is not None else ()
-        return answer(self._sampler, self.facts, call, offered, view)
+        view = None if partition is None else PartitionView(partition, self._values)
+        offered = () if partition is None or ready is None else partition.sampler_view(ready)
+        return answer(self._sampler, self.facts, call, offered, view, self._values)
 
     def report_unready(self, rows: list[int]) -> None:
         """Rows of an answer are not ready, and nothing has changed meanwhile."""

@@ -34,7 +34,7 @@ Demand = Callable[[int, Measure], Outgoing]
 
 
 class Units:
-    """Asks the units for their measures. Everything but `wait` runs in the loop."""
+    """Asks the units for their measures. Everything runs in the loop."""
 
     def __init__(self, controller: Controller, demand: Demand) -> None:
         self._controller = controller
@@ -44,13 +44,14 @@ class Units:
         """Connection -> the number of the question that it has not answered."""
         self.answers: dict[int, Measured | None] = {}
         """Unit -> its answer; None until it has answered."""
-        self._complete = threading.Event()
+        self.complete = threading.Event()
+        """Set when the units that were asked have answered. Other threads wait for it."""
 
     def ask(self) -> list[Outgoing]:
         """Ask the units that have answered the last question; `wait` then waits for these."""
         self._number += 1
         self.answers = dict.fromkeys(self._controller.state.units)
-        self._complete.clear()
+        self.complete.clear()
         peers = self._controller.context.connections.units
         self._asked = {peer: number for peer, number in self._asked.items() if peer in peers.values()}
         idle = [peer for peer in peers.values() if peer not in self._asked]
@@ -67,11 +68,7 @@ class Units:
 
     def _check(self) -> None:
         if self._number not in self._asked.values():
-            self._complete.set()
-
-    def wait(self, seconds: float) -> None:
-        """Wait, in another thread, until the units that were asked have answered, for at most this many seconds."""
-        self._complete.wait(seconds)
+            self.complete.set()
 
 
 class Collector:
@@ -118,7 +115,7 @@ class Collector:
         with self._one_at_a_time:
             self._in_loop(self.units.ask, sends=True)
             found = self._steps(steps)
-            self.units.wait(UNITS_SECONDS)
+            self.units.complete.wait(UNITS_SECONDS)
             return self._in_loop(lambda: make(found))
 
     def _make_views(self, nothing: None) -> ViewsReply:

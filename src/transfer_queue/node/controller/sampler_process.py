@@ -186,14 +186,10 @@ def _load(order: LoadSampler) -> tuple[BaseSampler, Facts]:
 
 def _answer(sampler: BaseSampler, facts: Facts, make: MakeCall, channel: _Channel, values: Any) -> FromSampler:
     """Return the result of a call. `_ControllerGone` is not caught."""
-    call, shown = make.call, make.shown
-    view = RemotePartition(shown, channel.read, values)
-    ready: Sequence[int] = RemoteReady(shown, channel.read, view)
+    view = RemotePartition(make.shown, channel.read, values)
+    ready: Sequence[int] = RemoteReady(make.shown, channel.read, view)
     try:
-        with errors_of(sampler):
-            request = msgspec.structs.replace(call.request, sampling=values(call.request.sampling))
-            call = msgspec.structs.replace(call, request=request)
-        return CallMade(_encode(answer(sampler, facts, call, ready, view)))
+        return CallMade(_encode(answer(sampler, facts, make.call, ready, view, values)))
     except RowsChanged:
         return Changed()
     except TransferQueueError as error:

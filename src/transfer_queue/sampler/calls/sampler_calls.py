@@ -63,9 +63,23 @@ def describe(sampler: BaseSampler) -> Facts:
         )
 
 
-def answer(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> Any:
-    """Call a sampler. ready: the ready rows. view: its `partition`. Raises SamplerError for every failure."""
+def answer(
+    sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any,
+    values: Callable[[Any], Any] = lambda value: value,
+) -> Any:  # fmt: skip
+    """Call a sampler. Raises SamplerError for every failure.
+
+    Args:
+        sampler: The sampler.
+        facts: The facts about it.
+        call: The call.
+        ready: The ready rows.
+        view: Its `partition`.
+        values: Decodes the sampling_config of a message, which may run the user's code. Default: it is decoded.
+    """
     with errors_of(sampler):
+        request = msgspec.structs.replace(call.request, sampling=values(call.request.sampling))
+        call = msgspec.structs.replace(call, request=request)
         return CALLS[call.kind][0](sampler, facts, call, ready, view)
 
 
