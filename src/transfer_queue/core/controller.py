@@ -204,8 +204,12 @@ class Controller:
     def _earliest_deadline(self) -> float | None:
         if self.unfinished:
             return self.context.now
-        times = [service.next_due() for service in self._hooks["next_due"]]
-        return min((time for time in times if time is not None), default=None)
+        earliest: float | None = None
+        for service in self._hooks["next_due"]:
+            time = service.next_due()
+            if time is not None and (earliest is None or time < earliest):
+                earliest = time
+        return earliest
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due: the ends of waits, leases and grace periods, and a step of a job."""

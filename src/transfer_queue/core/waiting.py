@@ -97,9 +97,9 @@ class ChangeLog:
         return change
 
     def _note(self, record: Any) -> None:
-        if record.wakes is Wakes.ALL_IF_FREED and not record.freed:
+        if not (self._state.waiting.by_waiter or self.on_changed):
             return
-        if self._state.waiting.by_waiter or self.on_changed:
+        if record.wakes is not Wakes.ALL_IF_FREED or record.freed:
             self.changes_of(record.partition).note(record, self._state.partitions.get(record.partition))
 
     def _note_load(self, record: r.AnyRecord) -> None:
