@@ -537,12 +537,8 @@ class Cluster:
                 self.states.remove(effect.name)
             elif isinstance(effect, core_effects.ForgetState):
                 self.states.forget(effect.file)
-            elif isinstance(effect, core_effects.FreeExtents):
-                self._deliver_to_unit(effect.unit, unit_reports.ReleaseExtents(effect.extents))
             elif isinstance(effect, core_effects.SendToUnit):
                 self._deliver_to_unit(effect.unit, effect.request)
-            elif isinstance(effect, core_effects.RefuseLeases):
-                self._deliver_to_unit(effect.unit, unit_reports.RefuseWriters(effect.words))
 
     def _deliver_to_unit(self, number: int, request: ToUnit) -> None:
         """Deliver a request of the controller to a unit."""
