@@ -57,9 +57,9 @@ from transfer_queue.errors import (
 )
 from transfer_queue.net.fd_limits import refuse_without_files
 from transfer_queue.node.system.launcher import RunningSystem, start_local
-from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.ray_runtime import launcher as on_ray
 from transfer_queue.sampler.factory import sampler_objects
+from transfer_queue.system_folder.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.utils.installations import warn_of_other_installations
 from transfer_queue.utils.logging_utils import get_logger
 

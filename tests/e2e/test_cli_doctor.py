@@ -29,8 +29,8 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.node.system.launcher import start_local
-from transfer_queue.node.system.paths import Description, SystemFolder
 from transfer_queue.storage.arena.arena import choose_folder
+from transfer_queue.system_folder.paths import Description, SystemFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -34,7 +34,7 @@ from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import SystemFolder, host_and_port
+from transfer_queue.system_folder.paths import SystemFolder, host_and_port
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0

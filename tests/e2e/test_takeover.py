@@ -24,7 +24,7 @@ from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.messages.system import NodeGone
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import ControllerPlace, SystemFolder
+from transfer_queue.system_folder.paths import ControllerPlace, SystemFolder
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0

@@ -115,7 +115,7 @@ def _folder_of(name: str | None) -> Path:
     """Return the durable folder that the system of this name used last."""
     from transfer_queue.config import environment
     from transfer_queue.node.system.durable_folder import known_folders
-    from transfer_queue.node.system.paths import DEFAULT_NAME
+    from transfer_queue.system_folder.paths import DEFAULT_NAME
 
     wanted = name or environment.system_name() or DEFAULT_NAME
     found = [identity.folder for identity in known_folders() if identity.name == wanted]

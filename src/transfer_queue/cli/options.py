@@ -133,7 +133,7 @@ def find_system_that_replies(name: str | None) -> RunningSystem:
 
 def _not_running(name: str | None) -> str:
     """Return a phrase that names the system that was not found, and the systems that are running."""
-    from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder, runtime_dir
+    from transfer_queue.system_folder.paths import DEFAULT_NAME, SystemFolder, runtime_dir
 
     place = environment.address() if name is None else None
     wanted = name or environment.system_name() or DEFAULT_NAME

@@ -18,7 +18,7 @@ from transfer_queue.errors import TransferQueueError
 if TYPE_CHECKING:
     from transfer_queue.cli.shell.terminal import Styles
     from transfer_queue.node.system.durable_folder import Identity
-    from transfer_queue.node.system.paths import SystemFolder
+    from transfer_queue.system_folder.paths import SystemFolder
 
 REPLY_SECONDS = 1.0  # how long to wait for the reply of a controller
 PARALLEL = 8  # systems that are asked at the same time
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 def find_systems() -> list[ListedSystem]:
     """Return the systems in the runtime folder, by name, and the durable folders of systems that do not run."""
     from transfer_queue.node.system.durable_folder import known_folders
-    from transfer_queue.node.system.paths import SystemFolder, runtime_dir
+    from transfer_queue.system_folder.paths import SystemFolder, runtime_dir
 
     paths = [path for path in runtime_dir().iterdir() if not path.name.startswith(".") and path.is_dir()]
     folders = [SystemFolder(path) for path in sorted(paths)]
@@ -131,8 +131,8 @@ def _kept(identity: Identity) -> ListedSystem:
 def _look_at(system: SystemFolder) -> ListedSystem | None:
     """Return what is known of a system; None if the folder is not that of a system."""
     from transfer_queue.node.system.durable_folder import journal_bytes
-    from transfer_queue.node.system.locks import is_alive
     from transfer_queue.node.unit.mirror_folders import mirror_bytes
+    from transfer_queue.system_folder.liveness import is_alive
 
     name, folder = system.name, str(system.folder)
     try:
@@ -191,7 +191,7 @@ def _runtime(setting: str, node: str) -> str:
 
 def _held_memory(system: SystemFolder) -> int | None:
     """Return the bytes that the arenas hold."""
-    from transfer_queue.node.system.paths import allocated_bytes
+    from transfer_queue.system_folder.paths import allocated_bytes
 
     try:
         arenas = Path(os.readlink(system.arena))

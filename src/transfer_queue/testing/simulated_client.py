@@ -134,6 +134,9 @@ class _Address:
     def log_of(self, target: Target) -> str:
         return "no log: simulated"
 
+    def is_alive(self) -> bool:
+        return True
+
     def will_return(self) -> bool:
         return True
 

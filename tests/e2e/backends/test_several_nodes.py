@@ -21,8 +21,8 @@ from transfer_queue.messages.system import NodeGone
 from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.store_process import check_all_objects
+from transfer_queue.system_folder.paths import SystemFolder
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0

@@ -14,8 +14,8 @@ from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
 from transfer_queue.cli.options import read_conf
 from transfer_queue.config.settings import Settings
 from transfer_queue.display import size_text
-from transfer_queue.node.system.paths import ARENA_PREFIX, DURABLE_PREFIX, allocated_bytes, mount_of
 from transfer_queue.storage.arena.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
+from transfer_queue.system_folder.paths import ARENA_PREFIX, DURABLE_PREFIX, allocated_bytes, mount_of
 
 FEW_CPUS = 2.0  # below this servers and tasks take turns
 LITTLE_MEMORY = 2 << 30

@@ -15,8 +15,8 @@ from transfer_queue.display import printable_name, size_text
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.drivers.connection import MAX_PATH
 from transfer_queue.node.system.durable_folder import arena_bytes, known_folders, used_at
-from transfer_queue.node.system.locks import is_alive
-from transfer_queue.node.system.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, Description, SystemFolder, runtime_dir
+from transfer_queue.system_folder.liveness import is_alive
+from transfer_queue.system_folder.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, Description, SystemFolder, runtime_dir
 
 REPLY_SECONDS = 3.0  # how long to wait for the reply of a controller
 VARIABLES = {variable.name: variable for variable in environment.VARIABLES if variable.name.startswith("TQ_")}

@@ -16,7 +16,7 @@ from transfer_queue.display import time_of_day
 from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.node.system.launcher import RunningSystem, find_successor
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder.paths import SystemFolder
 from transfer_queue.timeline.recording import Recording
 
 EVENTS = 1 << 17

@@ -24,7 +24,7 @@ from transfer_queue.net.calls import CONTROLLER, Call
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.session import Session
-from transfer_queue.node.system.paths import SystemFolder, host_and_port
+from transfer_queue.system_folder.paths import SystemFolder, host_and_port
 
 LOOK_SECONDS = 0.25  # between two looks at the place of the controller
 HELLO_SECONDS = 10.0  # for which a client waits for the new controller to answer a look at its units

@@ -28,11 +28,12 @@ from transfer_queue.errors import AttachError, StartError, TransferQueueError, W
 from transfer_queue.net.session import Session, Target
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
-from transfer_queue.node.system.client_liveness import ClientLiveness
 from transfer_queue.node.system.controller_moves import move_session
 from transfer_queue.node.system.durable_folder import DurableFolder
-from transfer_queue.node.system.locks import Liveness, StartLock, is_alive
-from transfer_queue.node.system.paths import (
+from transfer_queue.node.system.store_process import read_status
+from transfer_queue.storage.stores.base import StoreAddress
+from transfer_queue.system_folder.liveness import ClientLiveness, Liveness, StartLock, is_alive
+from transfer_queue.system_folder.paths import (
     DEFAULT_NAME,
     ControllerPlace,
     Description,
@@ -41,8 +42,6 @@ from transfer_queue.node.system.paths import (
     no_link,
     runtime_dir,
 )
-from transfer_queue.node.system.store_process import read_status
-from transfer_queue.storage.stores.base import StoreAddress
 
 if TYPE_CHECKING:
     import ssl

@@ -27,10 +27,10 @@ from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.net.session import Session, raise_failure
 from transfer_queue.node.hosting.service_base import EnvelopeService, ProcessMetrics
-from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.unit.extent_pool import RetiredPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, Fetch, Report, SendReply
+from transfer_queue.system_folder.paths import host_and_port
 
 if TYPE_CHECKING:
     import ssl

@@ -5,11 +5,11 @@
         system.json               `Description`; exists exactly while the system can be used
         heir                      the process that replaced the starter, if one did
         successor                 `ControllerPlace`, if another node has taken over the controller
-        alive                     locked by every process of the system (`node.system.locks`)
+        alive                     locked by every process of the system (`system_folder.liveness`)
         arena                     link to the folder of the arenas, preferably in memory
         disk                      link to the folder of arenas on disk, if there are any (`node.system.data_folders`)
         journal/                  the controller's records (`journal.journal`), unless the user chose another folder
-        clients/                  locks of the clients that live (`node.system.client_liveness`)
+        clients/                  locks of the clients that live (`system_folder.liveness`)
         slots-0/                  slot locks of writers (`storage.arena.writer_locks`)
         states/                   states of the controller, while clients save or load (`node.controller.state_files`)
         live                      0600, the address of the page that shows the system, if `live.enabled` is set
