@@ -1,7 +1,7 @@
 """The directions of imports in src/transfer_queue, read from the source: nothing is imported to check it.
 
-display, errors <- messages <- core, sampler, wire <- storage, journal, net <- system_folder <- node, client <- interface,
-dataloader <- cli.
+display, errors <- messages <- core, sampler, wire <- storage, journal, net <- system_folder <- node, client
+<- interface, dataloader <- cli.
 """
 
 from __future__ import annotations

@@ -121,6 +121,7 @@ class _JoiningTask:
 class _Address:
     """The address of the simulated system."""
 
+    new = True
     controller = "controller"
     key = b"simulated"
 

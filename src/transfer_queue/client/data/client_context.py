@@ -83,6 +83,10 @@ class SystemAddress(Protocol):
     """The address of a running system, which `node.system.launcher.RunningSystem` has."""
 
     @property
+    def new(self) -> bool:
+        """Whether the call that returned this object has started the system."""
+
+    @property
     def controller(self) -> str | tuple[str, int]:
         """The address of its controller."""
 
