@@ -43,7 +43,7 @@ from transfer_queue.client.key_lock import LEASE_SECONDS, KVLock
 from transfer_queue.config.environment import ATTACH_MODES, address, attach_mode, process_environment, system_name
 from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
 from transfer_queue.config.settings import Settings
-from transfer_queue.config.validators import Boolean
+from transfer_queue.config.validators import validator_of
 from transfer_queue.config_in_force import ConfigInForce
 from transfer_queue.errors import (
     AttachError,
@@ -600,7 +600,7 @@ def load_checkpoint(
     """
     client = _checkpoint_client()
     # callers may have replaced the methods that load by older ones
-    more = {} if Boolean().convert("allow_pickle", allow_pickle) else {"allow_pickle": False}
+    more = {} if validator_of(bool).convert("allow_pickle", allow_pickle) else {"allow_pickle": False}
     folder = Path(os.path.realpath(checkpoint_dir))
     with checkpoint_folder.read_guard(folder):
         checkpoint_folder.put_back(folder)

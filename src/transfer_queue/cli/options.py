@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from transfer_queue.config import environment
-from transfer_queue.config.validators import SystemName
+from transfer_queue.config.validators import SystemName, validator_of
 from transfer_queue.errors import AttachError, InvalidArgumentError
 from transfer_queue.names import nearest
 
@@ -29,7 +29,7 @@ def add_name(command: argparse.ArgumentParser) -> None:
 
 def _name(text: str) -> str:
     try:
-        return SystemName().convert("the name of a system", text)
+        return str(validator_of(SystemName).convert("the name of a system", text))
     except InvalidArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from transfer_queue.config.validators import LogLevel, SystemName, not_allowed
+from transfer_queue.config.validators import LogLevel, SystemName, not_allowed, validator_of
 
 T = TypeVar("T", covariant=True)
 
@@ -134,7 +134,7 @@ address = EnvironmentVariable[str | None](
 system_name = EnvironmentVariable[str | None](
     "TQ_SYSTEM",
     None,
-    SystemName().convert,
+    validator_of(SystemName).convert,
     "The name of the system to start or attach to. It applies if `system.name` is not set.",
 )
 
