@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 
 from transfer_queue.cli.options import Commands, add_name, find_system_that_replies
-from transfer_queue.cli.shell.terminal import add_json, print_json
+from transfer_queue.cli.shell.terminal import add_json, is_terminal, print_json, sentence_lines, width_of_output, wrap
 from transfer_queue.display import printable_name
-from transfer_queue.messages.reports.progress import PartitionProgress
+from transfer_queue.messages.reports.progress import PartitionProgress, without_repeated_losses
 from transfer_queue.names import nearest
 
 
@@ -45,9 +45,7 @@ def _names(text: str) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Print the reason, which of the given names are unknown in the partition, and the verdict if it names a cause."""
-    from transfer_queue.cli.shell.terminal import is_terminal, sentence_lines, width_of_output, wrap
     from transfer_queue.client.control_client import ControlClient
-    from transfer_queue.messages.reports.progress import without_repeated_losses
     from transfer_queue.timeline.recording import Recording
     from transfer_queue.timeline.verdict import SLOW, STOPPED, judge
 

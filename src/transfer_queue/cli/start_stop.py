@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transfer_queue.cli.durable import discard
 from transfer_queue.cli.options import Commands, add_conf, add_name, find_system, read_conf
 from transfer_queue.cli.shell.terminal import add_json, print_json, system_as_json
+from transfer_queue.display import size_text
 from transfer_queue.errors import InvalidArgumentError, StartError
+from transfer_queue.messages.system import Topology, TopologyReply
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -156,8 +159,6 @@ def _find_local(name: str | None) -> RunningSystem | None:
 
 def _discard(options: argparse.Namespace) -> int:
     """Remove what a system keeps that does not run."""
-    from transfer_queue.cli.durable import discard
-
     folder, removed = discard(options.folder, options.name)
     if options.json:
         print_json({"stopped": False, "discarded": removed, "folder": folder})
@@ -167,8 +168,6 @@ def _discard(options: argparse.Namespace) -> int:
 
 
 def _discarded(folder: str, nbytes: int) -> str:
-    from transfer_queue.display import size_text
-
     if not folder:
         return "nothing to discard: the system keeps no values (durability.values is none)"
     return f"discarded: {size_text(nbytes)} that {folder} kept"
@@ -180,7 +179,6 @@ def _refuse_other_settings(system: Any, conf: DictConfig) -> None:
 
     from transfer_queue.client.control_client import ControlClient
     from transfer_queue.config.loading import as_json, differences, merge
-    from transfer_queue.messages.system import Topology, TopologyReply
 
     with ControlClient(system) as onlooker:
         config = msgspec.json.decode(onlooker.request(Topology(), TopologyReply).config)

@@ -31,11 +31,11 @@ from transfer_queue.messages.reports.progress import (
 )
 from transfer_queue.messages.reports.progress_text import notes_of, tier_name
 from transfer_queue.messages.reports.store_reports import StoreServerProgress
+from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 if TYPE_CHECKING:
-    from transfer_queue.messages.reports.timeline import Verdict
     from transfer_queue.node.system.launcher import RunningSystem
     from transfer_queue.timeline.account import Account, Spread
 

@@ -5,9 +5,11 @@ A variable is read when it is called, not when this module is imported.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
+import re
 from collections.abc import Callable, MutableMapping
 from functools import lru_cache
 from pathlib import Path
@@ -304,30 +306,41 @@ def copy_threads() -> int:
 @lru_cache
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), of_process: Path = Path("/proc/self/cgroup")) -> float:
     """Return the cores that the cgroups of this process allow it to use on average; infinity without a limit."""
-    found = [math.inf]
-    try:
-        lines = of_process.read_text().splitlines()
-    except OSError:  # not Linux
-        return math.inf
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "cpu" if controllers else root  # version 1, or 2
-        folder = top / name.lstrip("/")
-        # in a container, the name may be that of the host, and the container's own cgroup is the root
-        for each in [*(path for path in (folder, *folder.parents) if path.is_relative_to(top)), top]:
-            found.append(_limit(each))
-    return min(found)
+    limits = cgroup_values("cpu.max", root=root, of_process=of_process)
+    files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    limits += map(" ".join, zip(*(cgroup_values("", "cpu", each, root=root, of_process=of_process) for each in files)))
+    found = filter(None, (re.fullmatch(r"([1-9]\d*) ([1-9]\d*)", text) for text in limits))  # "max" and -1 are no limit
+    return min((int(each[1]) / int(each[2]) for each in found), default=math.inf)
 
 
-def _limit(folder: Path) -> float:
-    """Return the limit of one cgroup in cores; infinity if it has none."""
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota, period = ((folder / f"cpu.cfs_{what}_us").read_text() for what in ("quota", "period"))
-        return int(quota) / int(period) if int(quota) > 0 else math.inf
-    except (OSError, ValueError):  # no such cgroup, or no limit ("max")
-        return math.inf
+def cgroup_values(
+    name: str,
+    controller: str = "",
+    name_1: str = "",
+    root: Path = Path("/sys/fs/cgroup"),
+    of_process: Path = Path("/proc/self/cgroup"),
+) -> list[str]:
+    """Return the contents of a file of this process's cgroup and of those above it, innermost first.
+
+    Files that cannot be read are left out.
+
+    Args:
+        name: The file in version 2 of cgroups.
+        controller: The controller in version 1.
+        name_1: The file in version 1.
+        root: The folder of all cgroups.
+        of_process: The file that names the cgroups of this process.
+    """
+    found = []
+    with contextlib.suppress(OSError):  # not Linux
+        for line in of_process.read_text("utf-8", "replace").splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number != "0" and not (controller and controller in controllers.split(",")):
+                continue
+            top, file = (root, name) if number == "0" else (root / controller, name_1)
+            inside = Path(path.lstrip("/"))
+            # in a container, the path may be that of the host, and the container's own cgroup is the root
+            for folder in (inside, *inside.parents):
+                with contextlib.suppress(OSError, UnicodeDecodeError):
+                    found.append((top / folder / file).read_text("ascii").strip())
+    return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transfer_queue.cli.options import Commands, add_name, add_tokenizer, find_system_that_replies
-from transfer_queue.cli.shell.terminal import add_json, plain, print_json
+from transfer_queue.cli.shell.terminal import Styles, add_json, plain, print_json, width_of_output
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 
@@ -60,7 +60,6 @@ def run(options: argparse.Namespace) -> int:
         print_json({**plain(report), "values": plain(values)})
         return 0
     from transfer_queue.cli.samples.report_text import lines_of
-    from transfer_queue.cli.shell.terminal import Styles, width_of_output
 
     print("\n".join(lines_of(report, values, width_of_output(), Styles())))
     return 0

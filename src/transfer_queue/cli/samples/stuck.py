@@ -10,11 +10,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from transfer_queue.cli.options import Commands, add_name, find_system_that_replies, seconds_type
-from transfer_queue.cli.shell.terminal import add_json, print_json
+from transfer_queue.cli.shell.terminal import (
+    Styles,
+    add_json,
+    duration_text,
+    print_json,
+    table_lines,
+    width_of_output,
+    wrap,
+)
+from transfer_queue.display import count_text, listed_names, ranges_text, short_name, worker_text
+from transfer_queue.messages.reports.samples import CLAIMED, WAITING, StuckReport, StuckSample
+from transfer_queue.names import did_you_mean
 
 if TYPE_CHECKING:
-    from transfer_queue.cli.shell.terminal import Styles
-    from transfer_queue.messages.reports.samples import StuckReport, StuckSample
     from transfer_queue.timeline.recording import Recording
 
 SECONDS = 60.0  # default of --for
@@ -62,9 +71,7 @@ def _limit(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Print the samples."""
-    from transfer_queue.cli.shell.terminal import Styles, width_of_output
     from transfer_queue.client.control_client import ControlClient
-    from transfer_queue.names import did_you_mean
     from transfer_queue.timeline.recording import Recording
 
     recording = Recording(HISTORY)
@@ -118,9 +125,6 @@ class _Cause(NamedTuple):
 
 def lines_of(report: StuckReport, width: int, style: Styles, workers: KnownWorkers | None = None) -> Iterator[str]:
     """Iterate over the lines of the text about stuck samples: for each partition a table with a line for each cause."""
-    from transfer_queue.cli.shell.terminal import duration_text, table_lines, wrap
-    from transfer_queue.display import count_text, short_name
-
     words = f"for {duration_text(report.older_than)} or longer"
     if not report.total:
         yield f"no sample that is not finished has been unchanged {words}"
@@ -153,8 +157,6 @@ def lines_of(report: StuckReport, width: int, style: Styles, workers: KnownWorke
 
 
 def _row(some: Sequence[StuckSample], cause: _Cause, now: float, width: int) -> tuple[str, ...]:
-    from transfer_queue.display import listed_names, ranges_text
-
     wide = width >= WIDE
     samples = ranges_text((each.index for each in some), 4 if wide else 2)
     key = some[0].key
@@ -172,8 +174,6 @@ def _row(some: Sequence[StuckSample], cause: _Cause, now: float, width: int) -> 
 
 def _writers(some: Sequence[StuckSample]) -> str:
     """Return who changed samples last: one process, or the number of them."""
-    from transfer_queue.display import short_name, worker_text
-
     workers = {(each.task, each.rank, each.pid, each.host, each.client) for each in some if each.client or each.task}
     if len(workers) == 1:
         return worker_text(*next(iter(workers)), most=40)
@@ -184,8 +184,6 @@ def _writers(some: Sequence[StuckSample]) -> str:
 
 def _ages(times: Sequence[float | None], now: float) -> str:
     """Return for how long samples have not changed, the shortest and the longest time."""
-    from transfer_queue.cli.shell.terminal import duration_text
-
     known = [now - time for time in times if time is not None]
     if len(known) < len(times):
         return "since start"  # of the controller
@@ -204,8 +202,6 @@ def _cause_of(sample: StuckSample, workers: KnownWorkers) -> _Cause:
 
 def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: KnownWorkers) -> Iterator[str]:
     """Iterate over clauses that name the tasks that put the fields that a sample lacks."""
-    from transfer_queue.display import listed_names, short_name, worker_text
-
     by_task: dict[tuple[str, ...], list[str]] = {}
     for name in lacks:
         # If other samples have the field, some task has put it.
@@ -232,9 +228,6 @@ def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: KnownWo
 
 def _consumers_words(sample: StuckSample, producers: Collection[str]) -> Iterator[str]:
     """Iterate over clauses about the tasks that have not consumed a sample, lack no field of it, and put none of it."""
-    from transfer_queue.display import listed_names, worker_text
-    from transfer_queue.messages.reports.samples import CLAIMED, WAITING
-
     others = [task for task in sample.tasks if task.name not in producers]
     for task in others:
         if task.state == CLAIMED:
@@ -245,6 +238,4 @@ def _consumers_words(sample: StuckSample, producers: Collection[str]) -> Iterato
 
 
 def _names(names: Sequence[str]) -> str:
-    from transfer_queue.display import listed_names
-
     return listed_names(names)
