@@ -82,15 +82,11 @@ class TimelineFacts:
     @classmethod
     def of(cls, account: Account) -> TimelineFacts:
         """Return the facts in an account of time."""
-        producers: dict[str, list[str]] = {}
-        for task, names in account.table.puts.items():
-            for name in names:
-                producers.setdefault(name, []).append(task)
         lanes = account.table.recording.lanes[1:]
         clients = {
             each.client: worker_text(each.task, each.rank, each.pid, each.host, each.client) for each in lanes
         }  # fmt: skip
-        return cls(producers, account.staleness, clients)
+        return cls(account.table.producers, account.staleness, clients)
 
 
 @dataclass(frozen=True)

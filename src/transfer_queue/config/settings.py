@@ -412,7 +412,9 @@ class Settings:
         own = [name for name in backends if ":" in name]
         if len(own) > 1:
             raise not_allowed(KEYS["field_backends"], own, f"one store of your own, because {OPTIONS} are its options")
-        _check_sampler_arguments(select(merged, KEYS["sampler"]), values["sampler_args"])
+        if values["sampler_args"] and not isinstance(select(merged, KEYS["sampler"]), (str, type)):
+            allowed = f"nothing if {KEYS['sampler']} is an instance, which has its own"
+            raise not_allowed(KEYS["sampler_args"], values["sampler_args"], allowed)
         if values["offload_low"] >= values["offload_high"]:
             allowed = f"less than {KEYS['offload_high']}, which is {values['offload_high']}"
             raise not_allowed(KEYS["offload_low"], values["offload_low"], allowed)
@@ -536,12 +538,6 @@ def _check_durability(values: Mapping[str, Any]) -> None:
     if level == "machine" and values["replicas"] > 1:
         allowed = f"1 with {KEYS['durability_values']} machine, whose disk has the second copy of each value"
         raise not_allowed(KEYS["replicas"], values["replicas"], allowed)
-
-
-def _check_sampler_arguments(sampler: object, arguments: dict[str, Any]) -> None:
-    if arguments and not isinstance(sampler, (str, type)):
-        allowed = f"nothing if {KEYS['sampler']} is an instance, which has its own"
-        raise not_allowed(KEYS["sampler_args"], arguments, allowed)
 
 
 SETTINGS: tuple[Setting, ...] = tuple(

@@ -79,11 +79,8 @@ def _load_tokenizer(options: argparse.Namespace) -> TokenText:
 def _describe(onlooker: ControlClient, partition: str, sample: str, allow_pickle: bool) -> SampleReport:
     """Return the report about the sample with this key, or if no sample has it, with this global index."""
     report = onlooker.describe_sample(partition, None, sample, allow_pickle)
-    if report.state != UNKNOWN or not _is_index(sample):
+    is_index = sample.isdecimal() and sample.isascii() and int(sample) < 1 << 63
+    if report.state != UNKNOWN or not is_index:
         return report
     found = onlooker.describe_sample(partition, int(sample), None, allow_pickle)
     return msgspec.structs.replace(found, key=found.key)
-
-
-def _is_index(text: str) -> bool:
-    return text.isdecimal() and text.isascii() and int(text) < 1 << 63

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
             names = [partition.name for partition in onlooker.status().partitions]
             if options.partition not in names:
                 nearest = did_you_mean(options.partition, names)
-                there = nearest or f"; the partitions are: {_names(names)}"
+                there = nearest or f"; the partitions are: {listed_names(names)}"
                 print(f"tq: partition {options.partition!r} does not exist{there}", file=sys.stderr)
                 return 1
         report = onlooker.find_stuck(options.partition, options.seconds, options.limit)
@@ -107,11 +107,7 @@ class KnownWorkers:
         """Return what a recording says."""
         from transfer_queue.timeline.event_table import EventTable
 
-        producers: dict[str, list[str]] = {}
-        for task, names in EventTable(recording).puts.items():
-            for name in names:
-                producers.setdefault(name, []).append(task)
-        return cls(producers, frozenset(recording.gone))
+        return cls(EventTable(recording).producers, frozenset(recording.gone))
 
 
 class _Cause(NamedTuple):
@@ -235,7 +231,3 @@ def _consumers_words(sample: StuckSample, producers: Collection[str]) -> Iterato
     ready = [task.name for task in others if task.state not in (CLAIMED, WAITING)]
     if ready:
         yield f"not claimed by {listed_names(ready, 4)}, although ready"
-
-
-def _names(names: Sequence[str]) -> str:
-    return listed_names(names)

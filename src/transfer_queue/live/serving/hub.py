@@ -40,22 +40,27 @@ class ViewSource(Protocol):
         """Return the time and the parts of the next view; raises the errors of `SystemReader.read`."""
 
     def full_parts(self) -> Parts:
-        """Return the parts of the last view that differ in a `full`."""
+        """Return the parts of the last view that differ in a `full`. Default: none."""
+        return {}
 
     def lanes(self, task: str, first: int, count: int, after: str) -> LanesAnswer | None:
         """Return ranks of a band as of the last view; None if there is no such band. See `ViewMaker.lanes`."""
 
     def renewed(self) -> bool:
         """Return whether the last view cannot be reached by a `delta`."""
+        return False
 
     def ended_words(self) -> str:
         """Return when and why the system ended; "" if it has not."""
+        return ""
 
     def find_successor(self) -> bool:
         """Begin with another system of this name. Returns whether there is one."""
+        return False
 
     def forget(self) -> None:
-        """Forget the history, because no viewer was connected for a long time."""
+        """Forget the history, because no viewer was connected for a long time. By default there is none."""
+        return
 
 
 class Viewer:

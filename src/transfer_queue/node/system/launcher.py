@@ -266,14 +266,10 @@ class RunningSystem:
             try:
                 # a supervisor that stops its system removes the description first
                 ended = not self._system.description.exists()
-                supervisor.signal(signal.SIGTERM)
-                if not supervisor.wait(timeout):
+                if not _end(supervisor, timeout):
                     logger.error(
                         "the supervisor of system %s did not end within %g s; this process kills it", self.name, timeout
                     )
-                    supervisor.signal(signal.SIGKILL)
-                    supervisor.wait(END_SECONDS)
-                supervisor.reap()
                 if not liveness.wait(END_SECONDS):
                     stopped = self.describe_stopped()
                     raise WaitTimeoutError(
@@ -526,12 +522,19 @@ def _request_start(
 def _abandon(supervisor: processes.Process, folder: SystemFolder) -> None:
     """End a supervisor whose system did not start."""
     with Liveness(folder.alive) as liveness:
-        supervisor.signal(signal.SIGTERM)
-        if not supervisor.wait(END_SECONDS):
-            supervisor.signal(signal.SIGKILL)
-            supervisor.wait(END_SECONDS)
-        supervisor.reap()
+        _end(supervisor, END_SECONDS)
         liveness.wait(END_SECONDS)
+
+
+def _end(supervisor: processes.Process, seconds: float) -> bool:
+    """End a supervisor by SIGTERM, and after some seconds by SIGKILL. Returns whether it ended in time."""
+    supervisor.signal(signal.SIGTERM)
+    in_time = supervisor.wait(seconds)
+    if not in_time:
+        supervisor.signal(signal.SIGKILL)
+        supervisor.wait(END_SECONDS)
+    supervisor.reap()
+    return in_time
 
 
 def _spawn(folder: SystemFolder) -> tuple[socket.socket, int]:
