@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.cli.options import Commands, add_name
-from transfer_queue.cli.shell.terminal import add_json, duration_text, print_json
+from transfer_queue.cli.options import Commands, finish
+from transfer_queue.cli.shell.terminal import duration_text, print_json
 from transfer_queue.config import environment
 from transfer_queue.display import count_text, printable_name, size_text
 from transfer_queue.errors import AttachError, StartError
@@ -27,9 +27,7 @@ def add(commands: Commands) -> None:
         "next system with this folder continues with its values. Prints what the folder keeps.",
     )  # fmt: skip
     command.add_argument("folder", type=Path, metavar="FOLDER", help="the durable folder")
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=adopt)
+    finish(command, adopt)
 
 
 def adopt(options: argparse.Namespace) -> int:

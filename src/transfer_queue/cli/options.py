@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from transfer_queue.cli.shell.terminal import add_json
 from transfer_queue.config import environment
 from transfer_queue.config.validators import SystemName, validator_of
 from transfer_queue.errors import AttachError, InvalidArgumentError
@@ -25,6 +26,21 @@ Commands = Any  # argparse has no public name for what `add_subparsers` returns
 def add_name(command: argparse.ArgumentParser) -> None:
     """Add the option `--name`, which selects the system."""
     command.add_argument("--name", type=_name, help="the system's name (TQ_SYSTEM, or your default one)")
+
+
+def finish(
+    command: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], json: str = "print one JSON document"
+) -> None:
+    """Add the options with which commands about one system end, `--json` and `--name`, and what executes the command.
+
+    Args:
+        command: The parser of the command.
+        run: Executes the command.
+        json: The help of `--json`.
+    """
+    add_json(command, json)
+    add_name(command)
+    command.set_defaults(run=run)
 
 
 def _name(text: str) -> str:

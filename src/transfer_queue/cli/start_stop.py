@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer_queue.cli.durable import discard
-from transfer_queue.cli.options import Commands, add_conf, add_name, find_system, read_conf
-from transfer_queue.cli.shell.terminal import add_json, print_json, system_as_json
+from transfer_queue.cli.options import Commands, add_conf, find_system, finish, read_conf
+from transfer_queue.cli.shell.terminal import print_json, system_as_json
 from transfer_queue.display import size_text
 from transfer_queue.errors import InvalidArgumentError, StartError
 from transfer_queue.messages.system import Topology, TopologyReply
@@ -42,9 +42,7 @@ def add(commands: Commands) -> None:
         metavar="KEY=VALUE",
         help="one setting; replaces that of --conf",
     )
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=start)
+    finish(command, start)
     command = commands.add_parser(
         "stop", help="stop a system",
         description="Stops a system. What a durable system keeps (durability.values) remains for the next system with "
@@ -58,9 +56,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--folder", type=Path, help="with --discard: the durable folder of a system that is not running"
     )
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=stop)
+    finish(command, stop)
 
 
 class _HelpWithSettings(argparse.Action):

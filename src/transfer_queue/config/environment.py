@@ -70,6 +70,11 @@ class EnvironmentVariable(Generic[T]):
         return self._parse(self.name, text) if text else self.default
 
 
+def text_variable(name: str, meaning: str) -> EnvironmentVariable[str | None]:
+    """Return a variable that is any text, and None if it is unset or empty."""
+    return EnvironmentVariable(name, None, _text, meaning)
+
+
 def process_environment() -> MutableMapping[str, str]:
     """Return this process's environment, to pass it to child processes or to set TQ_ADDRESS for them."""
     return os.environ
@@ -201,17 +206,13 @@ RANKS_OF_NODE = [
 ]
 """The variables with which launchers tell a process how many ranks its node has."""
 
-ray_address = EnvironmentVariable[str | None](
+ray_address = text_variable(
     "RAY_ADDRESS",
-    None,
-    _text,
     "The cluster of Ray that this process belongs to. If it is set, `runtime: auto` means `ray`.",
 )
 
-no_color = EnvironmentVariable[str | None](
+no_color = text_variable(
     "NO_COLOR",
-    None,
-    _text,
     "If it is set, commands print no colors.",
 )
 
@@ -222,17 +223,13 @@ terminal = EnvironmentVariable[str](
     "The type of the terminal. On `dumb`, commands print no colors.",
 )
 
-hf_hub_cache = EnvironmentVariable[str | None](
+hf_hub_cache = text_variable(
     "HF_HUB_CACHE",
-    None,
-    _text,
     "Hugging Face's folder of models, in which `--tokenizer` looks for a name. Default: `hub` in HF_HOME.",
 )
 
-hf_home = EnvironmentVariable[str | None](
+hf_home = text_variable(
     "HF_HOME",
-    None,
-    _text,
     "Hugging Face's folder. Default: ~/.cache/huggingface.",
 )
 
@@ -243,40 +240,30 @@ otel_sdk_disabled = EnvironmentVariable[bool](
     "If it is true, operations have no spans of OpenTelemetry.",
 )
 
-otel_traces_exporter = EnvironmentVariable[str | None](
+otel_traces_exporter = text_variable(
     "OTEL_TRACES_EXPORTER",
-    None,
-    _text,
     "OpenTelemetry's exporters of spans, separated by commas: otlp, console, none or others. Default: otlp if there "
     "is an endpoint, otherwise none.",
 )
 
-otel_endpoint = EnvironmentVariable[str | None](
+otel_endpoint = text_variable(
     "OTEL_EXPORTER_OTLP_ENDPOINT",
-    None,
-    _text,
     "The URL of OpenTelemetry's collector.",
 )
 
-otel_traces_endpoint = EnvironmentVariable[str | None](
+otel_traces_endpoint = text_variable(
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-    None,
-    _text,
     "The URL of OpenTelemetry's collector for spans, if it differs from that of other signals.",
 )
 
-otel_protocol = EnvironmentVariable[str | None](
+otel_protocol = text_variable(
     "OTEL_EXPORTER_OTLP_PROTOCOL",
-    None,
-    _text,
     "The protocol of OpenTelemetry's collector: http/protobuf, or grpc, which needs the package "
     "opentelemetry-exporter-otlp-proto-grpc. Default: http/protobuf.",
 )
 
-otel_traces_protocol = EnvironmentVariable[str | None](
+otel_traces_protocol = text_variable(
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
-    None,
-    _text,
     "The protocol of OpenTelemetry's collector for spans, if it differs from that of other signals.",
 )
 

@@ -234,9 +234,7 @@ class FieldBackends(Validator[dict[str, str]]):
         self._backend = backend
 
     def _accept(self, key: str, value: object) -> dict[str, str]:
-        found = _resolved(value)
-        if not isinstance(found, Mapping) or not all(isinstance(pattern, str) and pattern for pattern in found):
-            raise NotAllowedError
+        found = _by_pattern(value)
         return {pattern: self._backend.convert(f"{key}.{pattern}", name) for pattern, name in found.items()}
 
 
@@ -299,9 +297,7 @@ class TaskSamplers(Validator[dict[str, TaskSampler]]):
         super().__init__("mapping", f"a mapping from the name or a pattern of tasks to {self._sampler.allowed}")
 
     def _accept(self, key: str, value: object) -> dict[str, TaskSampler]:
-        found = _resolved(value)
-        if not isinstance(found, Mapping) or not all(isinstance(pattern, str) and pattern for pattern in found):
-            raise NotAllowedError
+        found = _by_pattern(value)
         return {pattern: self._task_sampler(f"{key}.{pattern}", sampler) for pattern, sampler in found.items()}
 
     def _task_sampler(self, key: str, value: object) -> TaskSampler:
@@ -328,6 +324,14 @@ class OrNull(Validator[V | None]):
 
     def _accept(self, key: str, value: object) -> V | None:
         return None if value is None else self.inner._accept(key, value)
+
+
+def _by_pattern(value: object) -> Mapping[str, Any]:
+    """Return a mapping from patterns. Raise NotAllowedError if it is not one."""
+    found = _resolved(value)
+    if not isinstance(found, Mapping) or not all(isinstance(pattern, str) and pattern for pattern in found):
+        raise NotAllowedError
+    return found
 
 
 def _resolved(value: object) -> object:

@@ -17,7 +17,7 @@ import itertools
 import mmap
 import os
 import time
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,16 @@ def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, pause: float = PAUSE) -> bool:
+    """Check a condition repeatedly until it is true. Returns False if that takes longer than some seconds."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(pause)
     return True
 
 
@@ -57,14 +67,11 @@ class StartLock:
         self._file = -1
 
     def __enter__(self) -> StartLock:
-        limit = time.monotonic() + self._seconds
-        while not self._try():
-            if time.monotonic() > limit:
-                raise StartError(
-                    f"another process has held {self._path} for {self._seconds:g} s: it is starting or removing this "
-                    "system; wait for it, or end it"
-                )
-            time.sleep(PAUSE)
+        if not wait_until(self._try, self._seconds):
+            raise StartError(
+                f"another process has held {self._path} for {self._seconds:g} s: it is starting or removing this "
+                "system; wait for it, or end it"
+            )
         return self
 
     def _try(self) -> bool:
@@ -99,12 +106,9 @@ def hold_liveness(path: Path) -> int:
     It tries for LIVENESS_SECONDS, because a process that checks the lock shares it for an instant.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    limit = time.monotonic() + LIVENESS_SECONDS
-    while not _try_lock(file):
-        if time.monotonic() > limit:
-            os.close(file)
-            raise StartError(f"{path} is locked: another system is using this folder; stop it, or choose another name")
-        time.sleep(PAUSE)
+    if not wait_until(lambda: _try_lock(file), LIVENESS_SECONDS):
+        os.close(file)
+        raise StartError(f"{path} is locked: another system is using this folder; stop it, or choose another name")
     return file
 
 
@@ -132,12 +136,7 @@ class Liveness:
 
     def wait(self, seconds: float) -> bool:
         """Wait until no process lives. Returns False if that takes longer."""
-        limit = time.monotonic() + seconds
-        while self.is_held():
-            if time.monotonic() > limit:
-                return False
-            time.sleep(PAUSE)
-        return True
+        return wait_until(lambda: not self.is_held(), seconds)
 
     def __enter__(self) -> Liveness:
         return self

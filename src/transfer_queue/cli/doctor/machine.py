@@ -191,11 +191,6 @@ def _allocation(folder: Path) -> Finding:
     return Finding("allocation ahead", WARNING, f"posix_fallocate fails there: {error}", advice, {"works": False})
 
 
-def temporary() -> Path:
-    """Return the folder of temporary files."""
-    return Path(tempfile.gettempdir())
-
-
 # ---------------------------------------------------------------- limits
 # Resource limits of this process, which the servers that it starts inherit.
 

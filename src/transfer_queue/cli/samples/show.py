@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transfer_queue.cli.options import Commands, add_name, add_tokenizer, find_system_that_replies
-from transfer_queue.cli.shell.terminal import Styles, add_json, plain, print_json, width_of_output
+from transfer_queue.cli.options import Commands, add_tokenizer, find_system_that_replies, finish
+from transfer_queue.cli.shell.terminal import Styles, plain, print_json, width_of_output
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 
@@ -30,9 +30,7 @@ def add(commands: Commands) -> None:
     command.add_argument("sample", metavar="KEY|INDEX", help="the sample's key, or its global index")
     command.add_argument("--no-values", action="store_true", help="do not read the values, which takes some seconds")
     add_tokenizer(command, "token ids are shown as numbers")
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=run)
+    finish(command, run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer_queue.cli.options import Commands, add_name, find_system_that_replies, seconds_type
+from transfer_queue.cli.options import Commands, find_system_that_replies, finish, seconds_type
 from transfer_queue.cli.shell.terminal import (
     Styles,
-    add_json,
     duration_text,
     print_json,
     table_lines,
@@ -58,9 +57,7 @@ def add(commands: Commands) -> None:
         "--limit", type=_limit, default=LIMIT, metavar="N",
         help=f"how many samples to examine, those that have been unchanged for longest (default: {LIMIT})",
     )  # fmt: skip
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=run)
+    finish(command, run)
 
 
 def _limit(text: str) -> int:
