@@ -439,8 +439,10 @@ def _start(
     seconds: float, environment: MutableMapping[str, str] | None, heirs: float, seat: launcher_protocol.NodeRole,
     key: bytes | None,
 ) -> RunningSystem:  # fmt: skip
-    durable = _durable_folder(config)
-    key = folder.create(key or (None if durable is None else durable.key()))
+    settings = config["settings"]
+    if key is None and settings["durability_values"] != "none":
+        key = DurableFolder(Path(settings["durability_folder"])).key()
+    key = folder.create(key)
     identity = folder.identity()
     assert identity is not None
     supervisor: processes.Process | None = None
@@ -478,12 +480,6 @@ def _start(
     started = RunningSystem(folder, description, key, None if detached else os.getpid(), environment)
     started.new = True
     return started
-
-
-def _durable_folder(config: dict[str, Any]) -> DurableFolder | None:
-    """Return the folder that keeps the values of a system with this configuration; None if none does."""
-    settings = config["settings"]
-    return None if settings["durability_values"] == "none" else DurableFolder(Path(settings["durability_folder"]))
 
 
 def replace_supervisor(system: str, node: str = "") -> RunningSystem | None:
