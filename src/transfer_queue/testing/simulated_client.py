@@ -121,6 +121,7 @@ class _JoiningTask:
 class _Address:
     """The address of the simulated system."""
 
+    new = True
     controller = "controller"
     key = b"simulated"
 
@@ -133,6 +134,9 @@ class _Address:
 
     def log_of(self, target: Target) -> str:
         return "no log: simulated"
+
+    def is_alive(self) -> bool:
+        return True
 
     def will_return(self) -> bool:
         return True

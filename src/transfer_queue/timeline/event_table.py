@@ -180,6 +180,15 @@ class EventTable:
                 found[task][name] = None
         return {task: tuple(fields) for task, fields in found.items()}
 
+    @cached_property
+    def producers(self) -> dict[str, list[str]]:
+        """The tasks that put each field."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for task, fields in self.puts.items():
+            for name in fields:
+                found[name].append(task)
+        return dict(found)
+
     def _add_fields(self, found: dict[str, dict[str, None]], kind: EventKind) -> None:
         events = self.of(kind)
         for (number, at), _ in sum_by(events.rows, events.task, events.fields):

@@ -53,14 +53,14 @@ from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Call, pause
 from transfer_queue.net.session import RETRY_DELAYS, Session, Target
-from transfer_queue.node.system.client_liveness import ClientLiveness
-from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.arena_views import ArenaViews, open_views
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import HeldSlot, hold_slot
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
+from transfer_queue.system_folder.liveness import ClientLiveness
+from transfer_queue.system_folder.paths import host_and_port
 from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.blocks.gather import Place, View
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges
@@ -80,7 +80,11 @@ _ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")
 
 
 class SystemAddress(Protocol):
-    """The address of a running system, which `node.system.launcher` has."""
+    """The address of a running system, which `node.system.launcher.RunningSystem` has."""
+
+    @property
+    def new(self) -> bool:
+        """Whether the call that returned this object has started the system."""
 
     @property
     def controller(self) -> str | tuple[str, int]:
@@ -115,6 +119,9 @@ class SystemAddress(Protocol):
 
     def start_liveness(self, client_id: str) -> ClientLiveness | None:
         """Report that a client of this process lives, until it ends; None if this cannot be reported."""
+
+    def is_alive(self) -> bool:
+        """Whether the system can be used. False also if a later system of its name has replaced it."""
 
     def will_return(self) -> bool:
         """Whether a server that cannot be reached will return, because the system restarts it or is durable."""

@@ -25,7 +25,7 @@ from transfer_queue.client.checkpoint.pickled_values import PickledValues
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.data_path import FREEING_SECONDS, PUT_ATTEMPTS, UNCERTAIN, DataPath, Operation
 from transfer_queue.client.data.remote_chunks import fetch_state, remove_sent, send_state
-from transfer_queue.config.validators import Boolean
+from transfer_queue.config.validators import validator_of
 from transfer_queue.core.columns.schema import MOST
 from transfer_queue.core.state.restore import select_samples
 from transfer_queue.core.state.serialization import load_untrusted, needed_blocks, save_state, set_locations
@@ -270,7 +270,7 @@ class CheckpointOperations(DataPath):
             >>> client.load_storage_checkpoint("checkpoint")
             >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
-        Boolean().convert("allow_pickle", allow_pickle)
+        validator_of(bool).convert("allow_pickle", allow_pickle)
         yield from self._state.learn()
         folder = Path(checkpoint_dir)
         checkpoint_folder.read_manifest(folder / checkpoint_folder.STORAGE)
@@ -368,7 +368,7 @@ class CheckpointOperations(DataPath):
             >>> client.load_storage_checkpoint("checkpoint")
             >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
-        Boolean().convert("allow_pickle", allow_pickle)
+        validator_of(bool).convert("allow_pickle", allow_pickle)
         tree, state = _state_of(Path(path))
         yield from self._state.learn()
         loaded, self._state.loaded = self._state.loaded or Loaded([dict.fromkeys(("number", *PLACE), _NONE)]), None
@@ -462,7 +462,7 @@ class CheckpointOperations(DataPath):
             >>> client.load_samples("checkpoint", "train_0").samples
             {'train_0': 1}
         """
-        Boolean().convert("allow_pickle", allow_pickle)
+        validator_of(bool).convert("allow_pickle", allow_pickle)
         selection = arguments.selection(partitions, keys)
         assert selection is not None
         folder = Path(checkpoint_dir)

@@ -37,11 +37,11 @@ from transfer_queue.node.controller.metrics_collector import Collector
 from transfer_queue.node.controller.sampler_loading import SamplerFiles, SamplerLoading
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.hosting.service_base import ProcessMetrics, resident_bytes
-from transfer_queue.node.system.client_liveness import DepartedClients, handed_over, is_client_alive
-from transfer_queue.node.system.paths import SystemFolder, is_network_storage
 from transfer_queue.node.system.sampler_transfer import PickledSampler
 from transfer_queue.node.unit.mirror_folders import boot_ids
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.system_folder.liveness import DepartedClients, handed_over, is_client_alive
+from transfer_queue.system_folder.paths import SystemFolder, is_network_storage
 
 PART = 128
 """Replies of one event that are sent before the others are made."""

@@ -51,8 +51,8 @@ from transfer_queue.node.controller.sampler_host import SamplerHost
 from transfer_queue.node.controller.sampler_loading import AnyMade, SamplerFiles
 from transfer_queue.node.controller.state_files import StateFiles, StateWriter
 from transfer_queue.node.hosting.service_base import BackgroundThread, EnvelopeService
-from transfer_queue.node.system.client_liveness import DepartedClients
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.system_folder.liveness import DepartedClients
 from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 logger = logging.getLogger(__name__)

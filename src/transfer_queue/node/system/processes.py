@@ -8,9 +8,10 @@ import pwd
 import select
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from transfer_queue.system_folder.liveness import wait_until
 
 PAUSE = 0.02  # seconds between two checks where the operating system cannot wait for a process
 SHOWN = 200  # characters of a command line
@@ -120,12 +121,7 @@ class Process:
             poll = select.poll()
             poll.register(self.descriptor, select.POLLIN)
             return bool(poll.poll(max(0.0, seconds) * 1000))
-        limit = time.monotonic() + seconds
-        while not self.has_ended():
-            if time.monotonic() > limit:
-                return False
-            time.sleep(PAUSE)
-        return True
+        return wait_until(self.has_ended, seconds, PAUSE)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this process, never to a later one of its id; do nothing if it has ended."""
