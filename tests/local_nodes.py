@@ -15,7 +15,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.system import NodeGone, Topology, TopologyReply
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder.paths import SystemFolder
 
 LOOPBACK = "127.0.0.1"
 SECONDS = 60.0

@@ -1,7 +1,7 @@
 """The directions of imports in src/transfer_queue, read from the source: nothing is imported to check it.
 
-display, errors <- messages <- core, sampler, wire <- storage, journal, net <- node, client <- interface, dataloader
-<- cli.
+display, errors <- messages <- core, sampler, wire <- storage, journal, net <- system_folder <- node, client
+<- interface, dataloader <- cli.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ LOWEST = {"errors", "messages", "display"}
 SETTINGS = {"config", "names", "utils"}
 BYTES = LOWEST | {"wire"}
 SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "metrics", "net"}
-CLIENT = BYTES | SETTINGS | {"metadata", "sampler", "storage", "core", "journal", "net", "node", "timeline"}
+CLIENT = BYTES | SETTINGS | {"metadata", "sampler", "storage", "core", "journal", "net", "system_folder", "timeline"}
+GUESTS = CLIENT | {"client", "node"}
 MAY_IMPORT = {
     "errors": set(),
     "display": set(),
@@ -41,21 +42,22 @@ MAY_IMPORT = {
     "net": BYTES | SETTINGS | {"metrics"},
     "metrics": LOWEST,
     "token_text": {"errors", "config"},
-    "node": SERVERS | {"token_text"},
+    "system_folder": LOWEST | SETTINGS | {"net"},
+    "node": SERVERS | {"system_folder", "token_text"},
     "client": CLIENT,
     "controller": {"metadata"},
-    "ray_runtime": CLIENT | {"client"},
-    "attachment": CLIENT | {"client", "ray_runtime"},
-    "_generated_kv": CLIENT | {"client", "attachment"},
+    "ray_runtime": GUESTS,
+    "attachment": GUESTS | {"ray_runtime"},
+    "_generated_kv": GUESTS | {"attachment"},
     "config_in_force": {"config", "display"},
-    "interface": CLIENT | SERVERS | {"client", "attachment", "_generated_kv", "config_in_force", "ray_runtime"},
-    "summary_logger": CLIENT | {"client", "attachment"},
-    "queues": CLIENT | {"client", "attachment", "interface"},
-    "integrations": CLIENT | {"client", "attachment", "interface", "summary_logger"},
-    "dataloader": CLIENT | {"client", "attachment", "interface"},
-    "live": CLIENT | {"client", "display", "metrics", "token_text"},
-    "testing": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader"},
-    "cli": SERVERS | CLIENT | {"client", "attachment", "interface", "dataloader", "live", "ray_runtime", "token_text"},
+    "interface": GUESTS | SERVERS | {"attachment", "_generated_kv", "config_in_force", "ray_runtime"},
+    "summary_logger": GUESTS | {"attachment"},
+    "queues": GUESTS | {"attachment", "interface"},
+    "integrations": GUESTS | {"attachment", "interface", "summary_logger"},
+    "dataloader": GUESTS | {"attachment", "interface"},
+    "live": GUESTS | {"display", "metrics", "token_text"},
+    "testing": SERVERS | GUESTS | {"attachment", "interface", "dataloader"},
+    "cli": SERVERS | GUESTS | {"attachment", "interface", "dataloader", "live", "ray_runtime", "token_text"},
     "__init__": None,  # names everything, imports nothing: `test_package_imports_nothing`
 }
 

@@ -18,13 +18,11 @@ from transfer_queue.config.declaration import Setting, tree_of_defaults
 from transfer_queue.config.environment import VARIABLES
 from transfer_queue.config.settings import SECTIONS, SETTINGS
 from transfer_queue.config.validators import (
-    Boolean,
     FieldBackends,
     OrNull,
     Patterns,
     PlainMapping,
     TaskSamplers,
-    Text,
     TlsFiles,
 )
 from transfer_queue.sampler import BUILT_IN
@@ -109,7 +107,7 @@ def yaml_lines(tree: Mapping[str, Any], above: str = "", indent: str = "") -> It
             yield from yaml_lines(value, f"{key}.", f"{indent}  ")
             continue
         yield from comment(f"{setting.meaning}{notes(setting)}", indent)
-        if not isinstance(setting.validator, Boolean):
+        if setting.validator.type_name != "boolean":
             yield from comment(f"Allowed: {setting.validator.allowed}.", indent)
         yield f"{indent}{name}: {setting.default_yaml}"
 
@@ -122,15 +120,17 @@ def yaml_file() -> str:
 # ---------------------------------------------------------------- the page
 
 
-EXPLAINED = (Boolean, FieldBackends, Patterns, PlainMapping, TaskSamplers, Text, TlsFiles)
+EXPLAINED = (FieldBackends, Patterns, PlainMapping, TaskSamplers, TlsFiles)
 """Validators of which the meaning of a setting already says what is allowed."""
+PLAIN = ("true or false", "a text", "a text that is not empty")
+"""Phrases that say what every reader expects."""
 
 
 def facts(setting: Setting) -> str:
     """Return the line below the name of a setting."""
     validator = setting.validator
     inner = validator.inner if isinstance(validator, OrNull) else validator
-    allowed = "" if isinstance(inner, EXPLAINED) else f" *Allowed:* {validator.allowed}."
+    allowed = "" if isinstance(inner, EXPLAINED) or inner.allowed in PLAIN else f" *Allowed:* {validator.allowed}."
     return f"*Default:* `{setting.default_yaml}`.{allowed}"
 
 

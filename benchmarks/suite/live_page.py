@@ -18,7 +18,7 @@ from transfer_queue.core.events.effects import Send
 from transfer_queue.errors import WaitTimeoutError
 from transfer_queue.live.answers import LanesAnswer
 from transfer_queue.live.payload import SystemInfo, to_json
-from transfer_queue.live.questions.matrix import MatrixCounter
+from transfer_queue.live.questions.questions import MatrixCounter
 from transfer_queue.live.reading.system_reader import SystemReader
 from transfer_queue.live.serving.hub import Hub
 from transfer_queue.live.view.view_maker import Parts, ViewMaker

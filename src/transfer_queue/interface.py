@@ -43,7 +43,7 @@ from transfer_queue.client.key_lock import LEASE_SECONDS, KVLock
 from transfer_queue.config.environment import ATTACH_MODES, address, attach_mode, process_environment, system_name
 from transfer_queue.config.loading import as_json, differences, merge, unknown_keys
 from transfer_queue.config.settings import Settings
-from transfer_queue.config.validators import Boolean
+from transfer_queue.config.validators import validator_of
 from transfer_queue.config_in_force import ConfigInForce
 from transfer_queue.errors import (
     AttachError,
@@ -57,9 +57,9 @@ from transfer_queue.errors import (
 )
 from transfer_queue.net.fd_limits import refuse_without_files
 from transfer_queue.node.system.launcher import RunningSystem, start_local
-from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.ray_runtime import launcher as on_ray
 from transfer_queue.sampler.factory import sampler_objects
+from transfer_queue.system_folder.paths import DEFAULT_NAME, SystemFolder
 from transfer_queue.utils.installations import warn_of_other_installations
 from transfer_queue.utils.logging_utils import get_logger
 
@@ -600,7 +600,7 @@ def load_checkpoint(
     """
     client = _checkpoint_client()
     # callers may have replaced the methods that load by older ones
-    more = {} if Boolean().convert("allow_pickle", allow_pickle) else {"allow_pickle": False}
+    more = {} if validator_of(bool).convert("allow_pickle", allow_pickle) else {"allow_pickle": False}
     folder = Path(os.path.realpath(checkpoint_dir))
     with checkpoint_folder.read_guard(folder):
         checkpoint_folder.put_back(folder)

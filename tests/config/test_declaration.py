@@ -9,8 +9,10 @@ import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated
 
 import pytest
+from msgspec import Meta
 from omegaconf import OmegaConf
 
 from transfer_queue.config import environment, settings, validators
@@ -18,7 +20,7 @@ from transfer_queue.config.declaration import Setting, declared_settings, settin
 from transfer_queue.config.environment import VARIABLES
 from transfer_queue.config.settings import KEYS, SECTIONS, SETTINGS, Settings
 from transfer_queue.config.store_options import STORE_OPTIONS
-from transfer_queue.config.validators import OrNull, Seconds, WholeNumber
+from transfer_queue.config.validators import Seconds
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "reference" / "configuration.md"
@@ -26,8 +28,8 @@ PAGE = ROOT / "docs" / "reference" / "configuration.md"
 
 @dataclass(frozen=True)
 class Example:
-    size: int = setting("a.size", 3, WholeNumber(1), "The size. It is small.")
-    wait: float | None = setting("a.b.wait", None, OrNull(Seconds()), "How long to wait.")
+    size: Annotated[int, Meta(ge=1)] = setting("a.size", 3, "The size. It is small.")
+    wait: Seconds | None = setting("a.b.wait", None, "How long to wait.")
 
 
 def test_a_declaration_has_all_facts_of_a_setting():

@@ -26,9 +26,7 @@ from transfer_queue.core.events.effects import (
     AskSampler,
     ComputeDeal,
     Effect,
-    FreeExtents,
     ReadState,
-    RefuseLeases,
     Release,
     RemoveMirror,
     Send,
@@ -52,11 +50,17 @@ from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelop
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.messages.puts import ClearRows, Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
-from transfer_queue.messages.reports.unit_reports import DrainFinished, Move, RegisterUnit
+from transfer_queue.messages.reports.unit_reports import (
+    DrainFinished,
+    Move,
+    RefuseWriters,
+    RegisterUnit,
+    ReleaseExtents,
+)
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.sampler.calls.call_messages import Question, ViewReply
 from transfer_queue.sampler.calls.sampler_calls import (
-    RESULTS,
+    CALLS,
     RemotePartition,
     RemoteReady,
     RowsChanged,
@@ -198,22 +202,23 @@ class Harness:
                 assert answered not in self.replies, f"two replies to {answered}"
                 encode(ReplyEnvelope(effect.sequence, effect.reply))
                 self.replies[answered] = effect.reply
-            elif isinstance(effect, RefuseLeases):
-                self.refused.append((effect.unit, effect.words))
             elif isinstance(effect, ComputeDeal):
                 self.works.append(effect)
             elif isinstance(effect, AskSampler):
                 self.asks.append(effect)
             elif isinstance(effect, WriteState):
                 self.writes.append(effect)
-            elif isinstance(effect, SendToUnit):
+            elif isinstance(effect, SendToUnit) and isinstance(effect.request, RefuseWriters):
+                self.refused.append((effect.unit, effect.request.words))
+            elif isinstance(effect, SendToUnit) and not isinstance(effect.request, ReleaseExtents):
                 encode(RequestEnvelope(0, 0, effect.request))
                 self.orders.append((effect.unit, effect.request))
             elif isinstance(effect, RemoveMirror):
                 self.removed.append(effect.peer)
             elif not isinstance(effect, Release):
-                assert isinstance(effect, FreeExtents)
-                for extent in effect.extents:
+                assert isinstance(effect, SendToUnit)
+                assert isinstance(effect.request, ReleaseExtents)
+                for extent in effect.request.extents:
                     place = effect.unit, extent
                     assert place not in self.told, f"extent {extent} was freed twice"
                     self.told.add(place)
@@ -239,7 +244,7 @@ class Harness:
         outcome: Any
         try:
             found = answer(sampler, describe(sampler), ask.call, RemoteReady(ask.shown, reads, view), view)
-            outcome = msgspec.msgpack.decode(encode(found), type=RESULTS[ask.call.kind])
+            outcome = msgspec.msgpack.decode(encode(found), type=CALLS[ask.call.kind][1])
         except RowsChanged:
             outcome = None
         except TransferQueueError as error:

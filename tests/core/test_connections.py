@@ -14,7 +14,7 @@ from transfer_queue.core.absent_clients import GRACE_SECONDS
 from transfer_queue.core.appliers import apply_record
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
-from transfer_queue.core.events.effects import ComputeDeal, Effect, FreeExtents, Send
+from transfer_queue.core.events.effects import ComputeDeal, Effect, Send, SendToUnit
 from transfer_queue.core.events.records import RequestParked, Unparked
 from transfer_queue.core.state.state import State
 from transfer_queue.journal.segment import ClockIdentity, Frames, Reading, SegmentHeader
@@ -25,7 +25,7 @@ from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvel
 from transfer_queue.messages.partitions import CreatePartition, Seal, SetGroupDemand, SetPolicyVersion, TakeGroupDemand
 from transfer_queue.messages.puts import ClearKeys, Drop, Publish, Reserve
 from transfer_queue.messages.queries import ChangeReply, Watch
-from transfer_queue.messages.reports.unit_reports import RegisterUnit
+from transfer_queue.messages.reports.unit_reports import RegisterUnit, ReleaseExtents
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler
 from transfer_queue.testing.state_recount import check_invariants
 
@@ -84,8 +84,9 @@ class World:
                 assert (client, effect.sequence) in self.unanswered, "two replies"
                 del self.unanswered[client, effect.sequence]
                 self.replies[client, effect.sequence] = effect.reply
-            elif isinstance(effect, FreeExtents):
-                self.freed |= {(effect.unit, extent) for extent in effect.extents}
+            elif isinstance(effect, SendToUnit):
+                assert isinstance(effect.request, ReleaseExtents)
+                self.freed |= {(effect.unit, extent) for extent in effect.request.extents}
             else:
                 assert not isinstance(effect, ComputeDeal)
 

@@ -30,7 +30,7 @@ from transfer_queue.messages.reports.progress import (
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS
 from transfer_queue.node.system.launcher import find
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder.paths import SystemFolder
 
 NAME = "cli"
 

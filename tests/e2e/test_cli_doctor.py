@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import resource
@@ -29,8 +30,8 @@ from transfer_queue.config.settings import Settings
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.node.system.launcher import start_local
-from transfer_queue.node.system.paths import Description, SystemFolder
 from transfer_queue.storage.arena.arena import choose_folder
+from transfer_queue.system_folder.paths import Description, SystemFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,19 +87,21 @@ def test_a_small_quota_is_warned_of(
     assert (got.level, got.values["usable"]) == (level, usable)
 
 
-def test_quota_and_limit_are_the_least_of_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {"cpu.max": ["max 100000", "250000 100000"], "memory.max": ["max", "4294967296", "8589934592"]}
-    monkeypatch.setattr(machine, "group_values", lambda name, *_: texts.get(name, []))
-    assert machine.cpu_quota() == 2.5
+def test_the_limit_is_the_least_of_all_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"memory.max": ["max", "4294967296", "8589934592"]}
+    monkeypatch.setattr(machine, "cgroup_values", lambda name, *_: texts.get(name, []))
     assert machine.memory_limit() == 4 << 30
 
 
 def test_groups_of_the_first_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {"cpu.cfs_quota_us": ["-1", "150000"], "cpu.cfs_period_us": ["100000", "100000"]}
-    texts["memory.limit_in_bytes"] = [str(0x7FFFFFFFFFFFF000)]
-    monkeypatch.setattr(machine, "group_values", lambda _2="", _c="", name="": texts.get(name, []))
-    assert machine.cpu_quota() == 1.5
+    texts = {"memory.limit_in_bytes": [str(0x7FFFFFFFFFFFF000)]}
+    monkeypatch.setattr(machine, "cgroup_values", lambda _2="", _c="", name="": texts.get(name, []))
     assert machine.memory_limit() is None
+
+
+def test_without_a_quota_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cgroup_quota", lambda: math.inf)
+    assert machine.cpu_quota() is None
 
 
 def fake_limits(monkeypatch: pytest.MonkeyPatch, **given: tuple[int, int]) -> dict[str, Finding]:

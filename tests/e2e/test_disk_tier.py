@@ -23,8 +23,8 @@ from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import CapacityError, StartError, StorageKeyNotFoundError
 from transfer_queue.interface import CURRENT
 from transfer_queue.messages.reports.progress import UnitProgress
-from transfer_queue.node.system.locks import hold_liveness
-from transfer_queue.node.system.paths import DISK_PREFIX
+from transfer_queue.system_folder.liveness import hold_liveness
+from transfer_queue.system_folder.paths import DISK_PREFIX
 
 SECONDS = 60
 MIB = 1 << 20

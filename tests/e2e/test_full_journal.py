@@ -23,7 +23,7 @@ import transfer_queue as tq
 from server_processes import living_server, started, until
 from transfer_queue.cli import main
 from transfer_queue.journal import segment
-from transfer_queue.node.system import paths
+from transfer_queue.system_folder import paths
 
 SECONDS = 60
 PUTS = 16

@@ -52,8 +52,8 @@ from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.framing import pack_frame
 from transfer_queue.net.session import Session
 from transfer_queue.node.system.launcher import RunningSystem, find, replace_supervisor, start_local
-from transfer_queue.node.system.locks import StartLock
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder.liveness import StartLock
+from transfer_queue.system_folder.paths import SystemFolder
 
 SECONDS = 100.0  # within which what is to happen happens, on a busy machine, too
 

@@ -27,7 +27,7 @@ from transfer_queue.net.drivers.blocking_driver import run_blocking, run_paralle
 from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.handshake import ClientHandshake
 from transfer_queue.net.session import Session
-from transfer_queue.node.system.paths import host_and_port
+from transfer_queue.system_folder.paths import host_and_port
 
 
 def start(units: list[int], tls: dict[str, str] | None = None, **storage: object) -> Nodes:

@@ -17,8 +17,8 @@ from transfer_queue.client.checkpoint.unit_blocks import fetch_state
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.net.session import Session
 from transfer_queue.node.hosting.server_log import write_log_to
-from transfer_queue.node.system import paths
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder import paths
+from transfer_queue.system_folder.paths import SystemFolder
 
 
 @pytest.fixture

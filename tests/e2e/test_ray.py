@@ -27,7 +27,7 @@ from tests.server_processes import (  # Ray imports this module in workers, whic
     until,
 )
 from transfer_queue.attachment import CURRENT
-from transfer_queue.node.system.paths import runtime_dir
+from transfer_queue.system_folder.paths import runtime_dir
 
 SECONDS = 120.0
 NAMED = "TransferQueueController"

@@ -24,7 +24,7 @@ from transfer_queue.attachment import CURRENT
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.node.system.paths import SystemFolder, runtime_dir
+from transfer_queue.system_folder.paths import SystemFolder, runtime_dir
 
 SECONDS = 120.0
 HEAD = "accelerator_of_the_head"

@@ -26,8 +26,8 @@ from transfer_queue.attachment import CURRENT
 from transfer_queue.errors import StartError, WaitTimeoutError
 from transfer_queue.journal.terms import Terms
 from transfer_queue.node.system.durable_folder import DurableFolder, Identity, known_folders
-from transfer_queue.node.system.paths import SystemFolder, runtime_dir
 from transfer_queue.node.unit.mirror_folders import list_mirrors
+from transfer_queue.system_folder.paths import SystemFolder, runtime_dir
 
 BATCH = 8
 EARLY = 20  # rows that the first node puts

@@ -25,7 +25,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.node.system.launcher import RunningSystem, start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import ControllerPlace
+from transfer_queue.system_folder.paths import ControllerPlace
 
 
 class Systems:

@@ -26,7 +26,7 @@ from transfer_queue.messages.system import Drain, Status
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Connection
 from transfer_queue.net.framing import FrameReader, pack_frame
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder.paths import SystemFolder
 
 SECONDS = 60.0
 NEAR = (-1, 0, 1, 2, 3, 5, 17, 64, 4096, 1 << 16, 1 << 18)

@@ -51,7 +51,6 @@ from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.hosting.service_base import EnvelopeService
 from transfer_queue.node.system import launcher_protocol
-from transfer_queue.node.system.paths import Description, SystemFolder
 from transfer_queue.node.unit.unit_service import UnitService
 from transfer_queue.sampler import (
     FreshnessSampler,
@@ -66,6 +65,7 @@ from transfer_queue.sampler.factory import sampler_objects
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.unit.extent_pool import ArenaPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
+from transfer_queue.system_folder.paths import Description, SystemFolder
 from transfer_queue.testing.simulated_locks import HeldSlots, SimulatedSlots
 from transfer_queue.testing.state_recount import check_invariants
 from transfer_queue.wire.objects.object_values import decode_tag_value, encode_object

@@ -23,9 +23,7 @@ from transfer_queue.core.controller import Controller
 from transfer_queue.core.events.effects import (
     ComputeDeal,
     Effect,
-    FreeExtents,
     ReadState,
-    RefuseLeases,
     RemoveState,
     Send,
     SendToUnit,
@@ -88,7 +86,9 @@ from transfer_queue.messages.reports.unit_reports import (
     ExtentsGone,
     ExtentsRecalledReport,
     Move,
+    RefuseWriters,
     RegisterUnit,
+    ReleaseExtents,
     SpaceShortReport,
     WriterGone,
 )
@@ -278,13 +278,14 @@ class Life:
                 tree = ProtocolError("there is no such file")
                 waits += self.controller.on_outcome(effect.number, tree, self.now)
             elif isinstance(effect, SendToUnit):
-                self.orders.append((effect.unit, effect.request))
-            elif isinstance(effect, FreeExtents):
-                self.told += [(effect.unit, extent) for extent in effect.extents]
+                if isinstance(effect.request, ReleaseExtents):
+                    self.told += [(effect.unit, extent) for extent in effect.request.extents]
+                elif not isinstance(effect.request, RefuseWriters):
+                    self.orders.append((effect.unit, effect.request))
             elif isinstance(effect, ComputeDeal):
                 self.works.append(effect)
             else:
-                assert isinstance(effect, (RefuseLeases, RemoveState))
+                assert isinstance(effect, RemoveState)
         self.records += self.controller.take_records()
         if self.share:  # other tests check runs without changed requests
             check_invariants(self.state)

@@ -36,7 +36,7 @@ from network_namespaces import (
     send_raw,
 )
 
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder.paths import SystemFolder
 
 MIB = 1 << 20
 LARGE = 64 * MIB

@@ -42,7 +42,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.system import NodeGone
 from transfer_queue.node.system.launcher import RunningSystem, find, start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder.paths import SystemFolder
 
 FIELDS, ROWS, WIDTH = 9, 1024, 8192
 TURNS = 7

@@ -17,7 +17,7 @@ from tests.simulation.ledger import LedgerError
 from transfer_queue.client.units import Units
 from transfer_queue.core.claims import answers
 from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim
-from transfer_queue.core.events.effects import Effect, FreeExtents
+from transfer_queue.core.events.effects import Effect, SendToUnit
 from transfer_queue.core.state.state import State
 from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.journal import terms
@@ -56,8 +56,8 @@ def test_extents_freed_before_the_record_is_written_down(monkeypatch: pytest.Mon
 
     def early(self: FaultyCluster, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, FreeExtents):
-                self._deliver_to_unit(effect.unit, ReleaseExtents(effect.extents))
+            if isinstance(effect, SendToUnit) and isinstance(effect.request, ReleaseExtents):
+                self._deliver_to_unit(effect.unit, effect.request)
         carried_out(self, effects)
 
     monkeypatch.setattr(FaultyCluster, "_run_core_effects", early)

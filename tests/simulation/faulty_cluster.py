@@ -36,14 +36,10 @@ from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.descriptors import MEMORY
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
 from transfer_queue.messages.puts import Publish
-from transfer_queue.messages.reports.store_reports import CheckExtents, CheckStore, ReportStoreServer
+from transfer_queue.messages.reports.store_reports import ReportStoreServer
 from transfer_queue.messages.reports.unit_reports import (  # fmt: skip
-    DrainFinished,
     ExtentsGone,
-    Move,
-    RefuseWriters,
     RegisterUnit,
-    ReleaseExtents,
 )
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
@@ -674,11 +670,7 @@ class FaultyCluster(Cluster):
         if self._serve_puts():
             self._run_core_effects(self.controller.on_disconnect(name, link, self._controller_now))
 
-    def _deliver_to_unit(
-        self,
-        number: int,
-        request: ReleaseExtents | RefuseWriters | Move | DrainFinished | CheckStore | CheckExtents,
-    ) -> None:
+    def _deliver_to_unit(self, number: int, request: AnyRequest) -> None:
         link = self.controller.context.connections.units.get(number)
         if link is not None:
             self.network.send(link, "down", pack_frame(_encode(RequestEnvelope(0, 0, request))))

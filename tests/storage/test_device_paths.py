@@ -16,10 +16,9 @@ import torch
 from device_libraries import DsTensorClient, MooncakeDistributedStore, ReplicateConfig
 
 from transfer_queue.storage.protocols import Bytes
-from transfer_queue.storage.stores import mooncake, mooncake_gdr, yuanrong_npu
+from transfer_queue.storage.stores import mooncake, yuanrong_npu
 from transfer_queue.storage.stores.base import DevicePath, Piece
-from transfer_queue.storage.stores.mooncake import MooncakeStore
-from transfer_queue.storage.stores.mooncake_gdr import GpuDirect
+from transfer_queue.storage.stores.mooncake import GpuDirect, MooncakeStore
 from transfer_queue.storage.stores.yuanrong import YuanrongStore
 from transfer_queue.storage.stores.yuanrong_npu import NpuTransport
 
@@ -52,7 +51,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> MooncakeDistributedStore:
     made = MooncakeDistributedStore()
     module = types.SimpleNamespace(MooncakeDistributedStore=lambda: made, ReplicateConfig=ReplicateConfig)
     monkeypatch.setattr(mooncake, "load", lambda: module)
-    monkeypatch.setattr(mooncake_gdr, "obstacle", lambda protocol: None)
+    monkeypatch.setattr(mooncake, "obstacle", lambda protocol: None)
     return made
 
 
@@ -149,7 +148,7 @@ def test_a_gpu_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert mooncake_gdr.obstacle("rdma") is None
+    assert mooncake.obstacle("rdma") is None
 
 
 def test_nothing_is_said_where_nothing_is_wanted(caplog: pytest.LogCaptureFixture) -> None:

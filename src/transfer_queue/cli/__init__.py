@@ -108,7 +108,7 @@ class _ShowVersion(argparse.Action):
     """Print the version. It is looked up only then, because that takes time."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from transfer_queue.cli.doctor.software import version_of
+        from transfer_queue.utils.installations import version_of
 
         print(f"tq {version_of('transfer_queue') or '(from a source tree)'}")
         parser.exit()

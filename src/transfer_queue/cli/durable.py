@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.cli.options import Commands, add_name
-from transfer_queue.cli.shell.terminal import add_json, print_json
+from transfer_queue.cli.options import Commands, finish
+from transfer_queue.cli.shell.terminal import duration_text, print_json
+from transfer_queue.config import environment
+from transfer_queue.display import count_text, printable_name, size_text
 from transfer_queue.errors import AttachError, StartError
 
 if TYPE_CHECKING:
@@ -25,9 +27,7 @@ def add(commands: Commands) -> None:
         "next system with this folder continues with its values. Prints what the folder keeps.",
     )  # fmt: skip
     command.add_argument("folder", type=Path, metavar="FOLDER", help="the durable folder")
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=adopt)
+    finish(command, adopt)
 
 
 def adopt(options: argparse.Namespace) -> int:
@@ -63,9 +63,6 @@ def _content(folder: Path, identity: Identity) -> dict[str, Any]:
 
 
 def _lines(identity: Identity, content: dict[str, Any]) -> list[str]:
-    from transfer_queue.cli.shell.terminal import duration_text
-    from transfer_queue.display import count_text, printable_name, size_text
-
     now = time.time()
     fate = "are read from the copies on disk" if content["mirror"] else "are lost"
     there = "" if Path(identity.arenas).is_dir() else f", which do not exist any more: their values {fate}"
@@ -113,9 +110,8 @@ def discard(folder: Path | None, name: str | None) -> tuple[str, int]:
 
 def _folder_of(name: str | None) -> Path:
     """Return the durable folder that the system of this name used last."""
-    from transfer_queue.config import environment
     from transfer_queue.node.system.durable_folder import known_folders
-    from transfer_queue.node.system.paths import DEFAULT_NAME
+    from transfer_queue.system_folder.paths import DEFAULT_NAME
 
     wanted = name or environment.system_name() or DEFAULT_NAME
     found = [identity.folder for identity in known_folders() if identity.name == wanted]

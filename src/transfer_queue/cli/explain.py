@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from transfer_queue.cli.options import Commands, add_name, find_system_that_replies
-from transfer_queue.cli.shell.terminal import add_json, print_json
+from transfer_queue.cli.options import Commands, find_system_that_replies, finish
+from transfer_queue.cli.shell.terminal import is_terminal, print_json, sentence_lines, width_of_output, wrap
 from transfer_queue.display import printable_name
-from transfer_queue.messages.reports.progress import PartitionProgress
+from transfer_queue.messages.reports.progress import PartitionProgress, without_repeated_losses
 from transfer_queue.names import nearest
 
 
@@ -31,9 +31,7 @@ def add(commands: Commands) -> None:
         type=_names,
         help="the fields that the task asks for, separated by commas (default: those of its waiting claim)",
     )
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=run, usage_error=command.error)
+    finish(command, run)
 
 
 def _names(text: str) -> list[str]:
@@ -45,14 +43,12 @@ def _names(text: str) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Print the reason, which of the given names are unknown in the partition, and the verdict if it names a cause."""
-    from transfer_queue.cli.shell.terminal import is_terminal, sentence_lines, width_of_output, wrap
     from transfer_queue.client.control_client import ControlClient
-    from transfer_queue.messages.reports.progress import without_repeated_losses
     from transfer_queue.timeline.recording import Recording
     from transfer_queue.timeline.verdict import SLOW, STOPPED, judge
 
     if options.index is None and options.key is None and options.task is None:
-        options.usage_error("names no sample and no task: give --index or --key for a sample, or --task for a claim")
+        options.parser.error("names no sample and no task: give --index or --key for a sample, or --task for a claim")
     recording = Recording()
     with ControlClient(find_system_that_replies(options.name)) as onlooker:
         words = onlooker.explain(options.partition, options.index, options.key, options.task, options.fields)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from transfer_queue.cli.shell.terminal import add_json
 from transfer_queue.config import environment
-from transfer_queue.config.validators import SystemName
+from transfer_queue.config.validators import SystemName, validator_of
 from transfer_queue.errors import AttachError, InvalidArgumentError
 from transfer_queue.names import nearest
 
@@ -27,9 +28,24 @@ def add_name(command: argparse.ArgumentParser) -> None:
     command.add_argument("--name", type=_name, help="the system's name (TQ_SYSTEM, or your default one)")
 
 
+def finish(
+    command: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], json: str = "print one JSON document"
+) -> None:
+    """Add the options with which commands about one system end, `--json` and `--name`, and what executes the command.
+
+    Args:
+        command: The parser of the command.
+        run: Executes the command.
+        json: The help of `--json`.
+    """
+    add_json(command, json)
+    add_name(command)
+    command.set_defaults(run=run)
+
+
 def _name(text: str) -> str:
     try:
-        return SystemName().convert("the name of a system", text)
+        return str(validator_of(SystemName).convert("the name of a system", text))
     except InvalidArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -133,7 +149,7 @@ def find_system_that_replies(name: str | None) -> RunningSystem:
 
 def _not_running(name: str | None) -> str:
     """Return a phrase that names the system that was not found, and the systems that are running."""
-    from transfer_queue.node.system.paths import DEFAULT_NAME, SystemFolder, runtime_dir
+    from transfer_queue.system_folder.paths import DEFAULT_NAME, SystemFolder, runtime_dir
 
     place = environment.address() if name is None else None
     wanted = name or environment.system_name() or DEFAULT_NAME

@@ -9,9 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transfer_queue.cli.options import Commands, add_conf, add_name, find_system, read_conf
-from transfer_queue.cli.shell.terminal import add_json, print_json, system_as_json
+from transfer_queue.cli.durable import discard
+from transfer_queue.cli.options import Commands, add_conf, find_system, finish, read_conf
+from transfer_queue.cli.shell.terminal import print_json, system_as_json
+from transfer_queue.display import size_text
 from transfer_queue.errors import InvalidArgumentError, StartError
+from transfer_queue.messages.system import Topology, TopologyReply
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -39,9 +42,7 @@ def add(commands: Commands) -> None:
         metavar="KEY=VALUE",
         help="one setting; replaces that of --conf",
     )
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=start)
+    finish(command, start)
     command = commands.add_parser(
         "stop", help="stop a system",
         description="Stops a system. What a durable system keeps (durability.values) remains for the next system with "
@@ -55,9 +56,7 @@ def add(commands: Commands) -> None:
     command.add_argument(
         "--folder", type=Path, help="with --discard: the durable folder of a system that is not running"
     )
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=stop)
+    finish(command, stop)
 
 
 class _HelpWithSettings(argparse.Action):
@@ -156,8 +155,6 @@ def _find_local(name: str | None) -> RunningSystem | None:
 
 def _discard(options: argparse.Namespace) -> int:
     """Remove what a system keeps that does not run."""
-    from transfer_queue.cli.durable import discard
-
     folder, removed = discard(options.folder, options.name)
     if options.json:
         print_json({"stopped": False, "discarded": removed, "folder": folder})
@@ -167,8 +164,6 @@ def _discard(options: argparse.Namespace) -> int:
 
 
 def _discarded(folder: str, nbytes: int) -> str:
-    from transfer_queue.display import size_text
-
     if not folder:
         return "nothing to discard: the system keeps no values (durability.values is none)"
     return f"discarded: {size_text(nbytes)} that {folder} kept"
@@ -180,7 +175,6 @@ def _refuse_other_settings(system: Any, conf: DictConfig) -> None:
 
     from transfer_queue.client.control_client import ControlClient
     from transfer_queue.config.loading import as_json, differences, merge
-    from transfer_queue.messages.system import Topology, TopologyReply
 
     with ControlClient(system) as onlooker:
         config = msgspec.json.decode(onlooker.request(Topology(), TopologyReply).config)

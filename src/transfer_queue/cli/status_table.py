@@ -31,11 +31,11 @@ from transfer_queue.messages.reports.progress import (
 )
 from transfer_queue.messages.reports.progress_text import notes_of, tier_name
 from transfer_queue.messages.reports.store_reports import StoreServerProgress
+from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 if TYPE_CHECKING:
-    from transfer_queue.messages.reports.timeline import Verdict
     from transfer_queue.node.system.launcher import RunningSystem
     from transfer_queue.timeline.account import Account, Spread
 
@@ -82,15 +82,11 @@ class TimelineFacts:
     @classmethod
     def of(cls, account: Account) -> TimelineFacts:
         """Return the facts in an account of time."""
-        producers: dict[str, list[str]] = {}
-        for task, names in account.table.puts.items():
-            for name in names:
-                producers.setdefault(name, []).append(task)
         lanes = account.table.recording.lanes[1:]
         clients = {
             each.client: worker_text(each.task, each.rank, each.pid, each.host, each.client) for each in lanes
         }  # fmt: skip
-        return cls(producers, account.staleness, clients)
+        return cls(account.table.producers, account.staleness, clients)
 
 
 @dataclass(frozen=True)

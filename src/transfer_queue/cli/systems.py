@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from transfer_queue.cli.options import Commands
-from transfer_queue.cli.shell.terminal import add_json, print_json
+from transfer_queue.cli.shell.terminal import (
+    Styles,
+    add_json,
+    columns_text,
+    cut,
+    duration_text,
+    print_json,
+    width_of_output,
+)
+from transfer_queue.display import count_text, printable_name, short_name, size_text
 from transfer_queue.errors import TransferQueueError
 
 if TYPE_CHECKING:
-    from transfer_queue.cli.shell.terminal import Styles
     from transfer_queue.node.system.durable_folder import Identity
-    from transfer_queue.node.system.paths import SystemFolder
+    from transfer_queue.system_folder.paths import SystemFolder
 
 REPLY_SECONDS = 1.0  # how long to wait for the reply of a controller
 PARALLEL = 8  # systems that are asked at the same time
@@ -84,8 +92,6 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"systems": found})
         return 0
-    from transfer_queue.cli.shell.terminal import Styles, width_of_output
-
     print("\n".join(lines_of(found, time.time(), width_of_output(), Styles())))
     return 0
 
@@ -93,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
 def find_systems() -> list[ListedSystem]:
     """Return the systems in the runtime folder, by name, and the durable folders of systems that do not run."""
     from transfer_queue.node.system.durable_folder import known_folders
-    from transfer_queue.node.system.paths import SystemFolder, runtime_dir
+    from transfer_queue.system_folder.paths import SystemFolder, runtime_dir
 
     paths = [path for path in runtime_dir().iterdir() if not path.name.startswith(".") and path.is_dir()]
     folders = [SystemFolder(path) for path in sorted(paths)]
@@ -131,8 +137,8 @@ def _kept(identity: Identity) -> ListedSystem:
 def _look_at(system: SystemFolder) -> ListedSystem | None:
     """Return what is known of a system; None if the folder is not that of a system."""
     from transfer_queue.node.system.durable_folder import journal_bytes
-    from transfer_queue.node.system.locks import is_alive
     from transfer_queue.node.unit.mirror_folders import mirror_bytes
+    from transfer_queue.system_folder.liveness import is_alive
 
     name, folder = system.name, str(system.folder)
     try:
@@ -191,7 +197,7 @@ def _runtime(setting: str, node: str) -> str:
 
 def _held_memory(system: SystemFolder) -> int | None:
     """Return the bytes that the arenas hold."""
-    from transfer_queue.node.system.paths import allocated_bytes
+    from transfer_queue.system_folder.paths import allocated_bytes
 
     try:
         arenas = Path(os.readlink(system.arena))
@@ -202,8 +208,6 @@ def _held_memory(system: SystemFolder) -> int | None:
 
 def lines_of(found: list[ListedSystem], now: float, width: int, style: Styles) -> list[str]:
     """Return the systems as text: a line for each, and a second one with its purpose and its folder."""
-    from transfer_queue.cli.shell.terminal import columns_text, cut
-
     if not found:
         return ["no system of this user is running here; start one with `tq start`"]
     colors = {"running": "green", "silent": "red", "crashed": "red", "starting": "yellow", "private": "yellow"}
@@ -219,16 +223,12 @@ def lines_of(found: list[ListedSystem], now: float, width: int, style: Styles) -
 
 
 def _age(system: ListedSystem, now: float) -> str:
-    from transfer_queue.cli.shell.terminal import duration_text
-
     if system.started_at is not None:
         return f"for {duration_text(now - system.started_at, units=1)}"
     return "" if system.used_at is None else f"used {duration_text(now - system.used_at, units=1)} ago"
 
 
 def _cells(system: ListedSystem, now: float) -> tuple[str, ...]:
-    from transfer_queue.display import count_text, short_name, size_text
-
     rows = "" if system.partitions is None else f"{count_text(system.partitions, 'partition')}, "
     return (
         short_name(system.name, 24),
@@ -241,8 +241,6 @@ def _cells(system: ListedSystem, now: float) -> tuple[str, ...]:
 
 
 def _details(system: ListedSystem) -> list[str]:
-    from transfer_queue.display import count_text, printable_name, size_text
-
     lines = []
     parts = [system.runtime, system.backend, "" if system.units is None else count_text(system.units, "unit")]
     purpose = ", ".join(filter(None, parts))

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from transfer_queue.cli.options import Commands, add_name, find_system_that_replies, seconds_type
-from transfer_queue.cli.shell.terminal import add_json, print_json
+from transfer_queue.cli.options import Commands, find_system_that_replies, finish, seconds_type
+from transfer_queue.cli.shell.terminal import print_json
 
 LAST = 300.0  # default of --last, in seconds
 
@@ -26,9 +26,7 @@ def add(commands: Commands) -> None:
         "--last", default=LAST, metavar="SECONDS", help=f"how many seconds to write (default: {LAST:g})",
         type=seconds_type("a positive number of seconds", lambda each: each > 0),
     )  # fmt: skip
-    add_json(command, "print what was written as one JSON document")
-    add_name(command)
-    command.set_defaults(run=run)
+    finish(command, run, "print what was written as one JSON document")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -42,9 +42,9 @@ from transfer_queue.messages.reports.timeline import Introduce, Leave
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Notice, Operation, Request
 from transfer_queue.net.session import Session, Target
-from transfer_queue.node.system.client_liveness import ClientLiveness
 from transfer_queue.storage.arena.writer_locks import HeldSlot, hold_slot
 from transfer_queue.storage.stores.base import StoreAddress
+from transfer_queue.system_folder.liveness import ClientLiveness
 from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.buffers.copies import set_copy_threads
 
@@ -60,7 +60,11 @@ UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, Protoco
 
 
 class SystemAddress(Protocol):
-    """The address of a running system, which `node.system.launcher` has."""
+    """The address of a running system, which `node.system.launcher.RunningSystem` has."""
+
+    @property
+    def new(self) -> bool:
+        """Whether the call that returned this object has started the system."""
 
     @property
     def controller(self) -> str | tuple[str, int]:
@@ -95,6 +99,9 @@ class SystemAddress(Protocol):
 
     def start_liveness(self, client_id: str) -> ClientLiveness | None:
         """Report that a client of this process lives, until it ends; None if this cannot be reported."""
+
+    def is_alive(self) -> bool:
+        """Whether the system can be used. False also if a later system of its name has replaced it."""
 
     def will_return(self) -> bool:
         """Whether a server that cannot be reached will return, because the system restarts it or is durable."""

@@ -32,7 +32,7 @@ from transfer_queue.net.session import Session
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from transfer_queue.node.system.launcher import RunningSystem
+    from transfer_queue.client.data.client_context import SystemAddress
     from transfer_queue.timeline.recording import Recording
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ ENDED_ERRORS = (ConnectionLostError, AttachError, AuthenticationError)
 class ControlClient:
     """One session with a system's controller. Its methods raise the same errors as those of `TransferQueueClient`."""
 
-    def __init__(self, system: RunningSystem) -> None:
+    def __init__(self, system: SystemAddress) -> None:
         self._session = Session(
             uuid.uuid4().hex,
             system.key,
@@ -127,7 +127,7 @@ class ControlClient:
         self.close()
 
 
-def still_runs(system: RunningSystem) -> bool:
+def still_runs(system: SystemAddress) -> bool:
     """Whether a system that was found replies. One that this process has just started is not asked.
 
     If all processes of a system are killed, the last of them may still end while the next start looks for the system.

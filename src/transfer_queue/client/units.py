@@ -31,11 +31,11 @@ from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Call, Operation, Pause, Request
 from transfer_queue.net.session import RETRY_DELAYS, Session
-from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.arena_views import ArenaViews, open_views
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.stores.base import Store, StoreAddress
+from transfer_queue.system_folder.paths import host_and_port
 from transfer_queue.wire.blocks.gather import Place, View
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges
 from transfer_queue.wire.blocks.row_addressing import Memory

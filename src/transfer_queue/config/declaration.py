@@ -6,11 +6,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, cast
+from functools import cache
+from typing import Any, get_type_hints
 
-from transfer_queue.config.validators import Validator
+from transfer_queue.config.validators import Validator, validator_of
 
-V = TypeVar("V")
 _METADATA = "setting"
 _PLAIN_YAML = re.compile(
     r"(?!(?:null|true|false|yes|no|on|off)$)[A-Za-z][\w.:-]*|\d+\.\d+\.\d+\.\d+"
@@ -53,27 +53,32 @@ class Setting:
         return self.key.rpartition(".")[2]
 
 
-def setting(key: str, default: object, validator: Validator[V], meaning: str) -> V:
-    """Declare a field of a dataclass as a setting. The type of the field is what the validator returns.
+def setting(key: str, default: object, meaning: str) -> Any:
+    """Declare a field of a dataclass as a setting. The annotation of the field says what is allowed (`validator_of`).
 
     Args:
         key: The dotted path of the setting in the configuration.
         default: The default, as written in a configuration.
-        validator: What is allowed, and how a value is converted.
         meaning: What the setting does, in full sentences. The first one is the summary.
     """
-    # The declared type is that of the field, so that a type checker compares it with the annotation.
-    return cast(V, field(metadata={_METADATA: Setting(key, default, validator, meaning)}))
+    return field(metadata={_METADATA: (key, default, meaning)})
 
 
+@cache
 def declared_settings(kind: type) -> dict[str, Setting]:
     """Return the settings of a dataclass by the names of its attributes, in the order of their declaration.
 
     An attribute that is a `Setting` itself is included, too. It is no field, so servers do not get it.
     """
     of_fields = {each.name: each.metadata[_METADATA] for each in fields(kind)}
-    found = {name: of_fields.get(name, vars(kind).get(name)) for name in kind.__annotations__}
-    return {name: each for name, each in found.items() if isinstance(each, Setting)}
+    found = {}
+    for name, annotation in get_type_hints(kind, include_extras=True).items():
+        if name in of_fields:
+            key, default, meaning = of_fields[name]
+            found[name] = Setting(key, default, validator_of(annotation), meaning)
+        elif isinstance(vars(kind).get(name), Setting):
+            found[name] = vars(kind)[name]
+    return found
 
 
 def tree_of_defaults(settings: list[Setting]) -> dict[str, Any]:

@@ -5,15 +5,17 @@ A variable is read when it is called, not when this module is imported.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
+import re
 from collections.abc import Callable, MutableMapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from transfer_queue.config.validators import LogLevel, SystemName, not_allowed
+from transfer_queue.config.validators import LogLevel, SystemName, not_allowed, validator_of
 
 T = TypeVar("T", covariant=True)
 
@@ -66,6 +68,11 @@ class EnvironmentVariable(Generic[T]):
         value = _getenv(self._key)
         text = "" if value is None else os.fsdecode(value).strip()
         return self._parse(self.name, text) if text else self.default
+
+
+def text_variable(name: str, meaning: str) -> EnvironmentVariable[str | None]:
+    """Return a variable that is any text, and None if it is unset or empty."""
+    return EnvironmentVariable(name, None, _text, meaning)
 
 
 def process_environment() -> MutableMapping[str, str]:
@@ -134,7 +141,7 @@ address = EnvironmentVariable[str | None](
 system_name = EnvironmentVariable[str | None](
     "TQ_SYSTEM",
     None,
-    SystemName().convert,
+    validator_of(SystemName).convert,
     "The name of the system to start or attach to. It applies if `system.name` is not set.",
 )
 
@@ -199,17 +206,13 @@ RANKS_OF_NODE = [
 ]
 """The variables with which launchers tell a process how many ranks its node has."""
 
-ray_address = EnvironmentVariable[str | None](
+ray_address = text_variable(
     "RAY_ADDRESS",
-    None,
-    _text,
     "The cluster of Ray that this process belongs to. If it is set, `runtime: auto` means `ray`.",
 )
 
-no_color = EnvironmentVariable[str | None](
+no_color = text_variable(
     "NO_COLOR",
-    None,
-    _text,
     "If it is set, commands print no colors.",
 )
 
@@ -220,17 +223,13 @@ terminal = EnvironmentVariable[str](
     "The type of the terminal. On `dumb`, commands print no colors.",
 )
 
-hf_hub_cache = EnvironmentVariable[str | None](
+hf_hub_cache = text_variable(
     "HF_HUB_CACHE",
-    None,
-    _text,
     "Hugging Face's folder of models, in which `--tokenizer` looks for a name. Default: `hub` in HF_HOME.",
 )
 
-hf_home = EnvironmentVariable[str | None](
+hf_home = text_variable(
     "HF_HOME",
-    None,
-    _text,
     "Hugging Face's folder. Default: ~/.cache/huggingface.",
 )
 
@@ -241,40 +240,30 @@ otel_sdk_disabled = EnvironmentVariable[bool](
     "If it is true, operations have no spans of OpenTelemetry.",
 )
 
-otel_traces_exporter = EnvironmentVariable[str | None](
+otel_traces_exporter = text_variable(
     "OTEL_TRACES_EXPORTER",
-    None,
-    _text,
     "OpenTelemetry's exporters of spans, separated by commas: otlp, console, none or others. Default: otlp if there "
     "is an endpoint, otherwise none.",
 )
 
-otel_endpoint = EnvironmentVariable[str | None](
+otel_endpoint = text_variable(
     "OTEL_EXPORTER_OTLP_ENDPOINT",
-    None,
-    _text,
     "The URL of OpenTelemetry's collector.",
 )
 
-otel_traces_endpoint = EnvironmentVariable[str | None](
+otel_traces_endpoint = text_variable(
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-    None,
-    _text,
     "The URL of OpenTelemetry's collector for spans, if it differs from that of other signals.",
 )
 
-otel_protocol = EnvironmentVariable[str | None](
+otel_protocol = text_variable(
     "OTEL_EXPORTER_OTLP_PROTOCOL",
-    None,
-    _text,
     "The protocol of OpenTelemetry's collector: http/protobuf, or grpc, which needs the package "
     "opentelemetry-exporter-otlp-proto-grpc. Default: http/protobuf.",
 )
 
-otel_traces_protocol = EnvironmentVariable[str | None](
+otel_traces_protocol = text_variable(
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
-    None,
-    _text,
     "The protocol of OpenTelemetry's collector for spans, if it differs from that of other signals.",
 )
 
@@ -304,30 +293,41 @@ def copy_threads() -> int:
 @lru_cache
 def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), of_process: Path = Path("/proc/self/cgroup")) -> float:
     """Return the cores that the cgroups of this process allow it to use on average; infinity without a limit."""
-    found = [math.inf]
-    try:
-        lines = of_process.read_text().splitlines()
-    except OSError:  # not Linux
-        return math.inf
-    for line in lines:
-        _, controllers, name = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "cpu" if controllers else root  # version 1, or 2
-        folder = top / name.lstrip("/")
-        # in a container, the name may be that of the host, and the container's own cgroup is the root
-        for each in [*(path for path in (folder, *folder.parents) if path.is_relative_to(top)), top]:
-            found.append(_limit(each))
-    return min(found)
+    limits = cgroup_values("cpu.max", root=root, of_process=of_process)
+    files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    limits += map(" ".join, zip(*(cgroup_values("", "cpu", each, root=root, of_process=of_process) for each in files)))
+    found = filter(None, (re.fullmatch(r"([1-9]\d*) ([1-9]\d*)", text) for text in limits))  # "max" and -1 are no limit
+    return min((int(each[1]) / int(each[2]) for each in found), default=math.inf)
 
 
-def _limit(folder: Path) -> float:
-    """Return the limit of one cgroup in cores; infinity if it has none."""
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota, period = ((folder / f"cpu.cfs_{what}_us").read_text() for what in ("quota", "period"))
-        return int(quota) / int(period) if int(quota) > 0 else math.inf
-    except (OSError, ValueError):  # no such cgroup, or no limit ("max")
-        return math.inf
+def cgroup_values(
+    name: str,
+    controller: str = "",
+    name_1: str = "",
+    root: Path = Path("/sys/fs/cgroup"),
+    of_process: Path = Path("/proc/self/cgroup"),
+) -> list[str]:
+    """Return the contents of a file of this process's cgroup and of those above it, innermost first.
+
+    Files that cannot be read are left out.
+
+    Args:
+        name: The file in version 2 of cgroups.
+        controller: The controller in version 1.
+        name_1: The file in version 1.
+        root: The folder of all cgroups.
+        of_process: The file that names the cgroups of this process.
+    """
+    found = []
+    with contextlib.suppress(OSError):  # not Linux
+        for line in of_process.read_text("utf-8", "replace").splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number != "0" and not (controller and controller in controllers.split(",")):
+                continue
+            top, file = (root, name) if number == "0" else (root / controller, name_1)
+            inside = Path(path.lstrip("/"))
+            # in a container, the path may be that of the host, and the container's own cgroup is the root
+            for folder in (inside, *inside.parents):
+                with contextlib.suppress(OSError, UnicodeDecodeError):
+                    found.append((top / folder / file).read_text("ascii").strip())
+    return found

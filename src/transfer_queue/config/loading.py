@@ -93,7 +93,8 @@ def unknown_keys(conf: DictConfig | Mapping[str, Any] | None, strict: bool | Non
     if conf is None:
         return []
     plain = _plain_conf(conf)
-    found = describe_unknown_keys(plain, _default_tree())
+    known = [*key_paths(_default_tree()), *_SET_BY_INIT]
+    found = [_describe_unknown(key, known) for key in _unknown_paths(plain, set(known), "")]
     if found and (plain.get("strict") is True if strict is None else strict):
         raise InvalidArgumentError("\n  ".join(["the configuration has keys without an effect; correct them:", *found]))
     return found
@@ -236,17 +237,6 @@ def with_translated_keys(given: Any) -> Any:
         if isinstance(arguments, str) and "--enable_rdma" not in arguments:
             _set_value(made, _WORKER_ARGS, f"{arguments} --enable_rdma true".strip())
     return made
-
-
-def describe_unknown_keys(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each key that has no effect, with the nearest known name.
-
-    Args:
-        given: The caller's conf as a plain container.
-        defaults: The defaults, which name all keys.
-    """
-    known = [*key_paths(defaults), *_SET_BY_INIT]
-    return [_describe_unknown(key, known) for key in _unknown_paths(given, set(known), "")]
 
 
 def key_paths(section: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+
+from msgspec import Meta
 
 from transfer_queue.config.declaration import Setting, declared_settings, setting
 from transfer_queue.config.loading import merge, select
@@ -21,23 +23,21 @@ from transfer_queue.config.store_options import (
 )
 from transfer_queue.config.validators import (
     AbsolutePath,
-    Boolean,
-    Choice,
     FieldBackends,
     Fraction,
-    OrNull,
+    NonEmptyText,
     Patterns,
     PlainMapping,
+    Port,
     SamplerReference,
     Seconds,
     SystemName,
     TaskSampler,
     TaskSamplers,
-    Text,
     TlsFiles,
-    WholeNumber,
     is_loopback,
     not_allowed,
+    validator_of,
 )
 from transfer_queue.errors import StartError
 
@@ -47,7 +47,14 @@ if TYPE_CHECKING:
 SYSTEM = ""
 """What `Settings.samplers` has for `controller.sampler`, in place of the name of a task."""
 
-_BACKEND = Choice(SIMPLE, *STORE_OPTIONS, or_import_path=True)
+Backend: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=rf"\A(?:{'|'.join((SIMPLE, *STORE_OPTIONS))})\Z|:",
+        description=", ".join((SIMPLE, *STORE_OPTIONS, 'an import path "package.module:Class"')),
+    ),
+]
+"""The name of a backend."""
 
 SECTIONS = {
     "ray": "Settings that apply under Ray.",
@@ -81,89 +88,83 @@ class Settings:
     strict: bool = setting(
         "strict",
         False,
-        Boolean(),
         "Whether an unknown key is an error, also in the `sampling_config` of a fetch. false: it is kept, and a "
         "warning names the nearest known key. In `tq start` it is always an error.",
     )
-    name: str | None = setting(
+    name: SystemName | None = setting(
         "system.name",
         None,
-        OrNull(SystemName()),
         "The name of the system that `init` starts or attaches to. null: the value of TQ_SYSTEM, or one name for each "
         "user.",
     )
-    runtime: str = setting(
+    runtime: Literal["auto", "local", "ray"] = setting(
         "runtime",
         "auto",
-        Choice("auto", "local", "ray"),
         "What runs the servers. local: processes of this machine. ray: a Ray actor starts them. auto: ray if this "
         "process has called `ray.init()` or RAY_ADDRESS is set, otherwise local.",
     )
-    ray_namespace: str = setting(
+    ray_namespace: NonEmptyText = setting(
         "ray.namespace",
         "transfer_queue",
-        Text(),
         "The namespace of the controller's actor. The actor is called TransferQueueController, followed by "
         "`-<system.name>` if the system has a name.",
     )
     ray_detached: bool = setting(
         "ray.detached",
         False,
-        Boolean(),
         "Whether the system continues until `tq stop` when the driver that started it ends.",
     )
-    ray_restart_seconds: float = setting(
+    ray_restart_seconds: Seconds = setting(
         "ray.restart_seconds",
         60,
-        Seconds(),
         "How long the servers wait for Ray to restart their actor after it died. Then they end.",
     )
-    ray_node_resource: str | None = setting(
+    ray_node_resource: NonEmptyText | None = setting(
         "ray.node_resource",
         None,
-        OrNull(Text()),
         "A resource of Ray: only nodes that have it get storage units. null: all nodes get them.",
     )
-    ray_actor_options: dict[str, Any] = setting(
-        "ray.actor_options",
-        {},
+    ray_actor_options: Annotated[
+        dict[str, Any],
         PlainMapping(
             reserved=("name", "namespace", "lifetime", "get_if_exists"),
             instead="set system.name, ray.namespace and ray.detached instead",
         ),
+    ] = setting(
+        "ray.actor_options",
+        {},
         "Options of the controller's actor, as `ray.remote` takes them, for example {runtime_env: {...}, "
         "max_restarts: 3}. By default the actor reserves no CPU, and Ray restarts it each time it dies.",
     )
-    sampler: str | None = setting(
+    sampler: Annotated[str | None, SamplerReference()] = setting(
         "controller.sampler",
         "SequentialSampler",
-        SamplerReference(),
         "The sampler that decides which of the ready samples a fetch gets.",
     )
-    sampler_args: dict[str, Any] = setting(
-        "controller.sampler_args",
-        None,
+    sampler_args: Annotated[
+        dict[str, Any],
         PlainMapping(
             content="the arguments of controller.sampler",
             instead="pass an instance as controller.sampler",
             null_is_empty=True,
         ),
+    ] = setting(
+        "controller.sampler_args",
+        None,
         "The arguments of the sampler's class by name, for example {token_budget: 16384, dp_size: 4}. The `inner` of "
         "a PrioritySampler or FreshnessSampler is a name, or a mapping with its own `sampler` and `sampler_args`. "
         "null: no arguments.",
     )
-    task_samplers: dict[str, TaskSampler] = setting(
+    task_samplers: Annotated[dict[str, TaskSampler], TaskSamplers()] = setting(
         "controller.task_samplers",
         {},
-        TaskSamplers(),
         "The samplers of tasks that do not use `controller.sampler`, for example {reward: SequentialSampler, "
         '"train*": {sampler: SeqlenBalancedSampler, sampler_args: {dp_size: 2}}}. A key is the name of a task or a '
         "pattern; the name counts first, then the first pattern that fits.",
     )
-    sampler_isolation: str = setting(
+    sampler_isolation: Literal["process", "inline"] = setting(
         "controller.sampler_isolation",
         "process",
-        Choice("process", "inline"),
         "Where a sampler runs that is not built in. process: in a separate process, so that it delays only the "
         "fetches that use it. inline: in the controller, which answers no other request while `sample` runs; a small "
         "fetch takes less time there.",
@@ -171,142 +172,122 @@ class Settings:
     polling_mode: bool = setting(
         "controller.polling_mode",
         False,
-        Boolean(),
         "Whether a fetch returns an empty BatchMeta at once if there are not enough samples. false: it waits, at most "
         "TQ_CONTROLLER_GET_METADATA_TIMEOUT seconds.",
     )
-    max_deliveries: int = setting(
+    max_deliveries: Annotated[int, Meta(ge=0)] = setting(
         "controller.max_deliveries",
         16,
-        WholeNumber(0),
         "After how many leases without an ack a task skips a sample, with the reason `poison`. A partition may have "
         "another number. 0: never.",
     )
-    durability_values: str = setting(
+    durability_values: Literal["none", "processes", "machine"] = setting(
         "durability.values",
         "none",
-        Choice("none", "processes", "machine"),
         "Which failures the values survive. none: the death of single servers. processes: the death of all processes "
         "at once; the memory of the values belongs to `durability.folder`, and `tq stop --discard` removes it. "
         "machine: also the failure of the machine; every value is also written to `durability.folder`, on an SSD, and "
         "under Ray on storage that all nodes see. Both need SimpleStorage, and `processes` needs `runtime: local`.",
     )
-    durability_folder: str | None = setting(
+    durability_folder: Annotated[str, AbsolutePath()] | None = setting(
         "durability.folder",
         None,
-        OrNull(AbsolutePath()),
         "The folder of the journal, and of the record of the values. It remains when the system ends, and the next "
         "system with it continues there. Under Ray, another node continues if the controller's node dies and all "
         "nodes see the folder. null: the journal is removed with the system.",
     )
-    durability_mode: str = setting(
+    durability_mode: Literal["none", "async", "sync"] = setting(
         "durability.mode",
         "async",
-        Choice("none", "async", "sync"),
         "When a request that changes something is answered. async: when the operating system has the change, so that "
         "it survives the death of any process. sync: when it is on the disk, with `values: machine` including the "
         "values of a put. none: there is no journal, and the system ends if the controller dies.",
     )
-    max_lag_bytes: int = setting(
+    max_lag_bytes: Annotated[int, Meta(ge=0, extra={"unit": "bytes"})] = setting(
         "durability.max_lag.bytes",
         1 << 30,
-        WholeNumber(0, unit="bytes"),
         "With `values: machine` and `mode: async`: how much of the values of acknowledged puts may be missing on the "
         "disk. Further puts wait.",
     )
-    max_lag_seconds: float = setting(
+    max_lag_seconds: Seconds = setting(
         "durability.max_lag.seconds",
         10.0,
-        Seconds(),
         "The same as an age: puts wait while a value has waited longer for the disk.",
     )
-    storage_backend: str = setting(
+    storage_backend: Backend = setting(
         "backend.storage_backend",
         "SimpleStorage",
-        _BACKEND,
         "Where values are stored. RayStore needs `runtime: ray`. A store of your own is an import path "
         "(docs/backends.md).",
     )
-    field_backends: dict[str, str] = setting(
+    field_backends: Annotated[dict[str, str], FieldBackends(validator_of(Backend))] = setting(
         "backend.fields",
         {},
-        FieldBackends(_BACKEND),
         "The fields whose values are stored in another backend, by name or pattern; the first one that fits decides. "
         'For example {pixel_values: MooncakeStore, "logprobs*": SimpleStorage}. A pattern that fits a nested '
         "TensorDict fits the fields in it.",
     )
-    store_options: dict[str, dict[str, Any]] = setting(
+    store_options: Annotated[dict[str, dict[str, Any]], PlainMapping()] = setting(
         OPTIONS,
         {},
-        PlainMapping(),
         "The arguments of the class of a store of your own, by name. A system has at most one such store.",
     )
-    total_storage_size: int | None = setting(
+    total_storage_size: Annotated[int, Meta(ge=1, extra={"unit": "rows"})] | None = setting(
         "backend.SimpleStorage.total_storage_size",
         None,
-        OrNull(WholeNumber(1, unit="rows")),
         "The largest number of rows in all units together. null: there is no limit.",
     )
-    num_data_storage_units: int | None = setting(
+    num_data_storage_units: Annotated[int, Meta(ge=1)] | None = setting(
         "backend.SimpleStorage.num_data_storage_units",
         None,
-        OrNull(WholeNumber(1)),
         "The number of processes that hold values, spread evenly over the nodes that exist at the start. null: one on "
         "each node, also on nodes that are added later.",
     )
-    replicas: int = setting(
+    replicas: Annotated[int, Meta(ge=1, le=2)] = setting(
         "backend.SimpleStorage.replicas",
         1,
-        WholeNumber(1, 2),
         "The number of units that hold each value. With 2, no value is lost if one unit is lost.",
     )
-    arena_bytes: int | None = setting(
+    arena_bytes: Annotated[int, Meta(ge=SMALLEST_STORAGE, extra={"unit": "bytes"})] | None = setting(
         "backend.SimpleStorage.arena_bytes",
         None,
-        OrNull(WholeNumber(SMALLEST_STORAGE, unit="bytes")),
         "The size to which the arena of one unit may grow. null: the size of its file system.",
     )
-    arena_folder: str | None = setting(
+    arena_folder: Annotated[str, AbsolutePath()] | None = setting(
         "backend.SimpleStorage.arena_folder",
         None,
-        OrNull(AbsolutePath()),
         "The folder of the arenas, which should be in memory. null: shared memory if it has space, otherwise the disk.",
     )
     offload_enabled: ClassVar[Setting] = Setting(
         "backend.SimpleStorage.offload.enabled",
         False,
-        Boolean(),
+        validator_of(bool),
         "Whether there is a disk tier.",
     )
-    offload_path: str | None = setting(
+    offload_path: Annotated[str, AbsolutePath()] | None = setting(
         "backend.SimpleStorage.offload.path",
         None,
-        OrNull(AbsolutePath()),
         "An existing folder on an SSD. Each system has a private folder in it, which is removed with the system.",
     )
-    offload_high: float = setting(
+    offload_high: Fraction = setting(
         "backend.SimpleStorage.offload.high_watermark",
         0.8,
-        Fraction(),
         "The share of a unit's bytes in use above which blocks move to the disk.",
     )
-    offload_low: float = setting(
+    offload_low: Fraction = setting(
         "backend.SimpleStorage.offload.low_watermark",
         0.6,
-        Fraction(),
         "The share at which blocks stop moving, less than `high_watermark`.",
     )
-    offload_bytes: int | None = setting(
+    offload_bytes: Annotated[int, Meta(ge=SMALLEST_STORAGE, extra={"unit": "bytes"})] | None = setting(
         "backend.SimpleStorage.offload.capacity",
         None,
-        OrNull(WholeNumber(SMALLEST_STORAGE, unit="bytes")),
         "The size to which each unit on disk may grow; with `replicas: 2` there are two. null: the size of its file "
         "system.",
     )
-    dedup_fields: list[str] = setting(
+    dedup_fields: Annotated[list[str], Patterns()] = setting(
         "dedup.fields",
         [],
-        Patterns(),
         "The fields whose equal values of 4 KiB or more are stored once in each partition, for example [pixel_values, "
         '"image_*"]. A put of such a field takes one more request. Other fields share a value only if rows of one put '
         "share memory.",
@@ -314,48 +295,41 @@ class Settings:
     metrics_enabled: bool = setting(
         "metrics.enabled",
         False,
-        Boolean(),
         "Whether one HTTP endpoint serves the metrics of the controller and of all units.",
     )
-    metrics_port: int = setting("metrics.port", 0, WholeNumber(0, 65535), "The port of the metrics. 0: a free port.")
-    metrics_host: str = setting(
+    metrics_port: Port = setting("metrics.port", 0, "The port of the metrics. 0: a free port.")
+    metrics_host: NonEmptyText = setting(
         "metrics.host",
         "127.0.0.1",
-        Text(),
         "The address on which the metrics are served. With 0.0.0.0, everyone who can reach this machine can read them.",
     )
     metrics_compatible_names: bool = setting(
         "metrics.compatible_names",
         False,
-        Boolean(),
         "Whether the endpoint also serves the names that existing dashboards for this interface query, for example "
         "`tq_partition_production_progress`.",
     )
     live_enabled: bool = setting(
         "live.enabled",
         False,
-        Boolean(),
         "Whether the live page is served while the system runs. `tq status` prints its address. Needs the extra "
         "[live].",
     )
-    live_host: str = setting(
+    live_host: NonEmptyText = setting(
         "live.host",
         "127.0.0.1",
-        Text(),
         "The address on which the page is served. If other machines can reach it, it needs `security.tls` or "
         "`live.insecure`.",
     )
-    live_port: int = setting("live.port", 0, WholeNumber(0, 65535), "The port of the page. 0: a free port.")
+    live_port: Port = setting("live.port", 0, "The port of the page. 0: a free port.")
     live_values: bool = setting(
         "live.values",
         False,
-        Boolean(),
         "Whether the page shows values of samples and tags: the first 16 values and 2,000 characters.",
     )
-    live_tokenizer: str | None = setting(
+    live_tokenizer: NonEmptyText | None = setting(
         "live.tokenizer",
         None,
-        OrNull(Text()),
         "The tokenizer that shows token ids as text, if `live.values` is true: the absolute path of a "
         "`tokenizer.json` or of its folder, or the name of a model in the cache of Hugging Face. Nothing is "
         "downloaded. Needs the extra [tokenizer]. null: token ids are numbers.",
@@ -363,64 +337,53 @@ class Settings:
     live_insecure: bool = setting(
         "live.insecure",
         False,
-        Boolean(),
         "Whether the page may be served without TLS to other machines, so that everyone in the network can read it.",
     )
-    timeline_events: int = setting(
+    timeline_events: Annotated[int, Meta(ge=0, le=1 << 26, extra={"unit": "events"})] = setting(
         "timeline.events",
         262_144,
-        WholeNumber(0, 1 << 26, unit="events"),
         "How many puts, claims and waits the controller remembers, for `tq top` and others. Each takes 120 bytes. 0: "
         "none.",
     )
     allow_pickle: bool = setting(
         "security.allow_pickle",
         True,
-        Boolean(),
         "Whether values may be pickled Python objects. false: only what msgpack, numpy or torch can encode.",
     )
-    tls: dict[str, str] | None = setting(
+    tls: Annotated[dict[str, str], TlsFiles()] | None = setting(
         "security.tls",
         None,
-        OrNull(TlsFiles()),
         "TLS between nodes: the absolute paths of three PEM files, {certificate: /..., private_key: /..., authority: "
         "/...}. The authority must have signed the certificate, whose name does not matter. The private key has no "
         "password. null: samples cross the network unencrypted.",
     )
-    copy_threads: int | None = setting(
+    copy_threads: Annotated[int, Meta(ge=1, le=256, extra={"unit": "threads"})] | None = setting(
         "client.copy_threads",
         None,
-        OrNull(WholeNumber(1, 256, unit="threads")),
         "How many threads of a client share a copy from 8 MiB. null: as many as the process has cores, divided by the "
         "ranks of its node, at most 16.",
     )
-    start_timeout: float = setting(
-        "timeouts.start", 30, Seconds(), "How long `init` waits until the servers are ready."
-    )
-    sampler_timeout: float = setting(
+    start_timeout: Seconds = setting("timeouts.start", 30, "How long `init` waits until the servers are ready.")
+    sampler_timeout: Seconds = setting(
         "timeouts.sampler",
         30,
-        Seconds(),
         "How long one call of a user's sampler may take. Then its process is ended, and the next call starts a new "
         "one.",
     )
-    call_timeout: float = setting(
+    call_timeout: Seconds = setting(
         "timeouts.call",
         60,
-        Seconds(),
         "How long a call waits for its answer, in addition to its own timeout.",
     )
-    restart_timeout: float = setting(
+    restart_timeout: Seconds = setting(
         "timeouts.restart",
         60,
-        Seconds(),
         "How long the system tries to restart a server that does not become ready. Then the system ends; the server's "
         "log has the reason.",
     )
-    report_wait: float | None = setting(
+    report_wait: Seconds | None = setting(
         "timeouts.report_wait",
         30,
-        OrNull(Seconds()),
         "After how long a call or a loader that waits logs what it waits for, and why; again each time the wait has "
         "doubled. null: never.",
     )
@@ -440,7 +403,7 @@ class Settings:
         merged = merge(conf)
         values = {
             name: each.validator.convert(each.key, select(merged, each.key))
-            for name, each in declared_settings(cls).items()
+            for name, each in declared_settings(Settings).items()
             if each.key != OPTIONS  # checked with the sections of the other stores, of which only one is in use
         }
         offload_enabled = values.pop("offload_enabled")
@@ -449,7 +412,9 @@ class Settings:
         own = [name for name in backends if ":" in name]
         if len(own) > 1:
             raise not_allowed(KEYS["field_backends"], own, f"one store of your own, because {OPTIONS} are its options")
-        _check_sampler_arguments(select(merged, KEYS["sampler"]), values["sampler_args"])
+        if values["sampler_args"] and not isinstance(select(merged, KEYS["sampler"]), (str, type)):
+            allowed = f"nothing if {KEYS['sampler']} is an instance, which has its own"
+            raise not_allowed(KEYS["sampler_args"], values["sampler_args"], allowed)
         if values["offload_low"] >= values["offload_high"]:
             allowed = f"less than {KEYS['offload_high']}, which is {values['offload_high']}"
             raise not_allowed(KEYS["offload_low"], values["offload_low"], allowed)
@@ -573,12 +538,6 @@ def _check_durability(values: Mapping[str, Any]) -> None:
     if level == "machine" and values["replicas"] > 1:
         allowed = f"1 with {KEYS['durability_values']} machine, whose disk has the second copy of each value"
         raise not_allowed(KEYS["replicas"], values["replicas"], allowed)
-
-
-def _check_sampler_arguments(sampler: object, arguments: dict[str, Any]) -> None:
-    if arguments and not isinstance(sampler, (str, type)):
-        allowed = f"nothing if {KEYS['sampler']} is an instance, which has its own"
-        raise not_allowed(KEYS["sampler_args"], arguments, allowed)
 
 
 SETTINGS: tuple[Setting, ...] = tuple(

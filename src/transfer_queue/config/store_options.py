@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from transfer_queue.config.declaration import declared_settings, setting
 from transfer_queue.config.loading import select
-from transfer_queue.config.validators import Boolean, Choice, OrNull, PlainMapping, Text, WholeNumber, not_allowed
+from transfer_queue.config.validators import NonEmptyText, PlainMapping, Port, not_allowed
 
 SMALLEST_STORAGE = 64 * 1024
 """Bytes of the smallest storage that can be configured: one granule of an arena."""
@@ -25,57 +27,47 @@ class MooncakeStoreOptions:
     auto_init: bool = setting(
         "backend.MooncakeStore.auto_init",
         True,
-        Boolean(),
         "Whether the system starts and stops the master of the store. false: a master is running at "
         "`master_server_address`.",
     )
-    metadata_server: str = setting(
+    metadata_server: NonEmptyText = setting(
         "backend.MooncakeStore.metadata_server",
         "P2PHANDSHAKE",
-        Text(),
         'The URL of the metadata server, which is started with the master. "P2PHANDSHAKE": there is none.',
     )
-    master_server_address: str = setting(
+    master_server_address: NonEmptyText = setting(
         "backend.MooncakeStore.master_server_address",
         "localhost:50051",
-        Text(),
         'The address of the master, "host:port". Port 0 means a free port, if `auto_init` is true.',
     )
-    local_hostname: str | None = setting(
+    local_hostname: NonEmptyText | None = setting(
         "backend.MooncakeStore.local_hostname",
         None,
-        OrNull(Text()),
         "The address at which nodes reach each other: a network such as 10.2.0.0/16, or in a system of one node its "
         "name. null: the address of each node in Ray.",
     )
-    protocol: str = setting(
-        "backend.MooncakeStore.protocol", "tcp", Choice("tcp", "rdma"), "The protocol of transfers between hosts."
+    protocol: Literal["tcp", "rdma"] = setting(
+        "backend.MooncakeStore.protocol", "tcp", "The protocol of transfers between hosts."
     )
-    global_segment_size: int = setting(
+    global_segment_size: Annotated[int, Meta(ge=0, extra={"unit": "bytes"})] = setting(
         "backend.MooncakeStore.global_segment_size",
         4 << 30,
-        WholeNumber(0, unit="bytes"),
         "The memory that the system gives to the store, held by a separate process. 0: other hosts give all memory.",
     )
-    local_buffer_size: int = setting(
+    local_buffer_size: Annotated[int, Meta(ge=0, extra={"unit": "bytes"})] = setting(
         "backend.MooncakeStore.local_buffer_size",
         1 << 30,
-        WholeNumber(0, unit="bytes"),
         "How much registered memory each process keeps for its transfers.",
     )
     device_name: str = setting(
         "backend.MooncakeStore.device_name",
         "",
-        Text(may_be_empty=True),
         'The RDMA devices, separated by commas. "": the store chooses.',
     )
-    hard_pin: bool = setting(
-        "backend.MooncakeStore.hard_pin", True, Boolean(), "Whether the store never evicts values."
-    )
+    hard_pin: bool = setting("backend.MooncakeStore.hard_pin", True, "Whether the store never evicts values.")
     use_gdr: bool = setting(
         "backend.MooncakeStore.use_gdr",
         False,
-        Boolean(),
         "Whether values on a GPU are sent without a copy in the memory of the host. This needs `protocol: rdma` and a "
         "build of the library with CUDA. A process without a GPU uses the memory of the host.",
     )
@@ -88,39 +80,33 @@ class YuanrongOptions:
     auto_init: bool = setting(
         "backend.Yuanrong.auto_init",
         True,
-        Boolean(),
         "Whether the system starts and stops the worker and the metastore. false: they are running.",
     )
-    worker_host: str | None = setting(
+    worker_host: NonEmptyText | None = setting(
         "backend.Yuanrong.worker_host",
         None,
-        OrNull(Text()),
         "The address of the worker of each node: a network such as 10.2.0.0/16, or in a system of one node its name. "
         "null: the address of each node in Ray, or 127.0.0.1 in a system of one machine.",
     )
-    worker_port: int = setting(
+    worker_port: Port = setting(
         "backend.Yuanrong.worker_port",
         31501,
-        WholeNumber(0, 65535),
         "The port of the worker. 0 means a free port, if `auto_init` is true.",
     )
-    metastore_port: int = setting(
+    metastore_port: Port = setting(
         "backend.Yuanrong.metastore_port",
         2379,
-        WholeNumber(0, 65535),
         "The port of the metastore. 0 means a free port, if `auto_init` is true.",
     )
     enable_yr_npu_transport: bool = setting(
         "backend.Yuanrong.enable_yr_npu_transport",
         False,
-        Boolean(),
         'Whether gets with device="npu" receive values on an NPU without a copy in the memory of the host. This needs '
         "torch_npu and a build of the library for NPUs. A process without an NPU uses the memory of the host.",
     )
     worker_args: str = setting(
         "backend.Yuanrong.worker_args",
         "",
-        Text(may_be_empty=True),
         "More arguments of the worker, as on its command line.",
     )
 
@@ -129,16 +115,14 @@ class YuanrongOptions:
 class RayStoreOptions:
     """Ray's object store, if it is the backend."""
 
-    capacity: int | None = setting(
+    capacity: Annotated[int, Meta(ge=SMALLEST_STORAGE, extra={"unit": "bytes"})] | None = setting(
         _CAPACITY,
         None,
-        OrNull(WholeNumber(SMALLEST_STORAGE, unit="bytes")),
         "The largest size of all values together. null: as much as Ray has; Ray writes to disk if its memory is full.",
     )
-    direct_transport: str | None = setting(
+    direct_transport: Literal["nixl"] | None = setting(
         _DIRECT_TRANSPORT,
         None,
-        OrNull(Choice("nixl")),
         "The transport that replaces Ray's object store. nixl: actors with `enable_tensor_transport=True` write and "
         "read values directly; this needs a `capacity` and the extra [ray-direct].",
     )

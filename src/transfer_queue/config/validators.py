@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Generic, TypeAlias, TypeVar, Union
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+
+import msgspec
 
 from transfer_queue.errors import InvalidArgumentError
 
@@ -41,25 +43,22 @@ class Validator(ABC, Generic[V]):
     """Says what is allowed for a value, and converts an allowed value to its type in `Settings`.
 
     Example:
-        >>> from transfer_queue.config.validators import WholeNumber
-        >>> WholeNumber(1).convert("replicas", 2)
-        2
-        >>> WholeNumber(1).convert("replicas", 0)
+        >>> from transfer_queue.config.validators import Port, validator_of
+        >>> validator_of(Port).convert("metrics.port", 9090)
+        9090
+        >>> validator_of(Port).convert("metrics.port", -1)
         Traceback (most recent call last):
-        transfer_queue.errors.InvalidArgumentError: replicas is 0; allowed: a whole number >= 1
+        transfer_queue.errors.InvalidArgumentError: metrics.port is -1; allowed: a whole number from 0 to 65535
     """
 
     type_name: str
     """The type of the value, as a user of YAML names it."""
     allowed: str
     """What is allowed, as a phrase."""
-    unit: str
-    """The unit of the value, such as "bytes"; "" if it has none."""
 
-    def __init__(self, type_name: str, allowed: str, unit: str = "") -> None:
+    def __init__(self, type_name: str, allowed: str) -> None:
         self.type_name = type_name
         self.allowed = allowed
-        self.unit = unit
 
     def convert(self, key: str, value: object) -> V:
         """Return the value, converted.
@@ -81,87 +80,73 @@ class Validator(ABC, Generic[V]):
         """Return the value, converted. Raise NotAllowedError if it is not allowed, or an error with more details."""
 
 
-class Boolean(Validator[bool]):
-    """true or false."""
+class TypeValidator(Validator[Any]):
+    """What a type allows, with the limits of its `msgspec.Meta`. Instances of subclasses become those of the type.
 
-    def __init__(self) -> None:
-        super().__init__("boolean", "true or false")
-
-    def _accept(self, key: str, value: object) -> bool:
-        if not isinstance(value, bool):
-            raise NotAllowedError
-        return value
-
-
-class WholeNumber(Validator[int]):
-    """An integer in a range. A float without a fraction is converted, because YAML reads 1e6 as a float.
+    A float without a fraction is an int where one is wanted, because YAML reads 1e6 as a float.
 
     Args:
-        least: The smallest allowed value.
-        most: The largest allowed value. Default: there is no limit.
-        unit: What is counted, such as "bytes". Default: no unit.
+        accepted: The type, as `msgspec.convert` takes it.
+        type_name: See `Validator`.
+        allowed: See `Validator`.
     """
 
-    def __init__(self, least: int, most: int | None = None, unit: str = "") -> None:
-        number = f"a whole number of {unit}" if unit else "a whole number"
-        super().__init__(
-            "integer", f"{number} >= {least}" if most is None else f"{number} from {least} to {most}", unit
-        )
-        self._least = least
-        self._most = most
+    def __init__(self, accepted: Any, type_name: str, allowed: str) -> None:
+        super().__init__(type_name, allowed)
+        self._accepted = accepted
 
-    def _accept(self, key: str, value: object) -> int:
-        whole = int(value) if isinstance(value, float) and value.is_integer() else value
-        # True and False are ints in Python, but no reader of a configuration means a number by them.
-        if not isinstance(whole, int) or isinstance(whole, bool):
-            raise NotAllowedError
-        if whole < self._least or (self._most is not None and whole > self._most):
-            raise NotAllowedError
-        return whole
+    def _accept(self, key: str, value: object) -> Any:
+        plain = value
+        if isinstance(value, float):
+            plain = int(value) if self.type_name == "integer" and value.is_integer() else float(value)
+        elif isinstance(value, (int, str)) and not isinstance(value, bool):
+            plain = int(value) if isinstance(value, int) else str.__str__(value)
+        try:
+            return msgspec.convert(plain, self._accepted)
+        except msgspec.ValidationError:
+            raise NotAllowedError from None
 
 
-class Seconds(Validator[float]):
-    """A finite number of seconds greater than 0."""
-
-    def __init__(self) -> None:
-        super().__init__("number", "seconds > 0", "seconds")
-
-    def _accept(self, key: str, value: object) -> float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise NotAllowedError
-        return float(value)
-
-
-class Fraction(Validator[float]):
-    """A number greater than 0 and not greater than 1."""
-
-    def __init__(self) -> None:
-        super().__init__("number", "a fraction > 0 and <= 1")
-
-    def _accept(self, key: str, value: object) -> float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= 1:
-            raise NotAllowedError
-        return float(value)
-
-
-class Choice(Validator[str]):
-    """One of several names.
+def validator_of(annotation: Any) -> Validator[Any]:
+    """Return the validator that the annotation of a setting describes.
 
     Args:
-        *names: The allowed names.
-        or_import_path: Whether an import path "package.module:Class" is allowed, too.
+        annotation: bool, int, float, str or a Literal, with a `msgspec.Meta` for its limits: its `description` is what
+            is allowed if the limits do not say it, its `extra` may name the "unit". `X | None` also allows null. For
+            all else, an `Annotated` type that names a `Validator`.
     """
+    if type(None) in get_args(annotation):
+        (inner,) = (each for each in get_args(annotation) if each is not type(None))
+        return OrNull(validator_of(inner))
+    kind, *more = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    if more and isinstance(more[0], Validator):
+        return more[0]
+    limits = more[0] if more else msgspec.Meta()
+    if get_origin(kind) is Literal:
+        return TypeValidator(annotation, "text", ", ".join(get_args(kind)))
+    if kind is bool:
+        return TypeValidator(annotation, "boolean", "true or false")
+    if kind is int:
+        number = " of ".join(filter(None, ["a whole number", (limits.extra or {}).get("unit")]))
+        span = f">= {limits.ge}" if limits.le is None else f"from {limits.ge} to {limits.le}"
+        return TypeValidator(annotation, "integer", f"{number} {span}")
+    text = "a text that is not empty" if limits.min_length else "a text"
+    return TypeValidator(annotation, "number" if kind is float else "text", limits.description or text)
 
-    def __init__(self, *names: str, or_import_path: bool = False) -> None:
-        path = ('an import path "package.module:Class"',) if or_import_path else ()
-        super().__init__("text", ", ".join((*names, *path)))
-        self._names = names
-        self._or_import_path = or_import_path
 
-    def _accept(self, key: str, value: object) -> str:
-        if not isinstance(value, str) or (value not in self._names and not (self._or_import_path and ":" in value)):
-            raise NotAllowedError
-        return value
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max, description="seconds > 0")]
+"""A finite number of seconds."""
+Fraction: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1, description="a fraction > 0 and <= 1")]
+Port: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+NonEmptyText: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
+SystemName: TypeAlias = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=rf"\A(?!\.)[A-Za-z0-9_.-]{{1,{LONGEST_NAME}}}\Z",
+        description=f"a name of letters, digits, '-', '_' and '.', not starting with '.', at most {LONGEST_NAME} long",
+    ),
+]
+"""The name of a system, which is also the name of its folder."""
 
 
 class AbsolutePath(Validator[str]):
@@ -176,23 +161,6 @@ class AbsolutePath(Validator[str]):
         return os.fspath(value)
 
 
-class Text(Validator[str]):
-    """A text.
-
-    Args:
-        may_be_empty: Whether "" is allowed.
-    """
-
-    def __init__(self, may_be_empty: bool = False) -> None:
-        super().__init__("text", "a text" if may_be_empty else "a text that is not empty")
-        self._may_be_empty = may_be_empty
-
-    def _accept(self, key: str, value: object) -> str:
-        if not isinstance(value, str) or not (value or self._may_be_empty):
-            raise NotAllowedError
-        return value
-
-
 class Patterns(Validator[list[str]]):
     """A list of patterns, as `fnmatch` has them: "*" for any characters, "?" for one."""
 
@@ -204,23 +172,6 @@ class Patterns(Validator[list[str]]):
         if not isinstance(plain, (list, tuple)) or not all(isinstance(each, str) and each for each in plain):
             raise NotAllowedError
         return list(plain)
-
-
-class SystemName(Validator[str]):
-    """The name of a system, which is also the name of its folder."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "text",
-            f"a name of letters, digits, '-', '_' and '.', not starting with '.', at most {LONGEST_NAME} long",
-        )
-
-    def _accept(self, key: str, value: object) -> str:
-        if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or value.startswith("."):
-            raise NotAllowedError
-        if not all(letter.isascii() and (letter.isalnum() or letter in "-_.") for letter in value):
-            raise NotAllowedError
-        return value
 
 
 class LogLevel(Validator[int]):
@@ -283,9 +234,7 @@ class FieldBackends(Validator[dict[str, str]]):
         self._backend = backend
 
     def _accept(self, key: str, value: object) -> dict[str, str]:
-        found = _resolved(value)
-        if not isinstance(found, Mapping) or not all(isinstance(pattern, str) and pattern for pattern in found):
-            raise NotAllowedError
+        found = _by_pattern(value)
         return {pattern: self._backend.convert(f"{key}.{pattern}", name) for pattern, name in found.items()}
 
 
@@ -348,9 +297,7 @@ class TaskSamplers(Validator[dict[str, TaskSampler]]):
         super().__init__("mapping", f"a mapping from the name or a pattern of tasks to {self._sampler.allowed}")
 
     def _accept(self, key: str, value: object) -> dict[str, TaskSampler]:
-        found = _resolved(value)
-        if not isinstance(found, Mapping) or not all(isinstance(pattern, str) and pattern for pattern in found):
-            raise NotAllowedError
+        found = _by_pattern(value)
         return {pattern: self._task_sampler(f"{key}.{pattern}", sampler) for pattern, sampler in found.items()}
 
     def _task_sampler(self, key: str, value: object) -> TaskSampler:
@@ -372,11 +319,19 @@ class OrNull(Validator[V | None]):
     """
 
     def __init__(self, inner: Validator[V]) -> None:
-        super().__init__(f"{inner.type_name} or null", f"null, or {inner.allowed}", inner.unit)
+        super().__init__(f"{inner.type_name} or null", f"null, or {inner.allowed}")
         self.inner = inner
 
     def _accept(self, key: str, value: object) -> V | None:
         return None if value is None else self.inner._accept(key, value)
+
+
+def _by_pattern(value: object) -> Mapping[str, Any]:
+    """Return a mapping from patterns. Raise NotAllowedError if it is not one."""
+    found = _resolved(value)
+    if not isinstance(found, Mapping) or not all(isinstance(pattern, str) and pattern for pattern in found):
+        raise NotAllowedError
+    return found
 
 
 def _resolved(value: object) -> object:

@@ -159,8 +159,7 @@ class AbsentHolders(CoreService):
         """End what a client still holds: batches that it has not handed over, and its locks. reason: of the records."""
         released = release_all(self._state, client) if locks else []
         settled = row_leases.settle_unseen(self._state, self.context.config.handed_over, client, reason)
-        for record in [*settled, *released]:
-            self.context.log.apply(record)
+        self.context.log.apply_all([*settled, *released])
 
     def drop_abandoned(self, name: str) -> bool:
         """Drop the rows of a partition whose clients reserved them and are gone. Return whether there were any."""
@@ -168,18 +167,14 @@ class AbsentHolders(CoreService):
         if partition is None:
             return False
         records = unneeded_rows.drop_abandoned(partition, {*self.context.connections.peers, *self.awaited})
-        for record in records:
-            self.context.log.apply(record)
+        self.context.log.apply_all(records)
         return bool(records)
 
 
 class GoneClients(CoreService):
     """Ends what depends on a client that is gone."""
 
-    @classmethod
-    def must_start(cls, context: Context) -> bool:
-        """See `CoreService.must_start`."""
-        return True
+    runs_always = True
 
     def on_client_gone(self, client: str) -> None:
         """End the references to rows that it holds, its promises of groups, and the rows that it has reserved.
@@ -189,13 +184,11 @@ class GoneClients(CoreService):
         context = self.context
         for partition in list(context.state.partitions.values()):
             for task, rows in partition.holds.references_of(client):
-                for record in unneeded_rows.finish_rows(partition, task, client, rows):
-                    context.log.apply(record)
+                context.log.apply_all(unneeded_rows.finish_rows(partition, task, client, rows))
             for task in [task for task, name in partition.wants.promised if name == client]:
                 context.log.apply(r.GroupsTaken(partition.name, task, client, 0))
             if partition.sealed and client in partition.owners:
-                for record in unneeded_rows.drop_abandoned(partition, context.connections.peers):
-                    context.log.apply(record)
+                context.log.apply_all(unneeded_rows.drop_abandoned(partition, context.connections.peers))
         for oldest in context.connections.depart(client):
             context.log.apply(r.ClientForgotten(oldest))
 

@@ -44,7 +44,9 @@ _ACTS = (Publish, Reserve, ClearRows, ClearKeys, Drop, SetPolicyVersion, ResetCo
 
 
 class Activity(CoreService):
-    """The clients that may still make space or rows."""
+    """The clients that may still make space or rows. It runs always, because it needs to have seen all requests."""
+
+    runs_always = True
 
     def __init__(self, context: Context) -> None:
         """Begin. What the clients of a controller before this one have done is not known, so each may act anywhere."""
@@ -62,11 +64,6 @@ class Activity(CoreService):
         """Unit -> its last report of the writers that wait for its space."""
         self.freed: dict[int, int] = {}
         """Unit -> how many times it was told to free extents."""
-
-    @classmethod
-    def must_start(cls, context: Context) -> bool:
-        """See `CoreService.must_start`. It runs always, because it needs to have seen all requests."""
-        return True
 
     @observes(*_ACTS)
     def note_request(self, client: str, request: Any) -> None:

@@ -158,8 +158,7 @@ def _save(context: Context, client: str, name: str) -> Steps:
     samplers, saves = context.samplers.of_users, context.services[Checkpoints].saves
     states = yield from save_states(context.services[SamplerCalls], samplers)
     forms = {pattern: {"name": samplers[pattern].name, "state": state} for pattern, state in states.items()}
-    for record in row_leases.settle_unseen(context.state, context.config.handed_over):
-        context.log.apply(record)
+    context.log.apply_all(row_leases.settle_unseen(context.state, context.config.handed_over))
     of_tasks = {pattern: form for pattern, form in forms.items() if pattern}
     extents = frozenset(place for place, extent in context.state.blocks.extents.items() if extent.blocks)
     origin, time = _origin(context), context.now
@@ -317,8 +316,6 @@ def _forget_replaced(context: Context, before: list[Partition]) -> None:
     for name in dict.fromkeys([*(partition.name for partition in before), *context.state.partitions]):
         context.changes.changes_of(name).everything = True
     for partition in list(context.state.partitions.values()):
-        for record in unneeded_rows.clear_pre_allocated(partition):
-            context.log.apply(record)
+        context.log.apply_all(unneeded_rows.clear_pre_allocated(partition))
         if partition.sealed:
-            for record in unneeded_rows.drop_abandoned(partition, ()):
-                context.log.apply(record)
+            context.log.apply_all(unneeded_rows.drop_abandoned(partition, ()))

@@ -65,6 +65,9 @@ class CoreService:
     observed: ClassVar[list[tuple[type, str]]] = []
     """Types of records and requests, each with a method that observes it."""
 
+    runs_always: ClassVar[bool] = False
+    """Whether the service starts with the controller, whatever the configuration and the state are."""
+
     begins_with: ClassVar[tuple[type, ...]] = ()
     """The service starts when a record of one of these types was applied."""
 
@@ -83,7 +86,7 @@ class CoreService:
 
         Asked at the start of the controller, and when another state was loaded.
         """
-        return False
+        return cls.runs_always
 
     # ------------------------------------------------------------ times
 
@@ -145,7 +148,7 @@ class CoreService:
         raise NotImplementedError
 
 
-_NO_HOOKS = ("observed", "begins_with", "must_start")
+_NO_HOOKS = ("observed", "runs_always", "begins_with", "must_start")
 _HOOKS = [name for name in vars(CoreService) if not name.startswith("_") and name not in _NO_HOOKS]
 
 
@@ -254,21 +257,6 @@ class Connections:
             kept = self.unrecorded.setdefault(client, ReplyCache())
             if not kept.is_finished(sequence):
                 kept.replies[sequence] = reply
-
-    def note_leaving(self, client: str) -> None:
-        """Note that a client has announced that it closes."""
-        if client in self.peers:
-            self.leaving.add(client)
-
-    def take_leaving(self, client: str) -> bool:
-        """Return whether a client without connections had announced that it closes, and forget it."""
-        said = client in self.leaving
-        self.leaving.discard(client)
-        return said
-
-    def units_at(self, peer: int) -> list[int]:
-        """Return the storage units that use this connection."""
-        return [unit for unit, known in self.units.items() if known == peer]
 
     def depart(self, client: str) -> list[str]:
         """Note that a client is gone. Returns the clients whose replies are not kept any longer."""

@@ -188,7 +188,8 @@ class Controller:
             service.on_connection_ended(client, peer)
         effects: list[Effect] = []
         if context.connections.note_closed(client, peer):
-            announced = context.connections.take_leaving(client)
+            announced = client in context.connections.leaving
+            context.connections.leaving.discard(client)
             context.forget_client(client)
             for service in self._hooks["on_client_left"]:
                 effects += service.on_client_left(client, announced)

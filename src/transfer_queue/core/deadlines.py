@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
+
+from transfer_queue.core.tables.leases import KeyLock, RowLease
 
 Entry = tuple[float, str, int]  # time, partition, token
 LEAST = 1024  # entries of the heap before ended leases are removed from it
 
 
-class Leased(Protocol):
-    """What has a deadline: a `RowLease` or a `KeyLock`."""
-
-    @property
-    def token(self) -> int:
-        """The token."""
-
-    @property
-    def seconds(self) -> float:
-        """The duration of the lease, and of each renewal."""
-
-
-LeasedT = TypeVar("LeasedT", bound=Leased)
+LeasedT = TypeVar("LeasedT", RowLease, KeyLock)
 
 
 class Deadlines(Generic[LeasedT]):
@@ -40,7 +30,7 @@ class Deadlines(Generic[LeasedT]):
         find: Callable[[str, int], LeasedT | None],
         now: float,
     ) -> None:
-        self._find = find
+        self._find: Callable[[str, int], LeasedT | None] = find
         self._ends: dict[int, float] = {}  # token -> time; a renewal moves it
         self._heap: list[Entry] = []  # at least one entry for each lease, none later than its deadline
         self._most = LEAST  # entries at which those of ended leases are removed

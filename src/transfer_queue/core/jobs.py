@@ -73,7 +73,8 @@ class Jobs(CoreService):
         job = self._by_key.get(caller.waiter)
         if job is None or job.caller is None:
             return False
-        job.caller, job.is_given_up = job.caller.with_newest_peer(caller.peer), False
+        newest = max(job.caller.peer, caller.peer)  # the numbers of connections ascend
+        job.caller, job.is_given_up = Caller(caller.client, newest, job.caller.envelope), False
         return True
 
     def describe(self, key: Hashable) -> str:
@@ -167,6 +168,5 @@ class Jobs(CoreService):
             return [self.context.answer(caller.waiter, caller.peer, reply)]
         if caller.client in self.context.connections.peers:
             return self.context.commit(caller, reply)
-        for record in reply.records:
-            self.context.log.apply(record)
+        self.context.log.apply_all(reply.records)
         return []

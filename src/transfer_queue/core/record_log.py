@@ -48,6 +48,11 @@ class RecordLog:
         for note in self._observers.get(kind, ()):
             note(record)
 
+    def apply_all(self, records: Iterable[AnyRecord]) -> None:
+        """Apply records. Each one that is decided late, such as those of a generator, sees the ones before it."""
+        for record in records:
+            self.apply(record)
+
     def observe(self, kinds: Iterable[type], note: Callable[[Any], None]) -> None:
         """Call `note` with each record of these types from now on, after it is applied."""
         for kind in kinds:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Union
+from typing import Any
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.records import Parkable, Wakes
@@ -38,62 +37,38 @@ class ChangeSet:
         self.shares: dict[str, set[ShareKey]] = {}
         """Task -> the batches that were dealt."""
 
-    def note_any(self, record: Any, partition: Partition | None) -> None:
-        """Note a record that may meet any request. The partition has it applied, and is None if it has ended."""
-        self.everything = True
+    def note(self, record: Any, partition: Partition | None) -> None:
+        """Note a record. The partition has it applied, and is None if it has ended."""
+        wakes = record.wakes
+        if wakes is Wakes.ROWS:
+            assert partition is not None
+            self.joined |= record.groups is not None
+            self.everything |= self.joined and partition.sealed  # groups that can never be complete may be left
+        elif wakes is Wakes.SHARES:
+            assert partition is not None
+            self._note_deal(record, partition)
+        elif wakes is Wakes.TASK:
+            self.everything |= bool(getattr(record, "freed", b""))
+            # a skipped row frees space for another one (`max_staleness`)
+            self.space |= isinstance(record, r.PassedOver)
+            self.tasks |= {record.task}
+        elif wakes is Wakes.LOCKS:
+            self.locks = True
+        elif wakes is Wakes.SPACE and partition is not None and not partition.sealed:
+            self.space = True
+            self.consumed |= {task for task in partition.tasks if partition.is_wholly_consumed(task)}
+        elif wakes is not Wakes.WORK:  # what meets those requests is looked at after every change
+            self.everything = True
 
-    def note_rows(self, record: Any, partition: Partition | None) -> None:
-        """Note new rows, or values of rows."""
-        assert partition is not None
-        if record.groups is not None:
-            self.joined = True
-        if self.joined and partition.sealed:
-            self.everything = True  # groups that can never be complete may be left
-
-    def note_deal(self, record: Any, partition: Partition | None) -> None:
+    def _note_deal(self, record: r.Dealt, partition: Partition) -> None:
         """Note a deal. It takes rows, so it only meets the claims for its shares, or ends those that wait for more."""
         if record.batch_index is not None:
             shares = self.shares.setdefault(record.task, set())
             shares |= {(share.dp_rank, record.batch_index) for share in record.shares}
-        assert partition is not None
         if partition.sealed:
             self.tasks |= {record.task}
         elif partition.is_wholly_consumed(record.task):
             self.consumed |= {record.task}
-
-    def note_removal(self, record: Any, partition: Partition | None) -> None:
-        """Note the end of rows."""
-        if partition is None or partition.sealed:
-            self.everything = True
-            return
-        self.space = True
-        self.consumed |= {task for task in partition.tasks if partition.is_wholly_consumed(task)}
-
-    def note_work(self, record: Any, partition: Partition | None) -> None:
-        """Note a record that meets only requests that are looked at after every change."""
-
-    def note_task(self, record: Any, partition: Partition | None) -> None:
-        """Note a record that may meet any claim of its task."""
-        self.everything |= bool(getattr(record, "freed", b""))
-        self.space |= isinstance(record, r.PassedOver)  # a skipped row frees space for another one (`max_staleness`)
-        self.tasks |= {record.task}
-
-    def note_lock(self, record: Any, partition: Partition | None) -> None:
-        """Note the end of a lock."""
-        self.locks = True
-
-
-Note = Callable[[ChangeSet, Any, Union[Partition, None]], None]
-
-_NOTES: dict[Wakes, Note] = {
-    Wakes.ALL: ChangeSet.note_any,
-    Wakes.ROWS: ChangeSet.note_rows,
-    Wakes.SHARES: ChangeSet.note_deal,
-    Wakes.SPACE: ChangeSet.note_removal,
-    Wakes.TASK: ChangeSet.note_task,
-    Wakes.LOCKS: ChangeSet.note_lock,
-    Wakes.WORK: ChangeSet.note_work,
-}
 
 
 class ChangeLog:
@@ -110,8 +85,7 @@ class ChangeLog:
         self.by_partition: dict[str, ChangeSet] = {}
         """Partition -> its changes. A partition without changes is not in here."""
         kinds = {kind for kind in APPLIERS if "partition" in kind.__struct_fields__}
-        log.observe([kind for kind in kinds if kind.wakes in _NOTES], self._note)
-        log.observe([kind for kind in kinds if kind.wakes is Wakes.ALL_IF_FREED], self._note_finished)
+        log.observe([kind for kind in kinds if kind.wakes is not Wakes.NONE], self._note)
         log.observe([r.UnitLost, r.ExtentsLost], self._note_loss)
         log.observe([r.StateLoaded], self._note_load)
 
@@ -123,13 +97,10 @@ class ChangeLog:
         return change
 
     def _note(self, record: Any) -> None:
-        if self._state.waiting.by_waiter or self.on_changed:
-            name = record.partition
-            _NOTES[record.wakes](self.changes_of(name), record, self._state.partitions.get(name))
-
-    def _note_finished(self, record: r.RowsFinished) -> None:
-        if record.freed:
-            self.changes_of(record.partition).everything = True
+        if not (self._state.waiting.by_waiter or self.on_changed):
+            return
+        if record.wakes is not Wakes.ALL_IF_FREED or record.freed:
+            self.changes_of(record.partition).note(record, self._state.partitions.get(record.partition))
 
     def _note_load(self, record: r.AnyRecord) -> None:
         for name in self._state.waiting.locks:  # a load ends all locks

@@ -31,6 +31,8 @@ from transfer_queue.messages.queries import Watch
 class Wakeups(CoreService):
     """Meets and ends the requests that wait."""
 
+    runs_always = True
+
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._part = context.config.part
@@ -40,11 +42,6 @@ class Wakeups(CoreService):
         self._after_event = context.services.with_hook["after_event"]
         self.left: Iterator[list[Effect]] | None = None
         """What `settle` has left to `settle_further`, which must be done before the next event; None: nothing."""
-
-    @classmethod
-    def must_start(cls, context: Context) -> bool:
-        """See `CoreService.must_start`."""
-        return True
 
     def settle(self) -> list[Effect]:
         """Meet what can be met after an event, until nothing more can be met. Then give free extents back.

@@ -230,8 +230,8 @@ def _damaged(name: str, what: str) -> InvalidArgumentError:
 # ------------------------------------------------------------ what the page shows of a file
 
 
-class SnapshotSource:
-    """Shows a snapshot where a page shows a system (`hub.ViewSource`)."""
+class SnapshotSource(ViewSource):
+    """Shows a snapshot where a page shows a system."""
 
     def __init__(self, snapshot: LiveSnapshot) -> None:
         view = snapshot.view
@@ -244,35 +244,16 @@ class SnapshotSource:
         """Return the same view each time."""
         return self._now, dict(self._parts)
 
-    def full_parts(self) -> dict[str, object]:
-        """Return nothing, because each view has all parts."""
-        return {}
-
     def lanes(self, task: str, first: int, count: int, after: str) -> LanesAnswer | None:
         """Refuse: single ranks are not saved."""
         raise InvalidArgumentError("a snapshot does not have the single ranks of a line of many")
-
-    def renewed(self) -> bool:
-        """Return False: nothing changes."""
-        return False
-
-    def ended_words(self) -> str:
-        """Return "": a snapshot does not end."""
-        return ""
-
-    def find_successor(self) -> bool:
-        """Return False: nothing takes its place."""
-        return False
-
-    def forget(self) -> None:
-        """Do nothing: there is no other history."""
 
     def close(self) -> None:
         """Do nothing: there is no connection."""
 
 
-class SnapshotAnswers:
-    """Answers the questions of the page from a snapshot (`PageAnswers`)."""
+class SnapshotAnswers(PageAnswers):
+    """Answers the questions of the page from a snapshot."""
 
     def __init__(self, snapshot: LiveSnapshot) -> None:
         self._snapshot = snapshot

@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from transfer_queue.messages.reports.progress import TaskProgress, Timing
+from transfer_queue.messages.reports.unit_reports import Measured
 from transfer_queue.metrics.families import FAMILIES
 from transfer_queue.metrics.samples import (
     Family,
     LabelValues,
     Sample,
-    Samples,
     Snapshot,
+    Source,
     Value,
+    counter,
+    gauge,
+    histogram,
     named_tasks,
     per_partition,
     series,
@@ -40,8 +44,8 @@ UNIT = ("storage_unit_id",)
 # ---------------------------------------------------------------- the controller
 
 
-def _of_controller(value: Callable[[Snapshot], float]) -> Samples:
-    return lambda snapshot: [((), value(snapshot))]
+def _of_controller(value: Callable[[Snapshot], float]) -> Source:
+    return Source((), lambda snapshot: [((), value(snapshot))])
 
 
 def _requests_of_controller(snapshot: Snapshot) -> dict[str, Timing]:
@@ -68,11 +72,14 @@ def _request_samples(snapshot: Snapshot) -> Iterator[Sample]:
     yield ("CLEAR_META",), snapshot.series.get("cleared_rows", {}).get((), 0)
 
 
-def _progress(done: Callable[[Snapshot, str, TaskProgress, str], float]) -> Samples:
+def _progress(done: Callable[[Snapshot, str, TaskProgress, str], float]) -> Source:
     """Return the share of the samples of a partition of which something is true, by partition and task."""
-    return lambda snapshot: (
-        ((partition.name, name), min(1.0, done(snapshot, partition.name, task, name) / max(partition.rows, 1)))
-        for partition, task, name in named_tasks(snapshot)
+    return Source(
+        ("partition_id", "task_name"),
+        lambda snapshot: (
+            ((partition.name, name), min(1.0, done(snapshot, partition.name, task, name) / max(partition.rows, 1)))
+            for partition, task, name in named_tasks(snapshot)
+        ),
     )
 
 
@@ -104,140 +111,99 @@ def _capacity(snapshot: Snapshot) -> Iterator[Sample]:
             yield (name,), float(int(capacity / live * count))
 
 
+def _answers(snapshot: Snapshot) -> Iterator[tuple[str, Measured]]:
+    return ((str(unit), answer) for unit, answer in snapshot.units.items() if answer is not None)
+
+
 def _utilization(snapshot: Snapshot) -> Iterator[Sample]:
-    for unit, answer in snapshot.units.items():
-        if answer is not None and answer.storage.space.capacity:
-            yield (str(unit),), answer.storage.space.leased / answer.storage.space.capacity
+    for unit, answer in _answers(snapshot):
+        if answer.storage.space.capacity:
+            yield (unit,), answer.storage.space.leased / answer.storage.space.capacity
 
 
-def _resident(snapshot: Snapshot) -> Iterator[Sample]:
-    for unit, answer in snapshot.units.items():
-        if answer is not None:
-            yield (str(unit),), answer.server.resident
-
-
-def _per_unit_request(value: Callable[[Timing], float]) -> Samples:
-    return lambda snapshot: (
-        ((op_type, str(unit)), value(timing))
-        for unit, answer in snapshot.units.items()
-        if answer is not None
-        for op_type, timing in _by_op_type(answer.server.requests, UNIT_TYPES).items()
+def _per_unit_request(value: Callable[[Timing], float]) -> Source:
+    return Source(
+        ("op_type", *UNIT),
+        lambda snapshot: (
+            ((op_type, unit), value(timing))
+            for unit, answer in _answers(snapshot)
+            for op_type, timing in _by_op_type(answer.server.requests, UNIT_TYPES).items()
+        ),
     )
 
 
 COMPATIBLE: dict[str, Family] = {
-    "tq_controller_uptime_seconds": Family(
-        "gauge",
+    "tq_controller_uptime_seconds": gauge(
         "Time since the start of the controller's process.",
-        (),
-        sample=_of_controller(lambda snapshot: max(0.0, snapshot.time - snapshot.server.started)),
+        _of_controller(lambda snapshot: max(0.0, snapshot.time - snapshot.server.started)),
     ),
-    "tq_controller_memory_rss_bytes": Family(
-        "gauge",
-        "Resident memory of the controller.",
-        (),
-        sample=_of_controller(lambda snapshot: snapshot.server.resident),
+    "tq_controller_memory_rss_bytes": gauge(
+        "Resident memory of the controller.", _of_controller(lambda snapshot: snapshot.server.resident)
     ),
-    "tq_partitions_total": Family(
-        "gauge",
-        "Partitions that exist.",
-        (),
-        sample=_of_controller(lambda snapshot: snapshot.count),
+    "tq_partitions_total": gauge("Partitions that exist.", _of_controller(lambda snapshot: snapshot.count)),
+    "tq_global_index_allocated_total": gauge("Global indexes that were allocated so far.", series("global_indexes")),
+    "tq_global_index_reusable_total": gauge(
+        "Always 0: this system never reuses a global index.", _of_controller(lambda snapshot: 0)
     ),
-    "tq_global_index_allocated_total": Family(
-        "gauge",
-        "Global indexes that were allocated so far.",
-        (),
-        sample=series("global_indexes"),
-    ),
-    "tq_global_index_reusable_total": Family(
-        "gauge",
-        "Always 0: this system never reuses a global index.",
-        (),
-        sample=_of_controller(lambda snapshot: 0),
-    ),
-    "tq_controller_request_total": Family(
-        "counter",
+    "tq_controller_request_total": counter(
         "Requests that the controller has handled, by the type of the dashboards or their own name.",
-        ("op_type",),
-        sample=lambda snapshot: (
-            ((op_type,), sum(timing.counts)) for op_type, timing in _requests_of_controller(snapshot).items()
+        Source(
+            ("op_type",),
+            lambda snapshot: (
+                ((op_type,), sum(timing.counts)) for op_type, timing in _requests_of_controller(snapshot).items()
+            ),
         ),
     ),
-    "tq_controller_request_duration_seconds": Family(
-        "histogram",
+    "tq_controller_request_duration_seconds": histogram(
         "Time of a request in the loop of the controller, without its wait for samples or space.",
-        ("op_type",),
-        sample=lambda snapshot: (((op_type,), timing) for op_type, timing in _requests_of_controller(snapshot).items()),
-        bounds=LOOP_BOUNDS,
+        Source(
+            ("op_type",),
+            lambda snapshot: (((op_type,), timing) for op_type, timing in _requests_of_controller(snapshot).items()),
+        ),
+        LOOP_BOUNDS,
     ),
-    "tq_controller_request_samples_total": Family(
-        "counter",
+    "tq_controller_request_samples_total": counter(
         "Samples that were put (NOTIFY_DATA_UPDATE), dealt (GET_META) and removed (CLEAR_META).",
-        ("op_type",),
-        sample=_request_samples,
+        Source(("op_type",), _request_samples),
     ),
-    "tq_partition_samples_total": Family(
-        "gauge",
-        "Samples of a partition.",
-        ("partition_id",),
-        sample=per_partition(lambda partition: partition.rows),
+    "tq_partition_samples_total": gauge(
+        "Samples of a partition.", Source(("partition_id",), per_partition(lambda partition: partition.rows))
     ),
-    "tq_partition_production_progress": Family(
-        "gauge",
+    "tq_partition_production_progress": gauge(
         "The share of the samples of a partition that have the fields of the task's last fetch, or that it received.",
-        ("partition_id", "task_name"),
-        sample=_progress(_produced),
+        _progress(_produced),
         combine=max,
     ),
-    "tq_partition_consumption_progress": Family(
-        "gauge",
+    "tq_partition_consumption_progress": gauge(
         "The share of the samples of a partition that a task has consumed.",
-        ("partition_id", "task_name"),
-        sample=_progress(lambda snapshot, partition, task, name: task.consumed),
+        _progress(lambda snapshot, partition, task, name: task.consumed),
         combine=max,
     ),
-    "tq_storage_utilization_ratio": Family(
-        "gauge",
-        "The share of the capacity of a storage unit that is leased to writers.",
-        UNIT,
-        sample=_utilization,
+    "tq_storage_utilization_ratio": gauge(
+        "The share of the capacity of a storage unit that is leased to writers.", Source(UNIT, _utilization)
     ),
-    "tq_storage_active_keys_total": Family(
-        "gauge",
-        "Values in a storage unit: one for each field of a sample.",
-        UNIT,
-        sample=_active_keys,
+    "tq_storage_active_keys_total": gauge(
+        "Values in a storage unit: one for each field of a sample.", Source(UNIT, _active_keys)
     ),
-    "tq_storage_capacity_total": Family(
-        "gauge",
+    "tq_storage_capacity_total": gauge(
         "About how many values of the current mean size fit into a storage unit. An empty unit has no such series.",
-        UNIT,
-        sample=_capacity,
+        Source(UNIT, _capacity),
     ),
-    "tq_storage_memory_rss_bytes": Family(
-        "gauge",
+    "tq_storage_memory_rss_bytes": gauge(
         "Resident memory of a storage unit, including the used part of its arena.",
-        UNIT,
-        sample=_resident,
+        Source(UNIT, lambda snapshot: (((unit,), answer.server.resident) for unit, answer in _answers(snapshot))),
     ),
-    "tq_storage_request_ops": Family(
-        "counter",
+    "tq_storage_request_ops": counter(
         "Requests that a storage unit has handled. Processes of its node read and write without one.",
-        ("op_type", *UNIT),
-        sample=_per_unit_request(lambda timing: sum(timing.counts)),
+        _per_unit_request(lambda timing: sum(timing.counts)),
     ),
-    "tq_storage_request_latency_p50": Family(
-        "gauge",
+    "tq_storage_request_latency_p50": gauge(
         "The median time of a request in the loop of a storage unit since its start.",
-        ("op_type", *UNIT),
-        sample=_per_unit_request(lambda timing: quantile(LOOP_BOUNDS, timing.counts, 0.5)),
+        _per_unit_request(lambda timing: quantile(LOOP_BOUNDS, timing.counts, 0.5)),
     ),
-    "tq_storage_request_latency_p99": Family(
-        "gauge",
+    "tq_storage_request_latency_p99": gauge(
         "The 99th percentile of this time.",
-        ("op_type", *UNIT),
-        sample=_per_unit_request(lambda timing: quantile(LOOP_BOUNDS, timing.counts, 0.99)),
+        _per_unit_request(lambda timing: quantile(LOOP_BOUNDS, timing.counts, 0.99)),
     ),
 }
 """Name of a metric -> its declaration."""

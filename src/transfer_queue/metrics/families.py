@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from transfer_queue.metrics.samples import (
     ARENA,
-    SERVER,
     Family,
+    Source,
+    counter,
     counter_of_controller,
     dropped_rows,
+    gauge,
+    histogram,
     journal_value,
     live_bytes,
     named_series,
     passed_over_rows,
     per_field,
     per_partition,
-    per_partition_and_name,
     per_request_type,
     per_sampler,
     per_server,
@@ -25,89 +27,65 @@ from transfer_queue.metrics.samples import (
     per_wait,
     series,
     servers_up,
+    stored_bytes,
 )
 from transfer_queue.metrics.timing import LOOP_BOUNDS, STALENESS_BOUNDS, WAIT_BOUNDS
 
 ROWS: dict[str, dict[str, Family]] = {
     "Throughput and latency": {
-        "tq_published_rows_total": Family(
-            "counter",
+        "tq_published_rows_total": counter(
             "Samples, or fields of samples, that were put.",
-            (),
-            sample=counter_of_controller("published_rows"),
-            panel="Samples per second",
-            legend="put",
+            counter_of_controller("published_rows"),
+            "Samples per second",
+            "put",
         ),
-        "tq_dealt_rows_total": Family(
-            "counter",
-            "Samples that were dealt to tasks.",
-            (),
-            sample=counter_of_controller("dealt_rows"),
-            panel="Samples per second",
-            legend="dealt",
+        "tq_dealt_rows_total": counter(
+            "Samples that were dealt to tasks.", counter_of_controller("dealt_rows"), "Samples per second", "dealt"
         ),
-        "tq_cleared_rows_total": Family(
-            "counter",
+        "tq_cleared_rows_total": counter(
             "Samples that were removed: cleared, dropped, or finished by all tasks.",
-            (),
-            sample=series("cleared_rows"),
-            panel="Samples per second",
-            legend="removed",
+            series("cleared_rows"),
+            "Samples per second",
+            "removed",
         ),
-        "tq_requests_total": Family(
-            "counter",
-            "Requests that were handled.",
-            (*SERVER, "type"),
-            sample=per_request_type(lambda timing: sum(timing.counts)),
-            panel="Requests",
+        "tq_requests_total": counter(
+            "Requests that were handled.", per_request_type(lambda timing: sum(timing.counts)), "Requests"
         ),
-        "tq_request_seconds": Family(
-            "histogram",
+        "tq_request_seconds": histogram(
             "Time of a request in the loop of the server, without its wait for samples or space.",
-            (*SERVER, "type"),
-            sample=per_request_type(lambda timing: timing),
-            bounds=LOOP_BOUNDS,
-            panel="Time in the loop",
+            per_request_type(lambda timing: timing),
+            LOOP_BOUNDS,
+            "Time in the loop",
         ),
-        "tq_longest_event_seconds": Family(
-            "gauge",
+        "tq_longest_event_seconds": gauge(
             "The longest event in the loop within the last one to two minutes.",
-            (*SERVER, "event"),
-            sample=per_server_and_name(lambda server: server.longest),
-            panel="Longest event of the last minutes",
+            per_server_and_name("event", lambda server: server.longest),
+            "Longest event of the last minutes",
         ),
-        "tq_process_cpu_seconds_total": Family(
-            "counter",
+        "tq_process_cpu_seconds_total": counter(
             "CPU time of a server. Its loop is one thread.",
-            SERVER,
-            sample=per_server(lambda server: server.cpu),
-            panel="CPU use of each loop",
+            per_server(lambda server: server.cpu),
+            "CPU use of each loop",
         ),
-        "tq_server_up": Family(
-            "gauge",
+        "tq_server_up": gauge(
             "1 if a server replied to this scrape in time, else 0.",
-            SERVER,
-            sample=servers_up,
-            panel="Servers and errors",
+            servers_up,
+            "Servers and errors",
             queries=(("sum(METRIC)", "servers up"), ("count(METRIC)", "servers")),
         ),
-        "tq_failures_total": Family(
-            "counter",
+        "tq_failures_total": counter(
             "Replies with an error.",
-            (*SERVER, "error"),
-            sample=per_server_and_name(lambda server: server.failures),
-            panel="Servers and errors",
-            legend="{{server}} {{unit}}: {{error}} per second",
+            per_server_and_name("error", lambda server: server.failures),
+            "Servers and errors",
+            "{{server}} {{unit}}: {{error}} per second",
         ),
     },
     "Where tasks wait": {
-        "tq_task_wait_seconds_total": Family(
-            "counter",
+        "tq_task_wait_seconds_total": counter(
             "Time for which the clients of a task have waited, including waits that have not ended. Waits of one "
             "client that overlap count once.",
-            ("task", "reason"),
-            sample=named_series("task_wait_seconds"),
-            panel="Waiting share of each task",
+            named_series("task_wait_seconds", "task", "reason"),
+            "Waiting share of each task",
             queries=(
                 (
                     "sum by (task, reason) (rate(METRIC[$__rate_interval]))"
@@ -116,474 +94,349 @@ ROWS: dict[str, dict[str, Family]] = {
                 ),
             ),
         ),
-        "tq_task_clients": Family(
-            "gauge",
+        "tq_task_clients": gauge(
             "Connected clients that have worked for a task.",
-            ("task",),
-            sample=named_series("task_clients"),
-            panel="Clients of each task",
-            legend="{{task}}",
+            named_series("task_clients", "task"),
+            "Clients of each task",
+            "{{task}}",
         ),
-        "tq_ready_rows": Family(
-            "gauge",
+        "tq_ready_rows": gauge(
             "Samples that a task could fetch now, with the fields of its last fetch.",
-            ("partition", "task"),
-            sample=series("ready_rows"),
-            panel="Ready samples",
-            legend="{{partition}} {{task}}",
+            series("ready_rows", "partition", "task"),
+            "Ready samples",
+            "{{partition}} {{task}}",
         ),
-        "tq_queue_seconds": Family(
-            "histogram",
+        "tq_queue_seconds": histogram(
             "Time for which a batch was complete before a fetch of the task took it.",
-            ("task",),
-            sample=per_task_timing("queue"),
-            bounds=WAIT_BOUNDS,
-            panel="Time in the queue",
-            legend="{{task}}",
+            per_task_timing("queue"),
+            WAIT_BOUNDS,
+            "Time in the queue",
+            "{{task}}",
         ),
-        "tq_staleness_versions": Family(
-            "histogram",
+        "tq_staleness_versions": histogram(
             "Policy versions by which the oldest sample of a batch was behind when a fetch of the task took it.",
-            ("task",),
-            sample=per_task_timing("staleness"),
-            bounds=STALENESS_BOUNDS,
-            panel="Staleness in policy versions",
-            legend="{{task}}",
+            per_task_timing("staleness"),
+            STALENESS_BOUNDS,
+            "Staleness in policy versions",
+            "{{task}}",
         ),
     },
     "Samples and bytes by partition and tier": {
-        "tq_rows": Family(
-            "gauge",
-            "Samples of a partition.",
-            ("partition",),
-            sample=per_partition(lambda partition: partition.rows),
-            panel="Samples",
-            legend="{{partition}}",
+        "tq_rows": gauge(
+            "Samples of a partition.", per_partition(lambda partition: partition.rows), "Samples", "{{partition}}"
         ),
-        "tq_partitions": Family(
-            "gauge",
-            "Partitions that exist.",
-            (),
-            sample=lambda snapshot: [((), snapshot.count)],
-            panel="Samples",
-            legend="partitions",
+        "tq_partitions": gauge(
+            "Partitions that exist.", Source((), lambda snapshot: [((), snapshot.count)]), "Samples", "partitions"
         ),
-        "tq_bytes": Family(
-            "gauge",
+        "tq_bytes": gauge(
             "Bytes of the values of a partition, each counted once.",
-            ("partition",),
-            sample=per_partition(lambda partition: partition.nbytes),
-            panel="Bytes",
-            legend="{{partition}}",
+            per_partition(lambda partition: partition.nbytes),
+            "Bytes",
+            "{{partition}}",
         ),
-        "tq_saved_bytes": Family(
-            "gauge",
+        "tq_saved_bytes": gauge(
             "Bytes that a partition saves because equal values are stored once.",
-            ("partition",),
-            sample=per_partition(lambda partition: partition.saved),
-            panel="Bytes",
-            legend="{{partition}} saved",
+            per_partition(lambda partition: partition.saved),
+            "Bytes",
+            "{{partition}} saved",
         ),
-        "tq_stored_bytes": Family(
-            "gauge",
+        "tq_stored_bytes": gauge(
             "Bytes of a partition in a tier, every replica counted.",
-            ("partition", "tier"),
-            sample=per_partition_and_name(lambda partition: partition.stored),
-            panel="Bytes",
+            stored_bytes,
+            "Bytes",
             queries=(
                 ("METRIC", "{{partition}} in {{tier}}"),
                 ('sum by (tier) (tq_arena_live_bytes{job=~"$job"})', "all partitions in {{tier}}"),
             ),
         ),
-        "tq_stored_values": Family(
-            "gauge",
+        "tq_stored_values": gauge(
             "Values of a partition in a tier: one for each field of a sample, every replica counted.",
-            ("partition", "tier"),
-            sample=series("stored_values"),
-            panel="Values by tier",
+            series("stored_values", "partition", "tier"),
+            "Values by tier",
         ),
-        "tq_dropped_rows": Family(
-            "gauge",
+        "tq_dropped_rows": gauge(
             "Samples that were dropped unread so far.",
-            ("partition", "reason"),
-            sample=dropped_rows,
-            panel="Dropped, skipped and lost samples",
-            legend="{{partition}} dropped: {{reason}}",
+            dropped_rows,
+            "Dropped, skipped and lost samples",
+            "{{partition}} dropped: {{reason}}",
         ),
-        "tq_passed_over_rows": Family(
-            "gauge",
+        "tq_passed_over_rows": gauge(
             "Samples that a task skipped.",
-            ("partition", "task", "reason"),
-            sample=passed_over_rows,
-            panel="Dropped, skipped and lost samples",
-            legend="{{partition}} {{task}} skipped: {{reason}}",
+            passed_over_rows,
+            "Dropped, skipped and lost samples",
+            "{{partition}} {{task}} skipped: {{reason}}",
         ),
-        "tq_lost_rows": Family(
-            "gauge",
+        "tq_lost_rows": gauge(
             "Samples whose value was lost and not put again.",
-            ("partition", "field"),
-            sample=per_field(lambda field: field.lost),
-            panel="Dropped, skipped and lost samples",
+            per_field(lambda field: field.lost),
+            "Dropped, skipped and lost samples",
             queries=(("METRIC > 0", "{{partition}} {{field}} lost"),),
         ),
     },
     "Progress by task and field": {
-        "tq_produced_rows": Family(
-            "gauge",
-            "Samples that have a field.",
-            ("partition", "field"),
-            sample=per_field(lambda field: field.produced),
-            panel="Samples that have a field",
+        "tq_produced_rows": gauge(
+            "Samples that have a field.", per_field(lambda field: field.produced), "Samples that have a field"
         ),
-        "tq_consumed_rows": Family(
-            "gauge",
+        "tq_consumed_rows": gauge(
             "Samples that a task has consumed.",
-            ("partition", "task"),
-            sample=per_task(lambda task: task.consumed),
-            panel="Samples that a task has consumed",
+            per_task(lambda task: task.consumed),
+            "Samples that a task has consumed",
         ),
-        "tq_field_produced_total": Family(
-            "counter",
+        "tq_field_produced_total": counter(
             "Samples that have got a field so far.",
-            ("partition", "field"),
-            sample=per_field(lambda field: field.produced_ever),
-            panel="Produced and consumed per second",
-            legend="{{partition}} produced: {{field}}",
+            per_field(lambda field: field.produced_ever),
+            "Produced and consumed per second",
+            "{{partition}} produced: {{field}}",
         ),
-        "tq_task_consumed_total": Family(
-            "counter",
+        "tq_task_consumed_total": counter(
             "Samples that a task has consumed so far, including those cleared since.",
-            ("partition", "task"),
-            sample=per_task(lambda task: task.consumed_ever),
-            panel="Produced and consumed per second",
-            legend="{{partition}} consumed: {{task}}",
+            per_task(lambda task: task.consumed_ever),
+            "Produced and consumed per second",
+            "{{partition}} consumed: {{task}}",
         ),
     },
     "Waiting requests": {
-        "tq_waiting_claims": Family(
-            "gauge",
+        "tq_waiting_claims": gauge(
             "Claims that wait for samples.",
-            ("partition", "task"),
-            sample=per_task(lambda task: task.waiting),
-            panel="Waiting claims and puts",
+            per_task(lambda task: task.waiting),
+            "Waiting claims and puts",
             queries=(("METRIC > 0", "{{partition}} {{task}}"),),
         ),
-        "tq_waiting_puts": Family(
-            "gauge",
+        "tq_waiting_puts": gauge(
             "Puts and reservations that wait for capacity.",
-            ("partition",),
-            sample=per_partition(lambda partition: partition.waiting_puts),
-            panel="Waiting claims and puts",
+            per_partition(lambda partition: partition.waiting_puts),
+            "Waiting claims and puts",
             queries=(("METRIC > 0", "{{partition}}: puts"),),
         ),
-        "tq_longest_wait_seconds": Family(
-            "gauge",
+        "tq_longest_wait_seconds": gauge(
             "Time that the oldest claim has waited.",
-            ("partition", "task"),
-            sample=per_task(lambda task: task.longest_wait),
+            per_task(lambda task: task.longest_wait),
+            "Longest wait of a claim",
             combine=max,
-            panel="Longest wait of a claim",
             queries=(("METRIC > 0", "{{partition}} {{task}}"),),
         ),
-        "tq_wait_seconds": Family(
-            "histogram",
+        "tq_wait_seconds": histogram(
             "Time that requests waited if they could not be answered at once.",
-            (*SERVER, "type", "task"),
-            sample=per_wait(lambda timing: timing),
-            bounds=WAIT_BOUNDS,
-            panel="Waits that have ended",
+            per_wait(lambda timing: timing),
+            WAIT_BOUNDS,
+            "Waits that have ended",
         ),
     },
     "Leases and redeliveries": {
-        "tq_leases": Family(
-            "gauge",
+        "tq_leases": gauge(
             "Leases in force.",
-            ("partition", "task"),
-            sample=series("leases"),
-            panel="Leases in force and their samples",
-            legend="{{partition}} {{task}}: leases",
+            series("leases", "partition", "task"),
+            "Leases in force and their samples",
+            "{{partition}} {{task}}: leases",
         ),
-        "tq_claimed_rows": Family(
-            "gauge",
+        "tq_claimed_rows": gauge(
             "Samples under a lease that are not acknowledged yet.",
-            ("partition", "task"),
-            sample=per_task(lambda task: task.claimed),
-            panel="Leases in force and their samples",
+            per_task(lambda task: task.claimed),
+            "Leases in force and their samples",
             queries=(("METRIC > 0", "{{partition}} {{task}}: samples"),),
         ),
-        "tq_leases_granted_total": Family(
-            "counter",
+        "tq_leases_granted_total": counter(
             "Leases that were granted.",
-            ("task",),
-            sample=series("leases_granted"),
-            panel="Granted and acknowledged per second",
-            legend="{{task}}: leases granted",
+            series("leases_granted", "task"),
+            "Granted and acknowledged per second",
+            "{{task}}: leases granted",
         ),
-        "tq_acknowledged_rows_total": Family(
-            "counter",
+        "tq_acknowledged_rows_total": counter(
             "Samples that were acknowledged.",
-            ("task",),
-            sample=series("acknowledged_rows"),
-            panel="Granted and acknowledged per second",
-            legend="{{task}}: samples acknowledged",
+            series("acknowledged_rows", "task"),
+            "Granted and acknowledged per second",
+            "{{task}}: samples acknowledged",
         ),
-        "tq_redelivered_rows_total": Family(
-            "counter",
+        "tq_redelivered_rows_total": counter(
             "Samples that are delivered again, because no acknowledgement came.",
-            ("task", "reason"),
-            sample=series("redelivered_rows"),
-            panel="Redelivered samples per second",
+            series("redelivered_rows", "task", "reason"),
+            "Redelivered samples per second",
         ),
     },
     "Arenas": {
-        "tq_arena_capacity_bytes": Family(
-            "gauge",
+        "tq_arena_capacity_bytes": gauge(
             "The size to which an arena may grow.",
-            ARENA,
-            sample=per_unit(lambda unit: unit.space.capacity),
-            panel="Space",
-            legend="unit {{unit}}: capacity",
+            per_unit(lambda unit: unit.space.capacity),
+            "Space",
+            "unit {{unit}}: capacity",
         ),
-        "tq_arena_held_bytes": Family(
-            "gauge",
+        "tq_arena_held_bytes": gauge(
             "Space that an arena has allocated in the file system, leased or free.",
-            ARENA,
-            sample=per_unit(lambda unit: unit.space.held),
-            panel="Space",
-            legend="unit {{unit}}: allocated",
+            per_unit(lambda unit: unit.space.held),
+            "Space",
+            "unit {{unit}}: allocated",
         ),
-        "tq_arena_leased_bytes": Family(
-            "gauge",
+        "tq_arena_leased_bytes": gauge(
             "Space that is leased to writers.",
-            ARENA,
-            sample=per_unit(lambda unit: unit.space.leased),
-            panel="Space",
-            legend="unit {{unit}}: leased",
+            per_unit(lambda unit: unit.space.leased),
+            "Space",
+            "unit {{unit}}: leased",
         ),
-        "tq_arena_live_bytes": Family(
-            "gauge",
-            "Leased space that contains blocks which are needed.",
-            ARENA,
-            sample=live_bytes,
-            panel="Space",
-            legend="unit {{unit}}: live",
+        "tq_arena_live_bytes": gauge(
+            "Leased space that contains blocks which are needed.", live_bytes, "Space", "unit {{unit}}: live"
         ),
-        "tq_arena_viewed_bytes": Family(
-            "gauge",
+        "tq_arena_viewed_bytes": gauge(
             "Leased space that is free when the last view of it ends (a get with copy=False).",
-            ARENA,
-            sample=per_unit(lambda unit: unit.space.viewed),
-            panel="Space",
-            legend="unit {{unit}}: held by views alone",
+            per_unit(lambda unit: unit.space.viewed),
+            "Space",
+            "unit {{unit}}: held by views alone",
         ),
-        "tq_view_bytes": Family(
-            "gauge",
+        "tq_view_bytes": gauge(
             "Values of which processes have views (a get with copy=False), once for each client.",
-            ARENA,
-            sample=per_unit(lambda unit: sum(hold.nbytes for hold in unit.holds)),
-            panel="Space",
-            legend="unit {{unit}}: views",
+            per_unit(lambda unit: sum(hold.nbytes for hold in unit.holds)),
+            "Space",
+            "unit {{unit}}: views",
         ),
-        "tq_arena_free_bytes": Family(
-            "gauge",
+        "tq_arena_free_bytes": gauge(
             "Space that is allocated and not leased.",
-            ARENA,
-            sample=per_unit(lambda unit: unit.space.free),
-            panel="Space",
-            legend="unit {{unit}}: free",
+            per_unit(lambda unit: unit.space.free),
+            "Space",
+            "unit {{unit}}: free",
         ),
-        "tq_arena_largest_free_bytes": Family(
-            "gauge",
+        "tq_arena_largest_free_bytes": gauge(
             "The longest run of free space. The arena is fragmented if it is much less than all free space.",
-            ARENA,
-            sample=per_unit(lambda unit: unit.space.largest_free),
-            panel="Fragmentation of free space",
+            per_unit(lambda unit: unit.space.largest_free),
+            "Fragmentation of free space",
             queries=(("1 - METRIC / (tq_arena_free_bytes > 0)", "unit {{unit}}"),),
         ),
-        "tq_arena_extents": Family(
-            "gauge",
+        "tq_arena_extents": gauge(
             "Extents that are leased.",
-            ARENA,
-            sample=per_unit(lambda unit: unit.extents),
-            panel="Leased extents and waiting writers",
-            legend="unit {{unit}}: extents",
+            per_unit(lambda unit: unit.extents),
+            "Leased extents and waiting writers",
+            "unit {{unit}}: extents",
         ),
-        "tq_arena_waiting_leases": Family(
-            "gauge",
+        "tq_arena_waiting_leases": gauge(
             "Writers that wait for space.",
-            ARENA,
-            sample=per_unit(lambda unit: unit.waiting),
-            panel="Leased extents and waiting writers",
-            legend="unit {{unit}}: waiting writers",
+            per_unit(lambda unit: unit.waiting),
+            "Leased extents and waiting writers",
+            "unit {{unit}}: waiting writers",
         ),
-        "tq_arena_longest_wait_seconds": Family(
-            "gauge",
+        "tq_arena_longest_wait_seconds": gauge(
             "Time that the oldest of these writers has waited.",
-            ARENA,
-            sample=per_unit(lambda unit: unit.longest_wait),
-            panel="Leased extents and waiting writers",
-            legend="unit {{unit}}: longest wait in seconds",
+            per_unit(lambda unit: unit.longest_wait),
+            "Leased extents and waiting writers",
+            "unit {{unit}}: longest wait in seconds",
         ),
-        "tq_unit_draining": Family(
-            "gauge",
+        "tq_unit_draining": gauge(
             "1 while everything is moved off a unit.",
-            ARENA,
-            sample=per_unit(lambda unit: int(unit.draining)),
-            panel="Units that are drained",
+            per_unit(lambda unit: int(unit.draining)),
+            "Units that are drained",
             queries=(("METRIC > 0", "unit {{unit}}"),),
         ),
-        "tq_store_server_up": Family(
-            "gauge",
+        "tq_store_server_up": gauge(
             "1 while the server of an external store runs on a node, 0 while it is down.",
-            ("backend", "node"),
-            sample=series("store_server_up"),
-            panel="Servers of external stores that are down",
+            series("store_server_up", "backend", "node"),
+            "Servers of external stores that are down",
             queries=(("METRIC == 0", "{{backend}} on {{node}}"),),
         ),
-        "tq_store_server_ends_total": Family(
-            "counter",
+        "tq_store_server_ends_total": counter(
             "Ends of these servers since the controller started.",
-            ("backend", "node"),
-            sample=series("store_server_ends"),
-            panel="Ends of servers of external stores",
+            series("store_server_ends", "backend", "node"),
+            "Ends of servers of external stores",
         ),
-        "tq_unit_info": Family(
-            "gauge",
+        "tq_unit_info": gauge(
             "1 for every storage unit, with its node.",
-            (*ARENA, "node"),
-            sample=lambda snapshot: [((str(unit.unit), unit.told_tier, unit.node), 1) for unit in snapshot.infos],
+            Source(
+                (*ARENA, "node"),
+                lambda snapshot: [((str(unit.unit), unit.told_tier, unit.node), 1) for unit in snapshot.infos],
+            ),
             shown=False,
         ),
     },
     "Journal": {
-        "tq_journal_lag_records": Family(
-            "gauge",
+        "tq_journal_lag_records": gauge(
             "Records since the last snapshot, which a restart replays.",
-            (),
-            sample=journal_value(lambda journal: journal.records),
-            panel="Lag behind the snapshot",
-            legend="records",
+            journal_value(lambda journal: journal.records),
+            "Lag behind the snapshot",
+            "records",
         ),
-        "tq_journal_lag_bytes": Family(
-            "gauge",
+        "tq_journal_lag_bytes": gauge(
             "Bytes of the records since the last snapshot.",
-            (),
-            sample=journal_value(lambda journal: journal.nbytes),
-            panel="Size of the journal",
-            legend="since the snapshot",
+            journal_value(lambda journal: journal.nbytes),
+            "Size of the journal",
+            "since the snapshot",
         ),
-        "tq_journal_snapshot_age_seconds": Family(
-            "gauge",
+        "tq_journal_snapshot_age_seconds": gauge(
             "Time since the last snapshot, or since the start of the process.",
-            (),
-            sample=journal_value(lambda journal: journal.age),
-            panel="Lag behind the snapshot",
-            legend="seconds",
+            journal_value(lambda journal: journal.age),
+            "Lag behind the snapshot",
+            "seconds",
         ),
-        "tq_journal_bytes": Family(
-            "gauge",
+        "tq_journal_bytes": gauge(
             "Bytes of the journal and its snapshot.",
-            (),
-            sample=journal_value(lambda journal: journal.size),
-            panel="Size of the journal",
-            legend="with the snapshot",
+            journal_value(lambda journal: journal.size),
+            "Size of the journal",
+            "with the snapshot",
         ),
-        "tq_journal_commit_seconds": Family(
-            "histogram",
+        "tq_journal_commit_seconds": histogram(
             "Time of a commit. If commits do not wait for the disk, one of 8 is measured.",
-            (),
-            sample=journal_value(lambda journal: journal.commits),
-            bounds=LOOP_BOUNDS,
-            panel="Commits",
+            journal_value(lambda journal: journal.commits),
+            LOOP_BOUNDS,
+            "Commits",
         ),
-        "tq_journal_last_commit_seconds": Family(
-            "gauge",
-            "Time of the last commit.",
-            (),
-            sample=journal_value(lambda journal: journal.last_commit),
-            panel="Commits",
-            legend="last commit",
+        "tq_journal_last_commit_seconds": gauge(
+            "Time of the last commit.", journal_value(lambda journal: journal.last_commit), "Commits", "last commit"
         ),
-        "tq_journal_trouble": Family(
-            "gauge",
+        "tq_journal_trouble": gauge(
             "1 while the journal cannot be written, so that requests are not answered.",
-            (),
-            sample=journal_value(lambda journal: int(journal.trouble)),
-            panel="Trouble",
-            legend="cannot be written",
+            journal_value(lambda journal: int(journal.trouble)),
+            "Trouble",
+            "cannot be written",
         ),
-        "tq_journal_snapshot_failing": Family(
-            "gauge",
+        "tq_journal_snapshot_failing": gauge(
             "1 if the last snapshot could not be written.",
-            (),
-            sample=journal_value(lambda journal: int(journal.snapshot_failing)),
-            panel="Trouble",
-            legend="snapshots fail",
+            journal_value(lambda journal: int(journal.snapshot_failing)),
+            "Trouble",
+            "snapshots fail",
         ),
-        "tq_journal_commit_failures_total": Family(
-            "counter",
+        "tq_journal_commit_failures_total": counter(
             "Commits, and allocations of space for them, that failed.",
-            (),
-            sample=journal_value(lambda journal: journal.failures),
-            panel="Trouble",
-            legend="failures per second",
+            journal_value(lambda journal: journal.failures),
+            "Trouble",
+            "failures per second",
         ),
     },
     "Mirror": {
-        "tq_mirror_lag_bytes": Family(
-            "gauge",
+        "tq_mirror_lag_bytes": gauge(
             "Bytes of published values that are not on disk yet (durability.values: machine).",
-            (),
-            sample=series("mirror_lag_bytes"),
-            panel="Values that are not on disk yet",
+            series("mirror_lag_bytes"),
+            "Values that are not on disk yet",
         ),
-        "tq_mirror_lag_seconds": Family(
-            "gauge",
+        "tq_mirror_lag_seconds": gauge(
             "Time for which the oldest of these values has been published.",
-            (),
-            sample=lambda snapshot: [
-                (labels, value / 1000) for labels, value in snapshot.series.get("mirror_lag_milliseconds", {}).items()
-            ],
-            panel="Age of the oldest value that is not on disk yet",
+            Source(
+                (),
+                lambda snapshot: [
+                    (labels, value / 1000)
+                    for labels, value in snapshot.series.get("mirror_lag_milliseconds", {}).items()
+                ],
+            ),
+            "Age of the oldest value that is not on disk yet",
         ),
-        "tq_mirror_waiting_puts": Family(
-            "gauge",
-            "Puts whose reply waits for the disk.",
-            (),
-            sample=series("mirror_waiting"),
-            panel="Puts that wait for the disk",
+        "tq_mirror_waiting_puts": gauge(
+            "Puts whose reply waits for the disk.", series("mirror_waiting"), "Puts that wait for the disk"
         ),
-        "tq_mirror_full": Family(
-            "gauge",
+        "tq_mirror_full": gauge(
             "1 while the disk has no space for further values, so that puts wait.",
-            (),
-            sample=series("mirror_full"),
-            panel="Puts that wait for the disk",
-            legend="the disk is full",
+            series("mirror_full"),
+            "Puts that wait for the disk",
+            "the disk is full",
         ),
-        "tq_mirror_copied_bytes_total": Family(
-            "counter",
+        "tq_mirror_copied_bytes_total": counter(
             "Bytes of values that were written to disk since the controller started.",
-            (),
-            sample=series("mirror_copied"),
-            panel="Values written to disk",
+            series("mirror_copied"),
+            "Values written to disk",
         ),
     },
     "Users' samplers": {
-        "tq_sampler_seconds_total": Family(
-            "counter",
-            "Time of all calls of a user's sampler.",
-            ("sampler",),
-            sample=per_sampler(lambda cost: cost.seconds),
-            panel="Share of the loop's time",
+        "tq_sampler_seconds_total": counter(
+            "Time of all calls of a user's sampler.", per_sampler(lambda cost: cost.seconds), "Share of the loop's time"
         ),
-        "tq_sampler_longest_seconds": Family(
-            "gauge",
+        "tq_sampler_longest_seconds": gauge(
             "Time of the longest call of a user's sampler.",
-            ("sampler",),
-            sample=per_sampler(lambda cost: cost.longest),
+            per_sampler(lambda cost: cost.longest),
+            "Time of a call",
             combine=max,
-            panel="Time of a call",
             queries=(
                 ("METRIC", "{{sampler}}: longest"),
                 (
@@ -593,60 +446,46 @@ ROWS: dict[str, dict[str, Family]] = {
                 ),
             ),
         ),
-        "tq_sampler_asked_total": Family(
-            "counter",
+        "tq_sampler_asked_total": counter(
             "Calls of a user's sampler.",
-            ("sampler",),
-            sample=per_sampler(lambda cost: cost.asked),
-            panel="Calls and restarts per second",
-            legend="{{sampler}}: calls",
+            per_sampler(lambda cost: cost.asked),
+            "Calls and restarts per second",
+            "{{sampler}}: calls",
         ),
-        "tq_sampler_restarts_total": Family(
-            "counter",
+        "tq_sampler_restarts_total": counter(
             "Restarts of the process of a user's sampler.",
-            ("sampler",),
-            sample=per_sampler(lambda cost: cost.restarts),
-            panel="Calls and restarts per second",
-            legend="{{sampler}}: restarts",
+            per_sampler(lambda cost: cost.restarts),
+            "Calls and restarts per second",
+            "{{sampler}}: restarts",
         ),
     },
     "Connections and processes": {
-        "tq_rejected_total": Family(
-            "counter",
+        "tq_rejected_total": counter(
             "Connections or messages that were rejected.",
-            (*SERVER, "reason"),
-            sample=per_server_and_name(lambda server: server.rejected),
-            panel="Rejected connections and messages per second",
+            per_server_and_name("reason", lambda server: server.rejected),
+            "Rejected connections and messages per second",
         ),
-        "tq_connections": Family(
-            "gauge",
+        "tq_connections": gauge(
             "Open connections.",
-            SERVER,
-            sample=per_server(lambda server: server.connections),
-            panel="Connections",
-            legend="{{server}} {{unit}}: open",
+            per_server(lambda server: server.connections),
+            "Connections",
+            "{{server}} {{unit}}: open",
         ),
-        "tq_connections_accepted_total": Family(
-            "counter",
+        "tq_connections_accepted_total": counter(
             "Connections that were accepted and authenticated.",
-            SERVER,
-            sample=per_server(lambda server: server.accepted),
-            panel="Connections",
-            legend="{{server}} {{unit}}: accepted per second",
+            per_server(lambda server: server.accepted),
+            "Connections",
+            "{{server}} {{unit}}: accepted per second",
         ),
-        "tq_process_resident_bytes": Family(
-            "gauge",
+        "tq_process_resident_bytes": gauge(
             "Resident memory of a server, including the used part of its arena.",
-            SERVER,
-            sample=per_server(lambda server: server.resident),
-            panel="Memory",
+            per_server(lambda server: server.resident),
+            "Memory",
         ),
-        "tq_process_start_time_seconds": Family(
-            "gauge",
+        "tq_process_start_time_seconds": gauge(
             "The start of a server's process, in seconds since the epoch.",
-            SERVER,
-            sample=per_server(lambda server: server.started),
-            panel="Time since the start",
+            per_server(lambda server: server.started),
+            "Time since the start",
             queries=(("time() - METRIC", "{{server}} {{unit}}"),),
         ),
     },

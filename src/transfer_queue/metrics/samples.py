@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, SamplerCost, TaskProgress, Timing
@@ -71,6 +71,10 @@ class Snapshot:
 
 MOST_OF_A_PARTITION = 50
 """Fields, tasks and reasons to drop of one partition that have their own samples. The others share one."""
+SERVER = ("server", "unit")
+"""server: "controller" or "unit"; unit: the number of a storage unit, absent for the controller."""
+ARENA = ("unit", "tier")
+"""tier: "memory", "disk" or "store" (an external one)."""
 
 LabelValues = tuple[str | None, ...]
 Value = float | Timing
@@ -80,167 +84,18 @@ Samples = Callable[[Snapshot], Iterable[Sample]]
 T = TypeVar("T")
 
 
-# ---------------------------------------------------------------- values with a name
+@dataclass(frozen=True)
+class Source:
+    """Where the samples of a metric come from."""
 
+    labels: tuple[str, ...]
+    """The names of the labels that its samples may have."""
+    read: Samples
+    """Returns the samples of a snapshot."""
 
-def counter_of_controller(name: str) -> Samples:
-    """Return `ControllerMeasures.counters[name]`, without labels; 0 if nothing was counted yet."""
-    return lambda snapshot: [((), snapshot.counters.get(name, 0))]
-
-
-def counter_of_units(name: str) -> Samples:
-    """Return `StorageUnit.counters[name]` of each unit, by unit and tier; 0 if nothing was counted yet."""
-    return per_unit(lambda unit: unit.counters.get(name, 0))
-
-
-def series(name: str) -> Samples:
-    """Return `StateMeasures.series[name]`, or a series of another part of the controller, by its keys, the labels."""
-    return lambda snapshot: snapshot.series.get(name, {}).items()
-
-
-def per_task_timing(name: str) -> Samples:
-    """Return `TaskMeasures.timings[name]`, by task; clients without a task have no such label."""
-    return lambda snapshot: (((timing.task or None,), timing) for timing in snapshot.timings.get(name, ()))
-
-
-def named_series(name: str) -> Samples:
-    """Return `series(name)`, in which a label value of "" leaves the label out."""
-    return lambda snapshot: (
-        (tuple(value or None for value in labels), number) for labels, number in snapshot.series.get(name, {}).items()
-    )
-
-
-# ---------------------------------------------------------------- values of the parts of a snapshot
-
-
-def per_server(value: Callable[[ServerMeasures], float]) -> Samples:
-    """Return a number of each server, by server and unit."""
-    return lambda snapshot: ((labels, value(server)) for labels, server in _servers(snapshot))
-
-
-def per_server_and_name(values: Callable[[ServerMeasures], Mapping[str, float]]) -> Samples:
-    """Return several numbers of each server, by server, unit and the key of the number."""
-    return lambda snapshot: (
-        ((*labels, name), value) for labels, server in _servers(snapshot) for name, value in values(server).items()
-    )
-
-
-def per_request_type(value: Callable[[Timing], Value]) -> Samples:
-    """Return a value of each type of request, by server, unit and type."""
-    return lambda snapshot: (
-        ((*labels, timing.name), value(timing)) for labels, server in _servers(snapshot) for timing in server.requests
-    )
-
-
-def per_wait(value: Callable[[Timing], Value]) -> Samples:
-    """Return a value of each type of request that waited, by server, unit, type and, if it has one, task."""
-    return lambda snapshot: (
-        ((*labels, timing.name, timing.task or None), value(timing))
-        for labels, server in _servers(snapshot)
-        for timing in server.waits
-    )
-
-
-def servers_up(snapshot: Snapshot) -> Iterator[Sample]:
-    """Return 1 for each server that replied, else 0, by server and unit."""
-    yield ("controller", None), 1
-    for number, answer in snapshot.units.items():
-        yield ("unit", str(number)), int(answer is not None)
-
-
-def per_unit(value: Callable[[UnitMeasures], float]) -> Samples:
-    """Return a number of each storage unit that replied, by unit and tier."""
-    return lambda snapshot: ((labels, value(answer.storage)) for _, labels, answer in _units(snapshot))
-
-
-def live_bytes(snapshot: Snapshot) -> Iterator[Sample]:
-    """Return the bytes of needed blocks of each unit that replied, by unit and tier."""
-    return ((labels, snapshot.live.get(number, 0)) for number, labels, _ in _units(snapshot))
-
-
-def per_partition(value: Callable[[PartitionProgress], float]) -> Samples:
-    """Return a number of each partition, by partition."""
-    return lambda snapshot: (((partition.name,), value(partition)) for partition in snapshot.partitions)
-
-
-def per_partition_and_name(values: Callable[[PartitionProgress], Mapping[str, float]]) -> Samples:
-    """Return several numbers of each partition, by partition and the key of the number."""
-    return lambda snapshot: (
-        ((partition.name, name), value)
-        for partition in snapshot.partitions
-        for name, value in values(partition).items()
-    )
-
-
-def per_field(value: Callable[[FieldProgress], float]) -> Samples:
-    """Return a number of each field of each partition, by partition and field."""
-    return lambda snapshot: (
-        ((partition.name, name), value(field))
-        for partition in snapshot.partitions
-        for field, name in _bounded((field.name for field in partition.fields), partition.fields)
-    )
-
-
-def per_task(value: Callable[[TaskProgress], float]) -> Samples:
-    """Return a number of each task of each partition, by partition and task."""
-    return lambda snapshot: (((partition.name, name), value(task)) for partition, task, name in named_tasks(snapshot))
-
-
-def dropped_rows(snapshot: Snapshot) -> Iterator[Sample]:
-    """Return the number of dropped rows, by partition and reason."""
-    for partition in snapshot.partitions:
-        for (_, rows), reason in _bounded(partition.dropped, partition.dropped.items()):
-            yield (partition.name, reason), rows
-
-
-def passed_over_rows(snapshot: Snapshot) -> Iterator[Sample]:
-    """Return the number of rows that a task skips and will never be dealt, by partition, task and reason."""
-    for partition, task, name in named_tasks(snapshot):
-        for reason, rows in partition.passed.get(task.name, {}).items():
-            yield (partition.name, name, reason), rows
-
-
-def journal_value(value: Callable[[JournalMeasures], Value]) -> Samples:
-    """Return a value of the journal, without labels; no sample if the system has no journal."""
-    return lambda snapshot: [] if snapshot.journal is None else [((), value(snapshot.journal))]
-
-
-def per_sampler(value: Callable[[SamplerCost], float]) -> Samples:
-    """Return a number of each user's sampler, by sampler."""
-    return lambda snapshot: (((cost.name,), value(cost)) for cost in snapshot.samplers)
-
-
-def _servers(snapshot: Snapshot) -> Iterator[tuple[LabelValues, ServerMeasures]]:
-    yield ("controller", None), snapshot.server
-    for number, answer in snapshot.units.items():
-        if answer is not None:
-            yield ("unit", str(number)), answer.server
-
-
-def _units(snapshot: Snapshot) -> Iterator[tuple[int, LabelValues, Measured]]:
-    for number, answer in snapshot.units.items():
-        if answer is not None:
-            yield number, (str(number), answer.storage.space.tier), answer
-
-
-def named_tasks(snapshot: Snapshot) -> Iterator[tuple[PartitionProgress, TaskProgress, str]]:
-    """Yield each task of each partition, and the name under which it is reported."""
-    for partition in snapshot.partitions:
-        for task, name in _bounded((task.name for task in partition.tasks), partition.tasks):
-            yield partition, task, name
-
-
-def _bounded(names: Iterable[str], found: Iterable[T]) -> Iterator[tuple[T, str]]:
-    """Yield each item, and the name under which it is reported."""
-    for number, (name, each) in enumerate(zip(names, found)):
-        yield each, name if number < MOST_OF_A_PARTITION else OTHER
-
-
-SERVER = ("server", "unit")
-"""server: "controller" or "unit"; unit: the number of a storage unit, absent for the controller."""
-
-ARENA = ("unit", "tier")
-"""tier: "memory", "disk" or "store" (an external one)."""
+    def __call__(self, snapshot: Snapshot) -> Iterable[Sample]:
+        """Return the samples of a snapshot."""
+        return self.read(snapshot)
 
 
 @dataclass(frozen=True)
@@ -270,3 +125,170 @@ class Family:
     """
     shown: bool = True
     """Whether the dashboard has the metric."""
+
+
+def gauge(help: str, source: Source, panel: str = "", legend: str = "", **more: Any) -> Family:
+    """Return a metric whose values go up and down. See `Family` for the arguments."""
+    return Family("gauge", help, source.labels, source, panel=panel, legend=legend, **more)
+
+
+def counter(help: str, source: Source, panel: str = "", legend: str = "", **more: Any) -> Family:
+    """Return a metric that only grows, until its server restarts. See `Family` for the arguments."""
+    return Family("counter", help, source.labels, source, panel=panel, legend=legend, **more)
+
+
+def histogram(
+    help: str, source: Source, bounds: tuple[float, ...], panel: str = "", legend: str = "", **more: Any
+) -> Family:
+    """Return a metric whose samples are a `Timing` with these bounds. See `Family` for the arguments."""
+    return Family("histogram", help, source.labels, source, bounds=bounds, panel=panel, legend=legend, **more)
+
+
+# ---------------------------------------------------------------- values with a name
+
+
+def counter_of_controller(name: str) -> Source:
+    """Return `ControllerMeasures.counters[name]`, without labels; 0 if nothing was counted yet."""
+    return Source((), lambda snapshot: [((), snapshot.counters.get(name, 0))])
+
+
+def counter_of_units(name: str) -> Source:
+    """Return `StorageUnit.counters[name]` of each unit, by unit and tier; 0 if nothing was counted yet."""
+    return per_unit(lambda unit: unit.counters.get(name, 0))
+
+
+def series(name: str, *labels: str) -> Source:
+    """Return `StateMeasures.series[name]`, or a series of another part of the controller, by its keys, the labels."""
+    return Source(labels, lambda snapshot: snapshot.series.get(name, {}).items())
+
+
+def per_task_timing(name: str) -> Source:
+    """Return `TaskMeasures.timings[name]`, by task; clients without a task have no such label."""
+    return Source(
+        ("task",), lambda snapshot: (((timing.task or None,), timing) for timing in snapshot.timings.get(name, ()))
+    )
+
+
+def named_series(name: str, *labels: str) -> Source:
+    """Return `series(name)`, in which a label value of "" leaves the label out."""
+    return Source(
+        labels,
+        lambda snapshot: (
+            (tuple(each or None for each in values), number) for values, number in series(name)(snapshot)
+        ),
+    )
+
+
+# ---------------------------------------------------------------- values of the parts of a snapshot
+
+
+def _each(
+    labels: tuple[str, ...], parts: Callable[[Snapshot], Iterable[tuple[LabelValues, T]]]
+) -> Callable[[Callable[[T], Value]], Source]:
+    """Return a function that makes the source of one value of each part of a snapshot."""
+    return lambda value: Source(labels, lambda snapshot: ((names, value(part)) for names, part in parts(snapshot)))
+
+
+def _servers(snapshot: Snapshot) -> Iterator[tuple[LabelValues, ServerMeasures]]:
+    yield ("controller", None), snapshot.server
+    for number, answer in snapshot.units.items():
+        if answer is not None:
+            yield ("unit", str(number)), answer.server
+
+
+def _units(snapshot: Snapshot) -> Iterator[tuple[LabelValues, tuple[int, UnitMeasures]]]:
+    for number, answer in snapshot.units.items():
+        if answer is not None:
+            yield (str(number), answer.storage.space.tier), (number, answer.storage)
+
+
+def _fields(snapshot: Snapshot) -> Iterator[tuple[LabelValues, FieldProgress]]:
+    for partition in snapshot.partitions:
+        for each, name in _bounded((each.name for each in partition.fields), partition.fields):
+            yield (partition.name, name), each
+
+
+def named_tasks(snapshot: Snapshot) -> Iterator[tuple[PartitionProgress, TaskProgress, str]]:
+    """Yield each task of each partition, and the name under which it is reported."""
+    for partition in snapshot.partitions:
+        for task, name in _bounded((task.name for task in partition.tasks), partition.tasks):
+            yield partition, task, name
+
+
+def _bounded(names: Iterable[str], found: Iterable[T]) -> Iterator[tuple[T, str]]:
+    """Yield each item, and the name under which it is reported."""
+    for number, (name, each) in enumerate(zip(names, found)):
+        yield each, name if number < MOST_OF_A_PARTITION else OTHER
+
+
+per_server = _each(SERVER, _servers)
+per_request_type = _each(
+    (*SERVER, "type"),
+    lambda snapshot: (
+        ((*labels, timing.name), timing) for labels, server in _servers(snapshot) for timing in server.requests
+    ),
+)
+per_wait = _each(
+    (*SERVER, "type", "task"),
+    lambda snapshot: (
+        ((*labels, timing.name, timing.task or None), timing)
+        for labels, server in _servers(snapshot)
+        for timing in server.waits
+    ),
+)
+"""A value of each type of request that waited, by server, unit, type and, if it has one, task."""
+per_unit = _each(ARENA, lambda snapshot: ((labels, unit) for labels, (_, unit) in _units(snapshot)))
+"""A value of each storage unit that replied, by unit and tier."""
+per_partition = _each(("partition",), lambda snapshot: (((each.name,), each) for each in snapshot.partitions))
+per_field = _each(("partition", "field"), _fields)
+per_task = _each(
+    ("partition", "task"), lambda snapshot: (((its.name, name), task) for its, task, name in named_tasks(snapshot))
+)
+journal_value = _each((), lambda snapshot: [] if snapshot.journal is None else [((), snapshot.journal)])
+"""A value of the journal, without labels; no sample if the system has no journal."""
+per_sampler = _each(("sampler",), lambda snapshot: (((cost.name,), cost) for cost in snapshot.samplers))
+"""A value of each user's sampler."""
+
+
+def per_server_and_name(name: str, values: Callable[[ServerMeasures], Mapping[str, float]]) -> Source:
+    """Return several numbers of each server, by server, unit and the key of the number, which is the label `name`."""
+    return Source(
+        (*SERVER, name),
+        lambda snapshot: (
+            ((*labels, key), value) for labels, server in _servers(snapshot) for key, value in values(server).items()
+        ),
+    )
+
+
+def _servers_up(snapshot: Snapshot) -> Iterator[Sample]:
+    yield ("controller", None), 1
+    for number, answer in snapshot.units.items():
+        yield ("unit", str(number)), int(answer is not None)
+
+
+def _dropped_rows(snapshot: Snapshot) -> Iterator[Sample]:
+    for partition in snapshot.partitions:
+        for (_, rows), reason in _bounded(partition.dropped, partition.dropped.items()):
+            yield (partition.name, reason), rows
+
+
+def _passed_over_rows(snapshot: Snapshot) -> Iterator[Sample]:
+    for partition, task, name in named_tasks(snapshot):
+        for reason, rows in partition.passed.get(task.name, {}).items():
+            yield (partition.name, name, reason), rows
+
+
+def _stored_bytes(snapshot: Snapshot) -> Iterator[Sample]:
+    return (((each.name, tier), nbytes) for each in snapshot.partitions for tier, nbytes in each.stored.items())
+
+
+servers_up = Source(SERVER, _servers_up)
+"""1 for each server that replied, else 0."""
+live_bytes = Source(
+    ARENA, lambda snapshot: ((labels, snapshot.live.get(unit, 0)) for labels, (unit, _) in _units(snapshot))
+)
+"""The bytes of needed blocks of each unit that replied."""
+stored_bytes = Source(("partition", "tier"), _stored_bytes)
+dropped_rows = Source(("partition", "reason"), _dropped_rows)
+passed_over_rows = Source(("partition", "task", "reason"), _passed_over_rows)
+"""The number of rows that a task skips and will never be dealt."""

@@ -32,7 +32,6 @@ from transfer_queue.messages.tag_table import tag_rows
 from transfer_queue.node.controller.sampler_loading import SamplerFiles
 from transfer_queue.node.system.launcher import RunningSystem, replace_supervisor, start_local, sweep_killed
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.sampler_transfer import PickledSampler, dump
 from transfer_queue.node.system.store_process import check_all_objects
 from transfer_queue.ray_runtime.node_actors import (
@@ -45,6 +44,7 @@ from transfer_queue.ray_runtime.node_actors import (
     folder_name,
 )
 from transfer_queue.ray_runtime.store_actors import end_store_actor
+from transfer_queue.system_folder.paths import SystemFolder
 
 if TYPE_CHECKING:
     from transfer_queue.metadata.partition_snapshot import PartitionSnapshot

@@ -19,11 +19,11 @@ from transfer_queue.errors import AttachError, StartError
 from transfer_queue.node.system import sampler_transfer
 from transfer_queue.node.system.launcher import END_SECONDS, STOP_SECONDS, RunningSystem
 from transfer_queue.node.system.launcher import find as find_local
-from transfer_queue.node.system.paths import KEY_BYTES
 from transfer_queue.ray_runtime.controller_actor import ControllerActor, SystemSpec
 from transfer_queue.ray_runtime.node_actors import FOLDERS, NodeSystem
 from transfer_queue.ray_runtime.store_actors import end_store_actor, start_store_actor
 from transfer_queue.storage.stores.ray_direct import LEAST
+from transfer_queue.system_folder.paths import KEY_BYTES
 
 ACTOR = "TransferQueueController"
 NAMESPACE = "transfer_queue"  # if the conf has no other

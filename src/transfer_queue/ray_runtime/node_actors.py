@@ -24,7 +24,7 @@ from transfer_queue.node.system.launcher import (
     start_local,
 )
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import ControllerPlace
+from transfer_queue.system_folder.paths import ControllerPlace
 
 LOOK_SECONDS = 1.0
 FOLDERS = "ray-"  # the prefix of the names of systems' folders

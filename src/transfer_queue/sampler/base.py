@@ -479,6 +479,76 @@ class RankConsistentSampler(BaseSampler):
         return list(sampled), list(consumed)
 
 
+class RoundSampler(RankConsistentSampler):
+    """Base class of samplers whose deals are for all ranks at once. Subclasses define `prepare`.
+
+    Example:
+        >>> tq.SeqlenBalancedSampler(dp_size=2).deal_key({"batch_index": 3})
+        (0, 3)
+    """
+
+    deals_rounds = True
+    dp_size: int
+
+    def sample(
+        self,
+        ready_indexes: Sequence[int],
+        batch_size: int,
+        task_name: str = "",
+        partition_id: str = "",
+        *args: Any,
+        **kwargs: Any,
+    ) -> Share:
+        """Return the share of the caller's rank in the deal of its batch index.
+
+        Args:
+            ready_indexes: The global indexes of the samples that are ready and not consumed.
+            batch_size: The number of samples that each rank gets, or the most of them.
+            task_name: The task that asks. Batches of two tasks are independent of each other.
+            partition_id: The partition of the samples. Default: the id of `partition`, if there is one.
+            *args: Ignored.
+            **kwargs: `dp_rank` and `batch_index` (default 0), `partition` (any object with `get_custom_meta`), and the
+                other entries of the sampling_config.
+
+        Returns:
+            (sampled, consumed), two lists of global indexes; ([], []) if no batch can be dealt now.
+
+        Raises:
+            InvalidArgumentError: A length is not valid, or no deal can have this `batch_size`.
+        """
+        for name in ("dp_rank", "batch_index"):
+            kwargs[name] = validated_count(kwargs, name) or 0
+        if not self._takes_part(batch_size, kwargs):
+            return [], []
+        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
+
+    def _takes_part(self, batch_size: int, config: Mapping[str, Any]) -> bool:
+        """Return whether a deal has a share for the caller's rank. Raises InvalidArgumentError for a bad request."""
+        raise NotImplementedError
+
+    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
+        """Return (dp_rank, batch_index), with dp_rank 0 if it is not given; None without batch_index."""
+        rank, batch = validated_count(sampling_config, "dp_rank") or 0, validated_count(sampling_config, "batch_index")
+        return None if batch is None else (rank, batch)
+
+    def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
+        """Return the shares of all ranks, or of the caller alone without batch_index.
+
+        Args:
+            ready_indexes: See `RankConsistentSampler.deal`.
+            batch_size: See `RankConsistentSampler.deal`.
+            **config: See `RankConsistentSampler.deal`; `partition` is the object to read the tags from.
+
+        Returns:
+            Rank -> (sampled, consumed); {} if the deal cannot be met now.
+
+        Raises:
+            InvalidArgumentError: A length is not valid, or no deal can have this `batch_size`.
+        """
+        found = self.prepare(ready_indexes, batch_size, **config)
+        return {} if found is None else found.run()
+
+
 def overrides_sample(sampler: BaseSampler) -> bool:
     """Return whether a user defined this sampler's `sample`, so that `deal` does not replace it."""
     return "sample" in vars(sampler) or not _samples_as_here(type(sampler))

@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler, Share, validated_count
-from transfer_queue.sampler.ready_views import FilteredRows, RankKey, TaggedIndexes, as_tagged
+from transfer_queue.sampler.ready_views import RankKey, ShownRows, TaggedIndexes, as_tagged
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 
 POLICY_TAG = "policy_version"
@@ -104,38 +104,14 @@ class FreshnessSampler(SamplerWrapper):
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
         """Return the rows that are not too old. Raises InvalidArgumentError for a tag that is not a number."""
         old = self._too_old(ready_indexes, config)
-        return FilteredRows(as_tagged(ready_indexes, config.get("partition")), old) if old else ready_indexes
+        return ShownRows(as_tagged(ready_indexes, config.get("partition")), without=old) if old else ready_indexes
 
-    def sample(
-        self,
-        ready_indexes: Sequence[int],
-        batch_size: int,
-        task_name: str = "",
-        partition_id: str = "",
-        *args: Any,
-        **kwargs: Any,
-    ) -> Share:
-        """Return the batch of the inner sampler. Samples that are too old are consumed together with it.
-
-        Args:
-            ready_indexes: The global indexes of the samples that are ready and not consumed.
-            batch_size: The number of samples in the batch.
-            task_name: The task that asks.
-            partition_id: The partition of the samples.
-            *args: Ignored.
-            **kwargs: `policy_version`, `partition`, and the arguments of the inner sampler.
-
-        Returns:
-            (sampled, consumed), two lists of global indexes.
-
-        Raises:
-            InvalidArgumentError: A tag is not a number, or see the inner sampler.
-        """
-        sampled, consumed = super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
+    def _with_skipped(self, share: Share, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Share:
+        sampled, consumed = share
         if not len(sampled):
-            return sampled, consumed
+            return share
         ready = set(ready_indexes)
-        old = [row for row in self._too_old(ready_indexes, kwargs) if row in ready]
+        old = [row for row in self._too_old(ready_indexes, config) if row in ready]
         return sampled, [*consumed, *old] if old else consumed
 
     def passes_over(self, ready_indexes: Sequence[int], **config: Any) -> dict[str, list[int]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.base import BaseSampler
-from transfer_queue.sampler.ready_views import RankedRows, RankKey, as_tagged
+from transfer_queue.sampler.ready_views import RankKey, ShownRows, as_tagged
 from transfer_queue.sampler.sampler_wrapper import SamplerWrapper
 from transfer_queue.sampler.sequential_sampler import SequentialSampler
 
@@ -58,7 +58,7 @@ class PrioritySampler(SamplerWrapper):
 
     def view(self, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Sequence[int]:
         """Return the rows by descending priority. Raises InvalidArgumentError if one is not a number."""
-        return RankedRows(as_tagged(ready_indexes, config.get("partition")), self.key)
+        return ShownRows(as_tagged(ready_indexes, config.get("partition")), self.key)
 
     def remainder(self, ready_indexes: Sequence[int], **config: Any) -> int:
         """Return the result of the inner sampler, because the order makes no difference."""

@@ -6,9 +6,9 @@ need not read every row. `ListedRows` implements the protocol for any list, with
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain, islice
+from itertools import chain, filterfalse, islice
 from typing import Any, NamedTuple, Protocol, cast, overload, runtime_checkable
 
 import numpy as np
@@ -67,7 +67,24 @@ class TaggedIndexes(ReadyIndexes, Protocol):
         ...
 
 
-class ListedRows(Sequence[int]):
+class _Rows(Sequence[int]):
+    """Rows that are read lazily: a slice from the start costs only the rows in it."""
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, at: int | slice) -> int | list[int]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            return list(self)[at] if step < 0 else list(islice(self, start, max(start, stop), step))
+        place = at + len(self) if at < 0 else at
+        if not 0 <= place < len(self):
+            raise IndexError(f"ready row {at} of {len(self)}")
+        return next(islice(self, place, None))
+
+
+class ListedRows(_Rows):
     """Ready rows in any sequence, with the tags of a partition. Groups are those of `whole_groups`."""
 
     def __init__(self, ready_indexes: Sequence[int], partition: TagColumns | None) -> None:
@@ -76,13 +93,6 @@ class ListedRows(Sequence[int]):
 
     def __len__(self) -> int:
         return len(self._ready)
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
-    def __getitem__(self, at: int | slice) -> int | list[int]:
-        return list(self._ready[at]) if isinstance(at, slice) else self._ready[at]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._ready)
@@ -136,106 +146,57 @@ def _has_methods(kind: type, protocol: type) -> bool:
     return issubclass(kind, protocol)
 
 
-class RankedRows(Sequence[int]):
-    """Ready rows in the order of a key, read lazily: a slice from the start costs only the rows in it."""
+class ShownRows(_Rows):
+    """Ready rows in another order, or without some of them.
 
-    def __init__(self, base: TaggedIndexes, key: RankKey) -> None:
+    Args:
+        base: The ready rows.
+        key: The order. Default: that of `base`.
+        without: The rows that are left out, with all rows of their groups. Default: none.
+    """
+
+    def __init__(self, base: TaggedIndexes, key: RankKey | None = None, without: Sequence[int] = ()) -> None:
         self._base = base
         self._key = key
+        self._without = frozenset(without)
+        self._left_out = sum(1 for row in base if row in self._without) if without else 0
 
     def __len__(self) -> int:
-        return len(self._base)
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
-    def __getitem__(self, at: int | slice) -> int | list[int]:
-        if isinstance(at, slice):
-            start, stop, step = at.indices(len(self))
-            if step < 0:
-                return list(self)[at]
-            return list(islice(self, start, max(start, stop), step))
-        place = at + len(self) if at < 0 else at
-        if not 0 <= place < len(self):
-            raise IndexError(f"ready row {at} of {len(self)}")
-        return next(islice(self, place, None))
+        return len(self._base) - self._left_out
 
     def __iter__(self) -> Iterator[int]:
-        return self._base.ranked(self._key)
+        return self._kept(iter(self._base) if self._key is None else self._base.ranked(self._key))
 
     def whole_groups(self, size: int) -> Iterator[list[int]]:
-        """Iterate over the complete groups of `size`, that with the highest member first."""
-        return self._base.ranked_groups(self._key, size)
+        """See `ReadyIndexes`. In another order, the group with the highest member comes first."""
+        base, key = self._base, self._key
+        return self._kept_groups(base.whole_groups(size) if key is None else base.ranked_groups(key, size))
 
     def ranked(self, key: RankKey) -> Iterator[int]:
         """See `TaggedIndexes`. The new order replaces this one."""
-        return self._base.ranked(key)
+        return self._kept(self._base.ranked(key))
 
     def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
         """See `TaggedIndexes`. The new order replaces this one."""
-        return self._base.ranked_groups(key, size)
+        return self._kept_groups(self._base.ranked_groups(key, size))
 
     def above(self, key: RankKey, bound: float) -> list[int]:
         """See `TaggedIndexes`."""
-        return self._base.above(key, bound)
+        return list(self._kept(self._base.above(key, bound)))
 
     def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """See `TaggedIndexes`."""
-        return self._base.spoiled(key, bound, size)
+        return list(self._kept(self._base.spoiled(key, bound, size)))
 
     def orphans(self, size: int) -> list[int]:
         """See `TaggedIndexes`."""
-        return self._base.orphans(size)
+        return list(self._kept(self._base.orphans(size)))
 
+    def _kept(self, rows: Iterable[int]) -> Iterator[int]:
+        return filterfalse(self._without.__contains__, rows) if self._without else iter(rows)
 
-class FilteredRows(Sequence[int]):
-    """Ready rows without some rows, and without the groups of these rows."""
-
-    def __init__(self, base: TaggedIndexes, rows: Sequence[int]) -> None:
-        self._base = base
-        self._rows = frozenset(rows)
-        self._ready = sum(1 for row in base if row in self._rows)
-
-    def __len__(self) -> int:
-        return len(self._base) - self._ready
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
-    def __getitem__(self, at: int | slice) -> int | list[int]:
-        return list(self)[at]
-
-    def __iter__(self) -> Iterator[int]:
-        return filter(self._is_kept, self._base)
-
-    def whole_groups(self, size: int) -> Iterator[list[int]]:
-        """See `ReadyIndexes`."""
-        return filter(self._rows.isdisjoint, self._base.whole_groups(size))
-
-    def ranked(self, key: RankKey) -> Iterator[int]:
-        """See `TaggedIndexes`."""
-        return filter(self._is_kept, self._base.ranked(key))
-
-    def ranked_groups(self, key: RankKey, size: int) -> Iterator[list[int]]:
-        """See `TaggedIndexes`."""
-        return filter(self._rows.isdisjoint, self._base.ranked_groups(key, size))
-
-    def above(self, key: RankKey, bound: float) -> list[int]:
-        """See `TaggedIndexes`."""
-        return list(filter(self._is_kept, self._base.above(key, bound)))
-
-    def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
-        """See `TaggedIndexes`."""
-        return list(filter(self._is_kept, self._base.spoiled(key, bound, size)))
-
-    def orphans(self, size: int) -> list[int]:
-        """See `TaggedIndexes`."""
-        return list(filter(self._is_kept, self._base.orphans(size)))
-
-    def _is_kept(self, row: int) -> bool:
-        return row not in self._rows
+    def _kept_groups(self, groups: Iterator[list[int]]) -> Iterator[list[int]]:
+        return filter(self._without.isdisjoint, groups) if self._without else groups
 
 
 class DealsGroups:

@@ -97,6 +97,8 @@ class SamplerWrapper(BaseSampler):
     ) -> Share:
         """Return the batch that the inner sampler deals from the rows that this sampler shows it.
 
+        Rows that this sampler skips for ever, such as those that are too old, are consumed together with the batch.
+
         Args:
             ready_indexes: The global indexes of the samples that are ready and not consumed.
             batch_size: The number of samples in the batch.
@@ -115,7 +117,11 @@ class SamplerWrapper(BaseSampler):
         shown = self.view(ready_indexes, config)
         if getattr(self.inner, "wants_list", True) and not built_in(self.inner):
             shown = list(shown)
-        return self.inner.sample(shown, batch_size, **config)
+        return self._with_skipped(self.inner.sample(shown, batch_size, **config), ready_indexes, config)
+
+    def _with_skipped(self, share: Share, ready_indexes: Sequence[int], config: Mapping[str, Any]) -> Share:
+        """Return a share of the inner sampler, with the rows that this sampler skips as consumed."""
+        return share
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Return the key of the inner sampler, which must be rank-consistent.

@@ -16,10 +16,10 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.sampler.balance import get_seqlen_balanced_partitions, karmarkar_karp
 from transfer_queue.sampler.base import (
     Deal,
+    RoundSampler,
     Share,
     check_batch_size,
     copy_saved_part,
-    validated_count,
 )
 from transfer_queue.sampler.grpo_group_n_sampler import GRPOGroupNSampler
 from transfer_queue.sampler.numeric_tags import TagColumns, entries_of, numbers_of
@@ -30,7 +30,7 @@ __all__ = ["SeqlenBalancedSampler", "get_seqlen_balanced_partitions", "karmarkar
 _LENGTH_TAG = "total_lengths"
 
 
-class SeqlenBalancedSampler(GRPOGroupNSampler):
+class SeqlenBalancedSampler(RoundSampler, GRPOGroupNSampler):
     """Deal complete groups to all ranks at once, so that their sums of the tag `total_lengths` are nearly equal.
 
     `batch_size` is what one rank gets: a deal takes `batch_size * dp_size` samples. If the groups do not divide evenly
@@ -38,6 +38,7 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
     batch with the same number of groups for every rank, and what is left then is skipped; with `drop_last` all of it is
     skipped.
 
+    Called directly without dp_rank or batch_index, `sample` takes 0; a rank that is not less than dp_size gets nothing.
     A sampler that is called directly caches (sampled, consumed) of all ranks in
     `_states[partition_id][task_name][dp_rank][batch_index]`, and the lists of all ranks in
     `_balanced_cache[(partition_id, task_name, batch_index)]`.
@@ -73,10 +74,6 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         ['p2', 'p2', 'p2', 'p2', 'p3', 'p3', 'p3', 'p3'] 3556 tokens
     """
 
-    deals_rounds = True
-    dp_size: int
-    sampling_entries: Collection[str] = ("dp_size", "n_samples_per_prompt")
-
     def __init__(
         self, n_samples_per_prompt: int | None = None, dp_size: int | None = None, drop_last: bool = False
     ) -> None:
@@ -91,71 +88,17 @@ class SeqlenBalancedSampler(GRPOGroupNSampler):
         groups = sum(1 for _ in whole_groups(ready_indexes, size))
         return groups // self._ranks_of(config) * size
 
-    def sample(
-        self,
-        ready_indexes: Sequence[int],
-        batch_size: int,
-        task_name: str = "",
-        partition_id: str = "",
-        *args: Any,
-        **kwargs: Any,
-    ) -> Share:
-        """Return the share of the caller's rank in the deal of its batch index.
-
-        Args:
-            ready_indexes: The global indexes of the samples that are ready and not consumed.
-            batch_size: The number of samples that each rank gets.
-            task_name: The task that asks. Batches of two tasks are independent of each other.
-            partition_id: The partition of the samples. Default: the id of `partition`, if there is one.
-            *args: Ignored.
-            **kwargs: `dp_rank` and `batch_index` (default 0), `partition` (any object with `get_custom_meta`), and the
-                other entries of the sampling_config.
-
-        Returns:
-            (sampled, consumed), two lists of global indexes; ([], []) if there are too few samples, or if dp_rank is
-            not less than dp_size.
-
-        Raises:
-            InvalidArgumentError: A tag is not a length, or no deal can have this `batch_size`.
-        """
-        for name in ("dp_rank", "batch_index"):
-            kwargs[name] = validated_count(kwargs, name) or 0
-        if kwargs["dp_rank"] >= (self.ranks(kwargs) or 1):
-            return [], []
-        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
-
-    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Return (dp_rank, batch_index), with dp_rank 0 if it is not given; None without batch_index."""
-        rank, batch = validated_count(sampling_config, "dp_rank") or 0, validated_count(sampling_config, "batch_index")
-        return None if batch is None else (rank, batch)
-
-    def deal(
-        self, ready_indexes: Sequence[int], batch_size: int, *, partition: TagColumns | None = None, **config: Any
-    ) -> dict[int, Share]:
-        """Return the shares of all ranks. Without batch_index: complete groups for this caller alone.
-
-        Without a partition, or if no sample has a length, the samples are divided equally, in order, and a warning is
-        logged once.
-
-        Args:
-            ready_indexes: See `RankConsistentSampler.deal`.
-            batch_size: See `RankConsistentSampler.deal`.
-            partition: The object to read the tags from. Default: none.
-            **config: See `RankConsistentSampler.deal`.
-
-        Returns:
-            Rank -> (sampled, consumed); {} if the deal cannot be met now.
-
-        Raises:
-            InvalidArgumentError: A tag is not a length, or no deal can have this `batch_size`.
-        """
-        found = self.prepare(ready_indexes, batch_size, partition=partition, **config)
-        return {} if found is None else found.run()
+    def _takes_part(self, batch_size: int, config: Mapping[str, Any]) -> bool:
+        return bool(config["dp_rank"] < (self.ranks(config) or 1))
 
     def prepare(
         self, ready_indexes: Sequence[int], batch_size: int, *, partition: TagColumns | None = None, **config: Any
     ) -> Deal | None:
-        """Choose the groups and read their tags. What remains, and may fail, is to balance them."""
+        """Choose the groups and read their tags. What remains, and may fail, is to balance them.
+
+        Without batch_index, complete groups are for this caller alone. Without a partition, or if no sample has a
+        length, the samples are divided equally, in order, and a warning is logged once.
+        """
         size, count = self._group_size(config), self._groups_in(batch_size, config)
         groups = pick_rows(ready_indexes, size, count)
         if len(groups) < count:

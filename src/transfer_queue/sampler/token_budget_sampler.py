@@ -13,9 +13,8 @@ from transfer_queue.errors import BalanceInputError, InvalidArgumentError
 from transfer_queue.sampler.balance import balance, pack
 from transfer_queue.sampler.base import (
     Deal,
-    RankConsistentSampler,
+    RoundSampler,
     Share,
-    validated_count,
     validated_positive,
 )
 from transfer_queue.sampler.numeric_tags import TagColumns, numbers
@@ -24,7 +23,7 @@ from transfer_queue.sampler.ready_views import DealsGroups, whole_groups
 WEIGHT = 40  # the time for one group here, in groups that are only balanced
 
 
-class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
+class TokenBudgetSampler(DealsGroups, RoundSampler):
     """Deal one micro-batch to each rank at once: complete groups, in order, with at most `token_budget` tokens.
 
     `batch_size` is the maximum number of samples in a micro-batch, and a multiple of `n_samples_per_prompt`. A deal
@@ -55,9 +54,7 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         [0, 1]
     """
 
-    deals_rounds = True
     deals_finally = True
-    dp_size: int
     sampling_entries: Collection[str] = ("dp_size", "n_samples_per_prompt")
 
     def __init__(
@@ -84,61 +81,9 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         super().validate(batch_size, sampling_config)
         self._groups_in(batch_size, sampling_config)
 
-    def sample(
-        self,
-        ready_indexes: Sequence[int],
-        batch_size: int,
-        task_name: str = "",
-        partition_id: str = "",
-        *args: Any,
-        **kwargs: Any,
-    ) -> Share:
-        """Return the micro-batch of the caller's rank.
-
-        Args:
-            ready_indexes: The global indexes of the samples that are ready and not consumed.
-            batch_size: The maximum number of samples in a micro-batch.
-            task_name: The task that asks.
-            partition_id: The partition of the samples. Default: the id of `partition`, if there is one.
-            *args: Ignored.
-            **kwargs: `dp_rank` and `batch_index` (default 0), `partition` (any object with `get_custom_meta`), and the
-                other entries of the sampling_config.
-
-        Returns:
-            (sampled, consumed), two lists of global indexes; ([], []) if the micro-batches would not be full.
-
-        Raises:
-            InvalidArgumentError: A length is missing or not valid, or `batch_size` is not valid.
-        """
-        for name in ("dp_rank", "batch_index"):
-            kwargs[name] = validated_count(kwargs, name) or 0
-        self.validate(batch_size, kwargs)
-        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
-
-    def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
-        """Return (dp_rank, batch_index), with dp_rank 0 if it is not given; None without batch_index."""
-        rank, batch = validated_count(sampling_config, "dp_rank") or 0, validated_count(sampling_config, "batch_index")
-        return None if batch is None else (rank, batch)
-
-    def deal(
-        self, ready_indexes: Sequence[int], batch_size: int, *, partition: TagColumns | None = None, **config: Any
-    ) -> dict[int, Share]:
-        """Return the micro-batches of all ranks. Without batch_index: one micro-batch for this caller alone.
-
-        Args:
-            ready_indexes: See `RankConsistentSampler.deal`.
-            batch_size: See `RankConsistentSampler.deal`.
-            partition: The object to read the tags from. Default: none.
-            **config: See `RankConsistentSampler.deal`; with `final` the micro-batches need not be full.
-
-        Returns:
-            Rank -> (sampled, consumed); {} if the micro-batches would not be full.
-
-        Raises:
-            InvalidArgumentError: A length is missing, or is not a finite number of 0 or more.
-        """
-        found = self.prepare(ready_indexes, batch_size, partition=partition, **config)
-        return {} if found is None else found.run()
+    def _takes_part(self, batch_size: int, config: Mapping[str, Any]) -> bool:
+        self.validate(batch_size, config)
+        return True
 
     def prepare(
         self,
@@ -149,7 +94,10 @@ class TokenBudgetSampler(DealsGroups, RankConsistentSampler):
         final: bool = False,
         **config: Any,
     ) -> Deal | None:
-        """Find out whether the micro-batches can be full. What remains is to fill them as well as possible."""
+        """Find out whether the micro-batches can be full. What remains is to fill them as well as possible.
+
+        Without batch_index, one micro-batch is for this caller alone. With `final` they need not be full.
+        """
         held = self._groups_in(batch_size, config)
         size = self._group_size(config)
         ranks = 1 if config.get("batch_index") is None else self.ranks(config) or 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Union
+from typing import Any
 
 import msgspec
 
@@ -28,12 +28,13 @@ from transfer_queue.journal import state_file
 from transfer_queue.journal.state_file import LoadedStates
 from transfer_queue.messages.descriptors import DISK, MEMORY, MIRROR
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest, ReplyEnvelope, RequestEnvelope
-from transfer_queue.messages.reports import store_reports, unit_reports
+from transfer_queue.messages.reports import unit_reports
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.net.session import Target
 from transfer_queue.node.controller.controller_service import core_config
 from transfer_queue.node.controller.state_files import StateFiles
+from transfer_queue.node.unit.unit_service import handle_order
 from transfer_queue.sampler import BaseSampler, SequentialSampler
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.stores.base import StoreAddress, connect
@@ -53,16 +54,6 @@ MOST_WORK_SECONDS = 0.1  # of virtual time that work beside the core's loop take
 PART = 2  # effects of an event after which others may interrupt it
 MOST_DELIVERIES = 1_000_000
 MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
-
-ToUnit = Union[
-    unit_reports.ReleaseExtents,
-    unit_reports.RefuseWriters,
-    unit_reports.Move,
-    unit_reports.DrainFinished,
-    store_reports.CheckStore,
-    store_reports.CheckExtents,
-]
-"""A request of the controller to a unit."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _envelope = msgspec.msgpack.Decoder(RequestEnvelope)
@@ -534,33 +525,15 @@ class Cluster:
                 self.states.remove(effect.name)
             elif isinstance(effect, core_effects.ForgetState):
                 self.states.forget(effect.file)
-            elif isinstance(effect, core_effects.FreeExtents):
-                self._deliver_to_unit(effect.unit, unit_reports.ReleaseExtents(effect.extents))
             elif isinstance(effect, core_effects.SendToUnit):
                 self._deliver_to_unit(effect.unit, effect.request)
-            elif isinstance(effect, core_effects.RefuseLeases):
-                self._deliver_to_unit(effect.unit, unit_reports.RefuseWriters(effect.words))
 
-    def _deliver_to_unit(self, number: int, request: ToUnit) -> None:
+    def _deliver_to_unit(self, number: int, request: AnyRequest) -> None:
         """Deliver a request of the controller to a unit."""
         self._tell(self._find_unit(number), request)
 
-    def _tell(self, unit: StorageUnit, request: ToUnit) -> None:
-        if isinstance(request, unit_reports.ReleaseExtents):
-            effects = unit.free(request.extents)
-        elif isinstance(request, unit_reports.Move):
-            effects = unit.move(request)
-        elif isinstance(request, store_reports.CheckStore):
-            effects = unit.note_store_change()
-        elif isinstance(request, store_reports.CheckExtents):
-            effects = unit.check_extents(request)
-        else:
-            effects = (
-                unit.set_draining(request.draining)
-                if isinstance(request, unit_reports.DrainFinished)
-                else unit.refuse(request.words)
-            )
-        self._run_unit_effects(unit, effects)
+    def _tell(self, unit: StorageUnit, request: AnyRequest) -> None:
+        self._run_unit_effects(unit, handle_order(unit, request))
 
     def _start_work(self, work: core_effects.ComputeDeal) -> None:
         def done() -> None:

@@ -131,6 +131,7 @@ class _JoiningTask:
 class _Address:
     """The address of the simulated system."""
 
+    new = True
     controller = "controller"
     key = b"simulated"
 
@@ -143,6 +144,9 @@ class _Address:
 
     def log_of(self, target: Target) -> str:
         return "no log: simulated"
+
+    def is_alive(self) -> bool:
+        return True
 
     def will_return(self) -> bool:
         return True

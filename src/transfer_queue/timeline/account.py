@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -177,25 +178,29 @@ def make_account(table: EventTable, status: SystemStatus | None, start: float, e
         end: When the window ends.
     """
     spans = measure_spans(table, start, end)
-    window = _Window(table, start, max(end - start, 1e-9))
+    window = _Window(table, [] if status is None else status.partitions, start, max(end - start, 1e-9))
     missing, ended_by = window.ended_waits()
-    window.add_unmet_waits(missing, status)
-    accounts = _task_accounts(window, spans, status)
+    window.add_unmet_waits(missing)
+    accounts = _task_accounts(window, spans)
     setters = table.of(EventKind.POLICY)
     policy = {table.task_name(number) for number in np.unique(setters.task[setters.first_after(start) :]).tolist()}
-    return Account(
-        table, spans, accounts, missing, ended_by, window.flows, frozenset(policy), window.hold_causes(status)
-    )
+    return Account(table, spans, accounts, missing, ended_by, window.flows, frozenset(policy), window.hold_causes())
 
 
 Missing = dict[str, dict[tuple[str, str | None], float]]
+Produced = dict[str, dict[str, int]]
+"""Partition -> field -> the number of rows that have it."""
 
 
 class _Window:
     """Sums over the events of a window."""
 
-    def __init__(self, table: EventTable, start: float, seconds: float) -> None:
+    def __init__(self, table: EventTable, partitions: list[PartitionProgress], start: float, seconds: float) -> None:
         self.table = table
+        self.partitions = partitions
+        self.produced: Produced = {
+            partition.name: {each.name: each.produced for each in partition.fields} for partition in partitions
+        }
         self.recording = table.recording
         self.start = start
         self.seconds = seconds
@@ -264,37 +269,31 @@ class _Window:
         common = [name for name in self.recording.fields[wanted] if name in fields]
         return max(common, key=lambda name: demand[name], default="")
 
-    def add_unmet_waits(self, missing: Missing, status: SystemStatus | None) -> None:
+    def add_unmet_waits(self, missing: Missing) -> None:
         """Add the waits that have not ended, or got nothing. What they wait for is the field with the fewest rows."""
-        open_ = [each for each in self.recording.open if not each.holds and not each.ahead and each.lane > 0]
-        progress = {each.name: each for each in ([] if status is None else status.partitions)}
-        produced = _ProducedRows()
         wanted_by: dict[str, set[str]] = defaultdict(set)
         seconds: dict[tuple[str, str, tuple[str, ...]], float] = defaultdict(float)
-        for wait in open_:
-            task = self.recording.lanes[wait.lane].task
-            seconds[task, wait.partition, tuple(wait.fields)] += max(
-                self.recording.now - max(wait.since, self.start), 0.0
-            )
-            for name in wait.fields:
-                wanted_by[name].add(task)
-        for task, partition, fields, total in self._failed_waits():
+        for task, partition, fields, total in self._unmet_waits():
             seconds[task, partition, fields] += total
             for name in fields:
                 wanted_by[name].add(task)
         rates = {(flow.task, flow.field): flow.rows for flow in self.flows}
         put = {flow.field: flow.rows * self.seconds for flow in self.flows}
         for (task, partition, fields), total in seconds.items():
-            its = progress.get(partition)
-            rows = {name: put.get(name, 0.0) if its is None else produced.of(its, name) for name in fields}
+            its = self.produced.get(partition, put)
+            rows = {name: its.get(name, 0) for name in fields}
             # If several fields have equally many rows, the one that most tasks wait for is made first.
             name = min(fields, key=lambda each: (rows[each], -len(wanted_by[each])), default="")
             makers = [each for each, fields in self.table.puts.items() if name in fields and each != task]
             producer = max(makers, key=lambda each: rates.get((each, name), 0.0), default=None)
             missing[task][name, producer] += total
 
-    def _failed_waits(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
-        """Return the waits that got nothing: task, partition, fields and seconds."""
+    def _unmet_waits(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
+        """Return the waits that have not ended, and those that got nothing: task, partition, fields and seconds."""
+        for wait in self.recording.open:
+            if not wait.holds and not wait.ahead and wait.lane > 0:
+                task, open_for = self.recording.lanes[wait.lane].task, self.recording.now - max(wait.since, self.start)
+                yield task, wait.partition, tuple(wait.fields), max(open_for, 0.0)
         waits, table = self.table.of(EventKind.WAIT), self.table
         chosen = np.flatnonzero((waits.flags & TIMED_OUT != 0) & (waits.flags & AHEAD == 0) & (waits.task >= 0))
         chosen = chosen[np.searchsorted(chosen, waits.first_after(self.start)) :]
@@ -303,7 +302,7 @@ class _Window:
         for (number, partition, fields), total in sum_by(seconds, *columns):
             yield table.task_name(number), self.recording.partitions[partition], self.recording.fields[fields], total
 
-    def hold_causes(self, status: SystemStatus | None) -> dict[str, str]:
+    def hold_causes(self) -> dict[str, str]:
         """Return for each task that was held what held it for the longest time."""
         holds, table = self.table.of(EventKind.HOLD), self.table
         chosen = np.arange(holds.first_after(self.start), len(holds))
@@ -313,10 +312,14 @@ class _Window:
         total: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(HOLD_CAUSES, 0.0))
         for (number, cause), value in sum_by(seconds, holds.task[chosen], causes):
             total[table.task_name(number)][HOLD_CAUSES[cause]] += value
-        full = _partitions_at_limit(status)
+        left = {
+            each.name: max(each.policy.limit - each.policy.admitted, 0)
+            for each in self.partitions
+            if each.policy is not None and each.policy.limit is not None
+        }
         for wait in self.recording.open:
             if wait.holds and wait.lane > 0:
-                at_limit = full.get(wait.partition, -1) >= 0 and wait.rows > full[wait.partition]
+                at_limit = wait.rows > left.get(wait.partition, math.inf)
                 name = "demand" if wait.demand else "policy" if at_limit else "capacity"
                 total[self.recording.lanes[wait.lane].task][name] += self.recording.now - max(wait.since, self.start)
         return {task: max(seconds, key=lambda cause: seconds[cause]) for task, seconds in total.items()}
@@ -327,60 +330,34 @@ def _take(column: np.ndarray, at: np.ndarray, unknown: int) -> np.ndarray:
     return np.where(at >= 0, column[at], unknown) if len(column) else np.full(len(at), unknown, column.dtype)
 
 
-class _ProducedRows:
-    """Looks up how many rows of a partition have a field. Most partitions have their fields in the same order."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, int] = {}
-
-    def of(self, partition: PartitionProgress, name: str) -> int:
-        """Return the number of rows of a partition that have a field."""
-        fields, at = partition.fields, self._places.get(name, 0)
-        if at >= len(fields) or fields[at].name != name:
-            at = next((place for place, each in enumerate(fields) if each.name == name), -1)
-            if at < 0:
-                return 0
-            self._places[name] = at
-        return fields[at].produced
-
-
-def _partitions_at_limit(status: SystemStatus | None) -> dict[str, int]:
-    """Return how many rows each partition admits at its policy version, for those that have a limit."""
-    limits = {}
-    for each in [] if status is None else status.partitions:
-        if each.policy is not None and each.policy.limit is not None:
-            limits[each.name] = max(each.policy.limit - each.policy.admitted, 0)
-    return limits
-
-
-def _queue_rows(status: SystemStatus | None, task: str, takes: tuple[str, ...], produced: _ProducedRows) -> int:
+def _queue_rows(partitions: list[PartitionProgress], produced: Produced, task: str, takes: tuple[str, ...]) -> int:
     """Return the rows that are ready for a task and that it has not claimed.
 
     A partition from which the task has not claimed yet counts if a task claims from it that shares other partitions
     with this one: the task will come to it. Partitions of other pipelines, such as an evaluation, do not count.
     """
-    partitions = [] if status is None or not takes else status.partitions
+    partitions = partitions if takes else []
     own = [{each.name: each for each in partition.tasks} for partition in partitions]
     companions = set().union(*(tasks for tasks in own if task in tasks))
     total = 0
     for partition, tasks in zip(partitions, own):
         progress = tasks.get(task)
         if progress is not None or not companions.isdisjoint(tasks):
-            ready = min(produced.of(partition, name) for name in takes)
+            ready = min(produced[partition.name].get(name, 0) for name in takes)
             passed = sum(partition.passed.get(task, {}).values())
             taken = 0 if progress is None else progress.consumed + progress.claimed
             total += max(ready - taken - passed, 0)
     return total
 
 
-def _task_accounts(window: _Window, spans: WorkerSpans, status: SystemStatus | None) -> dict[str, TaskAccount]:
+def _task_accounts(window: _Window, spans: WorkerSpans) -> dict[str, TaskAccount]:
     workers, seconds = window.table.workers, spans.seconds
     takes, puts, steps = window.table.takes, window.table.puts, window.table.steps
     flows, claimed = window.flows, window.claimed()
     rates: dict[str, dict[str, float]] = defaultdict(dict)
     for flow in flows:
         rates[flow.field][flow.task] = flow.rows
-    attendance, produced = _Attendance(window.table, spans), _ProducedRows()
+    attendance = _Attendance(window.table, spans)
     found = {}
     for number, name in enumerate(workers.tasks):
         mine = np.flatnonzero(workers.task == number)
@@ -393,8 +370,9 @@ def _task_accounts(window: _Window, spans: WorkerSpans, status: SystemStatus | N
             share[SpanState.WAITS], share[SpanState.HELD], share[SpanState.WORKS], share[SpanState.IDLE],
             takes.get(name, ()), puts.get(name, ()), claimed.get(name, 0.0),
             max((rates[each].get(name, 0.0) for each in puts.get(name, ())), default=0.0),
-            min(arrivals, default=0.0), _queue_rows(status, name, takes.get(name, ()), produced),
-            steps.get(name, (0.0, 0.0))[0], attendance.closed_of(mine),
+            min(arrivals, default=0.0),
+            _queue_rows(window.partitions, window.produced, name, takes.get(name, ())),
+            steps.get(name, (0.0, 0.0))[0], int(attendance.closed[mine].sum()),
         )  # fmt: skip
     return found
 
@@ -427,10 +405,6 @@ class _Attendance:
             count = min(len(gone), max(self._most(mine) - alive, 0))
             gone = gone[np.argsort(self.left[gone], kind="stable")][len(gone) - count :]
         return alive, gone, float(self.left[gone].max()) if len(gone) else None
-
-    def closed_of(self, mine: np.ndarray) -> int:
-        """Return how many workers have closed in order."""
-        return int(self.closed[mine].sum())
 
     def _most(self, mine: np.ndarray) -> int:
         """Return how many of these workers were connected at most at one time."""

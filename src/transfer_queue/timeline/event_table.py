@@ -11,7 +11,7 @@ import numpy as np
 
 from transfer_queue.display import list_workers, worker_text
 from transfer_queue.messages.reports.timeline import Lane
-from transfer_queue.timeline.events import EventKind
+from transfer_queue.timeline.events import EVENT, EventKind
 from transfer_queue.timeline.recording import Recording
 
 DENSE = 1 << 22  # sums over at most this many cells are computed without sorting
@@ -75,6 +75,11 @@ def find_workers(recording: Recording) -> TaskWorkers:
     return TaskWorkers(numbers_of[0], numbers_of[1], lanes, list(tasks), numbers_of[2])
 
 
+def _column(name: str, kind: type[np.generic] | None = None) -> cached_property[np.ndarray]:
+    """Return an attribute of `KindColumns`: a column of `EVENT`, as numbers of another kind if one is given."""
+    return cached_property(lambda events: events.column(name).astype(kind or EVENT[name], copy=False))
+
+
 class KindColumns:
     """The events of one kind, in order. Columns are copied when they are read first."""
 
@@ -93,40 +98,20 @@ class KindColumns:
         column: np.ndarray = self._table.recording.events[name][self.position]
         return column
 
-    @cached_property
-    def time(self) -> np.ndarray:
-        """When each event happened."""
-        return self.column("time")
-
-    @cached_property
-    def since(self) -> np.ndarray:
-        """When each request arrived or was parked."""
-        return self.column("since")
-
-    @cached_property
-    def flags(self) -> np.ndarray:
-        """The flags of each event."""
-        return self.column("flags")
-
-    @cached_property
-    def rows(self) -> np.ndarray:
-        """The rows of each event."""
-        return self.column("rows").astype(np.float64)
-
-    @cached_property
-    def fields(self) -> np.ndarray:
-        """The position of the fields of each event."""
-        return self.column("fields").astype(np.int64)
-
-    @cached_property
-    def partition(self) -> np.ndarray:
-        """The position of the partition of each event."""
-        return self.column("partition").astype(np.int64)
-
-    @cached_property
-    def lane(self) -> np.ndarray:
-        """The position of the lane of each event."""
-        return self.column("lane").astype(np.int64)
+    time = _column("time")
+    """When each event happened."""
+    since = _column("since")
+    """When each request arrived or was parked."""
+    flags = _column("flags")
+    """The flags of each event."""
+    rows = _column("rows", np.float64)
+    """The rows of each event."""
+    fields = _column("fields", np.int64)
+    """The position of the fields of each event."""
+    partition = _column("partition", np.int64)
+    """The position of the partition of each event."""
+    lane = _column("lane", np.int64)
+    """The position of the lane of each event."""
 
     @cached_property
     def worker(self) -> np.ndarray:
@@ -194,6 +179,15 @@ class EventTable:
             for task in tasks:
                 found[task][name] = None
         return {task: tuple(fields) for task, fields in found.items()}
+
+    @cached_property
+    def producers(self) -> dict[str, list[str]]:
+        """The tasks that put each field."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for task, fields in self.puts.items():
+            for name in fields:
+                found[name].append(task)
+        return dict(found)
 
     def _add_fields(self, found: dict[str, dict[str, None]], kind: EventKind) -> None:
         events = self.of(kind)

@@ -46,8 +46,6 @@ class NameTable(Generic[T]):
         """The names, by position."""
         self._positions: dict[T, int] = {unknown: 0}
         self._learned: dict[int, int] = {}
-        self._numbers = np.zeros(0, np.int64)
-        self._targets = np.zeros(0, np.uint32)
         self.known = 0
         """The names of this boot below this number are known."""
 
@@ -56,7 +54,6 @@ class NameTable(Generic[T]):
 
     def learn(self, named: Iterable[tuple[int, T]]) -> None:
         """Add the names that a reply has, by the number that its boot uses."""
-        before = len(self._learned)
         for number, value in named:
             if not 0 <= number < 1 << 32:
                 continue
@@ -64,9 +61,6 @@ class NameTable(Generic[T]):
             if self._learned[number] == len(self.values):
                 self.values.append(value)
             self.known = max(self.known, number + 1)
-        if len(self._learned) != before:
-            self._numbers = np.array(sorted(self._learned), np.int64)
-            self._targets = np.array([self._learned[number] for number in self._numbers.tolist()], np.uint32)
 
     def position_of(self, number: int) -> int:
         """Return the position of a number; 0 for a number without a name."""
@@ -74,15 +68,13 @@ class NameTable(Generic[T]):
 
     def positions_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the position of each number; 0 for a number without a name."""
-        if not len(self._numbers):
-            return np.zeros(len(numbers), np.uint32)
-        at = np.minimum(np.searchsorted(self._numbers, numbers), len(self._numbers) - 1)
-        return np.where(self._numbers[at] == numbers, self._targets[at], 0).astype(np.uint32)
+        found, which = np.unique(numbers, return_inverse=True)
+        return np.array([self.position_of(number) for number in found.tolist()], np.uint32)[which]
 
     def forget_boot(self) -> None:
         """Forget the numbers, which mean something else after a restart of the controller."""
         self._learned.clear()
-        self._numbers, self._targets, self.known = self._numbers[:0], self._targets[:0], 0
+        self.known = 0
 
     def keep(self, used: np.ndarray) -> np.ndarray:
         """Forget all names but those at the given positions. Returns the new position of each old one."""
@@ -92,8 +84,6 @@ class NameTable(Generic[T]):
         self.values = [self.values[position] for position in kept.tolist()]
         self._positions = {value: position for position, value in enumerate(self.values)}
         self._learned = {number: int(moved[at]) for number, at in self._learned.items() if moved[at]}
-        self._numbers = np.array(sorted(self._learned), np.int64)
-        self._targets = np.array([self._learned[number] for number in self._numbers.tolist()], np.uint32)
         return moved
 
 
@@ -181,9 +171,8 @@ class Recording:
             return
         first = self._position < 0
         if first or reply.boot != self._boot:
-            self._lanes.forget_boot()
-            self._partitions.forget_boot()
-            self._fields.forget_boot()
+            for table in (self._lanes, self._partitions, self._fields):
+                table.forget_boot()
             self._wall = wall
         self._learn(reply)
         added = self._translated(reply.events, now)

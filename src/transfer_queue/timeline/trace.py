@@ -36,8 +36,9 @@ def trace_json(recording: Recording) -> bytes:
     began; `otherData.start` has the Unix seconds of that.
     """
     trace = _Trace(recording)
-    slices = [*trace.spans(), *trace.puts(), *trace.claims(), *trace.gets()]
-    events = [*trace.names(), *slices, *trace.flows(), *trace.counters()]
+    puts = trace.transfers(EventKind.PUT, 1, "put")
+    claims, gets = trace.transfers(EventKind.CLAIM, 2, "claim"), trace.transfers(EventKind.READ, 3, "get")
+    events = [*trace.names(), *trace.spans(), *puts, *claims, *gets, *trace.flows(), *trace.counters()]
     other = {"start": recording.start, "end": recording.now, "gaps": len(recording.gaps)}
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": other})
 
@@ -107,19 +108,11 @@ class _Trace:
     def _args(self, fields: int, rows: float) -> TraceEvent:
         return {"fields": list(self.recording.fields[fields]), "rows": int(rows)}
 
-    def puts(self) -> Iterator[TraceEvent]:
-        """Return a slice for each put."""
-        yield from self._transfers(EventKind.PUT, 1, "put")
+    def transfers(self, kind: EventKind, track: int, name: str) -> Iterator[TraceEvent]:
+        """Return a slice for each put, each claim that was answered with rows, or each get that a worker has reported.
 
-    def claims(self) -> Iterator[TraceEvent]:
-        """Return a slice for each claim that was answered with rows, with the age and staleness of a row of it."""
-        yield from self._transfers(EventKind.CLAIM, 2, "claim")
-
-    def gets(self) -> Iterator[TraceEvent]:
-        """Return a slice for each get that a worker has reported. Those that overlap are shortened."""
-        yield from self._transfers(EventKind.READ, 3, "get")
-
-    def _transfers(self, kind: EventKind, track: int, name: str) -> Iterator[TraceEvent]:
+        That of a claim has the age and staleness of a row of it. Slices that overlap are shortened.
+        """
         events = self.table.of(kind)
         start, end = self._apart(events)
         columns = [events.worker, start, end - start, events.fields, events.rows, events.column("bytes")]

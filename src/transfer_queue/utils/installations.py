@@ -38,6 +38,14 @@ class Installation:
         return f"{self.name} {self.version} ({self.files} files in {self.folder})"
 
 
+def version_of(package: str) -> str | None:
+    """Return the installed version of a distribution; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def own_folder() -> Path:
     """Return the folder of the package that is imported."""
     return Path(__file__).resolve().parents[1]

@@ -39,7 +39,6 @@ def test_stages_are_in_the_order_of_the_pipeline() -> None:
     names = [row.name for row in picture.stages]
     assert names[0] == "rollout"
     assert names[-1] == "train"
-    assert [row.place for row in picture.stages] == [0, 1, 2, 3]
 
 
 def test_stages_in_a_cycle_have_an_order() -> None:

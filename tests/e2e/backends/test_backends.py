@@ -33,7 +33,7 @@ from transfer_queue.messages.storage import UnitStatus, UnitStatusReply
 from transfer_queue.net.calls import Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.node.system.launcher import start_local
-from transfer_queue.node.system.paths import runtime_dir
+from transfer_queue.system_folder.paths import runtime_dir
 
 SECONDS = 60.0
 MIB = 1 << 20

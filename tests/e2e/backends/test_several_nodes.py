@@ -18,8 +18,8 @@ from transfer_queue.errors import StartError, StorageKeyNotFoundError
 from transfer_queue.metadata.batch_meta import BatchMeta
 from transfer_queue.node.system.launcher import start_local
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.store_process import check_all_objects
+from transfer_queue.system_folder.paths import SystemFolder
 
 MIB = 1 << 20
 MOONCAKE = {"master_server_address": "127.0.0.1:0", "global_segment_size": 64 * MIB}

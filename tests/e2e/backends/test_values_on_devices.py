@@ -11,8 +11,8 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import transfer_queue as tq
-from transfer_queue.storage.stores import mooncake_gdr, yuanrong_npu
-from transfer_queue.storage.stores.mooncake_gdr import GpuDirect
+from transfer_queue.storage.stores import mooncake, yuanrong_npu
+from transfer_queue.storage.stores.mooncake import GpuDirect
 from transfer_queue.storage.stores.yuanrong_npu import NpuTransport
 
 STORE_BYTES = 192 << 20
@@ -78,7 +78,7 @@ def connected_anew(backend: str) -> Iterator[str]:
 def uses(connected_anew: str, monkeypatch: pytest.MonkeyPatch) -> Uses:
     """This process takes the host for a device of the kind that the store knows."""
     module, kind = {
-        "MooncakeStore": (mooncake_gdr, GpuDirect),
+        "MooncakeStore": (mooncake, GpuDirect),
         "Yuanrong": (yuanrong_npu, NpuTransport),
     }[connected_anew]
     monkeypatch.setattr(module, "obstacle", lambda *arguments: None)

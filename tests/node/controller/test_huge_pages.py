@@ -42,7 +42,7 @@ def test_a_large_process_is_collapsed_until_the_kernel_refuses(monkeypatch: pyte
         return next(answers)
 
     sizes = iter([SMALLEST - 1, SMALLEST, SMALLEST, SMALLEST])
-    monkeypatch.setattr(controller_process, "_resident_bytes", lambda: next(sizes))
+    monkeypatch.setattr(controller_process, "resident_bytes", lambda: next(sizes))
     monkeypatch.setattr(controller_process, "huge_pages_of", lambda maps: iter([HUGE]))
     controller_process._repeat(collapse, 0.0)
     assert calls == [(HUGE, HUGE)] * 3  # the process was too small once

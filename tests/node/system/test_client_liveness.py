@@ -26,10 +26,9 @@ from transfer_queue.net.handshake import Hello
 from transfer_queue.node.controller.controller_process import Sockets, build_controller
 from transfer_queue.node.controller.controller_service import ControllerService
 from transfer_queue.node.controller.state_files import StateFiles
-from transfer_queue.node.system.client_liveness import LOOKS, ClientLiveness, DepartedClients, is_client_alive
-from transfer_queue.node.system.locks import is_alive
-from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.sampler import SequentialSampler
+from transfer_queue.system_folder.liveness import LOOKS, ClientLiveness, DepartedClients, is_alive, is_client_alive
+from transfer_queue.system_folder.paths import SystemFolder
 
 
 def test_a_client_lives_until_its_end(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from transfer_queue.errors import ConnectionLostError
 from transfer_queue.messages.descriptors import UnitInfo
 from transfer_queue.node.system import controller_moves
 from transfer_queue.node.system.controller_moves import controller_address, move_session, watch_controller
-from transfer_queue.node.system.paths import ControllerPlace, SystemFolder
+from transfer_queue.system_folder.paths import ControllerPlace, SystemFolder
 
 FIRST = "127.0.0.1:1"
 

@@ -22,10 +22,10 @@ from transfer_queue.node.system.durable_folder import (
     remove_arenas,
     used_at,
 )
-from transfer_queue.node.system.locks import hold_liveness
-from transfer_queue.node.system.paths import OWNER
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
+from transfer_queue.system_folder.liveness import hold_liveness
+from transfer_queue.system_folder.paths import OWNER
 
 KEY = bytes(range(32))
 
@@ -124,7 +124,7 @@ def test_other_settings_are_refused(durable: DurableFolder, changes: dict[str, o
 def test_a_folder_in_use_can_be_neither_taken_nor_adopted_nor_discarded(
     durable: DurableFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transfer_queue.node.system.locks.LIVENESS_SECONDS", 0.0)
+    monkeypatch.setattr("transfer_queue.system_folder.liveness.LIVENESS_SECONDS", 0.0)
     start = Start(durable)
     assert start.identity.is_in_use()
     words = r"is used by the running system 's' \(/run/s\); stop it \(`tq stop --name s`\)"
@@ -244,7 +244,7 @@ def test_a_folder_that_another_node_has_taken_over_is_in_use(
     durable: DurableFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one that takes over locks its term only, because the first may still have the lock of the folder."""
-    monkeypatch.setattr("transfer_queue.node.system.locks.LIVENESS_SECONDS", 0.0)
+    monkeypatch.setattr("transfer_queue.system_folder.liveness.LIVENESS_SECONDS", 0.0)
     identity = ended(durable, mirrored=True, arenas=None, units=0)
     before = _descriptors()
     Terms(durable.folder).claim("s", lambda folder: hold_liveness(folder / "lock"))

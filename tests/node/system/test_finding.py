@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from transfer_queue.errors import AttachError
-from transfer_queue.node.system import launcher, paths
-from transfer_queue.node.system.paths import KEY_BYTES, Description, SystemFolder
+from transfer_queue.node.system import launcher
+from transfer_queue.system_folder import paths
+from transfer_queue.system_folder.paths import KEY_BYTES, Description, SystemFolder
 
 FILES = ("system.json", "key")
 

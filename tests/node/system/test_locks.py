@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from transfer_queue.errors import StartError
-from transfer_queue.node.system.locks import StartLock
+from transfer_queue.system_folder.liveness import StartLock
 
 
 def test_the_error_names_a_link_instead_of_a_start_lock(tmp_path: Path) -> None:

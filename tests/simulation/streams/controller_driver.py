@@ -32,7 +32,7 @@ from transfer_queue.journal.journal import Journal, recover
 from transfer_queue.journal.segment import ClockIdentity
 from transfer_queue.journal.state_file import LoadedStates
 from transfer_queue.messages.envelopes import ReplyEnvelope, RequestEnvelope
-from transfer_queue.messages.reports.unit_reports import BlocksMovedReport
+from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, ReleaseExtents
 from transfer_queue.node.controller.controller_service import core_config
 from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
@@ -213,7 +213,7 @@ class ControllerDriver:
         for effect in effects:
             if isinstance(effect, e.Send):
                 self._note_reply(effect)
-            elif isinstance(effect, (e.FreeExtents, e.RefuseLeases, e.SendToUnit, e.RemoveMirror)):
+            elif isinstance(effect, (e.SendToUnit, e.RemoveMirror)):
                 self._note_order(effect)
             elif isinstance(effect, e.ComputeDeal):
                 try:
@@ -242,9 +242,9 @@ class ControllerDriver:
         time = 0.0 if self._now == self._event_time else self._now
         self.outcome.replies[-1].append(Reply(send.peer, time, _encode(ReplyEnvelope(send.sequence, send.reply))))
 
-    def _note_order(self, order: e.FreeExtents | e.RefuseLeases | e.SendToUnit | e.RemoveMirror) -> None:
-        if isinstance(order, e.FreeExtents):
-            orders = [f"unit {order.unit}: free extent {extent}" for extent in order.extents]
+    def _note_order(self, order: e.SendToUnit | e.RemoveMirror) -> None:
+        if isinstance(order, e.SendToUnit) and isinstance(order.request, ReleaseExtents):
+            orders = [f"unit {order.unit}: free extent {extent}" for extent in order.request.extents]
         elif isinstance(order, e.SendToUnit):
             orders = [f"unit {order.unit}: {order.request}"]
             move = MOVE.match(orders[0])

@@ -12,10 +12,10 @@ import pytest
 
 from transfer_queue.messages.descriptors import DISK, MEMORY, Blocks
 from transfer_queue.messages.reports.unit_reports import Move
-from transfer_queue.node.system.paths import mount_of
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
 from transfer_queue.storage.unit.extent_pool import DROP_PAUSES, DROPS_A_TURN, ArenaPool, DiskPool
+from transfer_queue.system_folder.paths import mount_of
 
 SIZE = 16 * GRANULE
 

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 from transfer_queue.cli.doctor.report import PROBLEM, WARNING, Check, Finding, findings_of
 from transfer_queue.cli.options import Commands, add_conf
@@ -64,7 +63,9 @@ def _run_checks(options: argparse.Namespace) -> list[tuple[str, Finding]]:
     style = Styles()
     todo = checks()
     if options.conf is not None:
-        todo.append(("storage settings", lambda: _storage_settings(options.conf)))
+        from transfer_queue.cli.doctor import machine
+
+        todo.append(("storage settings", lambda: machine.check_storage_settings(options.conf)))
     if not options.no_test:
         todo.append(("self-test", lambda: _selftest(options.size)))
     for topic, check in todo:
@@ -82,12 +83,6 @@ def _selftest(mebibytes: int) -> Iterator[Finding]:
     from transfer_queue.cli.doctor.selftest import selftest
 
     return selftest(mebibytes << 20)
-
-
-def _storage_settings(path: Path) -> Iterator[Finding]:
-    from transfer_queue.cli.doctor.machine import check_storage_settings
-
-    return check_storage_settings(path)
 
 
 def checks() -> list[tuple[str, Check]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import resource
@@ -12,55 +13,15 @@ from pathlib import Path
 
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
 from transfer_queue.cli.options import read_conf
+from transfer_queue.config.environment import cgroup_quota, cgroup_values
 from transfer_queue.config.settings import Settings
 from transfer_queue.display import size_text
-from transfer_queue.node.system.paths import ARENA_PREFIX, DURABLE_PREFIX, allocated_bytes, mount_of
 from transfer_queue.storage.arena.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
+from transfer_queue.system_folder.paths import ARENA_PREFIX, DURABLE_PREFIX, allocated_bytes, mount_of
 
 FEW_CPUS = 2.0  # below this servers and tasks take turns
 LITTLE_MEMORY = 2 << 30
-GROUPS = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60  # larger values mean "no limit" in version 1 of control groups
-
-
-def group_values(name: str, controller: str = "", name_1: str = "") -> list[str]:
-    """Return the contents of a file of this process's control group and of those above it, innermost first.
-
-    Files that cannot be read are left out.
-
-    Args:
-        name: The file in version 2 of control groups.
-        controller: The controller in version 1.
-        name_1: The file in version 1.
-    """
-    found = []
-    for folder, file in _groups(name, controller, name_1):
-        try:
-            found.append((folder / file).read_text("ascii").strip())
-        except (OSError, UnicodeDecodeError):
-            continue
-    return found
-
-
-def _groups(name: str, controller: str, name_1: str) -> Iterator[tuple[Path, str]]:
-    try:
-        lines = Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            top, file = GROUPS, name
-        elif controller and controller in controllers.split(","):
-            top, file = GROUPS / controller, name_1
-        else:
-            continue
-        inside = Path(path.lstrip("/"))
-        for folder in (
-            inside,
-            *inside.parents,
-        ):  # in a container the path may be the host's: then only the top exists
-            yield top / folder, file
 
 
 def cpus_allowed() -> int:
@@ -70,16 +31,8 @@ def cpus_allowed() -> int:
 
 def cpu_quota() -> float | None:
     """Return the processor time that the control groups allow, in processors; None if there is no limit."""
-    quotas = []
-    for text in group_values("cpu.max"):
-        quota, _, period = text.partition(" ")
-        if quota.isdecimal() and period.isdecimal():
-            quotas.append(int(quota) / int(period))
-    quota_1, period_1 = group_values("", "cpu", "cpu.cfs_quota_us"), group_values("", "cpu", "cpu.cfs_period_us")
-    for quota, period in zip(quota_1, period_1, strict=False):
-        if quota.isdecimal() and int(quota) > 0 and period.isdecimal():
-            quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
+    quota = cgroup_quota()
+    return None if math.isinf(quota) else quota
 
 
 def memory() -> tuple[int, int]:
@@ -93,7 +46,7 @@ def memory() -> tuple[int, int]:
 
 def memory_limit() -> int | None:
     """Return the bytes that the control groups allow, including shared memory; None if there is no limit."""
-    texts = group_values("memory.max", "memory", "memory.limit_in_bytes")
+    texts = cgroup_values("memory.max", "memory", "memory.limit_in_bytes")
     limits = [int(text) for text in texts if text.isdecimal() and int(text) < UNLIMITED]
     return min(limits, default=None)
 
@@ -236,11 +189,6 @@ def _allocation(folder: Path) -> Finding:
         return Finding("allocation ahead", OK, "posix_fallocate works there", values={"works": True})
     advice = "if it is not supported, zeros are written instead, which is slower; otherwise follow the error"
     return Finding("allocation ahead", WARNING, f"posix_fallocate fails there: {error}", advice, {"works": False})
-
-
-def temporary() -> Path:
-    """Return the folder of temporary files."""
-    return Path(tempfile.gettempdir())
 
 
 # ---------------------------------------------------------------- limits

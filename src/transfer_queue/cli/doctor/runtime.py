@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,16 @@ from transfer_queue.display import printable_name, size_text
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.net.drivers.connection import MAX_PATH
 from transfer_queue.node.system.durable_folder import arena_bytes, known_folders, used_at
-from transfer_queue.node.system.locks import is_alive
-from transfer_queue.node.system.paths import ARENA_PREFIX, DEFAULT_NAME, OWNER, Description, SystemFolder, runtime_dir
+from transfer_queue.system_folder.liveness import is_alive
+from transfer_queue.system_folder.paths import (
+    ARENA_PREFIX,
+    DEFAULT_NAME,
+    OWNER,
+    Description,
+    SystemFolder,
+    allocated_bytes,
+    runtime_dir,
+)
 
 REPLY_SECONDS = 3.0  # how long to wait for the reply of a controller
 VARIABLES = {variable.name: variable for variable in environment.VARIABLES if variable.name.startswith("TQ_")}
@@ -42,7 +51,7 @@ def _candidates() -> set[Path]:
     paths = [Path(asked)] if asked is not None else []
     paths += [
         Path(f"/run/user/{os.geteuid()}/transfer_queue"),
-        machine.temporary() / f"{ARENA_PREFIX}{os.geteuid()}",
+        Path(tempfile.gettempdir()) / f"{ARENA_PREFIX}{os.geteuid()}",
     ]
     return {above for path in paths for above in (path, *path.parents) if not above.exists()}
 
@@ -181,10 +190,7 @@ def _arenas(linked: set[Path]) -> Iterator[Finding]:
         return
     maps = _mapped()
     for path in sorted(found):
-        try:
-            nbytes = sum(file.lstat().st_blocks * 512 for file in path.rglob("*"))
-        except OSError:
-            continue  # its system has just ended, or it is not a folder of arenas
+        nbytes = allocated_bytes(path)
         if any(path.glob("unit-*/header")) and not any(f"{path}/" in text for text in maps):
             owner = path / OWNER
             of = f" ({os.readlink(owner)})" if owner.is_symlink() else ""

@@ -6,7 +6,6 @@ import platform
 import re
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 
 from transfer_queue.cli.doctor.report import OK, PROBLEM, WARNING, Finding
 from transfer_queue.display import count_text
@@ -17,20 +16,13 @@ from transfer_queue.utils.installations import (
     missing_files,
     other_installations,
     own_folder,
+    version_of,
 )
 
 PYTHON = (3, 10)
 NEEDED = {"numpy": (1, 26), "msgspec": (0, 18), "omegaconf": (2, 3), "tensordict": (0, 10), "torch": (2, 6)}
 OPTIONAL = {"ray": (2, 40)}
 KERNEL = (5, 14)  # has MADV_POPULATE_WRITE; everything else that is used is older
-
-
-def version_of(package: str) -> str | None:
-    """Return the installed version; None if the package is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def kernel() -> tuple[str, str]:

@@ -88,7 +88,7 @@ def shown(value: Any, tokens: TokenText | None = None) -> ShownValue:
         flat = value.detach().reshape(-1) if not value.is_sparse else value.coalesce().values().reshape(-1)
         numbers = flat[:FIRST].tolist()
         decoded = None if tokens is None else tokens.decode(value)
-        may_be_text = decoded is None and _may_be_text(value)
+        may_be_text = decoded is None and value.ndim == 1 and str(value.dtype).startswith(("torch.uint8", "torch.int"))
         text = text_of_numbers(flat[:LONGEST_TEXT].tolist()) if may_be_text else None
         return ShownValue(text, numbers, max(0, flat.numel() - len(numbers)), decoded=decoded)
     if isinstance(value, str):
@@ -96,11 +96,6 @@ def shown(value: Any, tokens: TokenText | None = None) -> ShownValue:
     if isinstance(value, (bytes, bytearray)):
         return ShownValue(text_of_numbers(list(value[:LONGEST_TEXT])), other=short_repr(bytes(value[:LONGEST_TEXT])))
     return ShownValue(other=f"{type(value).__name__}: {short_repr(value, 200)}")
-
-
-def _may_be_text(value: Any) -> bool:
-    kind = str(value.dtype)
-    return value.ndim == 1 and kind.startswith(("torch.uint8", "torch.int"))
 
 
 def text_of_numbers(numbers: Sequence[int]) -> str | None:

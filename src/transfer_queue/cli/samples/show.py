@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from transfer_queue.cli.options import Commands, add_name, add_tokenizer, find_system_that_replies
-from transfer_queue.cli.shell.terminal import add_json, plain, print_json
+from transfer_queue.cli.options import Commands, add_tokenizer, find_system_that_replies, finish
+from transfer_queue.cli.shell.terminal import Styles, plain, print_json, width_of_output
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 
@@ -30,9 +30,7 @@ def add(commands: Commands) -> None:
     command.add_argument("sample", metavar="KEY|INDEX", help="the sample's key, or its global index")
     command.add_argument("--no-values", action="store_true", help="do not read the values, which takes some seconds")
     add_tokenizer(command, "token ids are shown as numbers")
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=run)
+    finish(command, run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -60,7 +58,6 @@ def run(options: argparse.Namespace) -> int:
         print_json({**plain(report), "values": plain(values)})
         return 0
     from transfer_queue.cli.samples.report_text import lines_of
-    from transfer_queue.cli.shell.terminal import Styles, width_of_output
 
     print("\n".join(lines_of(report, values, width_of_output(), Styles())))
     return 0
@@ -80,11 +77,8 @@ def _load_tokenizer(options: argparse.Namespace) -> TokenText:
 def _describe(onlooker: ControlClient, partition: str, sample: str, allow_pickle: bool) -> SampleReport:
     """Return the report about the sample with this key, or if no sample has it, with this global index."""
     report = onlooker.describe_sample(partition, None, sample, allow_pickle)
-    if report.state != UNKNOWN or not _is_index(sample):
+    is_index = sample.isdecimal() and sample.isascii() and int(sample) < 1 << 63
+    if report.state != UNKNOWN or not is_index:
         return report
     found = onlooker.describe_sample(partition, int(sample), None, allow_pickle)
     return msgspec.structs.replace(found, key=found.key)
-
-
-def _is_index(text: str) -> bool:
-    return text.isdecimal() and text.isascii() and int(text) < 1 << 63

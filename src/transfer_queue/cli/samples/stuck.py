@@ -9,12 +9,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer_queue.cli.options import Commands, add_name, find_system_that_replies, seconds_type
-from transfer_queue.cli.shell.terminal import add_json, print_json
+from transfer_queue.cli.options import Commands, find_system_that_replies, finish, seconds_type
+from transfer_queue.cli.shell.terminal import (
+    Styles,
+    duration_text,
+    print_json,
+    table_lines,
+    width_of_output,
+    wrap,
+)
+from transfer_queue.display import count_text, listed_names, ranges_text, short_name, worker_text
+from transfer_queue.messages.reports.samples import CLAIMED, WAITING, StuckReport, StuckSample
+from transfer_queue.names import did_you_mean
 
 if TYPE_CHECKING:
-    from transfer_queue.cli.shell.terminal import Styles
-    from transfer_queue.messages.reports.samples import StuckReport, StuckSample
     from transfer_queue.timeline.recording import Recording
 
 SECONDS = 60.0  # default of --for
@@ -49,9 +57,7 @@ def add(commands: Commands) -> None:
         "--limit", type=_limit, default=LIMIT, metavar="N",
         help=f"how many samples to examine, those that have been unchanged for longest (default: {LIMIT})",
     )  # fmt: skip
-    add_json(command)
-    add_name(command)
-    command.set_defaults(run=run)
+    finish(command, run)
 
 
 def _limit(text: str) -> int:
@@ -62,9 +68,7 @@ def _limit(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Print the samples."""
-    from transfer_queue.cli.shell.terminal import Styles, width_of_output
     from transfer_queue.client.control_client import ControlClient
-    from transfer_queue.names import did_you_mean
     from transfer_queue.timeline.recording import Recording
 
     recording = Recording(HISTORY)
@@ -73,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
             names = [partition.name for partition in onlooker.status().partitions]
             if options.partition not in names:
                 nearest = did_you_mean(options.partition, names)
-                there = nearest or f"; the partitions are: {_names(names)}"
+                there = nearest or f"; the partitions are: {listed_names(names)}"
                 print(f"tq: partition {options.partition!r} does not exist{there}", file=sys.stderr)
                 return 1
         report = onlooker.find_stuck(options.partition, options.seconds, options.limit)
@@ -100,11 +104,7 @@ class KnownWorkers:
         """Return what a recording says."""
         from transfer_queue.timeline.event_table import EventTable
 
-        producers: dict[str, list[str]] = {}
-        for task, names in EventTable(recording).puts.items():
-            for name in names:
-                producers.setdefault(name, []).append(task)
-        return cls(producers, frozenset(recording.gone))
+        return cls(EventTable(recording).producers, frozenset(recording.gone))
 
 
 class _Cause(NamedTuple):
@@ -118,9 +118,6 @@ class _Cause(NamedTuple):
 
 def lines_of(report: StuckReport, width: int, style: Styles, workers: KnownWorkers | None = None) -> Iterator[str]:
     """Iterate over the lines of the text about stuck samples: for each partition a table with a line for each cause."""
-    from transfer_queue.cli.shell.terminal import duration_text, table_lines, wrap
-    from transfer_queue.display import count_text, short_name
-
     words = f"for {duration_text(report.older_than)} or longer"
     if not report.total:
         yield f"no sample that is not finished has been unchanged {words}"
@@ -153,8 +150,6 @@ def lines_of(report: StuckReport, width: int, style: Styles, workers: KnownWorke
 
 
 def _row(some: Sequence[StuckSample], cause: _Cause, now: float, width: int) -> tuple[str, ...]:
-    from transfer_queue.display import listed_names, ranges_text
-
     wide = width >= WIDE
     samples = ranges_text((each.index for each in some), 4 if wide else 2)
     key = some[0].key
@@ -172,8 +167,6 @@ def _row(some: Sequence[StuckSample], cause: _Cause, now: float, width: int) -> 
 
 def _writers(some: Sequence[StuckSample]) -> str:
     """Return who changed samples last: one process, or the number of them."""
-    from transfer_queue.display import short_name, worker_text
-
     workers = {(each.task, each.rank, each.pid, each.host, each.client) for each in some if each.client or each.task}
     if len(workers) == 1:
         return worker_text(*next(iter(workers)), most=40)
@@ -184,8 +177,6 @@ def _writers(some: Sequence[StuckSample]) -> str:
 
 def _ages(times: Sequence[float | None], now: float) -> str:
     """Return for how long samples have not changed, the shortest and the longest time."""
-    from transfer_queue.cli.shell.terminal import duration_text
-
     known = [now - time for time in times if time is not None]
     if len(known) < len(times):
         return "since start"  # of the controller
@@ -204,8 +195,6 @@ def _cause_of(sample: StuckSample, workers: KnownWorkers) -> _Cause:
 
 def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: KnownWorkers) -> Iterator[str]:
     """Iterate over clauses that name the tasks that put the fields that a sample lacks."""
-    from transfer_queue.display import listed_names, short_name, worker_text
-
     by_task: dict[tuple[str, ...], list[str]] = {}
     for name in lacks:
         # If other samples have the field, some task has put it.
@@ -232,9 +221,6 @@ def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: KnownWo
 
 def _consumers_words(sample: StuckSample, producers: Collection[str]) -> Iterator[str]:
     """Iterate over clauses about the tasks that have not consumed a sample, lack no field of it, and put none of it."""
-    from transfer_queue.display import listed_names, worker_text
-    from transfer_queue.messages.reports.samples import CLAIMED, WAITING
-
     others = [task for task in sample.tasks if task.name not in producers]
     for task in others:
         if task.state == CLAIMED:
@@ -242,9 +228,3 @@ def _consumers_words(sample: StuckSample, producers: Collection[str]) -> Iterato
     ready = [task.name for task in others if task.state not in (CLAIMED, WAITING)]
     if ready:
         yield f"not claimed by {listed_names(ready, 4)}, although ready"
-
-
-def _names(names: Sequence[str]) -> str:
-    from transfer_queue.display import listed_names
-
-    return listed_names(names)

@@ -16,7 +16,7 @@ to install it for this user:
   fish   tq completion fish > ~/.config/fish/completions/tq.fish
 """
 
-# The folders of the systems, as `node.system.paths.runtime_dir` chooses them. The shell starts no Python for them.
+# The folders of the systems, as `system_folder.paths.runtime_dir` chooses them. The shell starts no Python for them.
 _FOLDERS = '"$TQ_RUNTIME_DIR" "/run/user/$(id -u)/transfer_queue" "${TMPDIR:-/tmp}/transfer_queue-$(id -u)"'
 PREAMBLES = {
     "bash": f"""

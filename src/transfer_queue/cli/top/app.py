@@ -23,7 +23,7 @@ from textual.widgets import Static
 from transfer_queue.cli.top.cells import SHAPES, Cell, Piece, duration
 from transfer_queue.cli.top.designs import LOAD, MEMORY, PARTITIONS, STAGES, WAITS
 from transfer_queue.cli.top.detail_screens import PartitionScreen, TaskScreen, WaitScreen
-from transfer_queue.cli.top.follower import Broken, ControllerQuestion, LiveState, News, NewsSource
+from transfer_queue.cli.top.follower import Broken, ControllerQuestion, Follower, LiveState, News
 from transfer_queue.cli.top.live_table import LiveTable
 from transfer_queue.cli.top.picture import Picture
 from transfer_queue.cli.top.rows import PartitionRow, StageRow, WaitRow
@@ -250,7 +250,7 @@ class TopApp(App[int]):
 
     def __init__(
         self,
-        source: NewsSource,
+        source: Follower,
         every: float = 1.0,
         light: bool = False,
         clock: Callable[[], float] = time.monotonic,

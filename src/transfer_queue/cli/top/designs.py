@@ -21,18 +21,19 @@ from transfer_queue.cli.top.cells import (
 )
 from transfer_queue.cli.top.live_table import TableColumn, TableDesign
 from transfer_queue.cli.top.rows import (
+    FieldRow,
     LoadRow,
     MemoryRow,
     PartitionRow,
     RankRow,
     SampleRow,
     StageRow,
+    TaskRow,
     WaitMember,
     WaitRow,
 )
 from transfer_queue.core.claims.row_leases import POISON
 from transfer_queue.display import count_text, printable_name, short_repr, size_text
-from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, TaskProgress
 from transfer_queue.messages.reports.progress_text import notes_of, tier_name
 from transfer_queue.timeline.spans import SpanState
 from transfer_queue.timeline.verdict import HOLDS
@@ -53,10 +54,6 @@ def _progress(done: int, total: int, width: int, role: str) -> Cell:
 
 
 # ---------------------------------------------------------------- stages
-
-
-def _stage_mark(row: StageRow, width: int) -> Cell:
-    return [state_piece("slowest" if row.slowest else row.state)]
 
 
 def _ranks(row: StageRow, width: int) -> Cell:
@@ -111,7 +108,7 @@ def _known(number: float, text: str) -> Cell:
 STAGES: TableDesign[StageRow] = TableDesign(
     "Stages",
     [
-        TableColumn("", _stage_mark, 1),
+        TableColumn("", lambda row, _: [state_piece("slowest" if row.slowest else row.state)], 1),
         TableColumn("stage", lambda row, _: [(task_text(row.name), "strong" if row.slowest else "")], 8, 24, fits=True,
                sort=lambda row: row.name),
         TableColumn("ranks", _ranks, 5, 10, right=True, fits=True, sort=lambda row: row.account.gone, descending=True),
@@ -217,10 +214,6 @@ def _slowest(row: PartitionRow, width: int) -> Cell:
     return [*_share(consumed / rows if rows else 0.0, 12, "good"), (f" {words}", "dim")]
 
 
-def _partition_waits(row: PartitionRow, width: int) -> Cell:
-    return [(f"{row.waiting:,}" if row.waiting else "", "waits")]
-
-
 def _policy(row: PartitionRow, width: int) -> Cell:
     policy = row.progress.policy
     return [("" if policy is None else f"{policy.version:,}", "")]
@@ -247,7 +240,8 @@ PARTITIONS: TableDesign[PartitionRow] = TableDesign(
                sort=lambda row: row.rarest[1] / row.progress.rows if row.progress.rows else 1.0),
         TableColumn("slowest task", _slowest, 21, 32, rank=1,
                sort=lambda row: row.slowest[1] / row.progress.rows if row.progress.rows else 1.0),
-        TableColumn("wait", _partition_waits, 4, right=True, sort=lambda row: row.waiting, descending=True),
+        TableColumn("wait", lambda row, _: [(f"{row.waiting:,}" if row.waiting else "", "waits")], 4, right=True,
+               sort=lambda row: row.waiting, descending=True),
         TableColumn("policy", _policy, 6, rank=3, right=True,
                sort=lambda row: -1 if row.progress.policy is None else row.progress.policy.version, descending=True),
         TableColumn("puts/s", lambda row, _: [(rate(row.put_rate), "")], 7, rank=4, right=True,
@@ -262,43 +256,6 @@ PARTITIONS: TableDesign[PartitionRow] = TableDesign(
 )  # fmt: skip
 
 
-class FieldRow:
-    """A field of a partition, with its rate.
-
-    Args:
-        progress: Its progress.
-        rows: The samples of the partition.
-        speed: The rows per second that get it; None if this is not known.
-        producers: The tasks that put it.
-    """
-
-    def __init__(self, progress: FieldProgress, rows: int, speed: float | None, producers: list[str]) -> None:
-        self.progress = progress
-        self.rows = rows
-        self.speed = speed
-        self.producers = producers
-
-
-class TaskRow:
-    """A task of a partition, with its rate.
-
-    Args:
-        progress: Its progress.
-        partition: The partition.
-        speed: The rows per second that it consumes; None if this is not known.
-    """
-
-    def __init__(self, progress: TaskProgress, partition: PartitionProgress, speed: float | None) -> None:
-        self.progress = progress
-        self.rows = partition.rows
-        self.skipped = partition.passed.get(progress.name, {})
-        self.speed = speed
-
-
-def _field_progress(row: FieldRow, width: int) -> Cell:
-    return _progress(row.progress.produced, row.rows, width, "works")
-
-
 def _field_notes(row: FieldRow, width: int) -> Cell:
     lost = [(f"  {row.progress.lost:,} LOST with their storage unit; put them again", "gone")]
     return [(printable_name(row.progress.type), "dim"), *(lost if row.progress.lost else [])]
@@ -309,7 +266,8 @@ FIELDS: TableDesign[FieldRow] = TableDesign(
     [
         TableColumn("field", lambda row, _: [(name_text(row.progress.name), "")], 8, 32, fits=True,
                sort=lambda row: row.progress.name),
-        TableColumn("samples that have it", _field_progress, 28, 48, sort=lambda row: row.progress.produced),
+        TableColumn("samples that have it", lambda row, width: _progress(row.progress.produced, row.rows, width,
+               "works"), 28, 48, sort=lambda row: row.progress.produced),
         TableColumn("puts/s", lambda row, _: [(rate(row.speed), "")], 7, right=True, sort=lambda row: row.speed or 0.0,
                descending=True),
         TableColumn("put by", lambda row, _: [(", ".join(map(task_text, row.producers)), "")], 8, 24,
@@ -322,17 +280,13 @@ FIELDS: TableDesign[FieldRow] = TableDesign(
 )  # fmt: skip
 
 
-def _task_progress(row: TaskRow, width: int) -> Cell:
-    return _progress(row.progress.consumed, row.rows, width, "good")
-
-
 def _task_notes(row: TaskRow, width: int) -> Cell:
     its, words = row.progress, []
     if its.claimed:
         words.append(f"{its.claimed:,} claimed, not acknowledged")
     if its.held:
         words.append(its.held_text)
-    for reason, number in row.skipped.items():
+    for reason, number in row.partition.passed.get(its.name, {}).items():
         words.append(f"{number:,} skipped ({'poison' if reason == POISON else printable_name(reason)})")
     waits = [(f"{its.waiting:,} wait, {duration(its.longest_wait)}  ", "waits")] if its.waiting else []
     return [*waits, (", ".join(words), "dim")]
@@ -343,7 +297,8 @@ TASKS: TableDesign[TaskRow] = TableDesign(
     [
         TableColumn("task", lambda row, _: [(task_text(row.progress.name), "")], 8, 32, fits=True,
                sort=lambda row: row.progress.name),
-        TableColumn("samples consumed", _task_progress, 28, 48, sort=lambda row: row.progress.consumed),
+        TableColumn("samples consumed", lambda row, width: _progress(row.progress.consumed, row.partition.rows, width,
+               "good"), 28, 48, sort=lambda row: row.progress.consumed),
         TableColumn("takes/s", lambda row, _: [(rate(row.speed), "")], 7, right=True, sort=lambda row: row.speed or 0.0,
                descending=True),
         TableColumn("waiting, claimed, skipped", _task_notes, 20, WIDE, sort=lambda row: row.progress.longest_wait,
@@ -427,10 +382,6 @@ MEMORY: TableDesign[MemoryRow] = TableDesign(
 )  # fmt: skip
 
 
-def _load_name(row: LoadRow, width: int) -> Cell:
-    return [("sampler " if row.sampler else "", "dim"), (name_text(row.name), "")]
-
-
 def _busy(row: LoadRow, width: int) -> Cell:
     return [("", "")] if row.busy is None else _share(row.busy, width, "gone" if row.busy > 0.7 else "works")
 
@@ -438,7 +389,8 @@ def _busy(row: LoadRow, width: int) -> Cell:
 LOAD: TableDesign[LoadRow] = TableDesign(
     "Controller",
     [
-        TableColumn("request", _load_name, 12, 28, fits=True, sort=lambda row: row.name),
+        TableColumn("request", lambda row, _: [("sampler " if row.sampler else "", "dim"), (name_text(row.name), "")],
+               12, 28, fits=True, sort=lambda row: row.name),
         TableColumn("each s", lambda row, _: [(rate(row.rate), "")], 7, right=True, sort=lambda row: row.rate or 0.0,
                descending=True),
         TableColumn("busy", _busy, 12, 24, sort=lambda row: row.busy or 0.0, descending=True),

@@ -26,11 +26,11 @@ from transfer_queue.cli.top.cells import (
     state_piece,
     task_text,
 )
-from transfer_queue.cli.top.designs import FIELDS, MEMBERS, SAMPLES, TASKS, FieldRow, TaskRow, ranks_design
+from transfer_queue.cli.top.designs import FIELDS, MEMBERS, SAMPLES, TASKS, ranks_design
 from transfer_queue.cli.top.follower import LiveState
 from transfer_queue.cli.top.live_table import LiveTable
 from transfer_queue.cli.top.picture import Picture, SamplePage, list_ranks, make_page, queues_of
-from transfer_queue.cli.top.rows import UNKNOWN, PartitionRow, RankRow, SampleRow, StageRow, WaitRow
+from transfer_queue.cli.top.rows import UNKNOWN, FieldRow, PartitionRow, RankRow, SampleRow, StageRow, TaskRow, WaitRow
 from transfer_queue.cli.top.top_screen import TopScreen
 from transfer_queue.display import count_text, listed_names, time_of_day
 from transfer_queue.messages.base import Done
@@ -316,12 +316,12 @@ class PartitionScreen(DetailScreen):
             return
         self.show_facts(_partition_facts(row))
         speeds, its = picture.rates_of(row.progress), row.progress
-        makers = picture.account.table.puts.items()
+        producers = picture.account.table.producers
         self.fields.set_rows(
             [
                 FieldRow(
                     each, its.rows, speeds.get((its.name, "field", each.name)),
-                    [task for task, fields in makers if each.name in fields],
+                    producers.get(each.name, []),
                 )
                 for each in its.fields
             ]

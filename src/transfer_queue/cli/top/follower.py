@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, Union
+from typing import Any, Union
 
 from transfer_queue.cli.top.picture import Picture, make_picture
 from transfer_queue.cli.watch import ANSWER_SECONDS, PAUSE
@@ -16,14 +16,12 @@ from transfer_queue.display import time_of_day
 from transfer_queue.errors import TransferQueueError, WaitTimeoutError
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.node.system.launcher import RunningSystem, find_successor
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder.paths import SystemFolder
 from transfer_queue.timeline.recording import Recording
 
 EVENTS = 1 << 17
 """The number of newest events to keep. If a verdict is about more events, the older ones change little."""
 RATE_SECONDS = 5.0  # rates are those of the last 5 to 10 s
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -87,19 +85,6 @@ class ControllerQuestion:
     """Gets the result, or the error, in the thread that reads."""
 
 
-class NewsSource(Protocol):
-    """The source of the states that the screens show."""
-
-    def start(self, deliver: Callable[[News], None]) -> None:
-        """Begin to deliver news, from another thread."""
-
-    def ask(self, question: ControllerQuestion) -> None:
-        """Ask the controller as soon as it can be reached."""
-
-    def stop(self) -> None:
-        """End the delivery."""
-
-
 class Follower:
     """Follows a system, and each one that is started in its place.
 
@@ -118,17 +103,17 @@ class Follower:
         self._deliver: Callable[[News], None] = lambda news: None
 
     def start(self, deliver: Callable[[News], None]) -> None:
-        """See `NewsSource`."""
+        """Begin to deliver news, from another thread."""
         self._deliver = deliver
         # As a daemon, because a request to a stopped controller must not delay the end of the command.
         threading.Thread(target=self._run, name="tq-top-reader", daemon=True).start()
 
     def ask(self, question: ControllerQuestion) -> None:
-        """See `NewsSource`."""
+        """Ask the controller as soon as it can be reached."""
         self._questions.put(question)
 
     def stop(self) -> None:
-        """See `NewsSource`."""
+        """End the delivery."""
         self._stopped.set()
         self._questions.put(None)
 

@@ -127,13 +127,13 @@ def list_stages(account: Account, verdict: Verdict) -> Iterator[StageRow]:
     )
     numbers = {name: number for number, name in enumerate(table.workers.tasks)}
     histories = {kind: _histories(account, kind) for kind in (EventKind.CLAIM, EventKind.PUT)}
-    for place, name in enumerate(_pipeline_order(account)):
+    for name in _pipeline_order(account):
         its = account.tasks[name]
         missing = sorted(account.missing.get(name, {}).items(), key=lambda each: -each[1])
         total = sum(share for _, share in missing)
         history = histories[EventKind.CLAIM if its.takes else EventKind.PUT][numbers[name]]
         yield StageRow(
-            its, verdict.stage == name, place,
+            its, verdict.stage == name,
             tuple((field, maker, share / total) for (field, maker), share in missing if field and share > 0),
             account.ages.get(name, UNKNOWN), account.staleness.get(name, UNKNOWN),
             float(nbytes[numbers[name] + 1]) / seconds, tuple(history.tolist()), account.hold_causes.get(name, ""),
@@ -174,10 +174,6 @@ def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
         name = workers.name(worker) if worker >= 0 else ""
         process = _process(workers, worker) if worker >= 0 else ""
         groups[key].append(WaitMember(name, process, max(recording.now - wait.since, 0.0), wait.rows))
-    makers: dict[str, list[str]] = defaultdict(list)
-    for task, fields in account.table.puts.items():
-        for name in fields:
-            makers[name].append(task)
     progress = {each.name: each for each in status.partitions}
     found = []
     for (kind, task, partition, fields, demand), members in groups.items():
@@ -185,7 +181,7 @@ def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
         its = progress.get(partition)
         produced = {} if its is None else {each.name: each.produced for each in its.fields if each.name in fields}
         rarest = min(fields, key=lambda name: produced.get(name, 0), default="")
-        others = tuple(maker for maker in makers.get(rarest, ()) if maker != task)
+        others = tuple(maker for maker in account.table.producers.get(rarest, ()) if maker != task)
         oldest = members[0]
         found.append(
             WaitRow(task, partition, fields, kind, oldest.seconds, oldest.rows, tuple(members), rarest, others, demand)
@@ -204,7 +200,6 @@ def list_partitions(account: Account, status: SystemStatus) -> Iterator[Partitio
             ("", 0) if rarest is None else (rarest.name, rarest.produced),
             ("", 0) if slowest is None else (slowest.name, slowest.consumed),
             sum(task.waiting for task in each.tasks) + each.waiting_puts,
-            max((task.longest_wait for task in each.tasks), default=0.0),
         )  # fmt: skip
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from transfer_queue.messages.reports.progress import PartitionProgress, UnitProgress
+from transfer_queue.messages.reports.progress import FieldProgress, PartitionProgress, TaskProgress, UnitProgress
 from transfer_queue.timeline.account import Spread, TaskAccount
 
 UNKNOWN = Spread(-1.0, -1.0, -1.0)
@@ -22,8 +22,6 @@ class StageRow:
     """Its shares, rates, ranks and queue."""
     slowest: bool
     """True if the verdict names it."""
-    place: int
-    """Its place in the pipeline, from 0."""
     missing: tuple[tuple[str, str | None, float], ...]
     """(field, task that puts it, share of the waiting) of what it waits for, the largest share first."""
     age: Spread
@@ -109,8 +107,32 @@ class PartitionRow:
     """The task that has consumed the fewest samples, and their number; ("", 0) without tasks."""
     waiting: int
     """The number of claims and puts that wait."""
-    longest_wait: float
-    """The seconds for which the oldest claim waits."""
+
+
+@dataclass(frozen=True)
+class FieldRow:
+    """A field of a partition."""
+
+    progress: FieldProgress
+    """Its progress."""
+    rows: int
+    """The samples of the partition."""
+    speed: float | None
+    """The rows per second that get it; None if this is not known."""
+    producers: Sequence[str]
+    """The tasks that put it."""
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task of a partition."""
+
+    progress: TaskProgress
+    """Its progress."""
+    partition: PartitionProgress
+    """The partition."""
+    speed: float | None
+    """The rows per second that it consumes; None if this is not known."""
 
 
 @dataclass(frozen=True)

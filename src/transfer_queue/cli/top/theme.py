@@ -62,12 +62,10 @@ def _style(name: str, role: str, colorless: bool) -> Style:
 
 
 def _style_of_one(colors: dict[str, str], role: str, colorless: bool) -> Style:
-    if role == "cursor":
+    if role in ("cursor", "focused"):
         return Style(reverse=True) if colorless else Style(bgcolor=colors["cursor"])
     if role == "title":
         return Style(underline=colorless) if colorless else Style(bgcolor=colors["panel"])
-    if role == "focused":
-        return Style(reverse=True) if colorless else Style(bgcolor=colors["cursor"])
     if role == "alarm":
         return (
             Style(reverse=True, bold=True)

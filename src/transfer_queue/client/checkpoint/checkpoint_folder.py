@@ -30,7 +30,7 @@ import msgspec
 
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
 from transfer_queue.journal.segment import sync_folder
-from transfer_queue.node.system.paths import no_link
+from transfer_queue.system_folder.paths import no_link
 
 METADATA = "metadata.json"
 STATE = "controller_state.pkl"

@@ -28,7 +28,7 @@ from transfer_queue.client.conversion import arguments
 from transfer_queue.client.operations.topic import Topic
 from transfer_queue.client.space import FREEING_SECONDS
 from transfer_queue.client.writer import PUT_ATTEMPTS, Writer
-from transfer_queue.config.validators import Boolean
+from transfer_queue.config.validators import validator_of
 from transfer_queue.core.columns.schema import MOST
 from transfer_queue.core.state.restore import select_samples
 from transfer_queue.core.state.serialization import load_untrusted, needed_blocks, save_state, set_locations
@@ -283,7 +283,7 @@ class CheckpointOperations(Topic):
             >>> client.load_storage_checkpoint("checkpoint")
             >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
-        Boolean().convert("allow_pickle", allow_pickle)
+        validator_of(bool).convert("allow_pickle", allow_pickle)
         yield from self.attachment.learn()
         folder = Path(checkpoint_dir)
         checkpoint_folder.read_manifest(folder / checkpoint_folder.STORAGE)
@@ -377,7 +377,7 @@ class CheckpointOperations(Topic):
             >>> client.load_storage_checkpoint("checkpoint")
             >>> client.load_controller_checkpoint("checkpoint/controller_state.pkl")
         """
-        Boolean().convert("allow_pickle", allow_pickle)
+        validator_of(bool).convert("allow_pickle", allow_pickle)
         tree, state = _state_of(Path(path))
         yield from self.attachment.learn()
         loaded, self._loaded = self._loaded or Loaded([dict.fromkeys(("number", *PLACE), _NONE)]), None
@@ -469,7 +469,7 @@ class CheckpointOperations(Topic):
             >>> client.load_samples("checkpoint", "train_0").samples
             {'train_0': 1}
         """
-        Boolean().convert("allow_pickle", allow_pickle)
+        validator_of(bool).convert("allow_pickle", allow_pickle)
         selection = arguments.selection(partitions, keys)
         assert selection is not None
         folder = Path(checkpoint_dir)

@@ -9,7 +9,7 @@ import msgspec
 
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.reports.store_reports import CheckExtents, CheckStore
-from transfer_queue.messages.reports.unit_reports import DrainFinished, Move
+from transfer_queue.messages.reports.unit_reports import DrainFinished, Move, RefuseWriters, ReleaseExtents
 from transfer_queue.sampler.calls.call_messages import SamplerCall, Shown
 
 
@@ -21,32 +21,17 @@ class Send(msgspec.Struct, frozen=True):
     reply: AnyReply
 
 
-class FreeExtents(msgspec.Struct, frozen=True):
-    """Order this unit to free these extents, because no needed block is in them."""
-
-    unit: int
-    extents: list[int]
-
-
 class RemoveMirror(msgspec.Struct, frozen=True):
     """Order the retired mirror at this connection, which is not a unit of the system any more, to remove its arena."""
 
     peer: int
 
 
-class RefuseLeases(msgspec.Struct, frozen=True):
-    """Order this unit to refuse the leases of extents that wait for space."""
-
-    unit: int
-    words: str
-    """The reason, for the error that the writers get."""
-
-
 class SendToUnit(msgspec.Struct, frozen=True):
-    """Order this unit to move or to check blocks, or report to it whether it is being drained."""
+    """Order this unit to move, check or free blocks, or report to it what it needs to know."""
 
     unit: int
-    request: Union[Move, DrainFinished, CheckStore, CheckExtents]
+    request: Union[Move, DrainFinished, CheckStore, CheckExtents, ReleaseExtents, RefuseWriters]
 
 
 class ComputeDeal(msgspec.Struct, frozen=True):
@@ -120,9 +105,7 @@ class Release(msgspec.Struct, frozen=True):
 Effect = Union[
     ComputeDeal,
     AskSampler,
-    RefuseLeases,
     Send,
-    FreeExtents,
     SendToUnit,
     RemoveMirror,
     WriteState,

@@ -37,10 +37,6 @@ class Caller(msgspec.Struct, frozen=True):
         """The client and the sequence number of its request, which identify the request on every connection."""
         return self.client, self.envelope.sequence
 
-    def with_newest_peer(self, peer: int) -> Caller:
-        """Return the caller on the newer of its connection and this one. The numbers of connections ascend."""
-        return Caller(self.client, max(self.peer, peer), self.envelope)
-
 
 class Decision(msgspec.Struct, frozen=True):
     """What a request changes."""

@@ -7,14 +7,14 @@ from collections.abc import Collection
 from transfer_queue.core.activity import Activity
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, RefuseLeases
+from transfer_queue.core.events.effects import Effect, SendToUnit
 from transfer_queue.core.reports.explain import nearest_rows
 from transfer_queue.core.state.state import State
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.display import count_text
 from transfer_queue.errors import DeadlockError
 from transfer_queue.messages.puts import Publish, Reserve
-from transfer_queue.messages.reports.unit_reports import SpaceShortReport
+from transfer_queue.messages.reports.unit_reports import RefuseWriters, SpaceShortReport
 
 SHOWN = 3  # requests of each kind in the message
 
@@ -40,7 +40,7 @@ class DeadlockDetector(CoreService):
         effects: list[Effect] = []
         for waiting in list(context.state.waiting.space.values()):
             effects += context.refuse(waiting, DeadlockError(told))
-        effects += [RefuseLeases(unit, told) for unit, short in activity.short.items() if short.writers]
+        effects += [SendToUnit(unit, RefuseWriters(told)) for unit, short in activity.short.items() if short.writers]
         return effects
 
 

@@ -153,7 +153,7 @@ def _history(timeline: TimelineRecorder, partition: str, row: int, before: int |
 
 
 def _event(timeline: TimelineRecorder, kind: str, event: Any) -> SampleEvent:
-    lane = _lane(timeline, int(event["lane"]))
+    _, lane = timeline.lanes.values.get(int(event["lane"]), (None, _NO_LANE))
     fields = timeline.fields.values.get(int(event["fields"]))
     names = [] if fields is None else fields[1]
     if kind == samples.PUT and not names and not event["flags"] & NEW_ROWS:
@@ -163,11 +163,6 @@ def _event(timeline: TimelineRecorder, kind: str, event: Any) -> SampleEvent:
         float(event["time"]) + timeline.wall, kind, lane.client, lane.task, lane.rank, names, int(event["rows"]), block,
         lane.host, lane.pid,
     )  # fmt: skip
-
-
-def _lane(timeline: TimelineRecorder, number: int) -> Lane:
-    found = timeline.lanes.values.get(number)
-    return _NO_LANE if found is None else found[1]
 
 
 # ------------------------------------------------------------ fields
@@ -217,7 +212,7 @@ class _BlocksOfSample:
         places = blocks.places(number)
         unit, extent = self._state.units.get(places[0].unit), blocks.extents.get((places[0].unit, places[0].extent))
         writer = "" if extent is None else extent.writer
-        said, time = self._state.introductions.get(writer), timeline.block_time(number)
+        said, time = self._state.introductions.get(writer), timeline.block_times.time_of(number)
         return {
             "unit": places[0].unit, "tier": "" if unit is None else unit.told_tier,
             "copy_unit": places[1].unit if len(places) > 1 else -1, "client": writer,

@@ -195,27 +195,21 @@ class StateMeasures:
     """`TaskMeasures.timings`."""
 
 
-@dataclass
-class UnitLoads:
-    """What the units store and what the tasks have claimed."""
-
-    live: Counter[int] = field(default_factory=Counter)
-    """Unit -> bytes of its live blocks."""
-    leases: dict[str, LeaseSummary] = field(default_factory=dict)
-    """Task -> its leases."""
+UnitLoads = tuple[Counter[int], dict[str, LeaseSummary]]
+"""Unit -> bytes of its live blocks, and task -> its leases."""
 
 
 def measure_units(context: Context, now: float) -> Generator[None, None, UnitLoads]:
     """Measure what the units store, and the leases, in short steps like `measure`."""
-    found, leases = UnitLoads(), context.services[Leases]
-    yield from _add_live(context.state, found.live)
+    live, found, leases = Counter[int](), dict[str, LeaseSummary](), context.services[Leases]
+    yield from _add_live(context.state, live)
     partitions = list(context.state.partitions.values())
     for start in range(0, len(partitions), AT_ONCE):
         for each in partitions[start : start + AT_ONCE]:
             for lease in each.leases.by_token.values():
-                leases.summarize(lease, found.leases, now)
+                leases.summarize(lease, found, now)
         yield
-    return found
+    return live, found
 
 
 def _add_live(state: State, live: Counter[int]) -> Generator[None, None, None]:

@@ -8,9 +8,8 @@ was offered, none of them twice. Otherwise the claim fails with a `SamplerError`
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol, Union
+from typing import Any, Union
 
-import msgspec
 import numpy as np
 
 from transfer_queue.core.state.partition import Partition
@@ -20,7 +19,7 @@ from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.tag_table import ABSENT
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.calls.call_messages import Begun, Facts, SamplerCall, SamplerRequest
-from transfer_queue.sampler.calls.sampler_calls import SLACK, answer, describe, errors_of, failure
+from transfer_queue.sampler.calls.sampler_calls import SLACK, answer, describe, failure
 from transfer_queue.sampler.numeric_tags import PartitionTags
 from transfer_queue.sampler.sampler_wrapper import ranked_tags
 
@@ -43,7 +42,7 @@ class PartitionView(PartitionTags):
         """The last version that `set_policy_version` has set; 0 at first."""
         return self._partition.policy_version
 
-    def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
+    def get_custom_meta(self, indexes: Sequence[int] | np.ndarray) -> dict[int, dict[str, Any]]:
         """Return {global index: tag} for those of these rows that exist."""
         wanted = np.asarray(indexes, "i8")
         positions = self._partition.rows.positions_of(wanted)
@@ -92,42 +91,23 @@ def copy_containers(value: Any) -> Any:
     return [copy_containers(entry) for entry in value] if type(value) is list else value
 
 
-class Runner(Protocol):
-    """Carries out calls of one user's sampler."""
-
-    @property
-    def facts(self) -> Facts:
-        """The facts about the sampler that need no call."""
-
-    def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
-        """Return the sampler's answer. ready: the rows that it is offered."""
-
-    def report_unready(self, rows: list[int]) -> None:
-        """Report rows of an answer that are not ready. Raises RowsTakenError if they were ready when it was called."""
-
-
 class InlineRunner:
     """Calls the sampler in this process. values: decodes a value of a message to the value that was put."""
 
     def __init__(self, sampler: BaseSampler, values: Values) -> None:
         self.facts = describe(sampler)
+        """The facts about the sampler that need no call."""
         self._sampler = sampler
         self._values = values
 
     def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
-        """See `Runner`."""
-        with errors_of(self._sampler):  # decoding a value of a user's class runs the user's code
-            request = msgspec.structs.replace(call.request, sampling=self._values(call.request.sampling))
-        call = msgspec.structs.replace(call, request=request)
-        offered: Sequence[int] = ()
-        view = None
-        if partition is not None:
-            view = PartitionView(partition, self._values)
-            offered = partition.sampler_view(ready) if ready is not None else ()
-        return answer(self._sampler, self.facts, call, offered, view)
+        """Return the sampler's answer. ready: the rows that it is offered."""
+        view = None if partition is None else PartitionView(partition, self._values)
+        offered = () if partition is None or ready is None else partition.sampler_view(ready)
+        return answer(self._sampler, self.facts, call, offered, view, self._values)
 
     def report_unready(self, rows: list[int]) -> None:
-        """See `Runner`: nothing has changed meanwhile."""
+        """Rows of an answer are not ready, and nothing has changed meanwhile."""
 
 
 class Ask(Exception):
@@ -176,7 +156,7 @@ class HostedRunner:
         """Calls whose result is not needed, in the order in which they are made."""
 
     def run(self, call: SamplerCall, partition: Partition | None, ready: ReadySet | None) -> Any:
-        """See `Runner`. Raises Ask if the answer has not arrived."""
+        """Return the sampler's answer. Raises Ask if it has not arrived."""
         if call.kind == "clear_cache":
             self.orders.append(call)
             return None
@@ -189,7 +169,7 @@ class HostedRunner:
         return found
 
     def report_unready(self, rows: list[int]) -> None:
-        """See `Runner`."""
+        """Rows of an answer are not ready. Raises RowsTakenError if they were ready when the sampler was called."""
         if self.answers is not None and np.isin(rows, np.concatenate([NONE, *self.answers.offered])).all():
             raise RowsTakenError
 
@@ -197,7 +177,7 @@ class HostedRunner:
 class UserSampler:
     """A user's sampler."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: InlineRunner | HostedRunner) -> None:
         self.runner = runner
         """Makes the calls."""
         self._batches: dict[tuple[str, str], int] = {}  # how many batches it keeps, by (partition, task)

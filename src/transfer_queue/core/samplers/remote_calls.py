@@ -20,7 +20,7 @@ import numpy as np
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events.effects import AskSampler, Effect
 from transfer_queue.core.events.registry import GivenUpError, Work
-from transfer_queue.core.samplers.calls import Answers, AnySampler, Ask, HostedRunner, UserSampler
+from transfer_queue.core.samplers.calls import Answers, AnySampler, Ask, HostedRunner, PartitionView, UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
 from transfer_queue.core.tables.ready_sets import ReadySet
@@ -264,12 +264,7 @@ class CallQueue:
         if question.kind == "rows":
             return self._page(pending, partition, ready, max(0, question.after))
         if question.kind == "tags":
-            rows = np.frombuffer(question.rows, "<i8")
-            positions = partition.rows.positions_of(rows)
-            live = positions[positions >= 0]
-            tags = partition.tags_of(live)
-            names = rows[positions >= 0].tolist()
-            return ViewReply(tags=dict(zip(names, tags if tags is not None else [{} for _ in names], strict=True)))
+            return ViewReply(tags=PartitionView(partition).get_custom_meta(np.frombuffer(question.rows, "<i8")))
         offered = partition.sampler_view(ready)
         if question.kind == "groups":
             groups = offered.first_groups(max(1, question.size), min(max(1, question.count), MOST_GROUPS))

@@ -93,7 +93,7 @@ class AbandonedSamples(CoreService):
                 if fields:
                     claims[client] = kept
                 if len(positions):
-                    process = self._process(client)
+                    process = self._state.describe_client(client)
                     lost[process] = np.union1d(lost.get(process, NO_ROWS), positions)
             if lost:
                 found.append(Abandoned(name, task, lost))
@@ -133,9 +133,6 @@ class AbandonedSamples(CoreService):
             skipped = [partition.passed.reason(task, each) is not None for each in positions.tolist()]
             positions = positions[~np.array(skipped, bool)]
         return rows, positions
-
-    def _process(self, client: str) -> str:
-        return self._state.describe_client(client)
 
     # ------------------------------------------------------------ reading events
 

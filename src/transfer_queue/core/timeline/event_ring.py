@@ -18,6 +18,7 @@ import math
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Mapping
+from itertools import takewhile
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -37,8 +38,6 @@ _ENTRY = np.dtype([("event", EVENT), ("first", "<i8"), ("last", "<i8"), ("before
 """The event, and which rows it is about: see `EventRing.rows_of`."""
 
 assert _ENTRY.itemsize == SIZE
-
-_WIDE = 1 << 22
 
 
 class EventRing:
@@ -85,15 +84,7 @@ class EventRing:
 
     def numbers_in(self, column: str) -> set[int]:
         """Return the distinct numbers in a column of all events."""
-        numbers = self._entries["event"][column][: self.end]
-        if not len(numbers):
-            return set()
-        low, high = int(numbers.min()), int(numbers.max())
-        if high - low > _WIDE:
-            return set(np.unique(numbers).tolist())  # this takes ten times as long
-        found = np.zeros(high - low + 1, bool)
-        found[numbers - low] = True
-        return set((np.flatnonzero(found) + low).tolist())
+        return set(np.unique(self._entries["event"][column][: self.end]).tolist())
 
     def position_at(self, time: float) -> int:
         """Return the position of the first event at or after this time."""
@@ -184,12 +175,7 @@ class NumberTable(Generic[K, T]):
 
         This number is `next` if these are all values.
         """
-        found: list[int] = []
-        for known in reversed(self.values):
-            if known < number:
-                break
-            found.append(known)
-        found.reverse()
+        found = list(takewhile(lambda known: known >= number, reversed(self.values)))[::-1]
         return {known: self.values[known][1] for known in found[:most]}, found[most] if len(found) > most else self.next
 
     def _enter(self, key: K | None, value: T) -> int:
@@ -392,8 +378,6 @@ class RowHistory:
         self.capacity = ROWS_PER_EVENT * ring.capacity
         """The number of global indexes that are kept."""
         self._rows = np.empty(self.capacity, "<i8")
-        self._bytes = self._rows.view("u1").data
-        self._nbytes = 8 * self.capacity
         self.end = 0
         """The number of global indexes that were written so far."""
         self.first = 0
@@ -401,14 +385,12 @@ class RowHistory:
 
     def write(self, rows: bytes) -> None:
         """List global indexes, event by event. Of more than `capacity`, the last are kept."""
-        skipped = max(0, len(rows) - self._nbytes)
-        start, end = (self.end * 8 + skipped) % self._nbytes, (self.end * 8 + len(rows)) % self._nbytes
-        if start < end or len(rows) == skipped:
-            self._bytes[start:end] = rows[skipped:] if skipped else rows
-        else:
-            self._bytes[start:] = rows[skipped : skipped + self._nbytes - start]
-            self._bytes[:end] = rows[len(rows) - end :]
+        kept = np.frombuffer(rows, "<i8")[-self.capacity :]
         self.end += len(rows) >> 3
+        start = (self.end - len(kept)) % self.capacity
+        before, after = np.split(kept, [self.capacity - start])  # the second part is at the start of the ring
+        self._rows[start : start + len(before)] = before
+        self._rows[: len(after)] = after
 
     def find(self, row: int, before: int | None = None) -> tuple[list[int], int | None]:
         """Return the positions of some of the events of a row, ascending, and where to continue.

@@ -101,6 +101,8 @@ Note = tuple[int, float, float, int, str, Any, Any, Which]
 class TimelineRecorder(CoreService):
     """Writes events, and numbers the names in them. It runs always, as it also knows when rows were put."""
 
+    runs_always = True
+
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._clock = context.log
@@ -132,7 +134,8 @@ class TimelineRecorder(CoreService):
         """(client, task) whose last claim was answered with the end of its partition."""
         self._notes: list[Note] = []
         """The events that are not written yet, in order."""
-        self._times = PublicationTimes()
+        self.block_times = PublicationTimes()
+        """When blocks were published."""
         self._policies = PolicyHistory()
         self._lookups, self._more_lookups = 0, -math.inf
         """The number of claims whose blocks may still be searched, and the time at which it is reset to `LOOKUPS`."""
@@ -144,24 +147,21 @@ class TimelineRecorder(CoreService):
         """The id of a schema -> the schema and the names of its fields."""
         self._observe_records()
 
-    @classmethod
-    def must_start(cls, context: Context) -> bool:
-        """See `CoreService.must_start`."""
-        return True
-
     def _observe_records(self) -> None:
         """Observe records. Which ones depends on whether events are kept."""
         observe = self._clock.observe
         observe([r.ClientIntroduced], lambda record: self.lanes.introduce(record.client))
         observe([r.ClientForgotten], lambda record: self.lanes.forget(record.client))
-        observe([r.UnitLost, r.ExtentsLost], self._note_change)
+        lost = [r.UnitLost, r.ExtentsLost]
+        observe(lost, lambda record: self.change_times.note(self._state.changes, self._clock.now))
         observe([r.SamplesPut], self.note_put)
         observe([r.StateLoaded], lambda record: self._forget_times())
         if self.ring.capacity:
             observe([r.BlocksMoved], self.note_moved)
-            observe([r.RowsCleared, r.RowsDropped], lambda record: self._note_cleared(record, record.rows))
-            observe([r.RowsFinished, r.LeaseAcked, r.PassedOver], self._note_freed)
-            observe([r.LeaseEnded, r.RankLeft], self._note_returned)
+            observe([r.RowsCleared, r.RowsDropped], lambda record: self._note_removal(_CLEAR, record, record.rows))
+            freed = [r.RowsFinished, r.LeaseAcked, r.PassedOver]
+            observe(freed, lambda record: self._note_removal(_CLEAR, record, record.freed))
+            observe([r.LeaseEnded, r.RankLeft], lambda record: self._note_removal(_RETURN, record, record.rows))
             observe([r.PartitionDropped], self._note_dropped)
 
     # ------------------------------------------------------------ puts
@@ -202,7 +202,7 @@ class TimelineRecorder(CoreService):
         """Note that blocks were moved. Repacked rows are in new blocks, which do not say when they were put."""
         self.flush()
         for repacked in record.repacked:
-            self._times.note_copies(repacked.first_block)
+            self.block_times.note_copies(repacked.first_block)
 
     # ------------------------------------------------------------ claims
 
@@ -318,22 +318,11 @@ class TimelineRecorder(CoreService):
             del self.gone[next(iter(self.gone))]
         return []
 
-    def _note_cleared(self, record: r.RowsCleared | r.RowsDropped, which: bytes) -> None:
-        """Note that rows were cleared, by the client of the current request if there is one."""
+    def _note_removal(self, kind: int, record: Any, which: bytes) -> None:
+        """Note rows that were cleared or returned: by the client of the record, or else of the current request."""
         if which:
-            self._note_rows(_CLEAR, self._clock.actor, record.partition, None, which)
-
-    def _note_freed(self, record: r.RowsFinished | r.LeaseAcked | r.PassedOver) -> None:
-        """Note the rows that `free_when` has cleared with a record, after the last task has finished them."""
-        which = record.freed
-        if which:
-            client = record.client if isinstance(record, r.RowsFinished) else self._clock.actor
-            self._note_rows(_CLEAR, client, record.partition, record.task, which)
-
-    def _note_returned(self, record: r.LeaseEnded | r.RankLeft) -> None:
-        """Note the rows of leases that have ended without an acknowledgement."""
-        if record.rows:
-            self._note_rows(_RETURN, self._clock.actor, record.partition, record.task, record.rows)
+            client = getattr(record, "client", self._clock.actor)
+            self._note_rows(kind, client, record.partition, getattr(record, "task", None), which)
 
     def _note_rows(self, kind: int, client: str, partition: str, task: str | None, which: bytes) -> None:
         """Note what happened to rows. task: that of the lane. Default: the client's current lane."""
@@ -351,23 +340,13 @@ class TimelineRecorder(CoreService):
         self._write(_CLEAR, self._clock.now, self._clock.actor, name, 0, WHOLE, which=(first, end - 1))
         self._policies.forget(record.partition)
 
-    def _note_change(self, record: r.AnyRecord) -> None:
-        """Note the time of the version that a record gave to its partition."""
-        now = self._clock.now
-        if now >= self.change_times.due:
-            self.change_times.note(self._state.changes, now)
-
     def _forget_times(self) -> None:
         """Forget the times of blocks and versions, because a loaded state has others."""
         self.flush()
-        self._times, self._policies = PublicationTimes(), PolicyHistory()
+        self.block_times, self._policies = PublicationTimes(), PolicyHistory()
         self.change_times, self.reservation_times = PublicationTimes(), PublicationTimes()
         self.from_start = False
         self.known_since, self.rows.first = self._clock.now, self.ring.end
-
-    def block_time(self, number: int) -> float:
-        """Return when a block was published; NaN if it is not known."""
-        return self._times.time_of(number)
 
     # ------------------------------------------------------------ writing
 
@@ -391,7 +370,7 @@ class TimelineRecorder(CoreService):
         lanes, current, partitions, fields = (
             self.lanes.numbers, self.lanes.current, self.partitions.numbers, self.fields.numbers
         )  # fmt: skip
-        ring, names_of, times = self.ring, self._names, self._times
+        ring, names_of, times = self.ring, self._names, self.block_times
         memory, capacity = ring.memory, ring.capacity
         listed = self.rows.end
         lists: list[bytes] = []
@@ -479,7 +458,7 @@ class TimelineRecorder(CoreService):
         if type(version) is float and abs(version) < _I4:
             version = int(version)
         if type(version) is not int:
-            known = not math.isnan(self._times.time_of(oldest))
+            known = not math.isnan(self.block_times.time_of(oldest))
             version = self._policies.version_at(partition, oldest) if known else None
         return -1 if version is None else min(max(current - version, 0), _I4)
 
@@ -520,7 +499,8 @@ def handle_introduce(context: Context, caller: Caller, request: Introduce) -> De
 @handles(Leave, reads=True)
 def handle_leave(context: Context, caller: Caller, request: Leave) -> Done:
     """Remember until the last connection of the client ends that the client closes it."""
-    context.connections.note_leaving(caller.client)
+    if caller.client in context.connections.peers:
+        context.connections.leaving.add(caller.client)
     return Done()
 
 

@@ -32,10 +32,8 @@ def _apply_unit_registered(state: State, record: r.UnitRegistered) -> None:
 @applies(r.UnitLost)
 def _apply_unit_lost(state: State, record: r.UnitLost) -> None:
     state.units.pop(record.unit)
-    state.disks.discard(record.unit)
-    state.stores.discard(record.unit)
-    state.mirrors.discard(record.unit)
-    state.draining.discard(record.unit)
+    for units in (state.disks, state.stores, state.mirrors, state.draining):
+        units.discard(record.unit)
     state.lost_units[record.unit] = record.when
     _lose(state, lambda units, extents: units == record.unit, record.unit, record.when)
     places = [*state.blocks.extents, *state.blocks.freed]

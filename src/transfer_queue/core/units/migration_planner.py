@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import msgspec
 import numpy as np
@@ -66,6 +66,8 @@ _Hits = tuple[np.ndarray, np.ndarray, np.ndarray, int]
 class MigrationPlanner(Policy):
     """Makes and carries out one plan at a time."""
 
+    runs_always = True
+
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.replicas = context.config.replicas
@@ -83,11 +85,6 @@ class MigrationPlanner(Policy):
         self._seen: _Stamp = (0, 0, 0, ())
         self._made = 0  # blocks that were made by repacking
         self._offloads = 0  # blocks that were moved to disk
-
-    @classmethod
-    def must_start(cls, context: Context) -> bool:
-        """See `CoreService.must_start`."""
-        return True
 
     @observes(r.StateLoaded, r.StateMerged, r.UnitLost, r.ExtentsLost)
     def note_lost_locations(self, record: r.AnyRecord) -> None:
@@ -491,16 +488,12 @@ def _as_numbers(extents: set[Place]) -> np.ndarray:
 
 def _with_copies(made: list[NewBlock | None], reply: BlocksMovedReport) -> list[NewBlock | None]:
     """Add the second location to blocks that a unit has copied; None for those that it could not copy."""
-    offsets = iter(np.frombuffer(reply.offsets, "<i8").tolist())
-
-    def with_copy(block: NewBlock | None) -> NewBlock | None:
+    offsets, found = iter(np.frombuffer(reply.offsets, "<i8").tolist()), list[Union[NewBlock, None]]()
+    for block in made:
         offset = -1 if block is None else next(offsets)
-        if block is None or offset < 0:
-            return None
         place = BlockLocation(reply.unit, reply.extent, offset, reply.generation, reply.length)
-        return msgspec.structs.replace(block, copies=[place])
-
-    return [with_copy(block) for block in made]
+        found.append(None if block is None or offset < 0 else msgspec.structs.replace(block, copies=[place]))
+    return found
 
 
 # ------------------------------------------------------------ sparse blocks

@@ -68,10 +68,7 @@ class Mover(CoreService):
 
     def set_waiting_writers(self, unit: int, writers: bool) -> None:
         """Note whether writers wait for space in a unit."""
-        if writers and unit in self.units:
-            self.short.add(unit)
-        else:
-            self.short.discard(unit)
+        (self.short.add if writers and unit in self.units else self.short.discard)(unit)
 
     def drain(self, unit: int, draining: bool) -> None:
         """Start or stop the drain of a unit."""
@@ -136,8 +133,7 @@ class Policy(CoreService):
             self._steps = self.plan()
         records = self._advance()
         unsent, self.mover.unsent = self.mover.unsent, []
-        for record in records:
-            self.context.log.apply(record)
+        self.context.log.apply_all(records)
         return [SendToUnit(unit, order) for unit, order in unsent]
 
     def on_report(self, order: Move, report: BlocksMovedReport) -> list[r.AnyRecord]:

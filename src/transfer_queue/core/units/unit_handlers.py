@@ -15,7 +15,7 @@ from transfer_queue.core.activity import Activity
 from transfer_queue.core.checkpoints import Checkpoints
 from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
-from transfer_queue.core.events.effects import Effect, FreeExtents, RemoveMirror
+from transfer_queue.core.events.effects import Effect, RemoveMirror, SendToUnit
 from transfer_queue.core.events.records import LARGEST
 from transfer_queue.core.events.registry import Begin, Caller, Decision, Ends, Steps, Until, handles
 from transfer_queue.core.state.state import State
@@ -36,14 +36,11 @@ from transfer_queue.messages.system import Drain, NodeGone
 class UnitConnections(CoreService):
     """The connections of the storage units."""
 
-    @classmethod
-    def must_start(cls, context: Context) -> bool:
-        """See `CoreService.must_start`."""
-        return True
+    runs_always = True
 
     def on_connection_ended(self, client: str, peer: int) -> None:
         """See `CoreService.on_connection_ended`."""
-        for unit in self.context.connections.units_at(peer):
+        for unit in [unit for unit, known in self.context.connections.units.items() if known == peer]:
             self._forget(unit)
 
     @observes(r.UnitLost)
@@ -64,7 +61,7 @@ class UnitConnections(CoreService):
         blocks = context.state.blocks
         for unit, extents in blocks.take_freed(context.connections.units, () if pinned is None else pinned).items():
             freed[unit] = freed.get(unit, 0) + 1
-            effects.append(FreeExtents(unit, extents))
+            effects.append(SendToUnit(unit, unit_reports.ReleaseExtents(extents)))
         return effects
 
 

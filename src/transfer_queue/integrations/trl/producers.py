@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -101,39 +101,35 @@ def generate_rollouts(
             tq.init(attach="require", task="generate")
             generate_rollouts(TransformersEngine(model, tokenizer, max_new_tokens=256))
     """
-    check_positive("lease", lease)
-    check_positive("prompts_together", prompts_together)
-    training = _training(partition_id)
     loaded, version = "", -1
-    while True:
-        groups, ended = claim_groups(partition_id, [PROMPT], GENERATE, training.group_size, prompts_together, lease)
-        newest = read_publication(partition_id)
-        if ended or newest is None or newest.stopped:
-            _give_back(groups)
-            return
-        if not groups:
-            continue
+    for groups, newest, count in _claimed(partition_id, [PROMPT], GENERATE, prompts_together, lease):
         try:
             if newest.number != loaded:
                 weights, version = fetch_weights(partition_id)
                 engine.load_weights(weights)
                 loaded = newest.number
-            _answer(engine, groups, training.group_size, version)
+            _answer(engine, groups, count, version)
         except StorageKeyNotFoundError as error:
             _logger.warning("the prompts of this generator were cleared, and it continues with others: %s", error)
 
 
-def _training(partition_id: str) -> Publication:
-    while True:
-        training = await_training(partition_id)
-        if training is not None:
-            return training
+def _claimed(
+    partition_id: str, fields: Sequence[str], task: str, prompts_together: int, lease: float
+) -> Iterator[tuple[list[BatchMeta], Publication, int]]:
+    """Iterate over claimed groups, with what was published last and the size of a group, until the training stops."""
+    check_positive("lease", lease)
+    check_positive("prompts_together", prompts_together)
+    while (training := await_training(partition_id)) is None:
         _logger.warning("no training has published weights for %r; this producer waits for one", partition_id)
-
-
-def _give_back(groups: Sequence[BatchMeta]) -> None:
-    for meta in groups:
-        current_client().nack(meta, delivered=False)
+    while True:
+        groups, ended = claim_groups(partition_id, fields, task, training.group_size, prompts_together, lease)
+        newest = read_publication(partition_id)
+        if ended or newest is None or newest.stopped:
+            for meta in groups:
+                current_client().nack(meta, delivered=False)
+            return
+        if groups:
+            yield groups, newest, training.group_size
 
 
 def _answer(engine: Engine, groups: Sequence[BatchMeta], count: int, version: int) -> None:
@@ -197,16 +193,7 @@ def score_rollouts(
     functions = [reward_functions] if callable(reward_functions) else list(reward_functions)
     if not functions:
         raise InvalidArgumentError("reward_functions must have at least one function, got none")
-    check_positive("lease", lease)
-    check_positive("prompts_together", prompts_together)
-    training = _training(partition_id)
-    fields = [PROMPT, *GENERATED]
-    while True:
-        groups, ended = claim_groups(partition_id, fields, SCORE, training.group_size, prompts_together, lease)
-        newest = read_publication(partition_id)
-        if ended or newest is None or newest.stopped:
-            _give_back(groups)
-            return
+    for groups, _, _ in _claimed(partition_id, [PROMPT, *GENERATED], SCORE, prompts_together, lease):
         for meta in groups:
             try:
                 _score(functions, meta)

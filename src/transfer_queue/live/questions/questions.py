@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import AttachError
-from transfer_queue.live.answers import MatrixAnswer, SampleAnswer
-from transfer_queue.live.questions.matrix import MatrixCounter
+from transfer_queue.live.answers import MatrixAnswer, MatrixField, MatrixTask, SampleAnswer
 from transfer_queue.live.questions.sample_answer import ValueHead, answer_of
+from transfer_queue.live.reading.partition_counter import ANSWER_SECONDS as COUNT_SECONDS
+from transfer_queue.live.reading.partition_counter import ColumnSums, PartitionCounter
 from transfer_queue.live.reading.system_source import SystemSource
+from transfer_queue.messages.reports.overview import MOST_COLUMNS, ColumnCounts, CountColumns
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 from transfer_queue.node.system.launcher import RunningSystem, find
 from transfer_queue.token_text import TokenText
@@ -93,3 +99,102 @@ class Questions:
             self._reader = ValueReader(self._system, self._tokens)
             self._source.other_clients = 2
         return self._reader.read(report)
+
+
+# ------------------------------------------------------------ the matrix
+
+ROWS_LIMIT = (1 << 63) - 1
+LEAST_GROUPS = 16  # of fewer groups, a column is a sample and not a group
+
+
+class MatrixCounter:
+    """Answers `GET /api/matrix`. Equal questions share one count."""
+
+    def __init__(self, client: ControlClient) -> None:
+        self._client = client
+        self._counters: dict[tuple[str, int, int, int], PartitionCounter] = {}
+
+    def answer(
+        self, partition: str, first: int, last: int | None, columns: int, takes: Mapping[str, list[str]]
+    ) -> MatrixAnswer | None:
+        """Return the matrix of a partition; None if the partition does not exist.
+
+        Args:
+            partition: The partition.
+            first: The position of the first row among the live rows.
+            last: The position behind the last row; None for the end.
+            columns: The number of columns.
+            takes: Task -> the fields that its claims name.
+        """
+        columns = max(1, min(columns, MOST_COLUMNS))
+        # Without counting anything: how many rows there are, and the size of a group.
+        task = next(iter(takes), "")
+        probe = CountColumns(partition, ROWS_LIMIT, ROWS_LIMIT, takes={}, group_task=task or "-")
+        found = self._client.request(probe, ColumnCounts, COUNT_SECONDS)
+        if not found.known:
+            return None
+        first = min(first, found.rows)
+        stop = found.rows if last is None else max(min(last, found.rows), first)
+        width = max(-(-(stop - first) // columns), 1)
+        if found.group_size > 1 and (width > 1 or stop - first >= LEAST_GROUPS * found.group_size):
+            width = -(-width // found.group_size) * found.group_size
+        key = partition, first, stop, columns
+        counter = self._counters.pop(key, None) or PartitionCounter(self._client, partition)
+        self._counters[key] = counter  # the most recent one is last
+        while len(self._counters) > 16:
+            del self._counters[next(iter(self._counters))]
+        sums = counter.count(CountColumns(partition, width, first, stop, {task: list(takes[task]) for task in takes}))
+        if sums is None:
+            return None
+        return _answer(partition, sums, first, stop, width, found)
+
+
+def _answer(partition: str, sums: ColumnSums, first: int, stop: int, width: int, found: ColumnCounts) -> MatrixAnswer:
+    used = sums.used
+    rows = np.full(used, width, np.int64)
+    if used:
+        rows[-1] = max(stop - first - (used - 1) * width, 1)
+    fields = [
+        MatrixField(name, int(line[:used].sum()), _runs(line[:used], rows), _runs(sums.lost.get(name), rows))
+        for name, line in sums.produced.items()
+    ]
+    tasks = [MatrixTask(task, *(_runs(lines[state], rows) for state in range(4))) for task, lines in sums.tasks.items()]
+    epoch = f"{sums.made:x}-{sums.version:x}-{width:x}-{first:x}-{stop:x}"
+    return MatrixAnswer(
+        partition, epoch, sums.rows, sums.reserved, first, stop,
+        used, width, found.group_size, _segments(sums.index[:used]), fields, tasks,
+    )  # fmt: skip
+
+
+def _runs(counts: np.ndarray | None, rows: np.ndarray) -> str:
+    """Return shares as run-length bytes in base64; "" if all are 0."""
+    if counts is None or not len(rows):
+        return ""
+    counts = counts[: len(rows)]
+    if not counts.any():
+        return ""
+    shares = np.clip(np.round(255 * counts / rows), 0, 255).astype(np.int64)
+    shares = np.where((counts > 0) & (shares == 0), 1, np.where((counts < rows) & (shares == 255), 254, shares))
+    first = np.flatnonzero(np.append(True, shares[1:] != shares[:-1]))
+    lengths = np.diff(np.append(first, len(shares)))
+    pairs = bytearray()
+    for length, value in zip(lengths.tolist(), shares[first].tolist()):
+        while length:
+            pairs += bytes((min(length, 255), value))
+            length -= min(length, 255)
+    return base64.b64encode(pairs).decode()
+
+
+def _segments(index: np.ndarray) -> list[tuple[int, int, int]]:
+    """Return the first global index of each column as segments [column, index, step]."""
+    found: list[tuple[int, int, int]] = []
+    for column, value in enumerate(index.tolist()):
+        if found:
+            begin, base, step = found[-1]
+            if column == begin + 1:
+                found[-1] = begin, base, value - base
+                continue
+            if value == base + step * (column - begin):
+                continue
+        found.append((column, value, 0))
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 
 from transfer_queue.client.control_client import ControlClient
 from transfer_queue.errors import ConnectionLostError
@@ -13,6 +12,7 @@ from transfer_queue.live.reading.system_reader import SystemReader
 from transfer_queue.live.view.view_maker import Parts, ViewMaker
 from transfer_queue.node.system.launcher import RunningSystem, find_successor
 from transfer_queue.node.system.processes import Process
+from transfer_queue.utils.installations import PACKAGE, version_of
 
 
 class SystemSource:
@@ -86,36 +86,27 @@ class SystemSource:
         found = find_successor(self.folder, self.system)
         if found is None:
             return False
-        self._close()
+        self.close()
         self.system = found
         self._begin(found)
         return True
 
     def _begin(self, system: RunningSystem) -> None:
         started = system.description.started_at
-        info = payload.SystemInfo(system.name, round(started, 1), system.describe(), _version(), self._values)
+        info = payload.SystemInfo(
+            system.name, round(started, 1), system.describe(), version_of(PACKAGE) or "", self._values
+        )
         self._reader = SystemReader(ControlClient(system), str(system.logs))
         self._maker = ViewMaker(self._reader, info)
 
     def forget(self) -> None:
         """See `hub.ViewSource`."""
         if self.system is not None:
-            self._close()
+            self.close()
             self._begin(self.system)
-
-    def _close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-        self._reader = self._maker = None
 
     def close(self) -> None:
         """Close the connections."""
-        self._close()
-
-
-def _version() -> str:
-    """Return the version of the installed package; "" for a source tree."""
-    try:
-        return importlib.metadata.version("transfer_queue")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._maker = None

@@ -9,9 +9,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
 from transfer_queue.config.validators import is_loopback
-from transfer_queue.live.answers import Problem
-from transfer_queue.live.payload import to_json
+from transfer_queue.live.serving.web import problem
 from transfer_queue.utils.host_addresses import ANY
 
 TOKEN_BYTES = 32
@@ -74,34 +76,29 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
             await send(message)
 
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await _reply(guarded, *refusal)
-            return
-        given = self._token_of(scope)
+        answer: App | None = self._refusal(scope)
+        given = self._token_of(scope) if answer is None else None
         if given is not None and scope["path"] == "/":
-            await self._trade(given, guarded)
-        elif not self._has_cookie(scope):
-            await _reply(guarded, 401, *_unknown(scope))
-        else:
-            await self._app(scope, receive, guarded)
+            answer = self._trade(given)
+        elif answer is None:
+            answer = self._app if self._has_cookie(scope) else _unknown(scope)
+        await answer(scope, receive, guarded)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]] | None:
+    def _refusal(self, scope: Scope) -> Response | None:
         """Return the answer to a request that is refused even with the cookie; None if it is not refused."""
-        headers = _headers(scope)
-        hosts = headers.get(b"host", [])
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
         host = _host_of(hosts[0]) if len(hosts) == 1 else None
         if host is None or not self._is_own(host):
             words = "this page is not served under this name; open the address that `tq live` has printed"
-            return _problem(421, words)
+            return problem(421, words)
         if scope["method"] != "GET":
-            return _problem(405, "only GET is answered", [(b"allow", b"GET")])
-        for origin in headers.get(b"origin", []):
-            if origin.lower() not in (b"http://" + hosts[0].lower(), b"https://" + hosts[0].lower()):
-                return _problem(403, "a page of another origin may not read this one")
-        site = headers.get(b"sec-fetch-site", [b"none"])[0].lower()
-        if site not in (b"none", b"same-origin") and scope["path"] != "/":
-            return _problem(403, "a page of another origin may not read this one")
+            return problem(405, "only GET is answered", allow="GET")
+        own = (f"http://{hosts[0].lower()}", f"https://{hosts[0].lower()}")
+        site = headers.get("sec-fetch-site", "none").lower()
+        is_foreign = site not in ("none", "same-origin") and scope["path"] != "/"
+        if is_foreign or any(origin.lower() not in own for origin in headers.getlist("origin")):
+            return problem(403, "a page of another origin may not read this one")
         return None
 
     def _is_own(self, host: str) -> bool:
@@ -114,37 +111,29 @@ class Guard:
         except ValueError:
             return None
 
-    async def _trade(self, given: str, send: Send) -> None:
+    def _trade(self, given: str) -> Response:
         """Exchange the token for a cookie, and redirect to the address without it."""
         if not hmac.compare_digest(given.encode("utf-8", "replace"), self._token):
-            await _reply(send, *_problem(401, "the token is wrong; open the address that `tq live` printed"))
-            return
+            return problem(401, "the token is wrong; open the address that `tq live` printed")
         cookie = f"{self._name}={self._cookie}; Path=/; HttpOnly; SameSite=Strict" + (
             "; Secure" if self._secure else ""
         )
-        headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), (b"cache-control", b"no-store")]
-        await _reply(send, 303, "text/plain; charset=utf-8", b"", headers)
+        headers = {"location": "/", "set-cookie": cookie, "cache-control": "no-store"}
+        return Response(b"", 303, headers, "text/plain")
 
     def _has_cookie(self, scope: Scope) -> bool:
-        for line in _headers(scope).get(b"cookie", []):
-            for part in line.split(b";"):
-                name, _, value = part.strip().partition(b"=")
-                if name == self._name.encode() and hmac.compare_digest(value, self._cookie.encode()):
+        for line in Headers(scope=scope).getlist("cookie"):
+            for part in line.split(";"):
+                name, _, value = part.strip().partition("=")
+                if name == self._name and hmac.compare_digest(value.encode("latin-1"), self._cookie.encode()):
                     return True
         return False
 
 
-def _headers(scope: Scope) -> dict[bytes, list[bytes]]:
-    found: dict[bytes, list[bytes]] = {}
-    for name, value in scope["headers"]:
-        found.setdefault(bytes(name).lower(), []).append(bytes(value))
-    return found
-
-
-def _host_of(value: bytes) -> str | None:
+def _host_of(value: str) -> str | None:
     """Return the name in a Host header without the port, which another one replaces behind `ssh -L`."""
     try:
-        parts = urlsplit(f"//{value.decode('ascii')}")
+        parts = urlsplit(f"//{value.encode('ascii').decode()}")
         _ = parts.port
     except ValueError:
         return None
@@ -162,25 +151,13 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _unknown(scope: Scope) -> tuple[str, bytes, list[tuple[bytes, bytes]]]:
+def _unknown(scope: Scope) -> Response:
     """Return the answer to a request without the cookie."""
     words = "open the address with the token that `tq live` has printed"
     if scope["path"] != "/":
-        return _problem(401, words)[1:]
+        return problem(401, words)
     # A cookie of SameSite=Strict is not sent on the way from a page of another site, but it is from this page.
     text = (
         f'<!doctype html><meta charset="utf-8"><title>transfer_queue</title><p>Please {words}.<p><a href="/">I did</a>'
     )
-    return "text/html; charset=utf-8", text.encode(), [(b"cache-control", b"no-store")]
-
-
-def _problem(
-    status: int, words: str, headers: list[tuple[bytes, bytes]] | None = None
-) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]]:
-    return status, "application/json", to_json(Problem(words)), [*(headers or []), (b"cache-control", b"no-store")]
-
-
-async def _reply(send: Send, status: int, kind: str, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    start = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode()), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": start})
-    await send({"type": "http.response.body", "body": body})
+    return Response(text, 401, {"cache-control": "no-store"}, "text/html")

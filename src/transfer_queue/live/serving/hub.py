@@ -14,9 +14,8 @@ import msgspec
 
 from transfer_queue.client.control_client import ENDED_ERRORS
 from transfer_queue.errors import WaitTimeoutError
-from transfer_queue.live import payload
 from transfer_queue.live.answers import LanesAnswer
-from transfer_queue.live.payload import SystemState
+from transfer_queue.live.payload import SystemState, to_json
 from transfer_queue.live.view.view_maker import Parts
 
 logger = logging.getLogger(__name__)
@@ -40,22 +39,27 @@ class ViewSource(Protocol):
         """Return the time and the parts of the next view; raises the errors of `SystemReader.read`."""
 
     def full_parts(self) -> Parts:
-        """Return the parts of the last view that differ in a `full`."""
+        """Return the parts of the last view that differ in a `full`. Default: none."""
+        return {}
 
     def lanes(self, task: str, first: int, count: int, after: str) -> LanesAnswer | None:
         """Return ranks of a band as of the last view; None if there is no such band. See `ViewMaker.lanes`."""
 
     def renewed(self) -> bool:
         """Return whether the last view cannot be reached by a `delta`."""
+        return False
 
     def ended_words(self) -> str:
         """Return when and why the system ended; "" if it has not."""
+        return ""
 
     def find_successor(self) -> bool:
         """Begin with another system of this name. Returns whether there is one."""
+        return False
 
     def forget(self) -> None:
-        """Forget the history, because no viewer was connected for a long time."""
+        """Forget the history, because no viewer was connected for a long time. By default there is none."""
+        return
 
 
 class Viewer:
@@ -151,7 +155,7 @@ class Hub:
             "ended", round(time.time(), 1), self._state.words or "The process that serves this page has ended."
         )
         for viewer in self.viewers:
-            viewer.push(_event("bye", {"seq": self._seq + 1, "now": self._now}, {"state": _encode(self._state)}))
+            viewer.push(_event("bye", {"seq": self._seq + 1, "now": self._now}, {"state": to_json(self._state)}))
             viewer.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -162,7 +166,7 @@ class Hub:
                 self._wake.clear()
                 await self._wake.wait()
                 if self._clock() - self._left_at > FORGET_SECONDS:
-                    await self._call(self.source.forget)
+                    await self.ask(self.source.forget)
             began = self._clock()
             await self._step()
             await self._pause(began)
@@ -184,21 +188,18 @@ class Hub:
 
     async def complete_view(self) -> bytes:
         """Return the last view with all its parts, as JSON."""
-        complete = await self._call(self.source.full_parts)
-        parts = self._sent | {name: _encode(part) for name, part in complete.items()}
+        complete = await self.ask(self.source.full_parts)
+        parts = self._sent | {name: to_json(part) for name, part in complete.items()}
         return _json({"seq": self._seq, "now": self._now}, parts)
 
     async def ask(self, question: Callable[[], T]) -> T:
         """Return the result of a function that uses the source, in its thread."""
-        return await self._call(question)
-
-    async def _call(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, question)
 
     async def _step(self) -> None:
         """Compute a view, and push what has changed."""
         try:
-            now, parts = await self._call(self.source.make)
+            now, parts = await self.ask(self.source.make)
         except ENDED_ERRORS as error:
             await self._end(error)
         except WaitTimeoutError:
@@ -211,16 +212,16 @@ class Hub:
         else:
             self._now = now
             self.views += 1
-            if await self._call(self.source.renewed):
+            if await self.ask(self.source.renewed):
                 for viewer in self.viewers:
                     viewer.begin_again()
             await self._publish(parts)
 
     async def _end(self, error: Exception) -> None:
         """Report that the system has ended, unless a new one has taken its place."""
-        if await self._call(self.source.find_successor):
+        if await self.ask(self.source.find_successor):
             return
-        words = await self._call(self.source.ended_words)
+        words = await self.ask(self.source.ended_words)
         if words:
             await self._publish({"state": self._same_state("ended", time.time(), words)})
         else:
@@ -236,7 +237,7 @@ class Hub:
         state = parts["state"]
         assert isinstance(state, SystemState)
         self._state = msgspec.structs.replace(state, every=self.every)
-        encoded = {name: _encode(part) for name, part in (parts | {"state": self._state}).items()}
+        encoded = {name: to_json(part) for name, part in (parts | {"state": self._state}).items()}
         changed = {name: part for name, part in encoded.items() if self._sent.get(name) != part}
         if not parts.get("rates"):
             changed.pop("rates", None)
@@ -254,16 +255,12 @@ class Hub:
         waiting = [viewer for viewer in self.viewers if viewer.begins]
         if not waiting:
             return
-        complete = await self._call(self.source.full_parts)
-        known = self._sent if self._sent else {"state": _encode(self._state)}
-        parts = known | {name: _encode(part) for name, part in complete.items()}
+        complete = await self.ask(self.source.full_parts)
+        known = self._sent if self._sent else {"state": to_json(self._state)}
+        parts = known | {name: to_json(part) for name, part in complete.items()}
         event = _event("full", {"seq": self._seq, "now": self._now}, parts)
         for viewer in waiting:
             viewer.begin(event, self._seq)
-
-
-def _encode(part: object) -> bytes:
-    return payload.to_json(part)
 
 
 def _event(kind: str, numbers: dict[str, float], parts: Mapping[str, bytes]) -> bytes:
@@ -272,4 +269,4 @@ def _event(kind: str, numbers: dict[str, float], parts: Mapping[str, bytes]) -> 
 
 
 def _json(numbers: dict[str, float], parts: Mapping[str, bytes]) -> bytes:
-    return payload.to_json({**numbers, **{name: msgspec.Raw(part) for name, part in parts.items()}})
+    return to_json({**numbers, **{name: msgspec.Raw(part) for name, part in parts.items()}})

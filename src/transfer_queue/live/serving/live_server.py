@@ -22,7 +22,7 @@ from transfer_queue.live.serving.guard import Guard
 from transfer_queue.live.serving.hub import Hub
 from transfer_queue.live.serving.web import build_app
 from transfer_queue.live.snapshot import LiveSnapshot, PageAnswers, SnapshotAnswers, SnapshotSource
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder.paths import SystemFolder
 from transfer_queue.token_text import load_tokenizer
 from transfer_queue.utils.host_addresses import public_host
 

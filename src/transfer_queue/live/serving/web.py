@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -62,10 +63,10 @@ def build_app(hub: Hub, questions: PageAnswers, page: Path = PAGE) -> Starlette:
         Route("/static/{path:path}", pages.file, methods=["GET"]),
         Route("/api/live", pages.live, methods=["GET"]),
         Route("/api/snapshot", pages.snapshot, methods=["GET"]),
-        Route("/api/matrix", pages.matrix, methods=["GET"]),
-        Route("/api/lanes", pages.lanes, methods=["GET"]),
-        Route("/api/sample", pages.sample, methods=["GET"]),
-        Route("/api/explain", pages.explain, methods=["GET"]),
+        Route("/api/matrix", partial(pages.ask, pages.matrix), methods=["GET"]),
+        Route("/api/lanes", partial(pages.ask, pages.lanes, ask=hub.ask), methods=["GET"]),
+        Route("/api/sample", partial(pages.ask, pages.sample), methods=["GET"]),
+        Route("/api/explain", partial(pages.ask, pages.explain), methods=["GET"]),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
 
@@ -93,7 +94,7 @@ class Pages:
     def _serve(self, name: str, request: Request) -> Response:
         path = self._files.get(name)
         if path is None:
-            return _problem(404, f"file {name[:200]!r} does not exist")
+            return problem(404, f"file {name[:200]!r} does not exist")
         data = path.read_bytes()
         tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
         headers = {"etag": tag, "cache-control": "no-cache"}
@@ -105,100 +106,84 @@ class Pages:
         """Answer `/api/live`: the stream."""
         viewer = self._hub.join()
         if viewer is None:
-            return _problem(503, "this page is open 8 times already; close one of them")
+            return problem(503, "this page is open 8 times already; close one of them")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(_events(self._hub, viewer), media_type="text/event-stream", headers=headers)
 
-    async def matrix(self, request: Request) -> Response:
+    def matrix(self, request: Request) -> Response:
         """Answer `/api/matrix`."""
+        first, last = _number(request, "from", 0), _number(request, "to", None)
+        columns = _number(request, "columns", COLUMNS) or COLUMNS
+        partition = _name(request, "partition")
+        found = self._questions.matrix(partition, first or 0, last, min(columns, MOST_COLUMNS))
+        if found is None:
+            return problem(404, f"partition {partition[:200]!r} does not exist")
+        headers = {"etag": f'"{found.epoch}"', "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(to_json(found), media_type="application/json", headers=headers)
 
-        def answer() -> Response:
-            first, last = _number(request, "from", 0), _number(request, "to", None)
-            columns = _number(request, "columns", COLUMNS) or COLUMNS
-            partition = _name(request, "partition")
-            found = self._questions.matrix(partition, first or 0, last, min(columns, MOST_COLUMNS))
-            if found is None:
-                return _problem(404, f"partition {partition[:200]!r} does not exist")
-            headers = {"etag": f'"{found.epoch}"', "cache-control": "no-cache"}
-            if request.headers.get("if-none-match") == headers["etag"]:
-                return Response(status_code=304, headers=headers)
-            return Response(to_json(found), media_type="application/json", headers=headers)
-
-        return await self._ask(request, answer)
-
-    async def lanes(self, request: Request) -> Response:
+    def lanes(self, request: Request) -> Response:
         """Answer `/api/lanes`. The thread that computes the views answers, because it has the recording."""
+        task, first = _name(request, "task"), _number(request, "from", 0) or 0
+        count = _number(request, "count", MOST_OPENED_LANES) or MOST_OPENED_LANES
+        after = request.query_params.get("after", "")
+        _check_length(after)
+        found = self._hub.source.lanes(task, first, count, after)
+        if found is None:
+            return problem(404, f"no ranks of the task {task[:200]!r} are joined to a line")
+        return _json(found)
 
-        def answer() -> Response:
-            task, first = _name(request, "task"), _number(request, "from", 0) or 0
-            count = _number(request, "count", MOST_OPENED_LANES) or MOST_OPENED_LANES
-            after = request.query_params.get("after", "")
-            _check_length(after)
-            found = self._hub.source.lanes(task, first, count, after)
-            if found is None:
-                return _problem(404, f"no ranks of the task {task[:200]!r} are joined to a line")
-            return _json(found)
-
-        return await self._ask(request, answer, self._hub.ask)
-
-    async def sample(self, request: Request) -> Response:
+    def sample(self, request: Request) -> Response:
         """Answer `/api/sample`."""
+        partition, index, key = _name(request, "partition"), _number(request, "index", None), None
+        if index is None:
+            key = _name(request, "key")
+        found = self._questions.sample(partition, index, key)
+        if found is None:
+            named = f"index {index}" if key is None else f"key {key[:200]!r}"
+            return problem(404, f"partition {partition[:200]!r} has no sample with {named}")
+        return _json(found)
 
-        def answer() -> Response:
-            partition, index, key = _name(request, "partition"), _number(request, "index", None), None
-            if index is None:
-                key = _name(request, "key")
-            found = self._questions.sample(partition, index, key)
-            if found is None:
-                named = f"index {index}" if key is None else f"key {key[:200]!r}"
-                return _problem(404, f"partition {partition[:200]!r} has no sample with {named}")
-            return _json(found)
-
-        return await self._ask(request, answer)
-
-    async def explain(self, request: Request) -> Response:
+    def explain(self, request: Request) -> Response:
         """Answer `/api/explain`."""
-
-        def answer() -> Response:
-            partition, index = _name(request, "partition"), _number(request, "index", None)
-            key = request.query_params.get("key") if index is None else None
-            task = request.query_params.get("task")
-            for each in (key, task):
-                _check_length(each)
-            return _json(ExplainAnswer(self._questions.explain(partition, index, key, task)))
-
-        return await self._ask(request, answer)
+        partition, index = _name(request, "partition"), _number(request, "index", None)
+        key = request.query_params.get("key") if index is None else None
+        task = request.query_params.get("task")
+        for each in (key, task):
+            _check_length(each)
+        return _json(ExplainAnswer(self._questions.explain(partition, index, key, task)))
 
     async def snapshot(self, request: Request) -> Response:
         """Answer `/api/snapshot`: a file of what the page shows."""
         view = await self._hub.complete_view()
 
-        def answer() -> Response:
+        def answer(request: Request) -> Response:
             snapshot = take_snapshot(msgspec.json.decode(view, type=LiveView), self._questions)
             disposition = f'attachment; filename="{file_name(snapshot)}"'
             headers = {"content-disposition": disposition, "cache-control": "no-store"}
             return Response(encode_snapshot(snapshot), media_type="application/gzip", headers=headers)
 
-        return await self._ask(request, answer)
+        return await self.ask(answer, request)
 
-    async def _ask(self, request: Request, answer: Callable[[], Response], ask: Ask | None = None) -> Response:
+    async def ask(self, answer: Callable[[Request], Response], request: Request, *, ask: Ask | None = None) -> Response:
         """Answer a question, in the thread of questions unless `ask` calls it in another one."""
         if self._waiting >= MOST_QUESTIONS:
-            return _problem(503, "too many questions wait for the controller; try again")
+            return problem(503, "too many questions wait for the controller; try again")
         self._waiting += 1
         try:
             if ask is not None:
-                return await ask(answer)
-            return await asyncio.get_running_loop().run_in_executor(self._thread, answer)
+                return await ask(partial(answer, request))
+            return await asyncio.get_running_loop().run_in_executor(self._thread, answer, request)
         except _BadRequest as error:
-            return _problem(400, str(error))
+            return problem(400, str(error))
         except WaitTimeoutError:
-            return _problem(503, "the controller does not reply: it is being restarted, or is overloaded")
+            return problem(503, "the controller does not reply: it is being restarted, or is overloaded")
         except (TransferQueueError, OSError) as error:
-            return _problem(503, str(error)[:1000])
+            return problem(503, str(error)[:1000])
         except Exception:
             logger.exception("a question of the live page failed: %s", request.url.path)
-            return _problem(500, "the question could not be answered; the log of this process says why")
+            return problem(500, "the question could not be answered; the log of this process says why")
         finally:
             self._waiting -= 1
 
@@ -211,12 +196,13 @@ async def _events(hub: Hub, viewer: Viewer) -> AsyncIterator[bytes]:
         hub.leave(viewer)
 
 
-def _json(part: object, status: int = 200) -> Response:
-    return Response(to_json(part), status, {"cache-control": "no-store"}, "application/json")
+def _json(part: object) -> Response:
+    return Response(to_json(part), headers={"cache-control": "no-store"}, media_type="application/json")
 
 
-def _problem(status: int, words: str) -> Response:
-    return _json(Problem(words), status)
+def problem(status: int, words: str, **headers: str) -> Response:
+    """Return the answer to a question that cannot be answered."""
+    return Response(to_json(Problem(words)), status, {**headers, "cache-control": "no-store"}, "application/json")
 
 
 def _check_length(text: str | None) -> None:

@@ -306,7 +306,7 @@ def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
         field, producer = ("", None) if holds else _missing_of(account, task, fields)
         explained = seen.explained.get((task, partition, fields), Explained())
         since = min(recording.open[at].since for at in places)
-        words = _held_words(account, task) if holds else explained.words
+        words = HELD_WORDS[account.hold_causes.get(task, "capacity")] if holds else explained.words
         view = payload.WaitView(
             task, "held" if holds else "wait", _labels(account, ranks),
             len(ranks), len(ranks) if its is None else max(its.alive + its.gone, len(ranks)),
@@ -322,10 +322,6 @@ def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
 def _missing_of(account: Account, task: str, fields: tuple[str, ...]) -> tuple[str, str | None]:
     field, producer = reason_of_waiting(account, task)
     return (field, producer) if field in fields else ("", None)
-
-
-def _held_words(account: Account, task: str) -> str:
-    return HELD_WORDS[account.hold_causes.get(task, "capacity")]
 
 
 def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:

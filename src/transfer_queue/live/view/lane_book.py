@@ -99,7 +99,7 @@ class LaneBook:
             lanes.append(
                 LaneView(
                     lane.id, lane.key[0], lane.key[1] if lane.ranks == 1 else -1, lane.ranks, label, at,
-                    [_cut(span, since) for span in lane.spans if span[1] > since],
+                    [(max(span[0], round(since, 2)), *span[1:]) for span in lane.spans if span[1] > since],
                     [point for point in lane.band if point[0] > since],
                 )
             )  # fmt: skip
@@ -239,10 +239,6 @@ def _seen(account: Account, seconds: float) -> np.ndarray:
     old = np.isfinite(left) & (left < recording.now - seconds) & ~table.connected
     result: np.ndarray = seen & ~old
     return result
-
-
-def _cut(span: tuple[float, float, int, int], since: float) -> tuple[float, float, int, int]:
-    return (max(span[0], round(since, 2)), *span[1:])
 
 
 def _binned(spans: WorkerSpans, start: float, width: float, count: int) -> np.ndarray:

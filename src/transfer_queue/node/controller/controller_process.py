@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import importlib
 import logging
-import os
 import socket
 import threading
 import time
@@ -37,12 +36,12 @@ from transfer_queue.node.controller.journal_service import Journaling, JournalSy
 from transfer_queue.node.controller.metrics_collector import Collector
 from transfer_queue.node.controller.sampler_loading import SamplerFiles, SamplerLoading
 from transfer_queue.node.controller.state_files import StateFiles
-from transfer_queue.node.hosting.service_base import ProcessMetrics
-from transfer_queue.node.system.client_liveness import DepartedClients, handed_over, is_client_alive
-from transfer_queue.node.system.paths import SystemFolder, is_network_storage
+from transfer_queue.node.hosting.service_base import ProcessMetrics, resident_bytes
 from transfer_queue.node.system.sampler_transfer import PickledSampler
 from transfer_queue.node.unit.mirror_folders import boot_ids
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.system_folder.liveness import DepartedClients, handed_over, is_client_alive
+from transfer_queue.system_folder.paths import SystemFolder, is_network_storage
 
 PART = 128
 """Replies of one event that are sent before the others are made."""
@@ -208,7 +207,7 @@ def _repeat(collapse: Collapse, pause: float) -> None:
     collapsed = 1
     while collapsed:
         waiting.wait(pause)
-        if _resident_bytes() >= SMALLEST:
+        if resident_bytes() >= SMALLEST:
             collapsed = collapse_memory(collapse)
 
 
@@ -249,9 +248,3 @@ def _load_collapse() -> Collapse | None:
         return None
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return lambda address, nbytes: madvise(address, nbytes, _MADV_COLLAPSE) == 0
-
-
-def _resident_bytes() -> int:
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0

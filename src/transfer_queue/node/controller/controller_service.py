@@ -22,9 +22,7 @@ from transfer_queue.core.events.effects import (
     ComputeDeal,
     Effect,
     ForgetState,
-    FreeExtents,
     ReadState,
-    RefuseLeases,
     Release,
     RemoveMirror,
     RemoveState,
@@ -47,14 +45,14 @@ from transfer_queue.messages.reports.overview import MeasureServers, ServersRepl
 from transfer_queue.messages.system import UseSampler
 from transfer_queue.metrics.samples import JournalMeasures
 from transfer_queue.net.handshake import Hello
-from transfer_queue.net.server.server_loop import Outgoing
+from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.node.controller.journal_service import Journaling
-from transfer_queue.node.controller.sampler_host import Loop, SamplerHost
+from transfer_queue.node.controller.sampler_host import SamplerHost
 from transfer_queue.node.controller.sampler_loading import AnyMade, SamplerFiles
 from transfer_queue.node.controller.state_files import StateFiles, StateWriter
 from transfer_queue.node.hosting.service_base import BackgroundThread, EnvelopeService
-from transfer_queue.node.system.client_liveness import DepartedClients
 from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.system_folder.liveness import DepartedClients
 from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 logger = logging.getLogger(__name__)
@@ -176,7 +174,7 @@ class ControllerService(EnvelopeService):
         """When the disk is checked again."""
         self._hosts: dict[str, SamplerHost] = {}
         """The processes of users' samplers, by the keys of `Settings.samplers`."""
-        self._loop: Loop | None = None
+        self._loop: ServerLoop | None = None
 
     def attach(self, call_soon: CallSoon) -> None:
         """Set how other threads reach the loop (`ServerLoop.call_soon`), before the first request."""
@@ -186,7 +184,7 @@ class ControllerService(EnvelopeService):
             if self._journaling.late is not None:
                 self._journaling.late.attach(call_soon)
 
-    def use_hosts(self, samplers: Mapping[str, AnyMade], loop: Loop) -> None:
+    def use_hosts(self, samplers: Mapping[str, AnyMade], loop: ServerLoop) -> None:
         """Use these samplers from now on, by the keys of `Settings.samplers`. The loop watches their sockets."""
         self._loop = loop
         for pattern, sampler in samplers.items():
@@ -360,29 +358,23 @@ class ControllerService(EnvelopeService):
 
     def _serve_here(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> list[Outgoing] | None:
         """Serve a request about units, servers or samplers; None if the core serves it."""
-        if hello.role != "unit" and isinstance(envelope.body, FROM_UNITS):
-            failure = Failure("ProtocolError", f"only a server of the system may send {type(envelope.body).__name__}")
-            return [self.answer(peer, envelope.sequence, failure)]
-        if (
-            isinstance(envelope.body, (unit_reports.ExtentsFreedReport, unit_reports.BlocksMovedReport))
-            and envelope.body.failed
-        ):
-            logger.error(
-                "storage unit %d could not carry out an order of the controller: %s",
-                envelope.body.unit,
-                envelope.body.failed,
-            )
-        if isinstance(envelope.body, unit_reports.Measured):
-            self.told(peer, envelope.body)
-            return [self.answer(peer, envelope.sequence, Done())]
-        if isinstance(envelope.body, MeasureServers) and self.measure_servers is not None:
-            self._measure(peer, envelope.sequence, self.measure_servers)
+        body, sequence = envelope.body, envelope.sequence
+        if hello.role != "unit" and isinstance(body, FROM_UNITS):
+            failure = Failure("ProtocolError", f"only a server of the system may send {type(body).__name__}")
+            return [self.answer(peer, sequence, failure)]
+        if isinstance(body, (unit_reports.ExtentsFreedReport, unit_reports.BlocksMovedReport)) and body.failed:
+            logger.error("storage unit %d could not carry out an order of the controller: %s", body.unit, body.failed)
+        if isinstance(body, unit_reports.Measured):
+            self.told(peer, body)
+            return [self.answer(peer, sequence, Done())]
+        if isinstance(body, MeasureServers) and self.measure_servers is not None:
+            self._measure(peer, sequence, self.measure_servers)
             return []
-        if isinstance(envelope.body, ShowViews) and self.show_views is not None:
-            self._measure(peer, envelope.sequence, self.show_views)
+        if isinstance(body, ShowViews) and self.show_views is not None:
+            self._measure(peer, sequence, self.show_views)
             return []
-        if isinstance(envelope.body, UseSampler) and self._samplers is not None:
-            self._use_sampler(peer, envelope.sequence, self._samplers, envelope.body.name)
+        if isinstance(body, UseSampler) and self._samplers is not None:
+            self._use_sampler(peer, sequence, self._samplers, body.name)
             return []
         return None
 
@@ -400,12 +392,13 @@ class ControllerService(EnvelopeService):
 
     def next_deadline(self) -> float | None:
         """See `net.server.server_connection.Service.next_deadline`."""
-        due = self._look_again if self._waits_for_space else self._controller.next_deadline()
-        for host in self._hosts.values():
-            due = _earlier(due, host.next_deadline())
+        dues = [self._look_again if self._waits_for_space else self._controller.next_deadline()]
+        dues += [host.next_deadline() for host in self._hosts.values()]
         if self._late is not None:
-            due = _earlier(due, self._late.next_deadline())
-        return due if self._term is None else _earlier(due, self._next_check)
+            dues.append(self._late.next_deadline())
+        if self._term is not None:
+            dues.append(self._next_check)
+        return min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> Iterable[Outgoing]:
         """See `net.server.server_connection.Service.on_deadline`."""
@@ -427,58 +420,40 @@ class ControllerService(EnvelopeService):
         refused = self._refuse_aside(now, self._journaling.trouble or "")
         return [*refused, *self._carry_out(self._controller.expire_waits(now))]
 
-    def _begin(self, work: ComputeDeal) -> None:
+    def _run_aside(
+        self, run: Callable[[], Any], done: Callable[[Any], Iterable[Outgoing]], thread: BackgroundThread | None = None
+    ) -> None:
+        """Call `run` in another thread, then `done` with its outcome in the loop, which sends what it returns."""
         call_soon = self._call_soon
         assert call_soon is not None
+        (thread or self._worker).begin(run, lambda outcome: call_soon(lambda: done(outcome)))
 
-        def done(outcome: Any) -> None:
-            call_soon(lambda: self._carry_out(self._controller.on_outcome(work.number, outcome, time.monotonic())))
-
-        self._worker.begin(work.run, done)
+    def _resume(self, number: int, outcome: Any) -> list[Outgoing]:
+        """Go on with the job that waits for this outcome."""
+        return self._carry_out(self._controller.on_outcome(number, outcome, time.monotonic()))
 
     def _write(self, write: WriteState) -> Iterable[Outgoing]:
         """Write the current state in a forked child, while the controller continues to serve."""
-        call_soon = self._call_soon
-        assert call_soon is not None
-
-        def done(trouble: str | None) -> Iterable[Outgoing]:
-            return self._carry_out(self._controller.on_outcome(write.number, trouble, time.monotonic()))
-
-        def soon(function: Callable[[], Any]) -> None:
-            call_soon(function)
-
+        assert self._call_soon is not None
+        done = partial(self._resume, write.number)
         try:
-            StateWriter(soon).begin(self._states.path(write.name), write.tree, done, sync=False)
+            StateWriter(self._call_soon).begin(self._states.path(write.name), write.tree, done, sync=False)
         except OSError as error:
             return done(str(error))
         return ()
 
-    def _read(self, read: ReadState) -> None:
-        call_soon = self._call_soon
-        assert call_soon is not None
-
-        def done(tree: Any) -> None:
-            now = time.monotonic
-            call_soon(lambda: self._carry_out(self._controller.on_outcome(read.number, tree, now())))
-
-        self._worker.begin(lambda: self._states.read(read.name, read.watched), done)
-
     def _measure(self, peer: int, sequence: int, measure_servers: Callable[[], ServersReply | ViewsReply]) -> None:
         """Measure all servers in another thread, because the units may take a second to answer."""
-        call_soon = self._call_soon
-        assert call_soon is not None
 
-        def done(outcome: Any) -> None:
+        def done(outcome: Any) -> list[Outgoing]:
             failed = isinstance(outcome, BaseException)
             reply = Failure("WaitTimeoutError", f"the servers cannot be measured: {outcome}") if failed else outcome
-            call_soon(lambda: [self.answer(peer, sequence, reply)])
+            return [self.answer(peer, sequence, reply)]
 
-        self._measuring.begin(measure_servers, done)
+        self._run_aside(measure_servers, done, self._measuring)
 
     def _use_sampler(self, peer: int, sequence: int, samplers: SamplerFiles, name: str) -> None:
         """Load a user's sampler in the worker's thread, because its imports may take seconds."""
-        call_soon = self._call_soon
-        assert call_soon is not None
 
         def taken(outcome: Any) -> list[Outgoing]:
             if isinstance(outcome, BaseException):
@@ -488,7 +463,7 @@ class ControllerService(EnvelopeService):
             met = self._carry_out(self._controller.use_sampler(core_sampler(outcome)))
             return [self.answer(peer, sequence, Done()), *met]
 
-        self._worker.begin(lambda: samplers.load_sampler(name), lambda outcome: call_soon(lambda: taken(outcome)))
+        self._run_aside(partial(samplers.load_sampler, name), taken)
 
     def _send_when_on_disk(self, order: Outgoing) -> Iterable[Outgoing]:
         """Send an order to a mirror, now or when the disk has the records because of which it is given."""
@@ -507,46 +482,29 @@ class ControllerService(EnvelopeService):
             if isinstance(effect, Send):
                 yield self.answer(effect.peer, effect.sequence, effect.reply)
             elif isinstance(effect, ComputeDeal):
-                self._begin(effect)
+                self._run_aside(effect.run, partial(self._resume, effect.number))
             elif isinstance(effect, AskSampler):
                 self._hosts[effect.sampler].ask(effect.number, effect.call, effect.shown)
             elif isinstance(effect, WriteState):
                 yield from self._write(effect)
             elif isinstance(effect, ReadState):
-                self._read(effect)
+                read = partial(self._states.read, effect.name, effect.watched)
+                self._run_aside(read, partial(self._resume, effect.number))
             elif isinstance(effect, RemoveState):
                 self._states.remove(effect.name)
             elif isinstance(effect, ForgetState):
-                self._worker.begin(partial(self._states.forget, effect.file), _ignore_result)
+                self._worker.begin(partial(self._states.forget, effect.file), lambda outcome: None)
             elif isinstance(effect, Release):
-                self._worker.begin(partial(free_partitions, effect.partitions), _ignore_result)
-            elif isinstance(effect, FreeExtents):
-                unit = self._controller.context.connections.units.get(effect.unit)
-                if unit is not None:
-                    order = self.demand(unit, unit_reports.ReleaseExtents(effect.extents))
-                    is_mirror = effect.unit in self._controller.state.mirrors
-                    yield from self._send_when_on_disk(order) if is_mirror else (order,)
+                self._worker.begin(partial(free_partitions, effect.partitions), lambda outcome: None)
             elif isinstance(effect, SendToUnit):
                 unit = self._controller.context.connections.units.get(effect.unit)
                 if unit is not None:
-                    yield self.demand(unit, effect.request)
+                    order = self.demand(unit, effect.request)
+                    frees = isinstance(effect.request, unit_reports.ReleaseExtents)
+                    is_late = frees and effect.unit in self._controller.state.mirrors
+                    yield from self._send_when_on_disk(order) if is_late else (order,)
             elif isinstance(effect, RemoveMirror):
                 yield from self._send_when_on_disk(self.demand(effect.peer, unit_reports.RemoveArena()))
-            elif isinstance(effect, RefuseLeases):
-                unit = self._controller.context.connections.units.get(effect.unit)
-                if unit is not None:
-                    yield self.demand(unit, unit_reports.RefuseWriters(effect.words))
-
-
-def _earlier(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two deadlines; None if there is neither."""
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
-
-
-def _ignore_result(outcome: object) -> None:
-    """Ignore the result of the worker."""
 
 
 def core_sampler(made: AnyMade, pattern: str = SYSTEM) -> AnySampler:

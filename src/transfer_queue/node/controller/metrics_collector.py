@@ -29,11 +29,12 @@ STEP_SECONDS = 0.001  # of one step in the loop
 UNITS_SECONDS = 1.0  # within which the units should answer
 
 T = TypeVar("T")
+R = TypeVar("R")
 Demand = Callable[[int, Measure], Outgoing]
 
 
 class Units:
-    """Asks the units for their measures. Everything but `wait` runs in the loop."""
+    """Asks the units for their measures. Everything runs in the loop."""
 
     def __init__(self, controller: Controller, demand: Demand) -> None:
         self._controller = controller
@@ -41,14 +42,16 @@ class Units:
         self._number = 0
         self._asked: dict[int, int] = {}
         """Connection -> the number of the question that it has not answered."""
-        self._answers: dict[int, Measured | None] = {}
-        self._complete = threading.Event()
+        self.answers: dict[int, Measured | None] = {}
+        """Unit -> its answer; None until it has answered."""
+        self.complete = threading.Event()
+        """Set when the units that were asked have answered. Other threads wait for it."""
 
     def ask(self) -> list[Outgoing]:
         """Ask the units that have answered the last question; `wait` then waits for these."""
         self._number += 1
-        self._answers = dict.fromkeys(self._controller.state.units)
-        self._complete.clear()
+        self.answers = dict.fromkeys(self._controller.state.units)
+        self.complete.clear()
         peers = self._controller.context.connections.units
         self._asked = {peer: number for peer, number in self._asked.items() if peer in peers.values()}
         idle = [peer for peer in peers.values() if peer not in self._asked]
@@ -60,20 +63,12 @@ class Units:
         """Take a unit's answer."""
         self._asked.pop(peer, None)
         if measured.number == self._number and self._controller.context.connections.units.get(measured.unit) == peer:
-            self._answers[measured.unit] = measured
+            self.answers[measured.unit] = measured
         self._check()
 
     def _check(self) -> None:
         if self._number not in self._asked.values():
-            self._complete.set()
-
-    def wait(self, seconds: float) -> None:
-        """Wait, in another thread, until the units that were asked have answered, for at most this many seconds."""
-        self._complete.wait(seconds)
-
-    def answers(self) -> dict[int, Measured | None]:
-        """Return unit -> its answer, or None."""
-        return dict(self._answers)
+            self.complete.set()
 
 
 class Collector:
@@ -105,49 +100,44 @@ class Collector:
 
     def collect(self) -> Snapshot:
         """Return one scrape. Call it in any thread but the loop's. Raises TimeoutError if the loop does not respond."""
-        with self._one_at_a_time:
-            self._in_loop(self.units.ask, sends=True)
-            state = self._steps(measure(self._controller.context, time.monotonic()))
-            self.units.wait(UNITS_SECONDS)
-            return self._in_loop(lambda: self._make_snapshot(state))
+        return self._ask_units(measure(self._controller.context, time.monotonic()), self._make_snapshot)
 
     def measure_servers(self) -> ServersReply:
         """Return the measures of all servers. Otherwise like `collect`."""
-        with self._one_at_a_time:
-            self._in_loop(self.units.ask, sends=True)
-            loads = self._steps(measure_units(self._controller.context, time.monotonic()))
-            self.units.wait(UNITS_SECONDS)
-            return self._in_loop(lambda: self._make_reply(loads))
+        return self._ask_units(measure_units(self._controller.context, time.monotonic()), self._make_reply)
 
     def show_views(self) -> ViewsReply:
         """Return the views of readers in all units. Otherwise like `collect`."""
+        return self._ask_units(_nothing(), self._make_views)
+
+    def _ask_units(self, steps: Generator[None, None, T], make: Callable[[T], R]) -> R:
+        """Ask the units, do these steps in the loop meanwhile, and return what `make` makes of their result there."""
         with self._one_at_a_time:
             self._in_loop(self.units.ask, sends=True)
-            self.units.wait(UNITS_SECONDS)
-            answers = self._in_loop(self.units.answers)
-        return ViewsReply(
-            [
-                UnitViews(number, answer.storage.space.viewed, answer.storage.holds)
-                for number, answer in sorted(answers.items())
-                if answer is not None
-            ]
-        )
+            found = self._steps(steps)
+            self.units.complete.wait(UNITS_SECONDS)
+            return self._in_loop(lambda: make(found))
+
+    def _make_views(self, nothing: None) -> ViewsReply:
+        answers = [(number, answer) for number, answer in sorted(self.units.answers.items()) if answer is not None]
+        return ViewsReply([UnitViews(n, each.storage.space.viewed, each.storage.holds) for n, each in answers])
 
     def _make_reply(self, loads: UnitLoads) -> ServersReply:
-        core, answers, journal = self._controller.context, self.units.answers(), self._journal()
+        core, answers, journal = self._controller.context, self.units.answers, self._journal()
+        live, leases = loads
         units = []
         for number, unit in sorted(core.state.units.items()):
             answer = answers.get(number)
             units.append(
                 UnitServer(
-                    number, unit.node, unit.told_tier, unit.capacity, loads.live[number], number in core.state.draining,
+                    number, unit.node, unit.told_tier, unit.capacity, live[number], number in core.state.draining,
                     None if answer is None else answer.server, None if answer is None else answer.storage,
                 )
             )  # fmt: skip
         return ServersReply(
             self._meter.measures([]),
             units,
-            list(loads.leases.values()),
+            list(leases.values()),
             core.services[Leases].redelivered.total(),
             None if journal is None else JournalSummary(journal.records, journal.nbytes, journal.age, journal.trouble),
         )
@@ -188,13 +178,18 @@ class Collector:
             partitions=state.partitions,
             samplers=list(core.samplers.costs.values()),
             infos=list(core.state.units.values()),
-            units=self.units.answers(),
+            units=dict(self.units.answers),
             live=state.live,
             series={**state.series, **core.services[Leases].series()},
             journal=self._journal(),
             timings=state.timings,
             time=time.time(),
         )
+
+
+def _nothing() -> Generator[None, None, None]:
+    """Return what has no steps."""
+    yield from ()
 
 
 def _run_some_steps(steps: Generator[None, None, T]) -> list[T]:

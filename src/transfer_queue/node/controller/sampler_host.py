@@ -15,14 +15,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from transfer_queue.errors import ProtocolError, SamplerError, TransferQueueError, by_name
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.net.framing import FrameReader, pack_frame
-from transfer_queue.net.server.server_loop import Outgoing
+from transfer_queue.net.server.server_loop import Outgoing, ServerLoop
 from transfer_queue.node.controller.sampler_process import (
     CHANNEL,
     READ_SIZE,
@@ -37,7 +37,7 @@ from transfer_queue.node.controller.sampler_process import (
     ToSampler,
 )
 from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerCall, Shown, ViewReply
-from transfer_queue.sampler.calls.sampler_calls import RESULTS
+from transfer_queue.sampler.calls.sampler_calls import CALLS
 
 if TYPE_CHECKING:
     import subprocess  # takes a megabyte, which systems without a user's sampler save
@@ -51,19 +51,7 @@ logger = logging.getLogger(__name__)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(FromSampler)
-_results = {kind: msgspec.msgpack.Decoder(form) for kind, form in RESULTS.items()}
-
-
-class Loop(Protocol):
-    """The methods that a host needs of the loop that it runs in: `net.server.server_loop.ServerLoop`."""
-
-    def watch(
-        self, sock: socket.socket, called: Callable[[int], Iterable[Outgoing] | None], writes: bool = False
-    ) -> None:
-        """Call `called` whenever the socket is readable (or writable)."""
-
-    def unwatch(self, sock: socket.socket) -> None:
-        """Stop watching the socket."""
+_results = {kind: msgspec.msgpack.Decoder(form) for kind, (_, form) in CALLS.items()}
 
 
 class SamplerHost:
@@ -79,7 +67,7 @@ class SamplerHost:
         self._load = load
         self._seconds = call_seconds
         self._start_seconds = start_seconds
-        self._loop: Loop | None = None
+        self._loop: ServerLoop | None = None
         self._answered: Callable[[int, Any], Iterable[Outgoing]] = lambda number, outcome: ()
         self._reads: Callable[[int, Question], ViewReply] = lambda number, question: ViewReply()
         self._call: tuple[int, SamplerCall, Shown] | None = None
@@ -97,7 +85,7 @@ class SamplerHost:
 
     def attach(
         self,
-        loop: Loop,
+        loop: ServerLoop,
         answered: Callable[[int, Any], Iterable[Outgoing]],
         reads: Callable[[int, Question], ViewReply],
     ) -> None:

@@ -8,7 +8,6 @@ it at once, even if C code of the sampler lets no other thread run.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -26,6 +25,7 @@ import msgspec
 from transfer_queue.errors import SamplerError, TransferQueueError
 from transfer_queue.net.framing import FrameReader, pack_frame
 from transfer_queue.node.hosting.server_log import LOG_SECONDS, configure_logging, write_log_to
+from transfer_queue.node.system.processes import death_signal
 from transfer_queue.node.system.sampler_transfer import PickledSampler, load
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerCall, Shown, ViewReply
@@ -44,7 +44,6 @@ from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
 CHANNEL = 3
 READ_SIZE = 1 << 20
-_PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +161,7 @@ def serve(sock: socket.socket) -> None:
         except _ControllerGone:
             raise
         except BaseException as error:
-            channel.send(_failed(error, _name_of(order)))
+            channel.send(_failed(error, order.name or "(pickled)"))
             return
         channel.send(SamplerLoaded(facts))
         values = partial(decode_tag_value_copied, allow_pickle=order.allow_pickle)
@@ -187,14 +186,10 @@ def _load(order: LoadSampler) -> tuple[BaseSampler, Facts]:
 
 def _answer(sampler: BaseSampler, facts: Facts, make: MakeCall, channel: _Channel, values: Any) -> FromSampler:
     """Return the result of a call. `_ControllerGone` is not caught."""
-    call, shown = make.call, make.shown
-    view = RemotePartition(shown, channel.read, values)
-    ready: Sequence[int] = RemoteReady(shown, channel.read, view)
+    view = RemotePartition(make.shown, channel.read, values)
+    ready: Sequence[int] = RemoteReady(make.shown, channel.read, view)
     try:
-        with errors_of(sampler):
-            request = msgspec.structs.replace(call.request, sampling=values(call.request.sampling))
-            call = msgspec.structs.replace(call, request=request)
-        return CallMade(_encode(answer(sampler, facts, call, ready, view)))
+        return CallMade(_encode(answer(sampler, facts, make.call, ready, view, values)))
     except RowsChanged:
         return Changed()
     except TransferQueueError as error:
@@ -204,10 +199,6 @@ def _answer(sampler: BaseSampler, facts: Facts, make: MakeCall, channel: _Channe
 def _failed(error: BaseException, name: str) -> CallFailed:
     known = error if isinstance(error, TransferQueueError) else failure(name, error)
     return CallFailed(type(known).__name__, str(known))
-
-
-def _name_of(order: LoadSampler) -> str:
-    return order.name or "(pickled)"
 
 
 def _guard(sock: socket.socket, path: str | None) -> None:
@@ -225,22 +216,14 @@ def _guard(sock: socket.socket, path: str | None) -> None:
     threading.Thread(target=watch, name="guardian", daemon=True).start()
 
 
-def _end_with(parent: int) -> None:
-    """Have the kernel end this process when the thread that has started it ends, if the kernel supports this."""
-    with contextlib.suppress(ImportError, OSError, AttributeError):
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent has already died
-
-
 def main() -> None:
     """Serve the controller that has started this process."""
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     configure_logging()
-    _end_with(int(sys.argv[1]))
+    death_signal()()
+    if os.getppid() != int(sys.argv[1]):
+        os._exit(1)  # the parent has already died
     with socket.socket(fileno=CHANNEL) as sock:
         sock.set_inheritable(False)  # a process that the sampler starts must not keep it open
         serve(sock)

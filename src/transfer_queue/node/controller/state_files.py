@@ -19,6 +19,7 @@ from typing import Any
 from transfer_queue.core.checkpoints import SavedState, build_saved_state, check_file_name
 from transfer_queue.journal import state_file
 from transfer_queue.journal.state_file import LoadedStates
+from transfer_queue.node.system.processes import death_signal
 
 
 class StateFiles:
@@ -93,7 +94,6 @@ class StateFiles:
 CHILD_SECONDS = 600.0  # after which a child that is still writing is killed
 _WORDS = 4096  # bytes of an error's text
 _FIRST = 3  # the first descriptor that is not a standard one
-_PR_SET_PDEATHSIG = 1
 
 Done = Callable[[str | None], Any]
 
@@ -117,7 +117,7 @@ class StateWriter:
         """
         assert not self.busy
         said, say = os.pipe()
-        die_with_parent = _death_signal()
+        die_with_parent = death_signal()
         try:
             pid = os.fork()
         except OSError:
@@ -178,13 +178,3 @@ def _write(path: Path, tree: Callable[[], Any], sync: bool, say: int, die_with_p
             os.write(say, f"{type(error).__name__}: {error}".encode()[:_WORDS])
     finally:
         os._exit(code)
-
-
-def _death_signal() -> Callable[[], object]:
-    """Return what a child calls to be killed with its parent, if the kernel supports it. Call it before the fork."""
-    with contextlib.suppress(ImportError, OSError, AttributeError):
-        import ctypes
-
-        prctl = ctypes.CDLL(None).prctl
-        return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    return lambda: None

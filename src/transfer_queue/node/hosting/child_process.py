@@ -24,8 +24,8 @@ from typing import Protocol
 
 from transfer_queue.errors import JournalError, StartError, TransferQueueError
 from transfer_queue.node.hosting.server_log import LOG_SECONDS, LogFile, write_log_to
-from transfer_queue.node.system.locks import StartLock
-from transfer_queue.node.system.paths import SystemFolder
+from transfer_queue.system_folder.liveness import StartLock
+from transfer_queue.system_folder.paths import SystemFolder
 
 FIRST_PAUSE = 0.1  # seconds after the first failure in a row; doubles with each further one
 LONGEST_PAUSE = 5.0

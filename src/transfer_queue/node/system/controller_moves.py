@@ -24,7 +24,7 @@ from transfer_queue.net.calls import CONTROLLER, Call, Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.connection import Pool
 from transfer_queue.net.session import Session
-from transfer_queue.node.system.paths import SystemFolder, host_and_port
+from transfer_queue.system_folder.paths import SystemFolder, host_and_port
 
 LOOK_SECONDS = 0.25  # between two looks at the place of the controller
 HELLO_SECONDS = 10.0  # for which a client waits for the new controller to answer a look at its units
@@ -68,7 +68,8 @@ def move_session(session: Session, system: SystemFolder, first: str) -> None:
             # connection would count as gone after the reconnect grace.
             with contextlib.suppress(TransferQueueError):
                 units = run_blocking(session, _ask_for_units())
-                pool.end_connections(pool.addresses - _addresses_of(units) - {controller_address(system, first)})
+                there = {unit.address for unit in units} | {host_and_port(unit.remote) for unit in units if unit.remote}
+                pool.end_connections(pool.addresses - there - {controller_address(system, first)})
         return True
 
     watch_controller(system, first, look)
@@ -78,11 +79,6 @@ def _ask_for_units() -> Generator[Call, AnyReply, list[UnitInfo]]:
     reply = yield Request(CONTROLLER, Topology(), within=HELLO_SECONDS)
     assert isinstance(reply, TopologyReply)
     return reply.units
-
-
-def _addresses_of(units: list[UnitInfo]) -> set[Address]:
-    """Return where these units are, on their own nodes and for other nodes."""
-    return {unit.address for unit in units} | {host_and_port(unit.remote) for unit in units if unit.remote}
 
 
 def _watch(system: SystemFolder, first: str, known: Address, look: OnLook) -> None:

@@ -15,10 +15,10 @@ from transfer_queue.journal.segment import RESERVED_BYTES, check_space
 from transfer_queue.journal.terms import Term
 from transfer_queue.node.system.durable_folder import DurableFolder, Identity, Wanted
 from transfer_queue.node.system.launcher_protocol import HERE, NodeRole
-from transfer_queue.node.system.locks import StartLock, hold_liveness, is_alive
-from transfer_queue.node.system.paths import DISK_PREFIX, SystemFolder, mount_of
 from transfer_queue.node.unit.mirror_folders import mirror_folder, retire_arenas
 from transfer_queue.storage.arena.arena import choose_folder
+from transfer_queue.system_folder.liveness import StartLock, hold_liveness, is_alive
+from transfer_queue.system_folder.paths import DISK_PREFIX, SystemFolder, mount_of
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ def _check_space(folder: Path) -> None:
 # The folder on disk to which a system offloads blocks.
 #
 #     <path>/transfer_queue-disk-<uid>-<name>-<hex>/   mode 0700; belongs to one system
-#         alive                                        locked by every process of the system (`node.system.locks`)
+#         alive                                        locked by every process of the system (`system_folder.liveness`)
 #         unit-1/                                      the arena of a unit on disk
 #     <path>/.transfer_queue-disk-<uid>.lock           while a process creates or sweeps such folders
 #

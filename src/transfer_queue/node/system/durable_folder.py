@@ -17,7 +17,7 @@
 
 The identity is written before the arenas are created, so that no arena is without a name and an owner. Nothing of this
 is removed when the system ends, for whatever reason, but only by `discard`. The runtime folder of the system
-(`node.system.paths`) links to the arenas. The nodes of a system of several nodes have arenas in memory that end with
+(`system_folder.paths`) links to the arenas. The nodes of a system of several nodes have arenas in memory that end with
 them: the folder then keeps the values in mirrors only, and no key, and `running` is not written.
 """
 
@@ -40,10 +40,17 @@ from transfer_queue.journal.journal import list_numbers
 from transfer_queue.journal.segment import sync_folder
 from transfer_queue.journal.terms import Term, Terms
 from transfer_queue.messages.base import UNREADABLE
-from transfer_queue.node.system.locks import hold_liveness, is_alive
-from transfer_queue.node.system.paths import DURABLE_PREFIX, OWNER, allocated_bytes, no_link, read_private, runtime_dir
 from transfer_queue.node.unit.mirror_folders import list_mirrors, mirror_bytes, remove_mirrors
 from transfer_queue.storage.arena.arena import check_files
+from transfer_queue.system_folder.liveness import hold_liveness, is_alive
+from transfer_queue.system_folder.paths import (
+    DURABLE_PREFIX,
+    OWNER,
+    allocated_bytes,
+    no_link,
+    read_private,
+    runtime_dir,
+)
 
 FORMAT = 1
 SHARED_MEMORY = Path("/dev/shm")

@@ -28,11 +28,12 @@ from transfer_queue.errors import AttachError, StartError, TransferQueueError, W
 from transfer_queue.net.session import Session, Target
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
-from transfer_queue.node.system.client_liveness import ClientLiveness
 from transfer_queue.node.system.controller_moves import move_session
 from transfer_queue.node.system.durable_folder import DurableFolder
-from transfer_queue.node.system.locks import Liveness, StartLock, is_alive
-from transfer_queue.node.system.paths import (
+from transfer_queue.node.system.store_process import read_status
+from transfer_queue.storage.stores.base import StoreAddress
+from transfer_queue.system_folder.liveness import ClientLiveness, Liveness, StartLock, is_alive
+from transfer_queue.system_folder.paths import (
     DEFAULT_NAME,
     ControllerPlace,
     Description,
@@ -41,8 +42,6 @@ from transfer_queue.node.system.paths import (
     no_link,
     runtime_dir,
 )
-from transfer_queue.node.system.store_process import read_status
-from transfer_queue.storage.stores.base import StoreAddress
 
 if TYPE_CHECKING:
     import ssl
@@ -267,14 +266,10 @@ class RunningSystem:
             try:
                 # a supervisor that stops its system removes the description first
                 ended = not self._system.description.exists()
-                supervisor.signal(signal.SIGTERM)
-                if not supervisor.wait(timeout):
+                if not _end(supervisor, timeout):
                     logger.error(
                         "the supervisor of system %s did not end within %g s; this process kills it", self.name, timeout
                     )
-                    supervisor.signal(signal.SIGKILL)
-                    supervisor.wait(END_SECONDS)
-                supervisor.reap()
                 if not liveness.wait(END_SECONDS):
                     stopped = self.describe_stopped()
                     raise WaitTimeoutError(
@@ -444,8 +439,10 @@ def _start(
     seconds: float, environment: MutableMapping[str, str] | None, heirs: float, seat: launcher_protocol.NodeRole,
     key: bytes | None,
 ) -> RunningSystem:  # fmt: skip
-    durable = _durable_folder(config)
-    key = folder.create(key or (None if durable is None else durable.key()))
+    settings = config["settings"]
+    if key is None and settings["durability_values"] != "none":
+        key = DurableFolder(Path(settings["durability_folder"])).key()
+    key = folder.create(key)
     identity = folder.identity()
     assert identity is not None
     supervisor: processes.Process | None = None
@@ -485,12 +482,6 @@ def _start(
     return started
 
 
-def _durable_folder(config: dict[str, Any]) -> DurableFolder | None:
-    """Return the folder that keeps the values of a system with this configuration; None if none does."""
-    settings = config["settings"]
-    return None if settings["durability_values"] == "none" else DurableFolder(Path(settings["durability_folder"]))
-
-
 def replace_supervisor(system: str, node: str = "") -> RunningSystem | None:
     """Make this process the starter of a running system whose starter has died. None if the system is not running.
 
@@ -527,12 +518,19 @@ def _request_start(
 def _abandon(supervisor: processes.Process, folder: SystemFolder) -> None:
     """End a supervisor whose system did not start."""
     with Liveness(folder.alive) as liveness:
-        supervisor.signal(signal.SIGTERM)
-        if not supervisor.wait(END_SECONDS):
-            supervisor.signal(signal.SIGKILL)
-            supervisor.wait(END_SECONDS)
-        supervisor.reap()
+        _end(supervisor, END_SECONDS)
         liveness.wait(END_SECONDS)
+
+
+def _end(supervisor: processes.Process, seconds: float) -> bool:
+    """End a supervisor by SIGTERM, and after some seconds by SIGKILL. Returns whether it ended in time."""
+    supervisor.signal(signal.SIGTERM)
+    in_time = supervisor.wait(seconds)
+    if not in_time:
+        supervisor.signal(signal.SIGKILL)
+        supervisor.wait(END_SECONDS)
+    supervisor.reap()
+    return in_time
 
 
 def _spawn(folder: SystemFolder) -> tuple[socket.socket, int]:

@@ -8,11 +8,14 @@ import pwd
 import select
 import signal
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
+
+from transfer_queue.system_folder.liveness import wait_until
 
 PAUSE = 0.02  # seconds between two checks where the operating system cannot wait for a process
 SHOWN = 200  # characters of a command line
+_PR_SET_PDEATHSIG = 1
 
 
 def start_time(pid: int) -> int | None:
@@ -49,6 +52,19 @@ def user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
+
+
+def death_signal() -> Callable[[], object]:
+    """Return what a process calls to be killed with the thread that has started it, if the kernel supports this.
+
+    A process that forks calls this function before the fork, and its child calls the result.
+    """
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+        return lambda: prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    return lambda: None
 
 
 def stopped_holders(path: Path) -> list[int]:
@@ -105,12 +121,7 @@ class Process:
             poll = select.poll()
             poll.register(self.descriptor, select.POLLIN)
             return bool(poll.poll(max(0.0, seconds) * 1000))
-        limit = time.monotonic() + seconds
-        while not self.has_ended():
-            if time.monotonic() > limit:
-                return False
-            time.sleep(PAUSE)
-        return True
+        return wait_until(self.has_ended, seconds, PAUSE)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this process, never to a later one of its id; do nothing if it has ended."""

@@ -28,8 +28,8 @@ from transfer_queue.net.drivers.connection import Address, Connection
 from transfer_queue.net.session import Session, raise_failure
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system.launcher_protocol import NodeRole
-from transfer_queue.node.system.paths import SystemFolder, host_and_port
 from transfer_queue.storage.stores.base import StoreAddress
+from transfer_queue.system_folder.paths import SystemFolder, host_and_port, replace_private
 
 if TYPE_CHECKING:
     import ssl
@@ -225,12 +225,7 @@ def build_store_server(
 
 def write_status(system: SystemFolder, address: StoreAddress) -> None:
     """Write down where a store of the system is."""
-    path = system.store(address.kind)
-    draft = path.with_suffix(".new")
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(file, "wb") as out:
-        out.write(msgspec.json.encode(address))
-    draft.replace(path)
+    replace_private(system.store(address.kind), msgspec.json.encode(address))
 
 
 def read_status(path: Path) -> StoreAddress:

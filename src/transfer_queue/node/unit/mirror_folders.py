@@ -15,8 +15,8 @@ import shutil
 from pathlib import Path
 
 from transfer_queue.journal.terms import Term
-from transfer_queue.node.system.paths import allocated_bytes
 from transfer_queue.storage.arena.arena import boot_id_of
+from transfer_queue.system_folder.paths import allocated_bytes
 
 PLAIN = "mirror"
 _OF_A_TERM = re.compile(r"mirror-(\d+)-[0-9a-f]+")

@@ -31,7 +31,6 @@ from transfer_queue.net.session import Session, raise_failure
 from transfer_queue.net.tls_contexts import client_context, server_context
 from transfer_queue.node.hosting.service_base import BackgroundThread, ProcessMetrics
 from transfer_queue.node.system.controller_moves import controller_address, watch_controller
-from transfer_queue.node.system.paths import SystemFolder
 from transfer_queue.node.system.store_process import read_status, store_lifetime
 from transfer_queue.node.unit.mirror_folders import PLAIN
 from transfer_queue.node.unit.unit_service import UnitService, fetch_blocks
@@ -43,6 +42,7 @@ from transfer_queue.storage.unit.extent_pool import ArenaPool, DiskPool, ExtentP
 from transfer_queue.storage.unit.object_pool import UNLIMITED, ObjectNames, ObjectPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Begin, Effect, Fetch
+from transfer_queue.system_folder.paths import SystemFolder
 
 CALL_SECONDS = 30.0  # for which the unit waits for its controller's reply
 GREETING_SECONDS = 2.0  # for which the unit waits for a controller on another node to greet it

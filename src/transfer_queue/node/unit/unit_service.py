@@ -27,10 +27,10 @@ from transfer_queue.net.handshake import Hello
 from transfer_queue.net.server.server_loop import Outgoing
 from transfer_queue.net.session import Session, raise_failure
 from transfer_queue.node.hosting.service_base import EnvelopeService, ProcessMetrics
-from transfer_queue.node.system.paths import host_and_port
 from transfer_queue.storage.unit.extent_pool import RetiredPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect, Fetch, Report, SendReply
+from transfer_queue.system_folder.paths import host_and_port
 
 if TYPE_CHECKING:
     import ssl
@@ -173,7 +173,7 @@ class UnitService(EnvelopeService):
 
     def _move(self, order: unit_reports.Move) -> list[Outgoing]:
         if not order.remotes:
-            return self.carry_out(self._unit.move(order))
+            return self.carry_out(handle_order(self._unit, order))
         self._unit.forget_move()
         self._fetching = order.number
         wanted = {at: block for at, block in enumerate(_blocks(order)) if block[0] in order.remotes}
@@ -195,8 +195,6 @@ class UnitService(EnvelopeService):
 
     def _carry_out_order(self, request: AnyRequest, now: float) -> Iterable[Outgoing]:
         """Carry out an order of the controller. If a move cannot be carried out, report it as failed."""
-        if isinstance(request, unit_reports.RefuseWriters):
-            return self.carry_out(self._unit.refuse(request.words))
         if isinstance(request, unit_reports.Move):
             try:
                 _check_columns(request)
@@ -204,12 +202,6 @@ class UnitService(EnvelopeService):
             except Exception as error:
                 self._unit.forget_move()
                 return self.carry_out([self._unit.failed_move_report(request.number, error)])
-        if isinstance(request, unit_reports.DrainFinished):
-            return self.carry_out(self._unit.set_draining(request.draining))
-        if isinstance(request, store_reports.CheckStore):
-            return self.carry_out(self._unit.note_store_change())
-        if isinstance(request, store_reports.CheckExtents):
-            return self.carry_out(self._unit.check_extents(request))
         if isinstance(request, unit_reports.Measure):
             return list(self._send_measures(request.number, now))
         if isinstance(request, unit_reports.RemoveArena) and isinstance(self._unit.pool, RetiredPool):
@@ -217,9 +209,7 @@ class UnitService(EnvelopeService):
             self._unit.pool.remove()
             self._end()
             return ()
-        if not isinstance(request, unit_reports.ReleaseExtents):
-            raise ProtocolError(f"a storage unit does not accept {type(request).__name__} from its controller")
-        return self.carry_out(self._unit.free(request.extents))
+        return self.carry_out(handle_order(self._unit, request))
 
     def _send_measures(self, number: int, now: float) -> Iterator[Outgoing]:
         if self.meter is None:
@@ -273,6 +263,26 @@ class UnitService(EnvelopeService):
                 sequence, body = self._session.encode_request(effect.body)
                 self._outstanding.add(sequence)
                 yield Outgoing(self._controller, body)
+
+
+def handle_order(unit: StorageUnit, request: AnyRequest) -> list[Effect]:
+    """Handle an order of the controller that concerns the unit alone, and not its process or other nodes.
+
+    Raises ProtocolError if it is not such an order.
+    """
+    if isinstance(request, unit_reports.ReleaseExtents):
+        return unit.free(request.extents)
+    if isinstance(request, unit_reports.RefuseWriters):
+        return unit.refuse(request.words)
+    if isinstance(request, unit_reports.Move):
+        return unit.move(request)
+    if isinstance(request, unit_reports.DrainFinished):
+        return unit.set_draining(request.draining)
+    if isinstance(request, store_reports.CheckStore):
+        return unit.note_store_change()
+    if isinstance(request, store_reports.CheckExtents):
+        return unit.check_extents(request)
+    raise ProtocolError(f"a storage unit does not accept {type(request).__name__} from its controller")
 
 
 def _blocks(order: unit_reports.Move) -> list[tuple[int, int, int, int]]:

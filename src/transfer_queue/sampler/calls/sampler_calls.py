@@ -63,10 +63,24 @@ def describe(sampler: BaseSampler) -> Facts:
         )
 
 
-def answer(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> Any:
-    """Call a sampler. ready: the ready rows. view: its `partition`. Raises SamplerError for every failure."""
+def answer(
+    sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any,
+    values: Callable[[Any], Any] = lambda value: value,
+) -> Any:  # fmt: skip
+    """Call a sampler. Raises SamplerError for every failure.
+
+    Args:
+        sampler: The sampler.
+        facts: The facts about it.
+        call: The call.
+        ready: The ready rows.
+        view: Its `partition`.
+        values: Decodes the sampling_config of a message, which may run the user's code. Default: it is decoded.
+    """
     with errors_of(sampler):
-        return CALLS[call.kind](sampler, facts, call, ready, view)
+        request = msgspec.structs.replace(call.request, sampling=values(call.request.sampling))
+        call = msgspec.structs.replace(call, request=request)
+        return CALLS[call.kind][0](sampler, facts, call, ready, view)
 
 
 def _begin(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> Begun:
@@ -136,22 +150,16 @@ def _load_checkpoint(sampler: BaseSampler, facts: Facts, call: SamplerCall, read
     sampler.load_checkpoint(msgspec.msgpack.decode(call.state))
 
 
-CALLS: dict[str, Callable[[BaseSampler, Facts, SamplerCall, Sequence[int], Any], Any]] = {
-    "begin": _begin,
-    "remainder": _remainder,
-    "passes_over": _passes_over,
-    "deal": _deal,
-    "clear_cache": _clear_cache,
-    "save_checkpoint": _save_checkpoint,
-    "load_checkpoint": _load_checkpoint,
+CALLS: dict[str, tuple[Callable[[BaseSampler, Facts, SamplerCall, Sequence[int], Any], Any], Any]] = {
+    "begin": (_begin, Begun),
+    "remainder": (_remainder, int),
+    "passes_over": (_passes_over, dict[str, bytes]),
+    "deal": (_deal, Given),
+    "clear_cache": (_clear_cache, None),
+    "save_checkpoint": (_save_checkpoint, bytes),
+    "load_checkpoint": (_load_checkpoint, None),
 }
-
-
-RESULTS: dict[str, Any] = {
-    "begin": Begun, "deal": Given, "remainder": int, "passes_over": dict[str, bytes], "save_checkpoint": bytes,
-    "load_checkpoint": None, "clear_cache": None,
-}  # fmt: skip
-"""The type of the result of each kind of call."""
+"""Kind of a call -> the function that makes it, and the type of its result."""
 
 
 def _by_deal(sampler: BaseSampler, request: SamplerRequest, ready: Sequence[int], view: Any, final: bool) -> Given:

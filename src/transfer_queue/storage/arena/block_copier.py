@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Union
 
 import numpy as np
 
@@ -29,6 +30,12 @@ PIECE_COST = 64
 """Bytes that could be copied in the time that each piece costs in addition."""
 
 
+Lease = Callable[[int], Union[LeasedExtent, None]]
+"""Leases an extent of this many bytes in the unit's own slot, with one generation; None: no space."""
+Brought = Union[Mapping[int, U8], None]
+"""The bytes of blocks from other nodes, by their number in the order. Others could not be fetched."""
+
+
 class BlockCopier:
     """One move in progress. Call `step` until it returns the report."""
 
@@ -37,8 +44,8 @@ class BlockCopier:
         unit: int,
         arena: Arena,
         order: Move,
-        lease: Callable[[int], LeasedExtent | None],
-        brought: Mapping[int, U8] | None = None,
+        lease: Lease,
+        brought: Brought = None,
         wrote: Callable[[LeasedExtent], object] = lambda extent: None,
     ) -> None:
         """Begin a move.
@@ -47,8 +54,8 @@ class BlockCopier:
             unit: The unit's number.
             arena: Its arena.
             order: The move.
-            lease: Leases an extent of this many bytes in the unit's own slot, with one generation; None: no space.
-            brought: The bytes of blocks from other nodes, by their number in the order. Others could not be fetched.
+            lease: Leases the space for all blocks.
+            brought: Blocks from other nodes. Default: none.
             wrote: Called when the extent is filled.
         """
         self.extent: LeasedExtent | None = None

@@ -43,37 +43,27 @@ Offer = tuple[int, int]  # extent, and the bytes from its start that may contain
 
 
 class HeldSlot(Protocol):
-    """A lock on a slot file, like `SlotLock`."""
+    """A lock on a slot file, like `SlotLock`. By default no extents are offered."""
 
     def release(self) -> None:
         """Release the lock."""
+        return
 
     def begin(self, place: int) -> bool:
         """Take a place at which no extent is offered."""
-
-    def take(self, place: int) -> bool:
-        """Begin a put in the extent offered at a place. Returns False if it was recalled."""
-
-    def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        """End the puts at a place: offer the extent, or (0) free the place."""
-
-
-class NoLock:
-    """The lock of a slot on another node, where no extents are offered."""
-
-    def release(self) -> None:
-        """See `HeldSlot.release`."""
-
-    def begin(self, place: int) -> bool:
-        """See `HeldSlot.begin`."""
         return False
 
     def take(self, place: int) -> bool:
-        """See `HeldSlot.take`."""
+        """Begin a put in the extent offered at a place. Returns False if it was recalled."""
         return True
 
     def leave(self, place: int, extent: int = 0, used: int = 0) -> None:
-        """See `HeldSlot.leave`."""
+        """End the puts at a place: offer the extent, or (0) free the place."""
+        return
+
+
+class NoLock(HeldSlot):
+    """The lock of a slot on another node, where no extents are offered."""
 
 
 class SlotLock:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,12 +21,11 @@ from transfer_queue.messages.descriptors import MIRROR
 from transfer_queue.messages.reports.unit_reports import BlockMissing, BlocksMovedReport, Move
 from transfer_queue.messages.storage import ReadHold, ReadPieces, UnitStatusReply, WriteBytes
 from transfer_queue.storage.arena.arena import SEGMENT, Arena
-from transfer_queue.storage.arena.block_copier import BlockCopier
+from transfer_queue.storage.arena.block_copier import BlockCopier, Brought, Lease
 from transfer_queue.storage.arena.extent_table import GRANULE, ExtentTable, LeasedExtent, LeasedExtents, round_up
 from transfer_queue.storage.arena.free_space_reclaim import FreeSpaceReclaimer
 from transfer_queue.storage.arena.remote_access import read_pieces, write_bytes
 from transfer_queue.storage.unit.unit_effects import Begin, Effect
-from transfer_queue.wire.buffers.copies import U8
 
 PREFAULT_STEP = 4 * 1024 * 1024
 """Bytes made resident in one idle moment: a few milliseconds."""
@@ -54,17 +53,12 @@ class ExtentPool(Protocol):
     capacity: int
     """The largest total length of all extents in bytes."""
 
-    @property
-    def table(self) -> LeasedExtents:
-        """The leased extents."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the record."""
-
-    @property
-    def boot_id(self) -> str:
-        """Identifies this pool."""
+    table: LeasedExtents
+    """The leased extents."""
+    folder: Path
+    """The folder of the record."""
+    boot_id: str
+    """Identifies this pool."""
 
     @property
     def next_extent(self) -> int:
@@ -90,6 +84,7 @@ class ExtentPool(Protocol):
 
     def free_unheld(self) -> list[LeasedExtent]:
         """Free and return the extents that were to be freed, and of which no reader has a view any more."""
+        return []
 
     def cut(self, extent: LeasedExtent, keep: int) -> None:
         """Free the part of a leased extent behind its first `keep` bytes."""
@@ -112,7 +107,10 @@ class ExtentPool(Protocol):
             serve: Called when space was freed.
             lost: Called with extents that may be gone.
             changed: Called when any extent may be gone.
+
+        By default none is called.
         """
+        return
 
     def check_content(self, numbers: list[int], then: Looked, report: BlockMissing | None = None) -> list[Effect]:
         """Check whether the content of these extents still exists.
@@ -121,7 +119,10 @@ class ExtentPool(Protocol):
             numbers: The extents.
             then: Called at once or later. Its effects are carried out in both cases.
             report: The report of a reader that misses the content. Default: None, there is no such reader.
+
+        By default the content always exists, as in an arena.
         """
+        return then([], "", "")
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
         """Read for a reader on another node, see `remote_access.read_pieces`."""
@@ -129,26 +130,23 @@ class ExtentPool(Protocol):
     def write(self, extent: LeasedExtent | None, request: WriteBytes, payload: memoryview | None) -> None:
         """Write for a writer on another node, see `remote_access.write_bytes`."""
 
-    def begin_move(
-        self,
-        unit: int,
-        order: Move,
-        lease: Callable[[int], LeasedExtent | None],
-        brought: Mapping[int, U8] | None = None,
-    ) -> BlockCopy:
+    def begin_move(self, unit: int, order: Move, lease: Lease, brought: Brought = None) -> BlockCopy:
         """Begin a move, see `block_copier.BlockCopier`."""
 
     def settle(self, then: Callable[[str], list[Effect]]) -> list[Effect]:
         """Make sure that what was copied survives what this pool is to survive; then call `then`, at once or later.
 
-        `then` gets the reason if this is not possible, else "". Its effects are carried out in both cases.
+        `then` gets the reason if this is not possible, else "". Its effects are carried out in both cases. By default
+        what was copied survives every process that uses it.
         """
+        return then("")
 
     def status(self) -> UnitStatusReply:
         """Return the bytes that are held, leased and free."""
 
     def read_holds(self) -> list[ReadHold]:
         """Return the clients that have views."""
+        return []
 
     def next_deadline(self) -> float | None:
         """Return when `begin_period` must be called next; None if it need not be called."""
@@ -158,6 +156,7 @@ class ExtentPool(Protocol):
 
     def work_ahead(self, short: bool) -> bool:
         """Do a few milliseconds of work in advance. Returns whether there is more. `short`: leases are waiting."""
+        return False
 
     def check(self) -> None:
         """Recount everything. Raises AssertionError if the pool contradicts itself."""
@@ -168,27 +167,12 @@ class ArenaPool(ExtentPool):
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.capacity = arena.capacity
+        self.capacity, self.folder, self.boot_id = arena.capacity, arena.folder, arena.boot_id
         leased = arena.extents.read(arena.folder, arena.boot_id)
-        self._table = ExtentTable.from_extents(arena.held, leased, arena.extents.next_extent)
-        self.trimmer = FreeSpaceReclaimer(arena, self._table)
+        self.table: ExtentTable = ExtentTable.from_extents(arena.held, leased, arena.extents.next_extent)
+        self.trimmer = FreeSpaceReclaimer(arena, self.table)
         self._viewed: dict[int, LeasedExtent] = {}
         """Number -> extent, for the leased extents that are freed when no reader has a view of them any more."""
-
-    @property
-    def table(self) -> ExtentTable:
-        """See `ExtentPool.table`."""
-        return self._table
-
-    @property
-    def folder(self) -> Path:
-        """See `ExtentPool.folder`."""
-        return self.arena.folder
-
-    @property
-    def boot_id(self) -> str:
-        """See `ExtentPool.boot_id`."""
-        return self.arena.boot_id
 
     @property
     def next_extent(self) -> int:
@@ -202,7 +186,7 @@ class ArenaPool(ExtentPool):
     def lease(self, slot: int, nbytes: int, sequence: int) -> LeasedExtent | None:
         """See `ExtentPool.lease`. Takes held space first; then the arena grows."""
         extent = self.trimmer.lease(slot, nbytes, sequence)
-        more = round_up(nbytes) - self._table.tail
+        more = round_up(nbytes) - self.table.tail
         if extent is None and more > 0 and self.grow(more):  # else there is free space that could not be filled
             extent = self.trimmer.lease(slot, nbytes, sequence)
         if extent is not None:
@@ -216,7 +200,7 @@ class ArenaPool(ExtentPool):
             grown = self.arena.grow(least)
         except CapacityError:
             return False
-        self._table.grow(grown // GRANULE)
+        self.table.grow(grown // GRANULE)
         return True
 
     def generation(self, offset: int) -> int:
@@ -254,31 +238,19 @@ class ArenaPool(ExtentPool):
     def _free_now(self, extent: LeasedExtent) -> None:
         self._viewed.pop(extent.number, None)
         self.arena.extents.free(extent)
-        self._table.free(extent.number)
+        self.table.free(extent.number)
         self.trimmer.note_freed(extent.offset, extent.length)
 
     def cut(self, extent: LeasedExtent, keep: int) -> None:
         """See `ExtentPool.cut`. Generations change first."""
         self.arena.bump(extent.offset + keep, extent.length - keep)
         self.arena.extents.cut(extent, keep)
-        self._table.cut(extent.number, keep)
+        self.table.cut(extent.number, keep)
         self.trimmer.note_freed(extent.offset + keep, extent.length - keep)
 
     def space_for(self, nbytes: int) -> int:
         """See `ExtentPool.space_for`."""
         return round_up(nbytes)
-
-    def attach(
-        self,
-        serve: Callable[[], list[Effect]],
-        lost: Callable[[list[int]], list[Effect]],
-        changed: Callable[[], object],
-    ) -> None:
-        """See `ExtentPool.attach`. An arena calls none of the functions."""
-
-    def check_content(self, numbers: list[int], then: Looked, report: BlockMissing | None = None) -> list[Effect]:
-        """See `ExtentPool.check_content`. The content of an arena always exists."""
-        return then([], "", "")
 
     def read(self, request: ReadPieces) -> list[memoryview] | None:
         """See `ExtentPool.read`."""
@@ -288,23 +260,16 @@ class ArenaPool(ExtentPool):
         """See `ExtentPool.write`."""
         write_bytes(self.arena, extent, request, payload)
 
-    def begin_move(
-        self,
-        unit: int,
-        order: Move,
-        lease: Callable[[int], LeasedExtent | None],
-        brought: Mapping[int, U8] | None = None,
-    ) -> BlockCopier:
+    def begin_move(self, unit: int, order: Move, lease: Lease, brought: Brought = None) -> BlockCopier:
         """See `ExtentPool.begin_move`."""
-        return BlockCopier(unit, self.arena, order, lease, brought)
+        return BlockCopier(unit, self.arena, order, lease, brought, self._note_written)
 
-    def settle(self, then: Callable[[str], list[Effect]]) -> list[Effect]:
-        """See `ExtentPool.settle`. The memory survives every process that uses it."""
-        return then("")
+    def _note_written(self, extent: LeasedExtent) -> None:
+        """Note that a move has filled an extent."""
 
     def status(self) -> UnitStatusReply:
         """See `ExtentPool.status`."""
-        table, holes = self._table, self.arena.hole_bytes
+        table, holes = self.table, self.arena.hole_bytes
         free, tier = table.free_bytes - holes, self.arena.tier
         viewed = sum(extent.length for extent in self._viewed.values())
         return UnitStatusReply(self.capacity, table.held - holes, table.leased, free, tier, table.largest_free, viewed)
@@ -332,7 +297,7 @@ class ArenaPool(ExtentPool):
 
     def check(self) -> None:
         """See `ExtentPool.check`."""
-        table, arena = self._table, self.arena
+        table, arena = self.table, self.arena
         table.check()
         leased = arena.extents.read(arena.folder, arena.boot_id)
         assert leased == table.leased_extents(), "the file of extents"
@@ -365,16 +330,6 @@ class DiskPool(ArenaPool):
         self._fresh: list[LeasedExtent] = []
         self._rounds: list[deque[tuple[float, LeasedExtent]]] = [deque() for _ in DROP_PAUSES]
         """For each pause, the written extents with the time of their next call."""
-
-    def begin_move(
-        self,
-        unit: int,
-        order: Move,
-        lease: Callable[[int], LeasedExtent | None],
-        brought: Mapping[int, U8] | None = None,
-    ) -> BlockCopier:
-        """See `ExtentPool.begin_move`."""
-        return BlockCopier(unit, self.arena, order, lease, brought, self._note_written)
 
     def _note_written(self, extent: LeasedExtent) -> None:
         self.arena.drop_pages(extent.offset, extent.length)
@@ -474,7 +429,7 @@ class RetiredPool(ArenaPool):
 
     def free(self, extent: LeasedExtent) -> bool:
         """See `ExtentPool.free`. The space stays as it is, so views of readers do not matter."""
-        self._table.free(extent.number)
+        self.table.free(extent.number)
         return True
 
     def cut(self, extent: LeasedExtent, keep: int) -> None:
@@ -494,7 +449,7 @@ class RetiredPool(ArenaPool):
 
     def check(self) -> None:
         """See `ExtentPool.check`."""
-        self._table.check()
+        self.table.check()
 
     def remove(self) -> None:
         """Remove the arena, and its folder and that of the mirror if they are empty then."""

@@ -17,7 +17,7 @@ import mmap
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,9 @@ import numpy.typing as npt
 from transfer_queue.errors import AttachError, ProtocolError, TransferQueueError
 from transfer_queue.messages.descriptors import STORE
 from transfer_queue.messages.reports.unit_reports import BlockMissing, BlocksMovedReport, Move
-from transfer_queue.messages.storage import ReadHold, ReadPieces, UnitStatusReply, WriteBytes
-from transfer_queue.storage.arena.block_copier import MOVER_SLOT
+from transfer_queue.messages.storage import ReadPieces, UnitStatusReply, WriteBytes
+from transfer_queue.storage.arena.block_copier import MOVER_SLOT, Brought, Lease
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent, LeasedExtents
-from transfer_queue.storage.protocols import Bytes
 from transfer_queue.storage.stores.base import Store
 from transfer_queue.storage.unit.extent_pool import ExtentPool, Looked
 from transfer_queue.storage.unit.unit_effects import Begin, Effect
@@ -203,7 +202,7 @@ class ObjectPool(ExtentPool):
             life: Returns a text that changes when the store may have lost blocks. Published ones are then checked.
             clock: The clock of `begin_period`.
         """
-        self.capacity = capacity
+        self.capacity, self.folder, self.boot_id = capacity, names.folder, names.boot_id
         self._names = names
         self._store = store
         self._begin = begin
@@ -221,9 +220,9 @@ class ObjectPool(ExtentPool):
         self._rewritten: dict[int, float] = {}
         """Extents whose blocks were written again in the last REWRITE_SECONDS -> when."""
         leased, doomed = names.read()
-        self._table = LeasedExtents(names.next_extent)
+        self.table = LeasedExtents(names.next_extent)
         for extent in leased:
-            self._table.add(extent)
+            self.table.add(extent)
         self._doomed = {extent.number: extent.length for extent in doomed}
         self._doomed_bytes = sum(self._doomed.values())
         self._busy = False
@@ -234,28 +233,13 @@ class ObjectPool(ExtentPool):
         self._changed: Callable[[], object] = lambda: None
 
     @property
-    def table(self) -> LeasedExtents:
-        """See `ExtentPool.table`."""
-        return self._table
-
-    @property
-    def folder(self) -> Path:
-        """See `ExtentPool.folder`."""
-        return self._names.folder
-
-    @property
-    def boot_id(self) -> str:
-        """See `ExtentPool.boot_id`."""
-        return self._names.boot_id
-
-    @property
     def next_extent(self) -> int:
         """See `ExtentPool.next_extent`."""
         return self._names.next_extent
 
     @property
     def _free(self) -> int:
-        return self.capacity - self._table.leased - self._doomed_bytes
+        return self.capacity - self.table.leased - self._doomed_bytes
 
     def take_slot(self) -> int:
         """See `ExtentPool.take_slot`."""
@@ -271,7 +255,7 @@ class ObjectPool(ExtentPool):
             return None
         extent = self._names.lease(slot, self.space_for(nbytes), sequence)
         if extent is not None:
-            self._table.add(extent)
+            self.table.add(extent)
         return extent
 
     def space_for(self, nbytes: int) -> int:
@@ -284,20 +268,12 @@ class ObjectPool(ExtentPool):
 
     def free(self, extent: LeasedExtent) -> bool:
         """See `ExtentPool.free`. The store removes the block a little later. Nobody has views of it."""
-        self._table.remove(extent.number)
+        self.table.remove(extent.number)
         self._names.mark_removing(extent.number)
         self._doomed[extent.number] = extent.length
         self._doomed_bytes += extent.length
         self._remove()
         return True
-
-    def free_unheld(self) -> list[LeasedExtent]:
-        """See `ExtentPool.free_unheld`. There are none."""
-        return []
-
-    def read_holds(self) -> list[ReadHold]:
-        """See `ExtentPool.read_holds`. There are none."""
-        return []
 
     def cut(self, extent: LeasedExtent, keep: int) -> None:
         """See `ExtentPool.cut`. Does nothing, because there is nothing behind the block."""
@@ -382,7 +358,7 @@ class ObjectPool(ExtentPool):
         wanted = [
             number
             for number in numbers
-            if self._table.get(number) is not None and number not in self._rewriting and number not in self._rewritten
+            if self.table.get(number) is not None and number not in self._rewriting and number not in self._rewritten
         ]
         if not wanted:
             return then()
@@ -413,29 +389,19 @@ class ObjectPool(ExtentPool):
         """Refuse: writers write to the store."""
         raise ProtocolError("the blocks of this storage unit are in an external store; write them there")
 
-    def begin_move(
-        self,
-        unit: int,
-        order: Move,
-        lease: Callable[[int], LeasedExtent | None],
-        brought: Mapping[int, Bytes] | None = None,
-    ) -> NoBlockCopier:
+    def begin_move(self, unit: int, order: Move, lease: Lease, brought: Brought = None) -> NoBlockCopier:
         """See `ExtentPool.begin_move`. Blocks of a store are never moved."""
         return NoBlockCopier(unit, order)
 
-    def settle(self, then: Callable[[str], list[Effect]]) -> list[Effect]:
-        """See `ExtentPool.settle`. Nothing is copied here."""
-        return then("")
-
     def status(self) -> UnitStatusReply:
         """See `ExtentPool.status`."""
-        held = self._table.leased + self._doomed_bytes
-        return UnitStatusReply(self.capacity, held, self._table.leased, self._free, STORE)
+        held = self.table.leased + self._doomed_bytes
+        return UnitStatusReply(self.capacity, held, self.table.leased, self._free, STORE)
 
     def next_deadline(self) -> float | None:
         """See `ExtentPool.next_deadline`."""
         times = [] if self._retry is None or self._busy else [self._retry]
-        if self._table.leased:
+        if self.table.leased:
             times.append(self._look)
         if self._unsure:
             times.append(self._ask)
@@ -457,15 +423,11 @@ class ObjectPool(ExtentPool):
             self._lost(numbers)
         return False
 
-    def work_ahead(self, short: bool) -> bool:
-        """See `ExtentPool.work_ahead`. There is nothing to do in advance."""
-        return False
-
     def check(self) -> None:
         """See `ExtentPool.check`."""
-        self._table.check()
+        self.table.check()
         leased, doomed = self._names.read()
-        assert leased == self._table.leased_extents(), "the file of extents"
+        assert leased == self.table.leased_extents(), "the file of extents"
         assert {extent.number: extent.length for extent in doomed} == self._doomed, "what is to be removed"
         assert self._doomed_bytes == sum(self._doomed.values()), "bytes to be removed"
 

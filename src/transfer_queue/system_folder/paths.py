@@ -5,11 +5,11 @@
         system.json               `Description`; exists exactly while the system can be used
         heir                      the process that replaced the starter, if one did
         successor                 `ControllerPlace`, if another node has taken over the controller
-        alive                     locked by every process of the system (`node.system.locks`)
+        alive                     locked by every process of the system (`system_folder.liveness`)
         arena                     link to the folder of the arenas, preferably in memory
         disk                      link to the folder of arenas on disk, if there are any (`node.system.data_folders`)
         journal/                  the controller's records (`journal.journal`), unless the user chose another folder
-        clients/                  locks of the clients that live (`node.system.client_liveness`)
+        clients/                  locks of the clients that live (`system_folder.liveness`)
         slots-0/                  slot locks of writers (`storage.arena.writer_locks`)
         states/                   states of the controller, while clients save or load (`node.controller.state_files`)
         live                      0600, the address of the page that shows the system, if `live.enabled` is set
@@ -270,19 +270,19 @@ class SystemFolder:
 
     def describe(self, description: Description) -> None:
         """Write system.json atomically: from now on the system is found."""
-        _replace(self.description, msgspec.json.encode(description))
+        replace_private(self.description, msgspec.json.encode(description))
 
     def write_heir(self, pid: int, started: int | None) -> None:
         """Record that this process replaces the system's starter, which has died or is about to."""
-        _replace(self.heir, msgspec.json.encode((pid, started)))
+        replace_private(self.heir, msgspec.json.encode((pid, started)))
 
     def write_controller_place(self, place: ControllerPlace) -> None:
         """Write where the controller is now. Call it under the lock."""
-        _replace(self.successor, msgspec.json.encode(place))
+        replace_private(self.successor, msgspec.json.encode(place))
 
     def write_live_address(self, address: str) -> None:
         """Write the address of the page that shows the system."""
-        _replace(self.live, address.encode())
+        replace_private(self.live, address.encode())
 
     # ------------------------------------------------------------ reading
 
@@ -413,8 +413,8 @@ def _write(path: Path, content: bytes) -> None:
         stream.write(content)
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file atomically, in place of the one that is there."""
+def replace_private(path: Path, content: bytes) -> None:
+    """Write a file that only this user can access, atomically, in place of the one that is there."""
     draft = path.with_suffix(f".{os.getpid()}")
     draft.unlink(missing_ok=True)
     _write(draft, content)
