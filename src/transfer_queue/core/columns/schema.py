@@ -329,16 +329,6 @@ def map_of_tuples(key: tuple[Any, ...], value: Any) -> Any:
     )
 
 
-def map_of_values(key: Any, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
-    """Declare a dict whose values have a special type. `save` encodes one value, and `load` decodes it."""
-    return Column(
-        dict_form(key, form),
-        dict,
-        save=lambda values: {name: save(each) for name, each in values.items()},
-        load=lambda parts: {name: load(each) for name, each in parts.items()},
-    )
-
-
 def value_of(form: Any, make: Callable[[], Any] | None, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
     """Declare a value of a special type."""
     return Column(form, make, save=save, load=load)
@@ -430,7 +420,7 @@ def parts_of(key: Any, table: type[T], make: Callable[[Any], T] | None = None) -
 
 
 class _Several(Column):
-    """A value that is saved under several keys."""
+    """A value that is saved under several keys. `save` returns the parts in the order of `forms`."""
 
     def __init__(
         self,
@@ -452,11 +442,5 @@ class _Several(Column):
         setattr(table, self.name, self._join(*(getattr(loaded, key) for key in self.form)))
 
 
-def several(
-    forms: dict[str, Any],
-    make: Callable[[], Any],
-    save: Callable[[Any], tuple[Any, ...]],
-    load: Callable[..., Any],
-) -> Any:
-    """Declare a value that is saved under several keys. `save` returns the parts in the order of `forms`."""
-    return _Several(forms, make, save, load)
+several: Any = _Several
+"""Declares such a value."""

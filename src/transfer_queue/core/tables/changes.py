@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_of, map_of, map_of_values
+from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_of, map_of
 from transfer_queue.core.tables.rows import CHUNK_BITS, Chunk, RowsOfChunk, RowTable, ValueColumns
 from transfer_queue.messages.queries import Watch
 
@@ -136,11 +136,11 @@ Found = tuple[int, Chunk, str, ValueColumns, np.ndarray]
 class LossEvent(NamedTuple):
     """The loss of a storage unit, or of extents of it, with which values were lost."""
 
-    unit: int
+    unit: Count
     """The number of the storage unit."""
     when: str
     """The time as text, by the clock of the process that noticed the loss."""
-    version: int
+    version: Count
     """The version of the partition."""
 
     def describe(self) -> str:
@@ -151,9 +151,7 @@ class LossEvent(NamedTuple):
 class LostValues(Persisted):
     """The lost values of one partition."""
 
-    events: dict[int, LossEvent] = map_of_values(
-        Count, tuple[Count, str, Count], tuple, lambda entry: LossEvent(*entry)
-    )
+    events: dict[int, LossEvent] = map_of(Count, LossEvent)
     """The events that lost values which are still lost, by number."""
     counts: dict[str, int] = map_of(str, Count)
     """Field -> number of lost values."""
