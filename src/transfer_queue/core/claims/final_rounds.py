@@ -274,7 +274,7 @@ def _final_outcome(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
 
 def pass_over_record(partition: Partition, task: str, rows: np.ndarray, reason: str) -> r.PassedOver:
     """Return the record that the task skips these rows. It frees those that no other task of `free_when` needs."""
-    free = partition.holds.finished_without(partition.rows.positions_of(rows), task)
+    free = partition.holds.finished_rows(partition.rows.positions_of(rows), task, skips=True)
     return r.PassedOver(partition.name, task, rows.tobytes(), reason, rows[free].tobytes())
 
 

@@ -55,8 +55,8 @@ class Leases(CoreService):
         return any(partition.leases.by_token for partition in context.state.partitions.values())
 
     def _find(self, name: str, token: int) -> RowLease | None:
-        partition = self.context.state.partitions.get(name)
-        return None if partition is None else partition.leases.by_token.get(token)
+        found = find_lease(self.context.state, name, token)
+        return None if found is None else found[1]
 
     def begin(self, partition: str, lease: RowLease) -> None:
         """Set the deadline of a new lease."""
@@ -65,8 +65,8 @@ class Leases(CoreService):
 
     def renew(self, name: str, token: int) -> bool:
         """Restart the time of a lease. Returns whether it is in force. One whose rows are all cleared is not."""
-        lease = self._find(name, token)
-        live = lease is not None and bool(len(self.context.state.partitions[name].leases.live_rows(lease)))
+        found = find_lease(self.context.state, name, token)
+        live = found is not None and bool(len(found[0].leases.live_rows(found[1])))
         return live and self.deadlines.renew(name, token, self.context.now)
 
     def next_due(self) -> float | None:
@@ -173,6 +173,13 @@ def deliveries(partition: Partition, task: str, positions: np.ndarray) -> np.nda
     return np.where(positions < 0, 0, counts).astype("<i4")
 
 
+def find_lease(state: State, name: str, token: int) -> tuple[Partition, RowLease] | None:
+    """Return a lease, with its partition; None if there is no such lease."""
+    partition = state.partitions.get(name)
+    lease = None if partition is None else partition.leases.by_token.get(token)
+    return None if partition is None or lease is None else (partition, lease)
+
+
 def find_unseen(state: State, name: str, token: int) -> tuple[Partition, r.UnseenBatch] | None:
     """Return a batch that was not handed over, with its partition; None if there is no such batch."""
     partition = state.partitions.get(name)
@@ -190,11 +197,8 @@ def return_batch(state: State, name: str, token: int) -> list[r.AnyRecord]:
     unseen = find_unseen(state, name, token)
     if unseen is not None:
         return [take_back(*unseen)]
-    partition = state.partitions.get(name)
-    lease = None if partition is None else partition.leases.by_token.get(token)
-    if partition is None or lease is None:
-        return []
-    return end_lease(partition, lease, lease.rows, "nacked", 0, delivered=False)
+    found = find_lease(state, name, token)
+    return [] if found is None else end_lease(*found, found[1].rows, "nacked", 0, delivered=False)
 
 
 def settle_unseen(
@@ -223,7 +227,7 @@ def settle_unseen(
 
 def decide_ack(state: State, request: Ack) -> list[r.AnyRecord]:
     """Return the record that acknowledges those of these rows that the lease has; none if it has ended."""
-    found = _find_lease(state, request.partition, request.token, request.rows)
+    found = _find_leased(state, request.partition, request.token, request.rows)
     if found is None:
         return []
     partition, lease, mine = found
@@ -242,22 +246,21 @@ def decide_nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
     unseen = find_unseen(state, request.partition, request.token)
     if unseen is not None:
         return [take_back(*unseen)]
-    found = _find_lease(state, request.partition, request.token, request.rows)
+    found = _find_leased(state, request.partition, request.token, request.rows)
     if found is None:
         return []
-    partition, lease, mine = found
-    return end_lease(partition, lease, mine, "nacked", limit, delivered=request.delivered)
+    return end_lease(*found, "nacked", limit, delivered=request.delivered)
 
 
-def _find_lease(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
+def _find_leased(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
     """Return the partition, the lease and those of these rows that it has; None if it has none.
 
     Raises InvalidArgumentError if the rows are only a part of a group.
     """
-    partition = state.partitions.get(name)
-    lease = None if partition is None else partition.leases.by_token.get(token)
-    if partition is None or lease is None:
+    found = find_lease(state, name, token)
+    if found is None:
         return None
+    partition, lease = found
     live = partition.leases.live_rows(lease)
     mine = np.intersect1d(live, indexes_in(rows))
     if not len(mine):
@@ -277,7 +280,7 @@ def _find_lease(state: State, name: str, token: int, rows: bytes) -> tuple[Parti
 def _acked_record(partition: Partition, task: str, token: int, rows: np.ndarray, done: np.ndarray) -> r.LeaseAcked:
     free = NONE
     if token:
-        free = done[partition.holds.finished_without(partition.rows.positions_of(done), task)]
+        free = done[partition.holds.finished_rows(partition.rows.positions_of(done), task, skips=True)]
     return r.LeaseAcked(partition.name, task, token, rows.tobytes(), done.tobytes(), free.tobytes())
 
 

@@ -69,9 +69,7 @@ def handle_reserve(context: Context, caller: Caller, request: Reserve) -> Decisi
     except CapacityError as error:
         if isinstance(error, LIMITS) and context.services[AbsentHolders].drop_abandoned(request.partition):
             return handle_reserve(context, caller, request)
-        if request.wait is None or request.wait <= 0:
-            raise limits.refused_put(error, request.wait) from None
-        return ParkDecision(request, request.wait)
+        return _wait_for_space(request, error)
     context.services[AbsentHolders].note_holder(caller.client)
 
     def reply() -> AnyReply:
@@ -96,9 +94,7 @@ def handle_publish(context: Context, caller: Caller, request: Publish) -> Decisi
     except CapacityError as error:
         if isinstance(error, LIMITS) and context.services[AbsentHolders].drop_abandoned(request.partition):
             return handle_publish(context, caller, request)
-        if request.wait is None or request.wait <= 0:
-            raise limits.refused_put(error, request.wait) from None
-        return ParkDecision(request, request.wait)
+        return _wait_for_space(request, error)
     except ProtocolError:
         lost = find_overwritten(context.state, caller.client, request.blocks)
         if not lost:
@@ -109,6 +105,13 @@ def handle_publish(context: Context, caller: Caller, request: Publish) -> Decisi
     if request.block is not None or request.equal:
         context.measures.counters["published_rows"] += request.count
     return Decision(decided.records, partial(_reply, context.state, request, decided))
+
+
+def _wait_for_space(request: Publish | Reserve, error: CapacityError) -> ParkDecision:
+    """Park a put that finds no space. Raises the error if it does not wait."""
+    if request.wait is None or request.wait <= 0:
+        raise limits.refused_put(error, request.wait) from None
+    return ParkDecision(request, request.wait)
 
 
 def _reply(state: State, request: Publish, decided: DecidedPut) -> PublishReply:

@@ -57,15 +57,14 @@ def check_staleness(partition: Partition, count: int) -> None:
     """Raise StalenessError if `count` more rows would be too far ahead of the policy."""
     window, options = partition.window, partition.options
     reason = describe_staleness(partition, count)
-    if not reason:
-        return
-    if window.limit is not None and count > window.limit:
+    if reason and count > (window.limit or 0):
         raise InvalidArgumentError(
             f"partition {partition.name!r} accepts at most {window.limit} rows at a policy version (max_staleness "
             f"{options.max_staleness}, {options.rows_per_version} rows per version), and this put alone adds {count}; "
             f"put fewer rows at a time"
         )
-    raise StalenessError(reason)
+    if reason:
+        raise StalenessError(reason)
 
 
 def describe_staleness(partition: Partition, count: int) -> str:
@@ -97,11 +96,8 @@ def describe_counted(partition: Partition) -> str:
 
 def admits_rows(partition: Partition | None) -> bool:
     """Return whether a partition with `max_rows` admits a new row."""
-    return (
-        partition is not None
-        and partition.options.max_rows is not None
-        and (partition.open_rows < partition.options.max_rows)
-    )
+    most = None if partition is None else partition.options.max_rows
+    return partition is not None and most is not None and partition.open_rows < most
 
 
 def certainly_waits(state: State, request: Publish | Reserve) -> bool:
@@ -117,14 +113,13 @@ def check_max_rows(partition: Partition, count: int) -> None:
     """Raise PartitionFullError if `count` more rows would be more than `max_rows`."""
     most = partition.options.max_rows
     reason = describe_max_rows(partition, count)
-    if not reason:
-        return
-    if most is not None and count > most:
+    if reason and count > (most or 0):
         raise InvalidArgumentError(
             f"partition {partition.name!r} accepts at most {most} rows (max_rows), and this put alone adds {count}; "
             f"put fewer rows at a time"
         )
-    raise PartitionFullError(reason)
+    if reason:
+        raise PartitionFullError(reason)
 
 
 def describe_max_rows(partition: Partition, count: int) -> str:
@@ -152,13 +147,12 @@ def check_new(state: State, partition: Partition | None, count: int) -> None:
             )
         for limit in partition.limits:
             _CHECKS[limit](partition, count)
-    if state.capacity is not None:
-        check_capacity(state, count)
+    check_capacity(state, count)
 
 
 def check_capacity(state: State, count: int) -> None:
     """Raise CapacityError if `count` more rows exceed the capacity of the system."""
-    if state.capacity is not None and (reason := _describe_capacity(state, count)):
+    if reason := _describe_capacity(state, count):
         raise CapacityError(f"{reason} Clear rows that are not needed any more, or raise the limit.")
 
 

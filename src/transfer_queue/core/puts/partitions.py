@@ -219,9 +219,7 @@ def rows_to_drop(partition: Partition, now: float) -> Iterator[r.RowsDropped]:
     options = partition.options
     if options.keep_seconds is not None:
         old = partition.births.expired_end(now, options.keep_seconds)
-        yield from _drop_records(
-            partition, partition.rows.first_positions(partition.rows.count, old), "retention: keep_seconds"
-        )
+        yield from _drop_records(partition, partition.rows.first_positions(below=old), "retention: keep_seconds")
     if options.keep_rows is not None:
         over = partition.row_count - options.keep_rows
         if over > 0:
@@ -250,28 +248,20 @@ Clear = Union[ClearRows, ClearKeys, ClearPartition]
 @handles(ClearRows)
 def handle_clear_rows(context: Context, caller: Caller, request: ClearRows) -> Decision | Begin:
     """Clear those of these rows that exist."""
-    partition = context.state.partitions.get(request.partition)
-    if partition is not None and len(request.rows) > 8 * STEP and len(request.rows) % 8 == 0:
-        return Begin(_clear_in_steps(context, partition, request))
-    return Decision(clear_rows(context.state, request.partition, indexes_in(request.rows)), Done)
+    indexes_in(request.rows)  # an error comes before the first step
+    return _clear(context, request)
 
 
 @handles(ClearKeys)
 def handle_clear_keys(context: Context, caller: Caller, request: ClearKeys) -> Decision | Begin:
     """Clear the rows of those of these keys that exist."""
-    partition = context.state.partitions.get(request.partition)
-    if partition is not None and len(request.keys) > STEP:
-        return Begin(_clear_in_steps(context, partition, request))
-    return Decision(clear_keys(context.state, request.partition, request.keys), Done)
+    return _clear(context, request)
 
 
 @handles(ClearPartition)
 def handle_clear_partition(context: Context, caller: Caller, request: ClearPartition) -> Decision | Begin:
     """Drop a partition with all its rows. An unknown partition is ignored."""
-    partition = context.state.partitions.get(request.partition)
-    if partition is not None and partition.rows.count > STEP:
-        return Begin(_clear_in_steps(context, partition, request))
-    return Decision(_drop_partition(context, request.partition), Done)
+    return _clear(context, request)
 
 
 @handles(Drop)
@@ -280,6 +270,17 @@ def handle_drop(context: Context, caller: Caller, request: Drop) -> Decision:
     warning = unknown_partition_warning(context.state.partitions, request.partition, "drop has no effect")
     records, count = drop_rows(context.state, request)
     return Decision(records, lambda: Done(count, warning))
+
+
+def _clear(context: Context, request: Clear) -> Decision | Begin:
+    """Clear rows at once, or if they are many, in steps."""
+    partition = context.state.partitions.get(request.partition)
+    if partition is None:
+        return Decision(
+            _drop_partition(context, request.partition) if isinstance(request, ClearPartition) else [], Done
+        )
+    records, is_last = _clear_some(context, partition, request, 0)
+    return Decision(records, Done) if is_last else Begin(_clear_in_steps(context, partition, request))
 
 
 def _clear_in_steps(context: Context, partition: Partition, request: Clear) -> Steps:

@@ -38,7 +38,7 @@ from transfer_queue.core.tables.ready_sets import DeferredUpdates, Fields, Ready
 from transfer_queue.core.tables.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.tags import Places, pack_tags
 from transfer_queue.core.tables.windows import AdmissionWindow, DropLog, RowAges, RowRefcounts
-from transfer_queue.messages.descriptors import FieldType, NewBlock, PartitionOptions
+from transfer_queue.messages.descriptors import NewBlock, PartitionOptions
 from transfer_queue.messages.tag_table import (
     COLUMNS_FROM,
     DELETED,
@@ -445,10 +445,6 @@ class Partition(Persisted):
             if ready is not None and not fields.isdisjoint(ready.fields) and self.unseen.apply_to(ready):
                 self.gained.add(ready.task)
         self.unseen.trim(self.ready.values())
-
-    def type_of_values(self, name: str, numbers: np.ndarray, slots: np.ndarray) -> FieldType:
-        """Return the type of a field for these values: their blocks (0: no value) and their rows in the blocks."""
-        return self.fields[name].to_field_type(self.field_ranks.ranks_of(name, numbers, slots))
 
     def forget_gone_ranks(self) -> None:
         """Forget the ranks of fields of which no row has a value any more, at the end of a change."""

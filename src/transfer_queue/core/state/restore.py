@@ -249,7 +249,7 @@ class _Merge:
         self._made = made
         self._shift = shift
         """The offset that is added to the number of each block."""
-        self._from = source.rows.live_positions(waiting=False)
+        self._from = source.rows.first_positions()
         """The positions of the samples in the saved partition, ascending."""
         self._to = self._append_rows()
         """Their positions in the other partition, ascending."""

@@ -177,12 +177,8 @@ class WaitQueues:
     def __init__(self) -> None:
         self.by_waiter: dict[RequestKey, ParkedRequest] = {}
         """Every waiting request."""
-        self.of_client: dict[str, int] = {}
-        """Client -> number of its waiting requests; no entry if there are none."""
-        self.sizes: dict[RequestKey, int] = {}
-        """The size of every waiting request as a message."""
-        self.bytes_of_client: dict[str, int] = {}
-        """Client -> the sum of the sizes of its waiting requests."""
+        self.of_client: dict[str, dict[RequestKey, int]] = {}
+        """Client -> its waiting requests and their sizes as messages; no entry if there are none."""
         self.claims: dict[str, dict[str, ClaimQueue]] = {}
         """Partition -> task -> its waiting claims; no queue is empty."""
         self.space: dict[RequestKey, ParkedRequest] = {}
@@ -199,15 +195,9 @@ class WaitQueues:
         """Add a request behind those that wait already."""
         request = waiting.request
         self.by_waiter[waiting.waiter] = waiting
-        size = self.sizes[waiting.waiter] = size_of(request)
-        self.of_client[waiting.client] = self.of_client.get(waiting.client, 0) + 1
-        self.bytes_of_client[waiting.client] = self.bytes_of_client.get(waiting.client, 0) + size
+        self.of_client.setdefault(waiting.client, {})[waiting.waiter] = size_of(request)
         if isinstance(request, Claim):
-            tasks = self.claims.setdefault(request.partition, {})
-            queue = tasks.get(request.task)
-            if queue is None:
-                queue = tasks[request.task] = ClaimQueue()
-            queue.add(waiting)
+            self.claims.setdefault(request.partition, {}).setdefault(request.task, ClaimQueue()).add(waiting)
         elif isinstance(request, Watch):
             self.watches.setdefault(request.partition, WatchQueue()).add(waiting, request)
         elif isinstance(request, (TakeGroupDemand, AwaitDone, TakeLock)):
@@ -219,11 +209,9 @@ class WaitQueues:
     def remove(self, waiter: RequestKey) -> None:
         """Remove a request."""
         request = self.by_waiter.pop(waiter).request
-        left = self.of_client.pop(waiter[0]) - 1
-        left_bytes = self.bytes_of_client.pop(waiter[0]) - self.sizes.pop(waiter)
-        if left:
-            self.of_client[waiter[0]] = left
-            self.bytes_of_client[waiter[0]] = left_bytes
+        del self.of_client[waiter[0]][waiter]
+        if not self.of_client[waiter[0]]:
+            del self.of_client[waiter[0]]
         if len(self._deadlines) > 2 * len(self.by_waiter) + 64:
             # most requests are answered long before their deadline; the entries that they leave must not accumulate
             self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
@@ -255,12 +243,13 @@ class WaitQueues:
 
     def check_limits(self, client: str, request: Parkable) -> None:
         """Raise CapacityError if a client has as many waiting requests, or bytes of them, as it may have."""
-        if self.of_client.get(client, 0) >= MAX_WAITING:
+        sizes = self.of_client.get(client, {})
+        if len(sizes) >= MAX_WAITING:
             raise CapacityError(
                 f"too many waiting requests: {MAX_WAITING} of this client wait already, which is the limit for one "
                 "client. Make fewer calls at a time, or use several clients"
             )
-        there = self.bytes_of_client.get(client, 0)
+        there = sum(sizes.values())
         if there and there + size_of(request) > MAX_WAITING_BYTES:
             raise CapacityError(
                 f"too many waiting requests: those of this client have {there} bytes already, this one would add "
