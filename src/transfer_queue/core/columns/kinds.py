@@ -348,10 +348,7 @@ class IntervalSet(Persisted, array_like=True):
 
     def difference(self, other: IntervalSet | None) -> Iterator[int]:
         """Iterate over the integers that are in this set and not in the other, ascending."""
-        if other is None or not other.starts:
-            for start, end in zip(self.starts, self.ends, strict=True):
-                yield from range(start, end + 1)
-            return
+        other = other or IntervalSet()
         for start, end in zip(self.starts, self.ends, strict=True):
             at = bisect_left(other.ends, start)
             while start <= end:

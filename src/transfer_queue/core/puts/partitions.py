@@ -142,22 +142,19 @@ def check_same_options(partition: Partition, options: PartitionOptions) -> None:
         )
 
 
-def seal(state: State, name: str, connected: Collection[str], pre_allocate: int = 0) -> list[r.AnyRecord]:
+def seal(state: State, name: str, connected: Collection[str]) -> list[r.AnyRecord]:
     """Return the records of a seal by one producer.
 
     The last seal clears pre-allocated rows that were not taken, and drops rows that no client can put any more.
     """
     partition = state.partitions.get(name)
     if partition is None:
-        made = create_partition(state, name, pre_allocate)
-        return [*made, r.SealCounted(name)]
+        return [*create_partition(state, name, 0), r.SealCounted(name)]
     if partition.sealed:
         return []
     made = [r.SealCounted(name)]
-    if partition.seals + 1 >= partition.options.producers and partition.waiting:
-        waiting = partition.rows.indexes_of(np.array(partition.waiting, "i8"))
-        made.append(r.RowsCleared(name, waiting.tobytes()))
     if partition.seals + 1 >= partition.options.producers:
+        made += unneeded_rows.clear_pre_allocated(partition)
         made += unneeded_rows.drop_abandoned(partition, connected)
     return made
 
@@ -168,13 +165,6 @@ def seal(state: State, name: str, connected: Collection[str], pre_allocate: int 
 def has_limit(options: PartitionOptions) -> bool:
     """Return whether a partition with these options drops rows by itself."""
     return not (options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None)
-
-
-def record_age(partition: Partition, now: float) -> list[r.AnyRecord]:
-    """Return the record that notes the time, if rows were added since the last one."""
-    if partition.options.keep_seconds is None or partition.births.end >= partition.rows.end:
-        return []
-    return [r.AgesRecorded(partition.name, now)]
 
 
 class Retention(CoreService):
@@ -190,8 +180,8 @@ class Retention(CoreService):
         log = self.context.log
         if partition.keeps_all:
             return
-        for record in record_age(partition, log.now):
-            log.apply(record)
+        if partition.options.keep_seconds is not None and partition.births.end < partition.rows.end:
+            log.apply(r.AgesRecorded(partition.name, log.now))
         for drop in rows_to_drop(partition, log.now):
             log.apply(drop)
 

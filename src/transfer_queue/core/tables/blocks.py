@@ -257,9 +257,13 @@ class BlockTable(PublishedExtents):
 
     def _split(self, numbers: np.ndarray) -> Iterator[tuple[int, BlockChunk, np.ndarray, Indexer]]:
         """Iterate over (chunk number, chunk, places in the chunk, places in `numbers`) for each chunk that exists."""
-        for key, where in runs_of(numbers >> CHUNK_BITS) if len(numbers) else ():
-            if key in self.chunks:
-                yield key, self.chunks[key], numbers[where] & (CHUNK - 1), where
+        keys, at = numbers >> CHUNK_BITS, numbers & (CHUNK - 1)
+        is_one = len(keys) and keys[0] == keys[-1] and (keys == keys[0]).all()
+        runs = [(int(keys[0]), slice(None))] if is_one else runs_of(keys) if len(keys) else ()
+        for key, where in runs:
+            chunk = self.chunks.get(key)
+            if chunk is not None:
+                yield key, chunk, at[where], where
 
     def _count_saved(self, chunk: BlockChunk, at: np.ndarray, sign: int) -> None:
         """Count what these blocks save, for their partitions."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,11 +51,6 @@ class ChangeFeed(Persisted):
     def mark_changed(self, version: int, positions: np.ndarray) -> None:
         """Record that these rows changed."""
         self.mark_rows_changed(version, self.rows.split(positions))
-
-    def mark_all_changed(self, version: int) -> None:
-        """Record that all live rows changed."""
-        every = slice(None)
-        self.mark_rows_changed(version, [(key, c, c.alive == 1, every) for key, c in self.rows.chunks.items()])
 
     def versions_of(self, positions: np.ndarray) -> np.ndarray:
         """Return the version at which each of these rows last changed (i8), which is never 0 for a row with a key."""
@@ -107,12 +103,7 @@ class ChangeFeed(Persisted):
 
     def cleared_since(self, version: int) -> list[Cleared]:
         """Return the remembered clears after a version, in order."""
-        found = []
-        for entry in reversed(self.cleared):
-            if entry[0] <= version:
-                break
-            found.append(entry)
-        return found[::-1]
+        return [*takewhile(lambda entry: entry[0] > version, reversed(self.cleared))][::-1]
 
     def derive(self) -> None:
         """Count the cleared rows."""
