@@ -20,13 +20,11 @@ from transfer_queue.core.columns.schema import (
     I8,
     AnyColumn,
     Column,
-    Count,
     Persisted,
     array_of,
     dict_form,
     list_form,
     list_of,
-    map_of,
     numbers,
     require,
     several,
@@ -35,18 +33,8 @@ from transfer_queue.core.columns.schema import (
 )
 
 
-def _array_form(dtype: str, length: int | None = None) -> Any:
-    return array_of(np.dtype(dtype).str, length=length)
-
-
-def per_chunk(dtype: str, length: int) -> Any:
-    """Declare a dict from chunk number to an array of this length, for the chunks in which any row has a value."""
-    return map_of(Count, _array_form(dtype, length))
-
-
-def per_task(value: Any) -> Any:
-    """Declare a dict from the name of a task to such a value."""
-    return map_of(str, value)
+def _array_form(dtype: str) -> Any:
+    return array_of(np.dtype(dtype).str)
 
 
 class _Columns(Column):

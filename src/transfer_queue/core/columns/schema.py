@@ -360,10 +360,10 @@ class RetiredColumn(Column):
 
 
 class _Part(Column):
-    """Another table, which the owner makes."""
+    """Another table."""
 
-    def __init__(self, table: type[Persisted], missing: Any) -> None:
-        super().__init__(table, None, missing=missing)
+    def __init__(self, table: type[Persisted], make: Callable[[], Any] | None, missing: Any) -> None:
+        super().__init__(table, make, missing=missing)
 
     def forms(self) -> list[tuple[str, Any, Any]]:
         return [(self.key, self.form.form(), self.missing)]
@@ -382,8 +382,13 @@ class _Part(Column):
 
 
 def part(table: type[Persisted], missing: Any = msgspec.NODEFAULT) -> Any:
-    """Declare another table as a part of this one. The owner makes it in its `__init__`."""
-    return _Part(table, missing)
+    """Declare another table as a part of this one."""
+    return _Part(table, table, missing)
+
+
+def linked_part(table: type[Persisted], missing: Any = msgspec.NODEFAULT) -> Any:
+    """Declare another table that refers to others, so that the owner makes it in its `__init__`."""
+    return _Part(table, None, missing)
 
 
 class _Parts(Column):

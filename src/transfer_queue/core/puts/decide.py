@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import repeat
 
 import msgspec
 import numpy as np
@@ -439,27 +439,19 @@ def _check_fields(fields: dict[str, FieldStats], request: Publish, blocks: list[
     names = [spec.name for block in blocks for spec in block.schema]
     if len(blocks) > 1 and len(set(names)) != len(names):
         raise InvalidArgumentError(f"two blocks of a put have the same fields: {_repeated_names(names)}")
-    _check_types(fields, blocks, request.converted)
-    check_number(request.partition, fields, names)
-
-
-def _check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted: list[str]) -> None:
-    """Raise FieldTypeError if a value does not match the live values of its field."""
+    known = [(fields[spec.name], spec) for block in blocks for spec in block.schema if spec.name in fields]
     try:
-        for name in converted:
+        for name in request.converted:
             if name not in fields or fields[name].kind != "tensor":
                 raise FieldTypeError(f"field {name!r} does not hold tensors any more; nothing was put. Put it again.")
-        for block in blocks:
-            for spec in block.schema:
-                field = fields.get(spec.name)
-                if field is not None:
-                    field.check(spec)
+        for field, spec in known:
+            field.check(spec)
     except FieldTypeError as error:
-        for spec in chain.from_iterable(block.schema for block in blocks):
-            field = fields.get(spec.name)
-            if field is not None and field.kind == "tensor" and (spec.kind == "object" or spec.name in converted):
+        for field, spec in known:
+            if field.kind == "tensor" and (spec.kind == "object" or spec.name in request.converted):
                 error.tensors[spec.name] = [field.dtype, *field.others]
         raise
+    check_number(request.partition, fields, names)
 
 
 def _repeated_names(names: Collection[str] | Collection[int]) -> str:

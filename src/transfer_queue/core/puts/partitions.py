@@ -152,11 +152,10 @@ def seal(state: State, name: str, connected: Collection[str]) -> list[r.AnyRecor
         return [*create_partition(state, name, 0), r.SealCounted(name)]
     if partition.sealed:
         return []
-    made = [r.SealCounted(name)]
-    if partition.seals + 1 >= partition.options.producers:
-        made += unneeded_rows.clear_pre_allocated(partition)
-        made += unneeded_rows.drop_abandoned(partition, connected)
-    return made
+    if partition.seals + 1 < partition.options.producers:
+        return [r.SealCounted(name)]
+    ended = unneeded_rows.clear_pre_allocated(partition) + unneeded_rows.drop_abandoned(partition, connected)
+    return [r.SealCounted(name), *ended]
 
 
 # ------------------------------------------------------------ retention

@@ -16,6 +16,7 @@ import msgspec
 
 from transfer_queue.core.events.records import Parkable
 from transfer_queue.core.tables.changes import is_first_watch
+from transfer_queue.core.tables.leases import remove_member
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.locks import TakeLock
@@ -113,9 +114,7 @@ class ClaimQueue:
             self.wanted[fields] = number - 1, least
         key = share_key(claim.sampling)
         if key is not None:
-            del self.shares[key][waiter]
-            if not self.shares[key]:
-                del self.shares[key]
+            remove_member(self.shares, key, waiter)
 
     def claims_for_batch(self, key: ShareKey) -> list[ParkedRequest]:
         """Return the claims that may ask for this dealt batch."""
@@ -165,10 +164,7 @@ class WatchQueue:
 
     def remove(self, waiter: RequestKey, watch: Watch) -> None:
         """Remove a watch."""
-        key = self.key(watch)
-        del self.groups[key][waiter]
-        if not self.groups[key]:
-            del self.groups[key]
+        remove_member(self.groups, self.key(watch), waiter)
 
 
 class WaitQueues:
@@ -209,31 +205,23 @@ class WaitQueues:
     def remove(self, waiter: RequestKey) -> None:
         """Remove a request."""
         request = self.by_waiter.pop(waiter).request
-        del self.of_client[waiter[0]][waiter]
-        if not self.of_client[waiter[0]]:
-            del self.of_client[waiter[0]]
+        remove_member(self.of_client, waiter[0], waiter)
         if len(self._deadlines) > 2 * len(self.by_waiter) + 64:
             # most requests are answered long before their deadline; the entries that they leave must not accumulate
             self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
             heapq.heapify(self._deadlines)
         if isinstance(request, Claim):
-            tasks = self.claims[request.partition]
-            queue = tasks[request.task]
+            queue = self.claims[request.partition][request.task]
             queue.remove(waiter)
             if not queue.claims:
-                del tasks[request.task]
-                if not tasks:
-                    del self.claims[request.partition]
+                remove_member(self.claims, request.partition, request.task)
         elif isinstance(request, Watch):
             watches = self.watches[request.partition]
             watches.remove(waiter, request)
             if not watches.groups:
                 del self.watches[request.partition]
         elif isinstance(request, (TakeGroupDemand, AwaitDone, TakeLock)):
-            lines = self._lines_for(request)
-            del lines[request.partition][waiter]
-            if not lines[request.partition]:
-                del lines[request.partition]
+            remove_member(self._lines_for(request), request.partition, waiter)
         else:
             del self.space[waiter]
 

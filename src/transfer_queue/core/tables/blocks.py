@@ -88,9 +88,7 @@ class BlockChunk(Persisted):
         self._use(blocks)
         for columns in (self.second, self.shared):
             for name, column in columns.items():
-                grown = np.zeros(self.capacity, column.dtype)
-                grown[: len(column)] = column
-                columns[name] = grown
+                columns[name] = np.append(column, np.zeros(self.capacity - len(column), column.dtype))
 
     def second_columns(self) -> dict[str, np.ndarray]:
         """Return the columns of the second locations. Makes them if they are missing."""
@@ -123,10 +121,7 @@ class BlockChunk(Persisted):
 
     def places(self, at: int) -> list[BlockLocation]:
         """Return the locations of a block."""
-        found = [_place(self.columns, at)]
-        if self.second and self.second["extent"][at]:
-            found.append(_place(self.second, at))
-        return found
+        return [_place(columns, at) for columns, there in self.locations(np.array([at])) if len(there)]
 
 
 _TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
@@ -206,7 +201,6 @@ class BlockTable(PublishedExtents):
 
     def __init__(self) -> None:
         super().__init__()
-        self.equal = DigestIndex()
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Number of a partition -> unit -> bytes of its blocks there, for each location; may be 0. Derived."""
         self.saved: Counter[int] = Counter()

@@ -56,19 +56,17 @@ class FieldStats(Persisted, array_like=True):
     """Bit d is set once rows of this rank differ in dimension d."""
     mixed_rank: bool = scalar(bool, False)
     """Whether there are `further` ranks."""
+    others: tuple[str, ...]
+    """The other dtypes of values, in order of appearance. The partition saves them."""
+    further: dict[int, tuple[tuple[int, ...], int]]
+    """Each other rank of values -> `shape` and `differs` of the values of this rank. `FieldRanks` saves them."""
+    counts: Counter[int]
+    """Each other rank -> the number of rows that have a value of it. `FieldRanks` counts them."""
 
     def __init__(self, name: str) -> None:  # super().__init__() would take four times as long
-        self.live = self.ever = self.ndim = self.differs = 0
-        self.kind = self.dtype = ""
-        self.shape: tuple[int, ...] = ()
-        self.mixed_rank = False
         self.name = name
-        self.others: tuple[str, ...] = ()
-        """The other dtypes of values, in order of appearance. The partition saves them."""
-        self.further: dict[int, tuple[tuple[int, ...], int]] = {}
-        """Each other rank of values -> `shape` and `differs` of the values of this rank. `FieldRanks` saves them."""
-        self.counts: Counter[int] = Counter()
-        """Each other rank -> the number of rows that have a value of it. `FieldRanks` counts them."""
+        self.live = self.ever = 0
+        self.forget()
 
     def forget(self) -> None:
         """Forget the type, because no live row has the field."""
