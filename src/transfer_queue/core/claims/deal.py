@@ -15,8 +15,8 @@ import numpy as np
 
 from transfer_queue.core.claims import deal_jobs, final_rounds, row_leases
 from transfer_queue.core.claims.deal_jobs import ComputedDeal, DealTooLong, LongDeals, Shares
-from transfer_queue.core.claims.final_rounds import column_of, deal_record
-from transfer_queue.core.claims.plan import ClaimPlan, Key, OpenClaim, rank_of
+from transfer_queue.core.claims.final_rounds import column_of
+from transfer_queue.core.claims.plan import ClaimPlan, Key, OpenClaim, deal_record, rank_of
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.samplers.calls import UserSampler, call_sampler, name_of

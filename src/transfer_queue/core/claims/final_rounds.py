@@ -24,7 +24,7 @@ from typing import Any, Union, cast
 
 import numpy as np
 
-from transfer_queue.core.claims.plan import ClaimPlan, Key
+from transfer_queue.core.claims.plan import ClaimPlan, Key, deal_record
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.dealt import DealtBatches
@@ -259,17 +259,6 @@ def _final_outcome(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
         records.append(pass_over_record(end.partition, claim.task, left, REMAINDER))
     mine = cut.get(end.key)
     return None if mine is None else np.array(mine, "i8"), records
-
-
-def deal_record(
-    claim: Claim, batch_index: int | None, size: int, shares: list[r.Share], consumed: bytes | None = None
-) -> r.Dealt:
-    """Return the record of a deal for a claim.
-
-    batch_index: None if the batches belong to no rank. consumed: the rows that the task consumes; None: all.
-    """
-    taken = b"".join(share.rows for share in shares) if consumed is None else consumed
-    return r.Dealt(claim.partition, claim.task, batch_index, size, shares, taken, claim.lease is not None)
 
 
 def pass_over_record(partition: Partition, task: str, rows: np.ndarray, reason: str) -> r.PassedOver:

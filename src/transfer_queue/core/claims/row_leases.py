@@ -78,8 +78,7 @@ class Leases(CoreService):
         context = self.context
         for name, lease in self.deadlines.expired(context.now):
             leased = context.state.partitions[name]
-            most = context.config.max_deliveries
-            for record in end_lease(leased, lease, lease.rows, "expired", most):
+            for record in end_lease(leased, lease, lease.rows, "expired", context.config.max_deliveries):
                 context.log.apply(record)
         return []
 
@@ -296,7 +295,7 @@ def end_lease(
     others = [] if lease.batch is None else partition.leases.leases_of_batch(lease.batch)
     open_ = np.setdiff1d(live, np.concatenate([NONE, *(other.rows for other in others if other is not lease)]))
     counted = open_ if delivered else NONE
-    poison = _poisoned_rows(partition, lease, counted, _max_deliveries(partition, limit))
+    poison = _poisoned_rows(partition, lease, counted, limit)
     returned = NONE if lease.batch is not None else open_
     records: list[r.AnyRecord] = [
         r.LeaseEnded(
@@ -315,13 +314,13 @@ def return_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]
     return next((records for name in names if (records := return_batch(state, name, token))), [])
 
 
-def _max_deliveries(partition: Partition, limit: int) -> int:
-    own = partition.options.max_deliveries
-    return limit if own is None else own
-
-
 def _poisoned_rows(partition: Partition, lease: RowLease, counted: np.ndarray, limit: int) -> np.ndarray:
-    """Return those of these rows, in complete groups, that reach the limit of deliveries with this delivery."""
+    """Return those of these rows, in complete groups, that reach the limit of deliveries with this delivery.
+
+    limit: the system's; that of the partition counts if it has one.
+    """
+    own = partition.options.max_deliveries
+    limit = limit if own is None else own
     if not limit or not len(counted):
         return NONE
     positions = partition.rows.positions_of(counted)
@@ -358,7 +357,7 @@ def decide_rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[
     for lease in leases:
         mine = np.setdiff1d(np.intersect1d(rows, lease.rows), counted)
         counted = np.union1d(counted, mine)
-        poison = np.union1d(poison, _poisoned_rows(partition, lease, mine, _max_deliveries(partition, limit)))
+        poison = np.union1d(poison, _poisoned_rows(partition, lease, mine, limit))
     left = r.RankLeft(
         partition.name, task, rank, [lease.token for lease in leases], rows.tobytes(), counted.tobytes()
     )  # fmt: skip

@@ -49,9 +49,9 @@ class _Columns(Column):
         absent = (None,) if optional else ()
         fields = [(name, form | None if optional else form, *absent) for name, form in self._dtypes.items()]
         form = msgspec.defstruct("Columns", fields, forbid_unknown_fields=True, frozen=True)
-        super().__init__(form, dict, missing=form() if missing == {} else missing)
+        super().__init__(form, dict, load=self._decode, missing=form() if missing == {} else missing)
 
-    def decode_part(self, part: Any) -> Any:
+    def _decode(self, part: Any) -> Any:
         found = {name: getattr(part, name) for name in self._dtypes}
         if not self._optional:
             return found

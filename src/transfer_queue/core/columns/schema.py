@@ -118,6 +118,10 @@ class AnyColumn(metaclass=_ArrayType):
 # ------------------------------------------------------------ a table
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 class Column:
     """One declared attribute of a table."""
 
@@ -142,8 +146,10 @@ class Column:
         """Whether a replay of the records must reproduce the value."""
         self.make = make
         """Returns the initial value; None if the table itself makes it."""
-        self._save = save
-        self._load = load
+        self.encode = save or _unchanged
+        """Returns the part of the tree for a value."""
+        self.decode = load or _unchanged
+        """Returns the value for a part of a tree that has the form."""
         self.missing = missing
         """The part to use for trees of releases that did not have the column."""
 
@@ -153,19 +159,11 @@ class Column:
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
         """Write the value of a table into its tree."""
-        tree[self.key] = self.encode_value(getattr(table, self.name))
+        tree[self.key] = self.encode(getattr(table, self.name))
 
     def load(self, table: Any, loaded: Any) -> None:
         """Set the value of a table from a loaded tree that has the form."""
-        setattr(table, self.name, self.decode_part(getattr(loaded, self.key)))
-
-    def encode_value(self, value: Any) -> Any:
-        """Return the part of the tree for a value."""
-        return value if self._save is None else self._save(value)
-
-    def decode_part(self, part: Any) -> Any:
-        """Return the value for a part of a tree that has the form."""
-        return part if self._load is None else self._load(part)
+        setattr(table, self.name, self.decode(getattr(loaded, self.key)))
 
     def to_comparable(self, table: Any) -> Any:
         """Return what is saved of the value, as plain values that can be compared with ==."""

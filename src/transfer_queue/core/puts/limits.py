@@ -53,6 +53,13 @@ def row_limit(partition: Partition) -> int | None:
     return None if window.limit is None else min(partition.admitted - window.counted + window.limit, r.LARGEST)
 
 
+def _check_rows(partition: Partition, count: int) -> None:
+    """Raise an error if the partition does not admit `count` more rows."""
+    if partition.is_limited:
+        check_staleness(partition, count)
+        check_max_rows(partition, count)
+
+
 def check_staleness(partition: Partition, count: int) -> None:
     """Raise StalenessError if `count` more rows would be too far ahead of the policy."""
     window, options = partition.window, partition.options
@@ -133,10 +140,6 @@ def describe_max_rows(partition: Partition, count: int) -> str:
     )
 
 
-_CHECKS = {"max_staleness": check_staleness, "max_rows": check_max_rows}
-"""The check of each of `Partition.limits`."""
-
-
 def check_new(state: State, partition: Partition | None, count: int) -> None:
     """Raise an error if the partition or the system does not admit `count` more rows. None: it is not made yet."""
     if partition is not None and count:
@@ -145,8 +148,7 @@ def check_new(state: State, partition: Partition | None, count: int) -> None:
                 f"partition {partition.name!r} is sealed: it accepts new fields of its rows, but no new rows, and this "
                 f"put adds {count}. Put new rows into another partition."
             )
-        for limit in partition.limits:
-            _CHECKS[limit](partition, count)
+        _check_rows(partition, count)
     check_capacity(state, count)
 
 
@@ -171,8 +173,7 @@ def check_limits(state: State, name: str, count: int) -> None:
     check_capacity(state, count)
     partition = state.partitions.get(name)
     if partition is not None:
-        for limit in partition.limits:
-            _CHECKS[limit](partition, count)
+        _check_rows(partition, count)
 
 
 def describe_limits(state: State, name: str, count: int) -> str:

@@ -175,9 +175,8 @@ class Partition(Persisted):
         self.leases = LeaseTable(self.rows)
         self.passed = SkippedRows(self.rows)
         self.window = AdmissionWindow(self.rows, self.passed, options)
-        limits = (("max_staleness", self.window.limit), ("max_rows", options.max_rows))
-        self.limits = [name for name, most in limits if most is not None]
-        """The limits of its rows that it has, see `core.puts.limits`. Derived."""
+        self.is_limited = self.window.limit is not None or options.max_rows is not None
+        """Whether it has a limit of its rows, see `core.puts.limits`. Derived."""
         self.ready: dict[ReadyKey, ReadySet] = {}
         """The ready sets that were requested; the least recently used one is first."""
         self.unseen = DeferredUpdates(self.rows, self.groups)
@@ -417,7 +416,7 @@ class Partition(Persisted):
 
     def reserving_clients(self) -> Collection[str]:
         """Return the clients whose reserved rows may keep others from putting, because the partition has a limit."""
-        return self.owners if self.limits and not self.sealed else ()
+        return self.owners if self.is_limited and not self.sealed else ()
 
     def join(self, groups: Sequence[str | None], positions: Sequence[int]) -> None:
         """Make rows members of declared groups (None: of no group). A row that is a member already stays in its group.
