@@ -21,6 +21,7 @@ from transfer_queue.core.columns.schema import (
     AnyColumn,
     Column,
     Persisted,
+    SeveralKeys,
     array_of,
     dict_form,
     list_form,
@@ -412,6 +413,15 @@ class InternTable(Persisted, Generic[T]):
         self.number = {value: at for at, value in enumerate(self.values) if value is not None}
 
 
+class _Interning(SeveralKeys):
+    """A column that is an `InternTable`. Its values are saved under a key of their own."""
+
+    def to_comparable(self, table: Any) -> Any:
+        """See `Column`."""
+        interned: InternTable[Any] = getattr(table, self.name)
+        return {**interned.to_comparable(), "values": list(interned.values)}
+
+
 def interned(key: str, values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
     """Declare a column that is an `InternTable`. `save` encodes the list of its values, and `load` decodes it.
 
@@ -425,4 +435,4 @@ def interned(key: str, values_key: str, form: Any, save: Callable[[Any], Any], l
         return table
 
     forms = {key: InternTable.form(), values_key: form}
-    return several(forms, InternTable, lambda table: (table.to_tree(), save(table.values)), restore)
+    return _Interning(forms, InternTable, lambda table: (table.to_tree(), save(table.values)), restore)

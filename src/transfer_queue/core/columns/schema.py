@@ -422,7 +422,7 @@ def parts_of(key: Any, table: type[T], make: Callable[[Any], T] | None = None) -
     return _Parts(key, table, make or (lambda key: table()))
 
 
-class _Several(Column):
+class SeveralKeys(Column):
     """A value that is saved under several keys. `save` returns the parts in the order of `forms`."""
 
     def __init__(
@@ -436,14 +436,17 @@ class _Several(Column):
         self._split, self._join = save, load
 
     def forms(self) -> list[tuple[str, Any, Any]]:
+        """See `Column`."""
         return [(key, form, msgspec.NODEFAULT) for key, form in self.form.items()]
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
+        """See `Column`."""
         tree.update(zip(self.form, self._split(getattr(table, self.name)), strict=True))
 
     def load(self, table: Any, loaded: Any) -> None:
+        """See `Column`."""
         setattr(table, self.name, self._join(*(getattr(loaded, key) for key in self.form)))
 
 
-several: Any = _Several
+several: Any = SeveralKeys
 """Declares such a value."""

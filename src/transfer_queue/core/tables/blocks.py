@@ -451,11 +451,12 @@ class BlockTable(PublishedExtents):
             other_gone = there & gone(second["unit"][at], second["extent"][at])
             alone = first_gone & (other_gone | ~there)
             lost.append(at[alone] + (key << CHUNK_BITS))
-            swap = first_gone & there & ~other_gone
-            chunk.exchange(at[swap])
-            rid = at[swap | (other_gone & ~first_gone)]
+            swap, rid = at[first_gone & there & ~other_gone], at[other_gone & ~first_gone]
+            self._leave(chunk, columns, swap)
             self._leave(chunk, second, rid)
-            second["extent"][rid] = 0
+            for name in PLACE:
+                columns[name][swap] = second[name][swap]
+            second["extent"][np.append(swap, rid)] = 0
         return np.concatenate(lost)
 
     def column(self, name: str, numbers: np.ndarray) -> np.ndarray:
