@@ -245,12 +245,14 @@ class Chunk(Persisted):
 
     def take_keys(self, at: np.ndarray) -> list[str]:
         """Remove the keys of these rows, and return them."""
-        if self.keys is None:
-            return []
-        taken = [self.keys[a] for a in at.tolist()]
-        for a in at.tolist():
-            self.keys[a] = None
-        return [key for key in taken if key is not None]
+        keys, taken = self.keys, []
+        if keys is not None:
+            for a in at.tolist():
+                key = keys[a]
+                if key is not None:
+                    taken.append(key)
+                    keys[a] = None
+        return taken
 
     def clear_tags(self, at: np.ndarray) -> None:
         """Remove the tags of these rows."""
