@@ -17,16 +17,16 @@ from transfer_queue.core.tables.leases import RowLease
 def _apply_dealt(state: State, record: r.Dealt) -> None:
     partition = state.new_version(record.partition)
     consumed: np.ndarray | None = None
-    given = b"".join(share.rows for share in record.shares)
     if record.batch_index is not None:
         shares = [(share.dp_rank, np.frombuffer(share.rows, "<i8")) for share in record.shares]
         positions = partition.deal(record.task, record.batch_index, record.batch_size, shares)
         partition.dealt[record.task].unasked.update(record.unasked)
-        if given == record.consumed:  # true for all built-in samplers
+        if b"".join(share.rows for share in record.shares) == record.consumed:  # true for all built-in samplers
             consumed = positions
     if consumed is None:
         consumed = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
     if record.claimed:
+        given = b"".join(share.rows for share in record.shares)
         claimed, consumed = consumed, consumed[:0]
         if given != record.consumed:
             is_given = np.isin(claimed, partition.rows.positions_of(np.frombuffer(given, "<i8")))

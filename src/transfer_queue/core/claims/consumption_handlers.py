@@ -98,16 +98,16 @@ def handle_report_batches(context: Context, caller: Caller, request: claims.Repo
 
     Some batches may have been reported before.
     """
-    apply = context.log.apply
+    partitions, apply = context.state.partitions, context.log.apply
     for name, token in request.handed_over:
-        if row_leases.find_unseen(context.state, name, token) is not None:
+        partition = partitions.get(name)
+        if partition is not None and token in partition.unseen_batches.by_token:
             apply(r.HandedOver(name, token))
     for name, token in request.finished:
-        unseen = row_leases.find_unseen(context.state, name, token)
-        if unseen is not None:
-            partition, batch = unseen
+        batch = partitions[name].unseen_batches.by_token.get(token) if name in partitions else None
+        if batch is not None:
             apply(r.HandedOver(name, token))
-            for record in unneeded_rows.finish_rows(partition, batch.task, batch.client, batch.indexes):
+            for record in unneeded_rows.finish_rows(partitions[name], batch.task, batch.client, batch.indexes):
                 apply(record)
     for name, token in request.returned:
         for ended in row_leases.return_batch(context.state, name, token):

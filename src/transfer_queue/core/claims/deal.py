@@ -146,7 +146,8 @@ def _deal_plainly(partition: Partition, plan: ClaimPlan, claim: Claim) -> Outcom
     if not sampled:
         return ENDED if is_final else NOTHING
     rows = np.array(sampled, "i8")
-    return Outcome([rows], [deal_record(claim, None, claim.count, [r.Share(0, rows.tobytes())])])
+    column = rows.tobytes()
+    return Outcome([rows], [deal_record(claim, None, claim.count, [r.Share(0, column)], column)])
 
 
 def _undealt_error(claim: Claim, key: Key | None) -> BatchGoneError:

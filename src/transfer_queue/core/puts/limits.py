@@ -55,9 +55,8 @@ def row_limit(partition: Partition) -> int | None:
 
 def _check_rows(partition: Partition, count: int) -> None:
     """Raise an error if the partition does not admit `count` more rows."""
-    if partition.is_limited:
-        check_staleness(partition, count)
-        check_max_rows(partition, count)
+    check_staleness(partition, count)
+    check_max_rows(partition, count)
 
 
 def check_staleness(partition: Partition, count: int) -> None:
@@ -148,8 +147,10 @@ def check_new(state: State, partition: Partition | None, count: int) -> None:
                 f"partition {partition.name!r} is sealed: it accepts new fields of its rows, but no new rows, and this "
                 f"put adds {count}. Put new rows into another partition."
             )
-        _check_rows(partition, count)
-    check_capacity(state, count)
+        if partition.is_limited:
+            _check_rows(partition, count)
+    if state.capacity is not None:
+        check_capacity(state, count)
 
 
 def check_capacity(state: State, count: int) -> None:

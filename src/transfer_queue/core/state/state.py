@@ -72,9 +72,8 @@ class ReplyCache(Persisted, array_like=True):
             self.finished.drop_up_to(self.acknowledged)
         for first, last in dropped:
             span = range(first, last + 1)
-            for sequence in (
-                span if last - first < len(self.replies) else [each for each in self.replies if each in span]
-            ):
+            few = last - first < len(self.replies)
+            for sequence in span if few else list(filter(span.__contains__, self.replies)):
                 self.replies.pop(sequence, None)
 
 

@@ -293,7 +293,10 @@ class Chunk(Persisted):
 
     def consumed_column(self, task: str) -> np.ndarray:
         """Return the consumption column of a task. Makes it if it is missing."""
-        return self._column(self.consumed, task, "u1")
+        found = self.consumed.get(task)
+        if found is None:
+            found = self.consumed[task] = np.zeros(self.capacity, "u1")
+        return found
 
     def dealt_column(self, task: str) -> np.ndarray:
         """Return the dealt-batch column of a task. Makes it if it is missing."""

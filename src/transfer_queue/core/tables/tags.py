@@ -91,9 +91,11 @@ class EntryValues:
             self.kinds[at] = NONE
         else:
             pooled = value if kind is str else _encode(value)
-            if pooled not in self.codes:
+            code = self.codes.get(pooled)
+            if code is None:
                 self._make_space(1)
-            self.payload[at] = self._code_of(pooled)
+                code = self._code_of(pooled)
+            self.payload[at] = code
             self.kinds[at] = POOLED
 
     def put_values(self, at: np.ndarray, values: list[Any], kinds: set[type]) -> None:
