@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from harness import tree_through_file
 
-from transfer_queue.core.columns.kinds import per_chunk, per_row, per_task, rows_of
+from transfer_queue.core.columns.kinds import per_row, rows_of
 from transfer_queue.core.columns.schema import (
     BrokenInvariant,
     Count,
     Persisted,
+    array_of,
     counter,
     map_of,
     part,
@@ -50,7 +51,7 @@ class Table(Persisted):
     total: int = counter(1)
     label: str = scalar(str, "none")
     by_name: dict[str, int] = map_of(str, Count)
-    tried: dict[str, dict[int, np.ndarray]] = per_task(per_chunk("u2", 4))
+    tried: dict[str, dict[int, np.ndarray]] = map_of(str, map_of(Count, array_of("<u2", length=4)))
     jobs: dict[int, Job] = rows_of(Job, key="jobs", array="rows", by="number")
     chunks: dict[int, Now] = parts_of(Count, Now)
     one: Now = part(Now)

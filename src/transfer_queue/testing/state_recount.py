@@ -15,7 +15,7 @@ from transfer_queue.core.columns.schema import require
 from transfer_queue.core.state.check import check_ranks, check_state
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.state.wait_queues import ClaimQueue, RequestKey, ShareKey, WatchQueue, share_key
+from transfer_queue.core.state.wait_queues import ClaimQueue, RequestKey, ShareKey, WatchQueue, share_key, size_of
 from transfer_queue.core.tables.blocks import LiveBlock
 from transfer_queue.core.tables.complete_groups import Bits, Ranking
 from transfer_queue.core.tables.ready_sets import ReadySet
@@ -187,17 +187,10 @@ def _check_waiting(state: State) -> None:
             listed += queue.claims
             _check_queue(queue, f"{name}, {task}")
     require(sorted(listed) == sorted(queues.by_waiter), "a request waits in no queue, or in two")
-    require(
-        queues.of_client == Counter(client for client, _ in queues.by_waiter),
-        "7: the waiting requests of a client",
-    )
-    sizes: Counter[str] = Counter()
-    for (client, _), size in queues.sizes.items():
-        sizes[client] += size
-    require(
-        queues.bytes_of_client == sizes and queues.sizes.keys() == queues.by_waiter.keys(),
-        "7: bytes that wait",
-    )
+    sizes: dict[str, dict[RequestKey, int]] = {}
+    for waiter, waiting in queues.by_waiter.items():
+        sizes.setdefault(waiter[0], {})[waiter] = size_of(waiting.request)
+    require(queues.of_client == sizes, "7: the waiting requests of a client")
 
 
 def _check_watches(state: State, watches: WatchQueue, name: str) -> list[RequestKey]:

@@ -94,5 +94,5 @@ def test_consecutive_unprocessed_rows_are_one_entry(h: Harness) -> None:
     partition.ready_set("t", ("x",))
     for _ in range(6):
         h.put(1)
-    assert [(entry.first, entry.last) for entry in partition.unseen._entries] == [(CHUNK - 3, CHUNK), (0, 3)]
+    assert [entry.at for entry in partition.unseen._entries] == [slice(CHUNK - 3, CHUNK), slice(0, 3)]
     assert partition.ready_set("t", ("x",)).total == CHUNK + 3

@@ -192,7 +192,7 @@ def test_any_partition(steps: list[tuple[Any, ...]], pre_allocate: int, first: i
         h.put(first)
     for step in steps:
         partition = h.state.partitions["p"]
-        rows = partition.rows.indexes_of(partition.rows.live_positions(waiting=False)).tolist()
+        rows = partition.rows.indexes_of(partition.rows.first_positions()).tolist()
         if step[0] == "put":
             _, count, fields, keyed, tagged, size = step
             keys = [f"k{names + i}" for i in range(count)] if keyed else None

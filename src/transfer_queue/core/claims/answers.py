@@ -183,12 +183,22 @@ def _cut_reply(partition: Partition, plan: ClaimPlan, whole: ClaimReply, batches
 
 
 def _add_spanning_warning(context: Context, plan: ClaimPlan, rows: np.ndarray) -> str | None:
-    """Return the plan's warning, with one, once for each partition, about groups with rows of several clients."""
-    partition = cast(Partition, plan.partition)
-    words = _describe_spanning_group(partition, rows, plan.group_size or 1)
-    if words is not None:
-        context.samplers.warned.add(partition.name)
-    return ". ".join(filter(None, (words, plan.warning))) or None
+    """Return the plan's warning, with one, once for each partition, about dealt groups with rows of several clients."""
+    partition, size = cast(Partition, plan.partition), plan.group_size or 1
+    if len(partition.owners) < 2 or len(rows) % size:
+        return plan.warning
+    groups = rows.reshape(-1, size)
+    owners = partition.rows.owners_of(partition.rows.positions_of(rows)).reshape(-1, size)
+    mixed = np.flatnonzero((owners != owners[:, :1]).any(axis=1))
+    if not len(mixed):
+        return plan.warning
+    context.samplers.warned.add(partition.name)
+    words = (
+        f"groups of partition {partition.name!r} are formed by order of reservation, {size} samples each, but several "
+        f"clients reserve samples there: samples {groups[mixed[0]].tolist()} were dealt as one group, although they "
+        f"come from different clients. Put samples with group_ids= so that groups do not mix prompts."
+    )
+    return ". ".join(filter(None, (words, plan.warning)))
 
 
 def _hold_records(partition: Partition, client: str, claim: Claim, rows: np.ndarray) -> list[r.AnyRecord]:
@@ -200,19 +210,3 @@ def _hold_records(partition: Partition, client: str, claim: Claim, rows: np.ndar
     live = rows[partition.rows.positions_of(rows) >= 0]
     fresh = rows_without(sort_unique(live), holds.rows_of(claim.task, client, rank))
     return [r.RowsHeld(partition.name, claim.task, client, rank, fresh.tobytes())] if len(fresh) else []
-
-
-def _describe_spanning_group(partition: Partition, rows: np.ndarray, size: int) -> str | None:
-    """Return a warning if several clients reserved one of these dealt groups of `size`; None otherwise."""
-    if len(partition.owners) < 2 or len(rows) % size:
-        return None
-    groups = rows.reshape(-1, size)
-    owners = partition.rows.owners_of(partition.rows.positions_of(rows)).reshape(-1, size)
-    mixed = np.flatnonzero((owners != owners[:, :1]).any(axis=1))
-    if not len(mixed):
-        return None
-    return (
-        f"groups of partition {partition.name!r} are formed by order of reservation, {size} samples each, but several "
-        f"clients reserve samples there: samples {groups[mixed[0]].tolist()} were dealt as one group, although they "
-        f"come from different clients. Put samples with group_ids= so that groups do not mix prompts."
-    )

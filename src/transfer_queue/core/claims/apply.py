@@ -27,12 +27,10 @@ def _apply_dealt(state: State, record: r.Dealt) -> None:
         consumed = partition.rows.positions_of(np.frombuffer(record.consumed, "<i8"))
     if record.claimed:
         given = b"".join(share.rows for share in record.shares)
-        claimed = consumed
+        claimed, consumed = consumed, consumed[:0]
         if given != record.consumed:
-            claimed = np.isin(consumed, partition.rows.positions_of(np.frombuffer(given, "<i8")))
-            claimed, consumed = consumed[claimed], consumed[~claimed]
-        else:
-            consumed = consumed[:0]
+            is_given = np.isin(claimed, partition.rows.positions_of(np.frombuffer(given, "<i8")))
+            claimed, consumed = claimed[is_given], claimed[~is_given]
         partition.claim(record.task, claimed)
     partition.consume(record.task, consumed)
     for batch in record.unseen:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from transfer_queue.core.activity import Activity
 from transfer_queue.core.claims import answers, deal, deal_jobs
-from transfer_queue.core.claims.deal_jobs import ComputedDeal, DealTooLong, LongDeals
-from transfer_queue.core.claims.plan import ClaimPlan, OpenClaim, Plans, consumer_of, rank_of
+from transfer_queue.core.claims.deal_jobs import ComputedDeal, LongDeals
+from transfer_queue.core.claims.plan import OpenClaim, Plans, consumer_of, rank_of
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect
@@ -131,15 +131,10 @@ def deal_to(
     if outcome.is_busy or (outcome.batches is None and not outcome.is_end and (claim.wait or 0.0) > 0):
         if first.waiting is None:
             context.parked.park(first.caller, claim, _wait_of(claim))
-        return _begin_long_deal(context, plan, first, outcome.long)
+        if outcome.long is None or plan.partition is None:
+            return []
+        return context.services[LongDeals].begin(plan, first.caller.waiter, outcome.long, retry_claims)
     return answers.answer(context, plan, claims, outcome)
-
-
-def _begin_long_deal(context: Context, plan: ClaimPlan, opened: OpenClaim, long: DealTooLong | None) -> list[Effect]:
-    """Start the long deal of a claim that waits, if it has one."""
-    if long is None or plan.partition is None:
-        return []
-    return context.services[LongDeals].begin(plan, opened.caller.waiter, long, retry_claims)
 
 
 def needs_indexes(context: Context, partition: Partition, claim: Claim) -> bool:

@@ -14,7 +14,7 @@ from transfer_queue.core.events.registry import Caller, Decision, ParkDecision, 
 from transfer_queue.core.locks import Locks, release_unseen
 from transfer_queue.core.state import unneeded_rows
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.state.state import State, require_partition, unknown_partition_warning
+from transfer_queue.core.state.state import require_partition, unknown_partition_warning
 from transfer_queue.core.tables.rows import indexes_in
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
@@ -43,19 +43,13 @@ def handle_finish(context: Context, caller: Caller, request: claims.Finish) -> D
 
     def reply() -> AnyReply:
         activity = context.services[Activity]
-        for consumer in _idle_consumers(partition, request.task, request.holder, activity.busy):
-            activity.end_work(request.holder, consumer)
+        for consumer in list(activity.busy.get(request.holder, ())):
+            is_of_task = consumer[:2] == (partition.name, request.task)
+            if is_of_task and not len(partition.holds.rows_of(request.task, request.holder, consumer[2])):
+                activity.end_work(request.holder, consumer)  # it has not fetched again
         return Done()
 
     return Decision(unneeded_rows.finish_rows(partition, request.task, request.holder, indexes_in(request.rows)), reply)
-
-
-def _idle_consumers(
-    partition: Partition, task: str, client: str, busy: dict[str, set[tuple[str, str, int]]]
-) -> list[tuple[str, str, int]]:
-    """Return as which consumers of this task a client that has not fetched again references no rows any more."""
-    mine = [consumer for consumer in busy.get(client, ()) if consumer[:2] == (partition.name, task)]
-    return [consumer for consumer in mine if not len(partition.holds.rows_of(task, client, consumer[2]))]
 
 
 @handles(claims.Ack)
@@ -197,7 +191,11 @@ def handle_cancel(context: Context, caller: Caller, request: claims.Cancel) -> l
 @handles(SetGroupDemand)
 def handle_set_group_demand(context: Context, caller: Caller, request: SetGroupDemand) -> Decision:
     """Set how many groups a task wants."""
-    return Decision(decide_demand(context.state, request), Done)
+    if request.groups < 0:
+        raise InvalidArgumentError(f"groups must not be negative, got {request.groups}")
+    partition = require_partition(context.state.partitions, request.partition)
+    same = partition.wants.groups.get(request.task, 0) == request.groups
+    return Decision([] if same else [r.GroupsWanted(request.partition, request.task, request.groups)], Done)
 
 
 @handles(TakeGroupDemand)
@@ -205,10 +203,16 @@ def handle_take_group_demand(context: Context, caller: Caller, request: TakeGrou
     """Reply with the number of groups that a producer is to make, or park the request."""
     partition = context.state.partitions.get(request.partition)
     size = context.group_size_of(request.partition, request.task) or 1
-    if request.wait is not None and request.wait > 0 and not missing_groups(partition, request.task, size):
+    count = missing_groups(partition, request.task, size)
+    if request.wait is not None and request.wait > 0 and not count:
         return ParkDecision(request, request.wait)
-    count, records = decide_production(partition, caller.client, request, size)
-    return Decision(records, lambda: Done(count))
+    if request.most is None or not count or partition is None:
+        return Decision([], lambda: Done(count))
+    if request.most < 1:
+        raise InvalidArgumentError(f"most must be positive or None, got {request.most}")
+    promised = min(count, request.most)
+    rows = min(promised * (partition.groups.size or size), r.LARGEST)
+    return Decision([r.GroupsTaken(request.partition, request.task, caller.client, rows)], lambda: Done(promised))
 
 
 def missing_groups(partition: Partition | None, task: str, size: int) -> int:
@@ -232,27 +236,3 @@ def missing_groups(partition: Partition | None, task: str, size: int) -> int:
         space = partition.window.limit - partition.window.counted - sum(partition.wants.promised.values())
         missing = min(missing, space // size)
     return max(0, missing)
-
-
-def decide_demand(state: State, request: SetGroupDemand) -> list[r.AnyRecord]:
-    """Return the record that sets how many groups a task wants; none if nothing changes."""
-    if request.groups < 0:
-        raise InvalidArgumentError(f"groups must not be negative, got {request.groups}")
-    partition = require_partition(state.partitions, request.partition)
-    if partition.wants.groups.get(request.task, 0) == request.groups:
-        return []
-    return [r.GroupsWanted(request.partition, request.task, request.groups)]
-
-
-def decide_production(
-    partition: Partition | None, client: str, request: TakeGroupDemand, size: int
-) -> tuple[int, list[r.AnyRecord]]:
-    """Return how many groups a producer is to make, and the record of its promise to make them."""
-    count = missing_groups(partition, request.task, size)
-    if request.most is None or not count or partition is None:
-        return count, []
-    if request.most < 1:
-        raise InvalidArgumentError(f"most must be positive or None, got {request.most}")
-    count = min(count, request.most)
-    rows = min(count * (partition.groups.size or size), r.LARGEST)
-    return count, [r.GroupsTaken(request.partition, request.task, client, rows)]

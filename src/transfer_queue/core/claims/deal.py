@@ -16,7 +16,7 @@ import numpy as np
 from transfer_queue.core.claims import deal_jobs, final_rounds, row_leases
 from transfer_queue.core.claims.deal_jobs import ComputedDeal, DealTooLong, LongDeals, Shares
 from transfer_queue.core.claims.final_rounds import column_of
-from transfer_queue.core.claims.plan import ClaimPlan, Key, OpenClaim, rank_of
+from transfer_queue.core.claims.plan import ClaimPlan, Key, OpenClaim, deal_record, rank_of
 from transfer_queue.core.context import Context
 from transfer_queue.core.events import records as r
 from transfer_queue.core.samplers.calls import UserSampler, call_sampler, name_of
@@ -147,7 +147,7 @@ def _deal_plainly(partition: Partition, plan: ClaimPlan, claim: Claim) -> Outcom
         return ENDED if is_final else NOTHING
     rows = np.array(sampled, "i8")
     column = rows.tobytes()
-    return Outcome([rows], [_deal_record(claim, None, [r.Share(0, column)], column)])
+    return Outcome([rows], [deal_record(claim, None, claim.count, [r.Share(0, column)], column)])
 
 
 def _undealt_error(claim: Claim, key: Key | None) -> BatchGoneError:
@@ -207,7 +207,8 @@ class Dealing(msgspec.Struct):
         shares = [
             r.Share(0 if key is None else key[0], batch.tobytes()) for key, batch in zip(keys, batches, strict=True)
         ]
-        return Outcome(batches, [_deal_record(claim, keys[0], shares, rows.tobytes())])
+        batch_index = None if keys[0] is None else keys[0][1]
+        return Outcome(batches, [deal_record(claim, batch_index, claim.count, shares)])
 
     # ------------------------------------------------------------ batches that may belong to a rank
 
@@ -366,11 +367,9 @@ class Dealing(msgspec.Struct):
         if key is not None:
             final_rounds.check_undealt(self.partition, claim.task, [(rank, key[1]) for rank in shares])
         kept = [r.Share(rank, column_of(sampled)) for rank, (sampled, _) in sorted(shares.items())]
-        if plan.user is None:
-            consumed = b"".join(share.rows for share in kept)
-        else:
-            consumed = b"".join(column_of(taken) for _, taken in shares.values())
-        return Outcome([np.array(mine[0], "i8")], [_deal_record(claim, key, kept, consumed)])
+        consumed = None if plan.user is None else b"".join(column_of(taken) for _, taken in shares.values())
+        record = deal_record(claim, None if key is None else key[1], claim.count, kept, consumed)
+        return Outcome([np.array(mine[0], "i8")], [record])
 
     # ------------------------------------------------------------ users' samplers
 
@@ -431,12 +430,5 @@ class Dealing(msgspec.Struct):
         if not len(rows):
             return NOTHING
         open_ = sampler.check_known(self.partition, ready, (rows, taken), claim.count, self.state.next_index)
-        record = _deal_record(claim, None, [r.Share(0, column_of(rows))], column_of(open_))
+        record = deal_record(claim, None, claim.count, [r.Share(0, column_of(rows))], column_of(open_))
         return Outcome([rows], [record] if len(open_) else [])
-
-
-def _deal_record(claim: Claim, key: Key | None, shares: list[r.Share], consumed: bytes) -> r.Dealt:
-    """Return the record of a deal. key: that of the claim's batch; None if it belongs to no rank."""
-    batch_index = None if key is None else key[1]
-    leased = claim.lease is not None
-    return r.Dealt(claim.partition, claim.task, batch_index, claim.count, shares, consumed, leased)

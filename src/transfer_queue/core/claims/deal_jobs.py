@@ -52,13 +52,6 @@ class IndexNeeds(NamedTuple):
     """The orders of rows, each with whether it orders the rows of complete groups only."""
 
 
-def index_needs(plan: ClaimPlan) -> IndexNeeds:
-    """Return what claims need. What a user's sampler reads is not known before, and is built when it reads it."""
-    if isinstance(plan.sampler, UserSampler):
-        return IndexNeeds(plan.task, plan.fields, 0, ())
-    return IndexNeeds(plan.task, plan.fields, plan.unit, tuple(ranked_keys(plan.sampler)))
-
-
 def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
     """Return the function that builds the next part; None if all is built."""
     rows, groups = partition.rows, partition.groups
@@ -84,7 +77,9 @@ def next_part(partition: Partition, wanted: IndexNeeds) -> Part | None:
 
 def needs_indexes(context: Context, partition: Partition, plan: ClaimPlan) -> bool:
     """Return whether a claim of a large partition has to wait for its indexes, and start to build them."""
-    wanted = index_needs(plan)
+    wanted = IndexNeeds(plan.task, plan.fields, 0, ())  # what a user's sampler reads is built when it reads it
+    if not isinstance(plan.sampler, UserSampler):
+        wanted = IndexNeeds(plan.task, plan.fields, plan.unit, tuple(ranked_keys(plan.sampler)))
     part = next_part(partition, wanted)
     if part is None:
         return False

@@ -24,7 +24,7 @@ from typing import Any, Union, cast
 
 import numpy as np
 
-from transfer_queue.core.claims.plan import ClaimPlan, Key
+from transfer_queue.core.claims.plan import ClaimPlan, Key, deal_record
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.tables.dealt import DealtBatches
@@ -142,10 +142,7 @@ def _round(end: FinalRound, count: int) -> dict[Key, Any]:
 
 def _in_order(end: FinalRound, sizes: list[int]) -> dict[Key, Any]:
     """Divide all remaining rows, in order, into a round. sizes: the units of each rank."""
-    rows = _all_rows(end)
-    cuts = [0, *accumulate(size * end.unit for size in sizes)]
-    keys = [(rank, end.key[1]) for rank in sorted(end.ranks)]
-    return {key: rows[start:stop] for key, (start, stop) in zip(keys, pairwise(cuts), strict=True)}
+    return _cut(end, _all_rows(end), [(rank, end.key[1]) for rank in sorted(end.ranks)], sizes)
 
 
 def _decide_for_rank(end: FinalRound) -> Given | None:
@@ -228,7 +225,10 @@ def _may_reach(end: FinalRound, need: int) -> bool:
 def _cut_deal(end: FinalRound, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
     """Cut one deal into shares of these sizes, in units. The groups of a deal are consecutive."""
     total = sum(sizes) * end.unit
-    rows = end.deal(total)[end.key[0]][0] if total else []
+    return _cut(end, end.deal(total)[end.key[0]][0] if total else [], keys, sizes)
+
+
+def _cut(end: FinalRound, rows: Any, keys: list[Key], sizes: list[int]) -> dict[Key, Any]:
     cuts = [0, *accumulate(size * end.unit for size in sizes)]
     return {key: rows[start:stop] for key, (start, stop) in zip(keys, pairwise(cuts), strict=True)}
 
@@ -251,18 +251,7 @@ def _final_outcome(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
     shares: dict[tuple[int, int], list[r.Share]] = {}
     for (rank, number), rows in cut.items():
         shares.setdefault((number, end.rows_of(rank)), []).append(r.Share(rank, column_of(rows)))
-    records: list[r.AnyRecord] = [
-        r.Dealt(
-            claim.partition,
-            claim.task,
-            number,
-            size,
-            kept,
-            b"".join(share.rows for share in kept),
-            claim.lease is not None,
-        )
-        for (number, size), kept in shares.items()
-    ]
+    records: list[r.AnyRecord] = [deal_record(claim, number, size, kept) for (number, size), kept in shares.items()]
     if rest:
         everything = _all_rows(end)
         dealt = np.concatenate([np.zeros(0, "i8"), *(np.array(rows, "i8") for rows in cut.values())])
@@ -274,7 +263,7 @@ def _final_outcome(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
 
 def pass_over_record(partition: Partition, task: str, rows: np.ndarray, reason: str) -> r.PassedOver:
     """Return the record that the task skips these rows. It frees those that no other task of `free_when` needs."""
-    free = partition.holds.finished_without(partition.rows.positions_of(rows), task)
+    free = partition.holds.finished_rows(partition.rows.positions_of(rows), task, skips=True)
     return r.PassedOver(partition.name, task, rows.tobytes(), reason, rows[free].tobytes())
 
 

@@ -55,6 +55,17 @@ def consumer_of(claim: Claim) -> tuple[str, str, int]:
     return claim.partition, claim.task, rank_of(claim)
 
 
+def deal_record(
+    claim: Claim, batch_index: int | None, size: int, shares: list[r.Share], consumed: bytes | None = None
+) -> r.Dealt:
+    """Return the record of a deal for a claim.
+
+    batch_index: None if the batches belong to no rank. consumed: the rows that the task consumes; None: all.
+    """
+    taken = b"".join([share.rows for share in shares]) if consumed is None else consumed
+    return r.Dealt(claim.partition, claim.task, batch_index, size, shares, taken, claim.lease is not None)
+
+
 class OpenClaim(msgspec.Struct, frozen=True):
     """A claim that is not answered yet."""
 

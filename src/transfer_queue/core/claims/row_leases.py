@@ -55,8 +55,8 @@ class Leases(CoreService):
         return any(partition.leases.by_token for partition in context.state.partitions.values())
 
     def _find(self, name: str, token: int) -> RowLease | None:
-        partition = self.context.state.partitions.get(name)
-        return None if partition is None else partition.leases.by_token.get(token)
+        found = find_lease(self.context.state, name, token)
+        return None if found is None else found[1]
 
     def begin(self, partition: str, lease: RowLease) -> None:
         """Set the deadline of a new lease."""
@@ -65,8 +65,8 @@ class Leases(CoreService):
 
     def renew(self, name: str, token: int) -> bool:
         """Restart the time of a lease. Returns whether it is in force. One whose rows are all cleared is not."""
-        lease = self._find(name, token)
-        live = lease is not None and bool(len(self.context.state.partitions[name].leases.live_rows(lease)))
+        found = find_lease(self.context.state, name, token)
+        live = found is not None and bool(len(found[0].leases.live_rows(found[1])))
         return live and self.deadlines.renew(name, token, self.context.now)
 
     def next_due(self) -> float | None:
@@ -78,8 +78,7 @@ class Leases(CoreService):
         context = self.context
         for name, lease in self.deadlines.expired(context.now):
             leased = context.state.partitions[name]
-            most = context.config.max_deliveries
-            for record in end_lease(leased, lease, lease.rows, "expired", most):
+            for record in end_lease(leased, lease, lease.rows, "expired", context.config.max_deliveries):
                 context.log.apply(record)
         return []
 
@@ -173,6 +172,13 @@ def deliveries(partition: Partition, task: str, positions: np.ndarray) -> np.nda
     return np.where(positions < 0, 0, counts).astype("<i4")
 
 
+def find_lease(state: State, name: str, token: int) -> tuple[Partition, RowLease] | None:
+    """Return a lease, with its partition; None if there is no such lease."""
+    partition = state.partitions.get(name)
+    lease = None if partition is None else partition.leases.by_token.get(token)
+    return None if partition is None or lease is None else (partition, lease)
+
+
 def find_unseen(state: State, name: str, token: int) -> tuple[Partition, r.UnseenBatch] | None:
     """Return a batch that was not handed over, with its partition; None if there is no such batch."""
     partition = state.partitions.get(name)
@@ -190,11 +196,8 @@ def return_batch(state: State, name: str, token: int) -> list[r.AnyRecord]:
     unseen = find_unseen(state, name, token)
     if unseen is not None:
         return [take_back(*unseen)]
-    partition = state.partitions.get(name)
-    lease = None if partition is None else partition.leases.by_token.get(token)
-    if partition is None or lease is None:
-        return []
-    return end_lease(partition, lease, lease.rows, "nacked", 0, delivered=False)
+    found = find_lease(state, name, token)
+    return [] if found is None else end_lease(*found, found[1].rows, "nacked", 0, delivered=False)
 
 
 def settle_unseen(
@@ -223,7 +226,7 @@ def settle_unseen(
 
 def decide_ack(state: State, request: Ack) -> list[r.AnyRecord]:
     """Return the record that acknowledges those of these rows that the lease has; none if it has ended."""
-    found = _find_lease(state, request.partition, request.token, request.rows)
+    found = _find_leased(state, request.partition, request.token, request.rows)
     if found is None:
         return []
     partition, lease, mine = found
@@ -242,22 +245,21 @@ def decide_nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
     unseen = find_unseen(state, request.partition, request.token)
     if unseen is not None:
         return [take_back(*unseen)]
-    found = _find_lease(state, request.partition, request.token, request.rows)
+    found = _find_leased(state, request.partition, request.token, request.rows)
     if found is None:
         return []
-    partition, lease, mine = found
-    return end_lease(partition, lease, mine, "nacked", limit, delivered=request.delivered)
+    return end_lease(*found, "nacked", limit, delivered=request.delivered)
 
 
-def _find_lease(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
+def _find_leased(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
     """Return the partition, the lease and those of these rows that it has; None if it has none.
 
     Raises InvalidArgumentError if the rows are only a part of a group.
     """
-    partition = state.partitions.get(name)
-    lease = None if partition is None else partition.leases.by_token.get(token)
-    if partition is None or lease is None:
+    found = find_lease(state, name, token)
+    if found is None:
         return None
+    partition, lease = found
     live = partition.leases.live_rows(lease)
     mine = np.intersect1d(live, indexes_in(rows))
     if not len(mine):
@@ -277,7 +279,7 @@ def _find_lease(state: State, name: str, token: int, rows: bytes) -> tuple[Parti
 def _acked_record(partition: Partition, task: str, token: int, rows: np.ndarray, done: np.ndarray) -> r.LeaseAcked:
     free = NONE
     if token:
-        free = done[partition.holds.finished_without(partition.rows.positions_of(done), task)]
+        free = done[partition.holds.finished_rows(partition.rows.positions_of(done), task, skips=True)]
     return r.LeaseAcked(partition.name, task, token, rows.tobytes(), done.tobytes(), free.tobytes())
 
 
@@ -293,7 +295,7 @@ def end_lease(
     others = [] if lease.batch is None else partition.leases.leases_of_batch(lease.batch)
     open_ = np.setdiff1d(live, np.concatenate([NONE, *(other.rows for other in others if other is not lease)]))
     counted = open_ if delivered else NONE
-    poison = _poisoned_rows(partition, lease, counted, _max_deliveries(partition, limit))
+    poison = _poisoned_rows(partition, lease, counted, limit)
     returned = NONE if lease.batch is not None else open_
     records: list[r.AnyRecord] = [
         r.LeaseEnded(
@@ -312,13 +314,13 @@ def return_unseen(state: State, client: str, sequence: int) -> list[r.AnyRecord]
     return next((records for name in names if (records := return_batch(state, name, token))), [])
 
 
-def _max_deliveries(partition: Partition, limit: int) -> int:
-    own = partition.options.max_deliveries
-    return limit if own is None else own
-
-
 def _poisoned_rows(partition: Partition, lease: RowLease, counted: np.ndarray, limit: int) -> np.ndarray:
-    """Return those of these rows, in complete groups, that reach the limit of deliveries with this delivery."""
+    """Return those of these rows, in complete groups, that reach the limit of deliveries with this delivery.
+
+    limit: the system's; that of the partition counts if it has one.
+    """
+    own = partition.options.max_deliveries
+    limit = limit if own is None else own
     if not limit or not len(counted):
         return NONE
     positions = partition.rows.positions_of(counted)
@@ -355,7 +357,7 @@ def decide_rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[
     for lease in leases:
         mine = np.setdiff1d(np.intersect1d(rows, lease.rows), counted)
         counted = np.union1d(counted, mine)
-        poison = np.union1d(poison, _poisoned_rows(partition, lease, mine, _max_deliveries(partition, limit)))
+        poison = np.union1d(poison, _poisoned_rows(partition, lease, mine, limit))
     left = r.RankLeft(
         partition.name, task, rank, [lease.token for lease in leases], rows.tobytes(), counted.tobytes()
     )  # fmt: skip

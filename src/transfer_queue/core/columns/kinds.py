@@ -20,13 +20,12 @@ from transfer_queue.core.columns.schema import (
     I8,
     AnyColumn,
     Column,
-    Count,
     Persisted,
+    SeveralKeys,
     array_of,
     dict_form,
     list_form,
     list_of,
-    map_of,
     numbers,
     require,
     several,
@@ -35,32 +34,25 @@ from transfer_queue.core.columns.schema import (
 )
 
 
-def _array_form(dtype: str, length: int | None = None) -> Any:
-    return array_of(np.dtype(dtype).str, length=length)
-
-
-def per_chunk(dtype: str, length: int) -> Any:
-    """Declare a dict from chunk number to an array of this length, for the chunks in which any row has a value."""
-    return map_of(Count, _array_form(dtype, length))
-
-
-def per_task(value: Any) -> Any:
-    """Declare a dict from the name of a task to such a value."""
-    return map_of(str, value)
+def _array_form(dtype: str) -> Any:
+    return array_of(np.dtype(dtype).str)
 
 
 class _Columns(Column):
-    """Arrays with fixed names and dtypes, each as long as the `capacity` of the table."""
+    """A dict of arrays with fixed names, each as long as the table's `capacity`; `optional`: or empty.
 
-    def __init__(self, dtypes: Iterable[tuple[str, str]], optional: bool, missing: Any) -> None:
+    missing: {} if trees of older releases did not have the columns.
+    """
+
+    def __init__(self, dtypes: Iterable[tuple[str, str]], optional: bool, missing: Any = msgspec.NODEFAULT) -> None:
         self._dtypes = {name: _array_form(dtype) for name, dtype in dtypes}
         self._optional = optional
         absent = (None,) if optional else ()
         fields = [(name, form | None if optional else form, *absent) for name, form in self._dtypes.items()]
         form = msgspec.defstruct("Columns", fields, forbid_unknown_fields=True, frozen=True)
-        super().__init__(form, dict, missing=form() if missing == {} else missing)
+        super().__init__(form, dict, load=self._decode, missing=form() if missing == {} else missing)
 
-    def decode_part(self, part: Any) -> Any:
+    def _decode(self, part: Any) -> Any:
         found = {name: getattr(part, name) for name in self._dtypes}
         if not self._optional:
             return found
@@ -74,12 +66,8 @@ class _Columns(Column):
             _check_length(array, table.capacity, f"{self.key} {name!r} of {where}")
 
 
-def columns_of(dtypes: Iterable[tuple[str, str]], optional: bool, missing: Any = msgspec.NODEFAULT) -> Any:
-    """Declare a dict of arrays with fixed names, each as long as the table's `capacity`; `optional`: or empty.
-
-    missing: {} if trees of older releases did not have the columns.
-    """
-    return _Columns(dtypes, optional, missing)
+columns_of: Any = _Columns
+"""Declares such a dict."""
 
 
 def _check_length(array: np.ndarray, length: int, what: str) -> None:
@@ -87,33 +75,43 @@ def _check_length(array: np.ndarray, length: int, what: str) -> None:
 
 
 class PerRow(Column):
-    """Arrays with an entry for each row of a chunk. See `per_row`."""
-
-    ONE, OPTIONAL, BY_NAME = range(3)  # an array; an array or None; a dict of arrays, or of pairs of arrays, by name
+    """Arrays with an entry for each row of a chunk, as long as the chunk's `capacity`."""
 
     def __init__(
         self,
-        dtypes: tuple[str, ...],
-        shape: int,
-        fill: int,
-        least: int | None,
-        most: int | None,
-        cleared: bool,
+        *dtypes: str,
+        fill: int = 0,
+        least: int | None = None,
+        most: int | None = None,
+        cleared: bool = False,
+        optional: bool = False,
+        by_name: bool = False,
     ) -> None:
+        """Declare the arrays of a column.
+
+        Args:
+            dtypes: The dtype of the array; two dtypes declare pairs of arrays, which need `by_name`.
+            fill: The entry of rows without a value.
+            least: The smallest allowed entry of the first array; None if there is no limit.
+            most: The largest allowed entry of the first array; None if there is no limit.
+            cleared: Whether the entry of a cleared row must be `fill`.
+            optional: Whether the attribute is None if no row has a value.
+            by_name: Whether the attribute is a dict of such arrays, or of pairs of arrays.
+        """
         forms = [_array_form(dtype) for dtype in dtypes]
         form = forms[0] if len(forms) == 1 else tuple_form(forms)
-        if shape == self.BY_NAME:
+        if by_name:
             super().__init__(dict_form(str, form), dict)
-        elif shape == self.OPTIONAL:
+        elif optional:
             super().__init__(form | None, lambda: None)
         else:
             super().__init__(form, lambda: np.zeros(0, dtypes[0]))
-        self._shape, self._fill, self._least, self._most, self._cleared = shape, fill, least, most, cleared
+        self._by_name, self._fill, self._least, self._most, self._cleared = by_name, fill, least, most, cleared
 
     def grow(self, table: Any) -> None:
         """Make the arrays as long as the chunk's capacity."""
         value = getattr(table, self.name)
-        if self._shape == self.BY_NAME:
+        if self._by_name:
             setattr(table, self.name, {name: self.grow_array(each, table.capacity) for name, each in value.items()})
         elif value is not None:
             setattr(table, self.name, self.grow_array(value, table.capacity))
@@ -129,7 +127,7 @@ class PerRow(Column):
     def to_comparable(self, table: Any) -> Any:
         """Leave out names without any value, because a column may be made before there is a value."""
         value = getattr(table, self.name)
-        if self._shape != self.BY_NAME:
+        if not self._by_name:
             return None if value is None else value[: table.size].tolist()
         shown: dict[str, Any] = {}
         for name, each in sorted(value.items()):
@@ -142,7 +140,7 @@ class PerRow(Column):
     def check(self, table: Any, where: str) -> None:
         """Check the length of each array and the range of its numbers."""
         value = getattr(table, self.name)
-        named = value.items() if self._shape == self.BY_NAME else [] if value is None else [("", value)]
+        named = value.items() if self._by_name else [] if value is None else [("", value)]
         dead: np.ndarray | tuple[()] = ()
         if self._cleared:
             _check_length(table.alive, table.capacity, f"alive of {where}")
@@ -161,36 +159,13 @@ class PerRow(Column):
             return
         low, high = int(array.min()), int(array.max())
         fine = (self._least is None or low >= self._least) and (self._most is None or high <= self._most)
-        limits = [
-            f"{word} {limit}"
-            for word, limit in (("at least", self._least), ("at most", self._most))
-            if limit is not None
-        ]
+        pairs = ("at least", self._least), ("at most", self._most)
+        limits = [f"{word} {limit}" for word, limit in pairs if limit is not None]
         require(fine, f"{what} has numbers from {low} to {high}, but must have {' and '.join(limits)}")
 
 
-def per_row(
-    *dtypes: str,
-    fill: int = 0,
-    least: int | None = None,
-    most: int | None = None,
-    cleared: bool = False,
-    optional: bool = False,
-    by_name: bool = False,
-) -> Any:
-    """Declare an array with an entry for each row of a chunk, as long as the chunk's `capacity`.
-
-    Args:
-        dtypes: The dtype of the array; two dtypes declare pairs of arrays, which need `by_name`.
-        fill: The entry of rows without a value.
-        least: The smallest allowed entry of the first array; None if there is no limit.
-        most: The largest allowed entry of the first array; None if there is no limit.
-        cleared: Whether the entry of a cleared row must be `fill`.
-        optional: Whether the attribute is None if no row has a value.
-        by_name: Whether the attribute is a dict of such arrays, or of pairs of arrays.
-    """
-    shape = PerRow.BY_NAME if by_name else PerRow.OPTIONAL if optional else PerRow.ONE
-    return PerRow(dtypes, shape, fill, least, most, cleared)
+per_row: Any = PerRow
+"""Declares such arrays."""
 
 
 PIECE = 4096
@@ -279,7 +254,10 @@ def rows_of(row: type[msgspec.Struct], key: str, array: str, by: str) -> Any:
 
 
 class _NumbersOfTexts(Column):
-    """A dict from texts to numbers, which is saved as packed texts and an array."""
+    """A dict from texts to integers, saved as packed texts and an array under these keys.
+
+    It is made for a million entries. After loading, `loaded` is called with the table, the texts and the numbers.
+    """
 
     def __init__(self, texts_key: str, numbers_key: str, loaded: Callable[[Any, np.ndarray, np.ndarray], None]) -> None:
         super().__init__(JoinedBytes | list[str], dict)  # older releases saved a list
@@ -313,12 +291,8 @@ class _NumbersOfTexts(Column):
         return dict(getattr(table, self.name))
 
 
-def numbers_of_texts(texts_key: str, numbers_key: str, loaded: Callable[[Any, np.ndarray, np.ndarray], None]) -> Any:
-    """Declare a dict from texts to integers, saved as packed texts and an array under these keys.
-
-    It is made for a million entries. After loading, `loaded` is called with the table, the texts and the numbers.
-    """
-    return _NumbersOfTexts(texts_key, numbers_key, loaded)
+numbers_of_texts: Any = _NumbersOfTexts
+"""Declares such a dict."""
 
 
 class IntervalSet(Persisted, array_like=True):
@@ -363,10 +337,7 @@ class IntervalSet(Persisted, array_like=True):
 
     def difference(self, other: IntervalSet | None) -> Iterator[int]:
         """Iterate over the integers that are in this set and not in the other, ascending."""
-        if other is None or not other.starts:
-            for start, end in zip(self.starts, self.ends, strict=True):
-                yield from range(start, end + 1)
-            return
+        other = other or IntervalSet()
         for start, end in zip(self.starts, self.ends, strict=True):
             at = bisect_left(other.ends, start)
             while start <= end:
@@ -442,29 +413,8 @@ class InternTable(Persisted, Generic[T]):
         self.number = {value: at for at, value in enumerate(self.values) if value is not None}
 
 
-class _Interning(Column):
+class _Interning(SeveralKeys):
     """A column that is an `InternTable`. Its values are saved under a key of their own."""
-
-    def __init__(self, values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> None:
-        super().__init__(form, InternTable, save=save, load=load)
-        self._values_key = values_key
-
-    def forms(self) -> list[tuple[str, Any, Any]]:
-        """See `Column`."""
-        return [(self.key, InternTable.form(), msgspec.NODEFAULT), (self._values_key, self.form, msgspec.NODEFAULT)]
-
-    def save(self, table: Any, tree: dict[str, Any]) -> None:
-        """See `Column`."""
-        interned: InternTable[Any] = getattr(table, self.name)
-        tree[self.key] = interned.to_tree()
-        tree[self._values_key] = self.encode_value(interned.values)
-
-    def load(self, table: Any, loaded: Any) -> None:
-        """See `Column`."""
-        interned: InternTable[Any] = InternTable()
-        interned.load(getattr(loaded, self.key))
-        interned.set_values(self.decode_part(getattr(loaded, self._values_key)))
-        setattr(table, self.name, interned)
 
     def to_comparable(self, table: Any) -> Any:
         """See `Column`."""
@@ -472,6 +422,17 @@ class _Interning(Column):
         return {**interned.to_comparable(), "values": list(interned.values)}
 
 
-def interned(values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
-    """Declare a column that is an `InternTable`. `save` encodes the list of its values, and `load` decodes it."""
-    return _Interning(values_key, form, save, load)
+def interned(key: str, values_key: str, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
+    """Declare a column that is an `InternTable`. `save` encodes the list of its values, and `load` decodes it.
+
+    The counts are saved under its own key, and the values under `values_key`.
+    """
+
+    def restore(loaded: Any, values: Any) -> InternTable[Any]:
+        table: InternTable[Any] = InternTable()
+        table.load(loaded)
+        table.set_values(load(values))
+        return table
+
+    forms = {key: InternTable.form(), values_key: form}
+    return _Interning(forms, InternTable, lambda table: (table.to_tree(), save(table.values)), restore)

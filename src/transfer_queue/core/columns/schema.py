@@ -118,6 +118,10 @@ class AnyColumn(metaclass=_ArrayType):
 # ------------------------------------------------------------ a table
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 class Column:
     """One declared attribute of a table."""
 
@@ -142,8 +146,10 @@ class Column:
         """Whether a replay of the records must reproduce the value."""
         self.make = make
         """Returns the initial value; None if the table itself makes it."""
-        self._save = save
-        self._load = load
+        self.encode = save or _unchanged
+        """Returns the part of the tree for a value."""
+        self.decode = load or _unchanged
+        """Returns the value for a part of a tree that has the form."""
         self.missing = missing
         """The part to use for trees of releases that did not have the column."""
 
@@ -153,19 +159,11 @@ class Column:
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
         """Write the value of a table into its tree."""
-        tree[self.key] = self.encode_value(getattr(table, self.name))
+        tree[self.key] = self.encode(getattr(table, self.name))
 
     def load(self, table: Any, loaded: Any) -> None:
         """Set the value of a table from a loaded tree that has the form."""
-        setattr(table, self.name, self.decode_part(getattr(loaded, self.key)))
-
-    def encode_value(self, value: Any) -> Any:
-        """Return the part of the tree for a value."""
-        return value if self._save is None else self._save(value)
-
-    def decode_part(self, part: Any) -> Any:
-        """Return the value for a part of a tree that has the form."""
-        return part if self._load is None else self._load(part)
+        setattr(table, self.name, self.decode(getattr(loaded, self.key)))
 
     def to_comparable(self, table: Any) -> Any:
         """Return what is saved of the value, as plain values that can be compared with ==."""
@@ -329,16 +327,6 @@ def map_of_tuples(key: tuple[Any, ...], value: Any) -> Any:
     )
 
 
-def map_of_values(key: Any, form: Any, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
-    """Declare a dict whose values have a special type. `save` encodes one value, and `load` decodes it."""
-    return Column(
-        dict_form(key, form),
-        dict,
-        save=lambda values: {name: save(each) for name, each in values.items()},
-        load=lambda parts: {name: load(each) for name, each in parts.items()},
-    )
-
-
 def value_of(form: Any, make: Callable[[], Any] | None, save: Callable[[Any], Any], load: Callable[[Any], Any]) -> Any:
     """Declare a value of a special type."""
     return Column(form, make, save=save, load=load)
@@ -370,10 +358,10 @@ class RetiredColumn(Column):
 
 
 class _Part(Column):
-    """Another table, which the owner makes."""
+    """Another table."""
 
-    def __init__(self, table: type[Persisted], missing: Any) -> None:
-        super().__init__(table, None, missing=missing)
+    def __init__(self, table: type[Persisted], make: Callable[[], Any] | None, missing: Any) -> None:
+        super().__init__(table, make, missing=missing)
 
     def forms(self) -> list[tuple[str, Any, Any]]:
         return [(self.key, self.form.form(), self.missing)]
@@ -392,8 +380,13 @@ class _Part(Column):
 
 
 def part(table: type[Persisted], missing: Any = msgspec.NODEFAULT) -> Any:
-    """Declare another table as a part of this one. The owner makes it in its `__init__`."""
-    return _Part(table, missing)
+    """Declare another table as a part of this one."""
+    return _Part(table, table, missing)
+
+
+def linked_part(table: type[Persisted], missing: Any = msgspec.NODEFAULT) -> Any:
+    """Declare another table that refers to others, so that the owner makes it in its `__init__`."""
+    return _Part(table, None, missing)
 
 
 class _Parts(Column):
@@ -429,8 +422,8 @@ def parts_of(key: Any, table: type[T], make: Callable[[Any], T] | None = None) -
     return _Parts(key, table, make or (lambda key: table()))
 
 
-class _Several(Column):
-    """A value that is saved under several keys."""
+class SeveralKeys(Column):
+    """A value that is saved under several keys. `save` returns the parts in the order of `forms`."""
 
     def __init__(
         self,
@@ -443,20 +436,17 @@ class _Several(Column):
         self._split, self._join = save, load
 
     def forms(self) -> list[tuple[str, Any, Any]]:
+        """See `Column`."""
         return [(key, form, msgspec.NODEFAULT) for key, form in self.form.items()]
 
     def save(self, table: Any, tree: dict[str, Any]) -> None:
+        """See `Column`."""
         tree.update(zip(self.form, self._split(getattr(table, self.name)), strict=True))
 
     def load(self, table: Any, loaded: Any) -> None:
+        """See `Column`."""
         setattr(table, self.name, self._join(*(getattr(loaded, key) for key in self.form)))
 
 
-def several(
-    forms: dict[str, Any],
-    make: Callable[[], Any],
-    save: Callable[[Any], tuple[Any, ...]],
-    load: Callable[..., Any],
-) -> Any:
-    """Declare a value that is saved under several keys. `save` returns the parts in the order of `forms`."""
-    return _Several(forms, make, save, load)
+several: Any = SeveralKeys
+"""Declares such a value."""

@@ -81,8 +81,8 @@ def _add_rows(partition: Partition, put: r.SamplesPut) -> tuple[Sequence[RowsOfC
         for part in put.puts:
             partition.wants.fulfil(part.client, part.count if len(numbers) > 1 else count)
     partition.admitted += count
-    if partition.limits:
-        partition.window.add_rows(count)
+    if partition.window.limit is not None:
+        partition.window.unfinished += count
     if put.keys is not None:
         partition.keys.update(zip(put.keys, positions, strict=True))
         for _, chunk, at, where in added:

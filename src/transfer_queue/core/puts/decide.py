@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import repeat
 
 import msgspec
 import numpy as np
@@ -69,9 +69,7 @@ def handle_reserve(context: Context, caller: Caller, request: Reserve) -> Decisi
     except CapacityError as error:
         if isinstance(error, LIMITS) and context.services[AbsentHolders].drop_abandoned(request.partition):
             return handle_reserve(context, caller, request)
-        if request.wait is None or request.wait <= 0:
-            raise limits.refused_put(error, request.wait) from None
-        return ParkDecision(request, request.wait)
+        return _wait_for_space(request, error)
     context.services[AbsentHolders].note_holder(caller.client)
 
     def reply() -> AnyReply:
@@ -96,9 +94,7 @@ def handle_publish(context: Context, caller: Caller, request: Publish) -> Decisi
     except CapacityError as error:
         if isinstance(error, LIMITS) and context.services[AbsentHolders].drop_abandoned(request.partition):
             return handle_publish(context, caller, request)
-        if request.wait is None or request.wait <= 0:
-            raise limits.refused_put(error, request.wait) from None
-        return ParkDecision(request, request.wait)
+        return _wait_for_space(request, error)
     except ProtocolError:
         lost = find_overwritten(context.state, caller.client, request.blocks)
         if not lost:
@@ -109,6 +105,13 @@ def handle_publish(context: Context, caller: Caller, request: Publish) -> Decisi
     if request.block is not None or request.equal:
         context.measures.counters["published_rows"] += request.count
     return Decision(decided.records, partial(_reply, context.state, request, decided))
+
+
+def _wait_for_space(request: Publish | Reserve, error: CapacityError) -> ParkDecision:
+    """Park a put that finds no space. Raises the error if it does not wait."""
+    if request.wait is None or request.wait <= 0:
+        raise limits.refused_put(error, request.wait) from None
+    return ParkDecision(request, request.wait)
 
 
 def _reply(state: State, request: Publish, decided: DecidedPut) -> PublishReply:
@@ -436,27 +439,19 @@ def _check_fields(fields: dict[str, FieldStats], request: Publish, blocks: list[
     names = [spec.name for block in blocks for spec in block.schema]
     if len(blocks) > 1 and len(set(names)) != len(names):
         raise InvalidArgumentError(f"two blocks of a put have the same fields: {_repeated_names(names)}")
-    _check_types(fields, blocks, request.converted)
-    check_number(request.partition, fields, names)
-
-
-def _check_types(fields: dict[str, FieldStats], blocks: list[NewBlock], converted: list[str]) -> None:
-    """Raise FieldTypeError if a value does not match the live values of its field."""
+    known = [(fields[spec.name], spec) for block in blocks for spec in block.schema if spec.name in fields]
     try:
-        for name in converted:
+        for name in request.converted:
             if name not in fields or fields[name].kind != "tensor":
                 raise FieldTypeError(f"field {name!r} does not hold tensors any more; nothing was put. Put it again.")
-        for block in blocks:
-            for spec in block.schema:
-                field = fields.get(spec.name)
-                if field is not None:
-                    field.check(spec)
+        for field, spec in known:
+            field.check(spec)
     except FieldTypeError as error:
-        for spec in chain.from_iterable(block.schema for block in blocks):
-            field = fields.get(spec.name)
-            if field is not None and field.kind == "tensor" and (spec.kind == "object" or spec.name in converted):
+        for field, spec in known:
+            if field.kind == "tensor" and (spec.kind == "object" or spec.name in request.converted):
                 error.tensors[spec.name] = [field.dtype, *field.others]
         raise
+    check_number(request.partition, fields, names)
 
 
 def _repeated_names(names: Collection[str] | Collection[int]) -> str:

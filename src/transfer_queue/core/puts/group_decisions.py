@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -86,17 +87,14 @@ def join_groups(
     there: Counter[str] = Counter()
     missing: dict[str, int] = {}
     joined: list[str | None] = []
-    for names, numbers in _each_put(groups, known, puts):
+    ends = np.cumsum(puts or [len(groups)]).tolist()
+    for first, last in pairwise([0, *ends]):
+        names, numbers = groups[first:last], known[first:last]
         arriving = Counter(name for name, number in zip(names, numbers, strict=True) if number < 0)
         late = {name for name, count in arriving.items() if _is_late(partition, name, count, there[name], missing)}
         there.update({name: count for name, count in arriving.items() if name not in late})
         joined += [None if number < 0 and name in late else name for name, number in zip(names, numbers, strict=True)]
     return Joining(joined, [place for place, name in enumerate(joined) if name is None], missing)
-
-
-def _each_put(groups: list[str], known: list[int], puts: Sequence[int]) -> list[tuple[list[str], list[int]]]:
-    ends = np.cumsum(puts or [len(groups)]).tolist()
-    return [(groups[first:last], known[first:last]) for first, last in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def _is_late(partition: Partition, name: str, count: int, joining: int, missing: dict[str, int]) -> bool:

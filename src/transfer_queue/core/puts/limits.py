@@ -53,19 +53,24 @@ def row_limit(partition: Partition) -> int | None:
     return None if window.limit is None else min(partition.admitted - window.counted + window.limit, r.LARGEST)
 
 
+def _check_rows(partition: Partition, count: int) -> None:
+    """Raise an error if the partition does not admit `count` more rows."""
+    check_staleness(partition, count)
+    check_max_rows(partition, count)
+
+
 def check_staleness(partition: Partition, count: int) -> None:
     """Raise StalenessError if `count` more rows would be too far ahead of the policy."""
     window, options = partition.window, partition.options
     reason = describe_staleness(partition, count)
-    if not reason:
-        return
-    if window.limit is not None and count > window.limit:
+    if reason and count > (window.limit or 0):
         raise InvalidArgumentError(
             f"partition {partition.name!r} accepts at most {window.limit} rows at a policy version (max_staleness "
             f"{options.max_staleness}, {options.rows_per_version} rows per version), and this put alone adds {count}; "
             f"put fewer rows at a time"
         )
-    raise StalenessError(reason)
+    if reason:
+        raise StalenessError(reason)
 
 
 def describe_staleness(partition: Partition, count: int) -> str:
@@ -97,11 +102,8 @@ def describe_counted(partition: Partition) -> str:
 
 def admits_rows(partition: Partition | None) -> bool:
     """Return whether a partition with `max_rows` admits a new row."""
-    return (
-        partition is not None
-        and partition.options.max_rows is not None
-        and (partition.open_rows < partition.options.max_rows)
-    )
+    most = None if partition is None else partition.options.max_rows
+    return partition is not None and most is not None and partition.open_rows < most
 
 
 def certainly_waits(state: State, request: Publish | Reserve) -> bool:
@@ -117,14 +119,13 @@ def check_max_rows(partition: Partition, count: int) -> None:
     """Raise PartitionFullError if `count` more rows would be more than `max_rows`."""
     most = partition.options.max_rows
     reason = describe_max_rows(partition, count)
-    if not reason:
-        return
-    if most is not None and count > most:
+    if reason and count > (most or 0):
         raise InvalidArgumentError(
             f"partition {partition.name!r} accepts at most {most} rows (max_rows), and this put alone adds {count}; "
             f"put fewer rows at a time"
         )
-    raise PartitionFullError(reason)
+    if reason:
+        raise PartitionFullError(reason)
 
 
 def describe_max_rows(partition: Partition, count: int) -> str:
@@ -138,10 +139,6 @@ def describe_max_rows(partition: Partition, count: int) -> str:
     )
 
 
-_CHECKS = {"max_staleness": check_staleness, "max_rows": check_max_rows}
-"""The check of each of `Partition.limits`."""
-
-
 def check_new(state: State, partition: Partition | None, count: int) -> None:
     """Raise an error if the partition or the system does not admit `count` more rows. None: it is not made yet."""
     if partition is not None and count:
@@ -150,15 +147,15 @@ def check_new(state: State, partition: Partition | None, count: int) -> None:
                 f"partition {partition.name!r} is sealed: it accepts new fields of its rows, but no new rows, and this "
                 f"put adds {count}. Put new rows into another partition."
             )
-        for limit in partition.limits:
-            _CHECKS[limit](partition, count)
+        if partition.is_limited:
+            _check_rows(partition, count)
     if state.capacity is not None:
         check_capacity(state, count)
 
 
 def check_capacity(state: State, count: int) -> None:
     """Raise CapacityError if `count` more rows exceed the capacity of the system."""
-    if state.capacity is not None and (reason := _describe_capacity(state, count)):
+    if reason := _describe_capacity(state, count):
         raise CapacityError(f"{reason} Clear rows that are not needed any more, or raise the limit.")
 
 
@@ -177,8 +174,7 @@ def check_limits(state: State, name: str, count: int) -> None:
     check_capacity(state, count)
     partition = state.partitions.get(name)
     if partition is not None:
-        for limit in partition.limits:
-            _CHECKS[limit](partition, count)
+        _check_rows(partition, count)
 
 
 def describe_limits(state: State, name: str, count: int) -> str:

@@ -142,24 +142,20 @@ def check_same_options(partition: Partition, options: PartitionOptions) -> None:
         )
 
 
-def seal(state: State, name: str, connected: Collection[str], pre_allocate: int = 0) -> list[r.AnyRecord]:
+def seal(state: State, name: str, connected: Collection[str]) -> list[r.AnyRecord]:
     """Return the records of a seal by one producer.
 
     The last seal clears pre-allocated rows that were not taken, and drops rows that no client can put any more.
     """
     partition = state.partitions.get(name)
     if partition is None:
-        made = create_partition(state, name, pre_allocate)
-        return [*made, r.SealCounted(name)]
+        return [*create_partition(state, name, 0), r.SealCounted(name)]
     if partition.sealed:
         return []
-    made = [r.SealCounted(name)]
-    if partition.seals + 1 >= partition.options.producers and partition.waiting:
-        waiting = partition.rows.indexes_of(np.array(partition.waiting, "i8"))
-        made.append(r.RowsCleared(name, waiting.tobytes()))
-    if partition.seals + 1 >= partition.options.producers:
-        made += unneeded_rows.drop_abandoned(partition, connected)
-    return made
+    if partition.seals + 1 < partition.options.producers:
+        return [r.SealCounted(name)]
+    ended = unneeded_rows.clear_pre_allocated(partition) + unneeded_rows.drop_abandoned(partition, connected)
+    return [r.SealCounted(name), *ended]
 
 
 # ------------------------------------------------------------ retention
@@ -168,13 +164,6 @@ def seal(state: State, name: str, connected: Collection[str], pre_allocate: int 
 def has_limit(options: PartitionOptions) -> bool:
     """Return whether a partition with these options drops rows by itself."""
     return not (options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None)
-
-
-def record_age(partition: Partition, now: float) -> list[r.AnyRecord]:
-    """Return the record that notes the time, if rows were added since the last one."""
-    if partition.options.keep_seconds is None or partition.births.end >= partition.rows.end:
-        return []
-    return [r.AgesRecorded(partition.name, now)]
 
 
 class Retention(CoreService):
@@ -190,8 +179,8 @@ class Retention(CoreService):
         log = self.context.log
         if partition.keeps_all:
             return
-        for record in record_age(partition, log.now):
-            log.apply(record)
+        if partition.options.keep_seconds is not None and partition.births.end < partition.rows.end:
+            log.apply(r.AgesRecorded(partition.name, log.now))
         for drop in rows_to_drop(partition, log.now):
             log.apply(drop)
 
@@ -219,9 +208,7 @@ def rows_to_drop(partition: Partition, now: float) -> Iterator[r.RowsDropped]:
     options = partition.options
     if options.keep_seconds is not None:
         old = partition.births.expired_end(now, options.keep_seconds)
-        yield from _drop_records(
-            partition, partition.rows.first_positions(partition.rows.count, old), "retention: keep_seconds"
-        )
+        yield from _drop_records(partition, partition.rows.first_positions(below=old), "retention: keep_seconds")
     if options.keep_rows is not None:
         over = partition.row_count - options.keep_rows
         if over > 0:
@@ -250,28 +237,20 @@ Clear = Union[ClearRows, ClearKeys, ClearPartition]
 @handles(ClearRows)
 def handle_clear_rows(context: Context, caller: Caller, request: ClearRows) -> Decision | Begin:
     """Clear those of these rows that exist."""
-    partition = context.state.partitions.get(request.partition)
-    if partition is not None and len(request.rows) > 8 * STEP and len(request.rows) % 8 == 0:
-        return Begin(_clear_in_steps(context, partition, request))
-    return Decision(clear_rows(context.state, request.partition, indexes_in(request.rows)), Done)
+    indexes_in(request.rows)  # an error comes before the first step
+    return _clear(context, request)
 
 
 @handles(ClearKeys)
 def handle_clear_keys(context: Context, caller: Caller, request: ClearKeys) -> Decision | Begin:
     """Clear the rows of those of these keys that exist."""
-    partition = context.state.partitions.get(request.partition)
-    if partition is not None and len(request.keys) > STEP:
-        return Begin(_clear_in_steps(context, partition, request))
-    return Decision(clear_keys(context.state, request.partition, request.keys), Done)
+    return _clear(context, request)
 
 
 @handles(ClearPartition)
 def handle_clear_partition(context: Context, caller: Caller, request: ClearPartition) -> Decision | Begin:
     """Drop a partition with all its rows. An unknown partition is ignored."""
-    partition = context.state.partitions.get(request.partition)
-    if partition is not None and partition.rows.count > STEP:
-        return Begin(_clear_in_steps(context, partition, request))
-    return Decision(_drop_partition(context, request.partition), Done)
+    return _clear(context, request)
 
 
 @handles(Drop)
@@ -280,6 +259,17 @@ def handle_drop(context: Context, caller: Caller, request: Drop) -> Decision:
     warning = unknown_partition_warning(context.state.partitions, request.partition, "drop has no effect")
     records, count = drop_rows(context.state, request)
     return Decision(records, lambda: Done(count, warning))
+
+
+def _clear(context: Context, request: Clear) -> Decision | Begin:
+    """Clear rows at once, or if they are many, in steps."""
+    partition = context.state.partitions.get(request.partition)
+    if partition is None:
+        return Decision(
+            _drop_partition(context, request.partition) if isinstance(request, ClearPartition) else [], Done
+        )
+    records, is_last = _clear_some(context, partition, request, 0)
+    return Decision(records, Done) if is_last else Begin(_clear_in_steps(context, partition, request))
 
 
 def _clear_in_steps(context: Context, partition: Partition, request: Clear) -> Steps:

@@ -85,7 +85,7 @@ def handle_show_rows(context: Context, caller: Caller, request: queries.ShowRows
     """Return live rows, each with whether it has all the requested fields that exist."""
     partition = require_partition(context.state.partitions, request.partition)
     if request.rows is None:
-        positions = partition.rows.live_positions(waiting=False)
+        positions = partition.rows.first_positions()
     else:
         positions = partition.rows.live_positions_of(indexes_in(request.rows))
     if request.task is not None:

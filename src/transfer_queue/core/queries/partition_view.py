@@ -443,7 +443,7 @@ class ChangeQuery:
             keys=keys_or_none(partition.keys_of(positions)),
             tags=partition.packed_tags_of(positions),
             cleared=b"".join(indexes for _, indexes, _ in cleared),
-            cleared_versions=b"".join(_repeat_version(version, indexes) for version, indexes, _ in cleared),
+            cleared_versions=b"".join(version.to_bytes(8, "little") * (len(rows) // 8) for version, rows, _ in cleared),
             cleared_keys=keys_or_none(
                 [key for _, indexes, keys in cleared for key in keys or [None] * (len(indexes) // 8)]
             ),
@@ -463,7 +463,3 @@ class ChangeQuery:
         for _, chunk, at, places in self.partition.rows.split(self.positions):
             fits[places] = matching_rows(chunk.tags, where, at)
         return np.flatnonzero(fits)
-
-
-def _repeat_version(version: int, indexes: bytes) -> bytes:
-    return np.full(len(indexes) // 8, version, "i8").tobytes()

@@ -376,7 +376,7 @@ def nearest_rows(
 def _nearest_rows(
     state: State, partition: Partition, task: str, fields: list[str], dealt: int | None, abandoned: Sequence[Abandoned]
 ) -> str:
-    positions = partition.rows.live_positions(waiting=False)
+    positions = partition.rows.first_positions()
     open_rows = positions[partition.consumption_states(task, positions) == 0]
     claimed = partition.claimed.get(task, 0)
     dealt_batches = partition.dealt.get(task)

@@ -21,7 +21,7 @@ import numpy as np
 from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.state.partition import Partition
-from transfer_queue.core.tables.fields import MIXED_RANK, FieldStats, dims_starts, mixed_shapes
+from transfer_queue.core.tables.fields import MIXED_RANK, FieldStats, dims_parts, mixed_shapes
 from transfer_queue.core.tables.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk
 from transfer_queue.core.timeline.event_ring import cut_text
 from transfer_queue.core.timeline.recorder import TimelineRecorder
@@ -241,9 +241,8 @@ class _BlocksOfSample:
         if len(schema) > MAX_SCHEMA:
             return {}
         numbers = np.frombuffer(dims, "<i8")
-        starts = dims_starts(schema, numbers, rows)
-        ends = [*starts[1:], len(numbers)]
-        return {spec.name: (spec, numbers[a:b]) for spec, a, b in zip(schema, starts, ends)}
+        parts = dims_parts(schema, numbers, rows)
+        return {spec.name: (spec, part) for spec, part in zip(schema, parts, strict=True)}
 
 
 def _shape_of_row(spec: FieldSpec, dims: np.ndarray, slot: int) -> list[int]:

@@ -19,6 +19,7 @@ from transfer_queue.core.columns.schema import (
     RetiredColumn,
     counter,
     custom_column,
+    linked_part,
     map_of,
     numbers,
     part,
@@ -38,7 +39,7 @@ from transfer_queue.core.tables.ready_sets import DeferredUpdates, Fields, Ready
 from transfer_queue.core.tables.rows import CHUNK_BITS, CLAIMED, CONSUMED, MASK, Chunk, RowTable, sort_with_values
 from transfer_queue.core.tables.tags import Places, pack_tags
 from transfer_queue.core.tables.windows import AdmissionWindow, DropLog, RowAges, RowRefcounts
-from transfer_queue.messages.descriptors import FieldType, NewBlock, PartitionOptions
+from transfer_queue.messages.descriptors import NewBlock, PartitionOptions
 from transfer_queue.messages.tag_table import (
     COLUMNS_FROM,
     DELETED,
@@ -94,11 +95,11 @@ class Partition(Persisted):
     seals: int = counter()
     """How many producers have sealed."""
     rows: RowTable = part(RowTable)
-    changes: ChangeFeed = part(ChangeFeed)
+    changes: ChangeFeed = linked_part(ChangeFeed)
     """The rows that changed or were cleared, and when."""
-    losses: LostValues = part(LostValues)
+    losses: LostValues = linked_part(LostValues)
     """The values that were lost with their storage."""
-    groups: GroupTable = part(GroupTable)
+    groups: GroupTable = linked_part(GroupTable)
     admitted: int = scalar(int, 0)
     """The number of rows that were added so far, without dropped ones."""
     policy_version: int = scalar(int, 0)
@@ -106,9 +107,9 @@ class Partition(Persisted):
     """The number of rows that were reported as done so far."""
     owners: dict[str, int] = map_of(str, Count)
     """Client -> the number under which rows refer to the client that reserved them."""
-    births: RowAges = part(RowAges)
+    births: RowAges = linked_part(RowAges)
     """When rows were added."""
-    holds: RowRefcounts = part(RowRefcounts)
+    holds: RowRefcounts = linked_part(RowRefcounts)
     """The rows that clients have not finished yet."""
     drops: DropLog = part(DropLog)
     wants: GroupQuotas = part(GroupQuotas)
@@ -117,7 +118,7 @@ class Partition(Persisted):
     """The number of rows that `free_when` has cleared."""
     fields: dict[str, FieldStats] = parts_of(str, FieldStats, FieldStats)
     dtypes: Any = custom_column(_FurtherDtypes(dict[str, list[str]], None, missing={}))
-    field_ranks: FieldRanks = part(FieldRanks, missing={})
+    field_ranks: FieldRanks = linked_part(FieldRanks, missing={})
     """The ranks of the fields whose rows differ in rank."""
     keys: dict[str, int] = numbers_of_texts("keys", "keyed", _give_keys)
     """Key -> position, in order of creation."""
@@ -127,16 +128,16 @@ class Partition(Persisted):
     """Task -> number of live rows that it has consumed."""
     claimed: dict[str, int] = map_of(str, Count)
     """Task -> number of live rows that it has claimed and not acknowledged."""
-    leases: LeaseTable = part(LeaseTable)
+    leases: LeaseTable = linked_part(LeaseTable)
     unseen_batches: UnseenBatches = part(UnseenBatches, missing=[])
     """The batches that were dealt and not handed over."""
     consumed_ever: dict[str, int] = map_of(str, Count)
     """Task -> number of rows that it has consumed so far."""
     dealt: dict[str, DealtBatches] = parts_of(str, DealtBatches)
-    passed: SkippedRows = part(SkippedRows)
+    passed: SkippedRows = linked_part(SkippedRows)
     """The rows that tasks skipped."""
     replaced: Any = custom_column(RetiredColumn(int))
-    window: AdmissionWindow = part(AdmissionWindow, missing=0)
+    window: AdmissionWindow = linked_part(AdmissionWindow, missing=0)
     """The rows that count for `max_staleness`."""
     version: int = counter()
     """Grows with every change."""
@@ -165,22 +166,17 @@ class Partition(Persisted):
         self.options = options
         self.keeps_all = options.keep_rows is None and options.keep_bytes is None and options.keep_seconds is None
         """Whether the options have no limit beyond which rows are dropped. Derived."""
-        self.rows = RowTable()
         self.field_ranks = FieldRanks(self.rows, self.fields, blocks)
         self.changes = ChangeFeed(self.rows)
         self.losses = LostValues(self.rows)
         self.groups = GroupTable(self.rows, options.group_size)
         self.births = RowAges(options.keep_seconds)
         self.holds = RowRefcounts(self.rows, options.free_when, options.replicas)
-        self.drops = DropLog()
-        self.wants = GroupQuotas()
         self.leases = LeaseTable(self.rows)
-        self.unseen_batches = UnseenBatches()
         self.passed = SkippedRows(self.rows)
         self.window = AdmissionWindow(self.rows, self.passed, options)
-        limits = (("max_staleness", self.window.limit), ("max_rows", options.max_rows))
-        self.limits = [name for name, most in limits if most is not None]
-        """The limits of its rows that it has, see `core.puts.limits`. Derived."""
+        self.is_limited = self.window.limit is not None or options.max_rows is not None
+        """Whether it has a limit of its rows, see `core.puts.limits`. Derived."""
         self.ready: dict[ReadyKey, ReadySet] = {}
         """The ready sets that were requested; the least recently used one is first."""
         self.unseen = DeferredUpdates(self.rows, self.groups)
@@ -420,7 +416,7 @@ class Partition(Persisted):
 
     def reserving_clients(self) -> Collection[str]:
         """Return the clients whose reserved rows may keep others from putting, because the partition has a limit."""
-        return self.owners if self.limits and not self.sealed else ()
+        return self.owners if self.is_limited and not self.sealed else ()
 
     def join(self, groups: Sequence[str | None], positions: Sequence[int]) -> None:
         """Make rows members of declared groups (None: of no group). A row that is a member already stays in its group.
@@ -445,10 +441,6 @@ class Partition(Persisted):
             if ready is not None and not fields.isdisjoint(ready.fields) and self.unseen.apply_to(ready):
                 self.gained.add(ready.task)
         self.unseen.trim(self.ready.values())
-
-    def type_of_values(self, name: str, numbers: np.ndarray, slots: np.ndarray) -> FieldType:
-        """Return the type of a field for these values: their blocks (0: no value) and their rows in the blocks."""
-        return self.fields[name].to_field_type(self.field_ranks.ranks_of(name, numbers, slots))
 
     def forget_gone_ranks(self) -> None:
         """Forget the ranks of fields of which no row has a value any more, at the end of a change."""

@@ -249,7 +249,7 @@ class _Merge:
         self._made = made
         self._shift = shift
         """The offset that is added to the number of each block."""
-        self._from = source.rows.live_positions(waiting=False)
+        self._from = source.rows.first_positions()
         """The positions of the samples in the saved partition, ascending."""
         self._to = self._append_rows()
         """Their positions in the other partition, ascending."""
@@ -266,9 +266,7 @@ class _Merge:
         self._copy_losses()
         if self._made:  # nobody takes the pre-allocated rows any more
             clear_rows(target, np.array(source.waiting, "i8"))
-            target.changes.mark_all_changed(target.version)
-        else:
-            target.changes.mark_changed(target.version, self._to)
+        target.changes.mark_changed(target.version, self._to)
         self._state.counted.mark_changed(target.name)
         if self._made:
             target.admitted, target.done = source.admitted, source.done
@@ -346,9 +344,11 @@ class _Merge:
         target.nbytes += source.nbytes
         live = {name: field for name, field in source.fields.items() if field.live}
         for name, field in live.items():
-            if name in target.fields:
-                target.fields[name].absorb(field)
+            known = target.fields.get(name)
+            if known is not None and known.live:
+                known.absorb(field)
             else:
+                field.ever += 0 if known is None else known.ever
                 target.fields[name] = field
             (self._take_columns if self._made else self._copy_columns)(name)
         target.learnt = None

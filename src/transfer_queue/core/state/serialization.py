@@ -142,7 +142,5 @@ def set_locations(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple
         for (unit, number), count in zip(places.T.tolist(), counts.tolist(), strict=True):
             extent = blocks.extents[unit, number] = ExtentRecord(writer, lengths[unit, number])
             extent.blocks = count
-    blocks.leased, blocks.leased_in = 0, {}
-    for (unit, _), extent in blocks.extents.items():
-        blocks.lengthen(unit, extent.length)
-    blocks.count_stored()
+    blocks.leased = sum(extent.length for extent in blocks.extents.values())
+    blocks.derive()

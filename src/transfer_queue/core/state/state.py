@@ -53,10 +53,6 @@ class ReplyCache(Persisted, array_like=True):
     """
     replies: dict[int, AnyReply] = value_of(bytes, dict, _encode, _decode_replies)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.finished = IntervalSet()
-
     def is_finished(self, sequence: int) -> bool:
         """Return whether the client does not need the reply to this request any more."""
         return sequence <= self.acknowledged or (bool(self.finished.starts) and sequence in self.finished)
@@ -75,13 +71,10 @@ class ReplyCache(Persisted, array_like=True):
         if self.finished.starts:
             self.finished.drop_up_to(self.acknowledged)
         for first, last in dropped:
-            if last - first < len(self.replies):
-                for sequence in range(first, last + 1):
-                    self.replies.pop(sequence, None)
-            else:
-                for sequence in list(self.replies):
-                    if first <= sequence <= last:
-                        del self.replies[sequence]
+            span = range(first, last + 1)
+            few = last - first < len(self.replies)
+            for sequence in span if few else list(filter(span.__contains__, self.replies)):
+                self.replies.pop(sequence, None)
 
 
 class _Partitions(Column):
@@ -176,8 +169,6 @@ class State(Persisted):
         """The partitions that drop rows by their age. Derived."""
         self.counted = RowCount()
         """The number of rows. Derived."""
-        self.blocks = BlockTable()
-        self.locks = LockTable()
         self.waiting = WaitQueues()
         self.disks: set[int] = set()
         """The units on disk to which blocks are offloaded. Derived."""

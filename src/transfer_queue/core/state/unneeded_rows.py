@@ -45,9 +45,9 @@ def drop_abandoned(partition: Partition, connected: Collection[str]) -> list[r.A
 
 
 def clear_pre_allocated(partition: Partition) -> list[r.AnyRecord]:
-    """Return the clear of a loaded partition's rows that were pre-allocated and not taken when it was saved.
+    """Return the clear of a partition's rows that were pre-allocated and not taken: it is sealed, or was loaded.
 
-    They may have been taken since then, and a global index never names another sample.
+    Those of a loaded one may have been taken since it was saved, and a global index never names another sample.
     """
     if not partition.waiting:
         return []

@@ -16,6 +16,7 @@ import msgspec
 
 from transfer_queue.core.events.records import Parkable
 from transfer_queue.core.tables.changes import is_first_watch
+from transfer_queue.core.tables.leases import remove_member
 from transfer_queue.errors import CapacityError
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.locks import TakeLock
@@ -113,9 +114,7 @@ class ClaimQueue:
             self.wanted[fields] = number - 1, least
         key = share_key(claim.sampling)
         if key is not None:
-            del self.shares[key][waiter]
-            if not self.shares[key]:
-                del self.shares[key]
+            remove_member(self.shares, key, waiter)
 
     def claims_for_batch(self, key: ShareKey) -> list[ParkedRequest]:
         """Return the claims that may ask for this dealt batch."""
@@ -165,10 +164,7 @@ class WatchQueue:
 
     def remove(self, waiter: RequestKey, watch: Watch) -> None:
         """Remove a watch."""
-        key = self.key(watch)
-        del self.groups[key][waiter]
-        if not self.groups[key]:
-            del self.groups[key]
+        remove_member(self.groups, self.key(watch), waiter)
 
 
 class WaitQueues:
@@ -177,12 +173,8 @@ class WaitQueues:
     def __init__(self) -> None:
         self.by_waiter: dict[RequestKey, ParkedRequest] = {}
         """Every waiting request."""
-        self.of_client: dict[str, int] = {}
-        """Client -> number of its waiting requests; no entry if there are none."""
-        self.sizes: dict[RequestKey, int] = {}
-        """The size of every waiting request as a message."""
-        self.bytes_of_client: dict[str, int] = {}
-        """Client -> the sum of the sizes of its waiting requests."""
+        self.of_client: dict[str, dict[RequestKey, int]] = {}
+        """Client -> its waiting requests and their sizes as messages; no entry if there are none."""
         self.claims: dict[str, dict[str, ClaimQueue]] = {}
         """Partition -> task -> its waiting claims; no queue is empty."""
         self.space: dict[RequestKey, ParkedRequest] = {}
@@ -199,15 +191,9 @@ class WaitQueues:
         """Add a request behind those that wait already."""
         request = waiting.request
         self.by_waiter[waiting.waiter] = waiting
-        size = self.sizes[waiting.waiter] = size_of(request)
-        self.of_client[waiting.client] = self.of_client.get(waiting.client, 0) + 1
-        self.bytes_of_client[waiting.client] = self.bytes_of_client.get(waiting.client, 0) + size
+        self.of_client.setdefault(waiting.client, {})[waiting.waiter] = size_of(request)
         if isinstance(request, Claim):
-            tasks = self.claims.setdefault(request.partition, {})
-            queue = tasks.get(request.task)
-            if queue is None:
-                queue = tasks[request.task] = ClaimQueue()
-            queue.add(waiting)
+            self.claims.setdefault(request.partition, {}).setdefault(request.task, ClaimQueue()).add(waiting)
         elif isinstance(request, Watch):
             self.watches.setdefault(request.partition, WatchQueue()).add(waiting, request)
         elif isinstance(request, (TakeGroupDemand, AwaitDone, TakeLock)):
@@ -219,33 +205,23 @@ class WaitQueues:
     def remove(self, waiter: RequestKey) -> None:
         """Remove a request."""
         request = self.by_waiter.pop(waiter).request
-        left = self.of_client.pop(waiter[0]) - 1
-        left_bytes = self.bytes_of_client.pop(waiter[0]) - self.sizes.pop(waiter)
-        if left:
-            self.of_client[waiter[0]] = left
-            self.bytes_of_client[waiter[0]] = left_bytes
+        remove_member(self.of_client, waiter[0], waiter)
         if len(self._deadlines) > 2 * len(self.by_waiter) + 64:
             # most requests are answered long before their deadline; the entries that they leave must not accumulate
             self._deadlines = [(w.deadline, *w.waiter) for w in self.by_waiter.values()]
             heapq.heapify(self._deadlines)
         if isinstance(request, Claim):
-            tasks = self.claims[request.partition]
-            queue = tasks[request.task]
+            queue = self.claims[request.partition][request.task]
             queue.remove(waiter)
             if not queue.claims:
-                del tasks[request.task]
-                if not tasks:
-                    del self.claims[request.partition]
+                remove_member(self.claims, request.partition, request.task)
         elif isinstance(request, Watch):
             watches = self.watches[request.partition]
             watches.remove(waiter, request)
             if not watches.groups:
                 del self.watches[request.partition]
         elif isinstance(request, (TakeGroupDemand, AwaitDone, TakeLock)):
-            lines = self._lines_for(request)
-            del lines[request.partition][waiter]
-            if not lines[request.partition]:
-                del lines[request.partition]
+            remove_member(self._lines_for(request), request.partition, waiter)
         else:
             del self.space[waiter]
 
@@ -255,12 +231,13 @@ class WaitQueues:
 
     def check_limits(self, client: str, request: Parkable) -> None:
         """Raise CapacityError if a client has as many waiting requests, or bytes of them, as it may have."""
-        if self.of_client.get(client, 0) >= MAX_WAITING:
+        sizes = self.of_client.get(client, {})
+        if len(sizes) >= MAX_WAITING:
             raise CapacityError(
                 f"too many waiting requests: {MAX_WAITING} of this client wait already, which is the limit for one "
                 "client. Make fewer calls at a time, or use several clients"
             )
-        there = self.bytes_of_client.get(client, 0)
+        there = sum(sizes.values())
         if there and there + size_of(request) > MAX_WAITING_BYTES:
             raise CapacityError(
                 f"too many waiting requests: those of this client have {there} bytes already, this one would add "

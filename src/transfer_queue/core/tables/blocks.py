@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import pairwise
 from typing import Annotated, Any
 
 import msgspec
@@ -26,6 +25,7 @@ from transfer_queue.core.columns.kinds import (
 from transfer_queue.core.columns.schema import Count, Persisted, counter, part, parts_of, scalar
 from transfer_queue.core.tables.digest_index import DigestIndex
 from transfer_queue.core.tables.extents import PublishedExtents
+from transfer_queue.core.tables.rows import Indexer, count_values, runs_of
 from transfer_queue.messages.descriptors import BlockLocation, Blocks, FieldSpec, NewBlock
 
 CHUNK_BITS = 12
@@ -88,9 +88,7 @@ class BlockChunk(Persisted):
         self._use(blocks)
         for columns in (self.second, self.shared):
             for name, column in columns.items():
-                grown = np.zeros(self.capacity, column.dtype)
-                grown[: len(column)] = column
-                columns[name] = grown
+                columns[name] = np.append(column, np.zeros(self.capacity - len(column), column.dtype))
 
     def second_columns(self) -> dict[str, np.ndarray]:
         """Return the columns of the second locations. Makes them if they are missing."""
@@ -110,12 +108,20 @@ class BlockChunk(Persisted):
             first, second = self.columns[name], self.second[name]
             first[at], second[at] = second[at], first[at]
 
+    def locations(self, at: np.ndarray) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
+        """Return the columns of the first and of the second locations, each with those of these blocks that have it."""
+        first = [(self.columns, at)]
+        return [*first, (self.second, at[self.second["extent"][at] > 0])] if self.second else first
+
+    def second_units(self, at: np.ndarray) -> np.ndarray:
+        """Return the unit of the second location of each of these blocks; -1 if it has none."""
+        if not self.second:
+            return np.full(len(at), -1)
+        return np.where(self.second["extent"][at] > 0, self.second["unit"][at], -1)
+
     def places(self, at: int) -> list[BlockLocation]:
         """Return the locations of a block."""
-        found = [_place(self.columns, at)]
-        if self.second and self.second["extent"][at]:
-            found.append(_place(self.second, at))
-        return found
+        return [_place(columns, at) for columns, there in self.locations(np.array([at])) if len(there)]
 
 
 _TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
@@ -133,29 +139,6 @@ def _count_distinct(values: np.ndarray) -> list[tuple[int, int]]:
         return [(int(values[0]), 1)]
     unique, counts = np.unique(values, return_counts=True)
     return list(zip(unique.tolist(), counts.tolist(), strict=True))
-
-
-def _distinct_with_counts(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct numbers, ascending, and how often each occurs.
-
-    For numbers that are close together, as those of the blocks of a chunk are, to count is faster than to sort.
-    """
-    if not len(numbers):
-        return numbers, numbers
-    low = int(numbers.min())
-    if int(numbers.max()) - low >= 8 * len(numbers):
-        return np.unique(numbers, return_counts=True)
-    counts = np.bincount(numbers - low)
-    there = np.flatnonzero(counts)
-    return there + low, counts[there]
-
-
-def _runs(ascending: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Iterate over (start, end) of the runs of equal values."""
-    if not len(ascending):
-        return iter(())
-    inner = (np.flatnonzero(np.diff(ascending)) + 1).tolist() if ascending[0] != ascending[-1] else []
-    return pairwise([0, *inner, len(ascending)])
 
 
 def _number_distinct(values: np.ndarray) -> tuple[list[int], bytes]:
@@ -198,12 +181,14 @@ class BlockTable(PublishedExtents):
 
     chunks: dict[int, BlockChunk] = parts_of(Count, BlockChunk)
     schemas: InternTable[Schema] = interned(
+        "schemas",
         "schema_values",
         list[list[FieldSpec] | None],
         save=msgspec.to_builtins,
         load=lambda values: [tuple(value or ()) for value in values],
     )
     dims: InternTable[bytes] = interned(
+        "dims",
         "dims_values",
         JoinedBytes,
         save=lambda values: join_columns(np.frombuffer(value or b"", "u1") for value in values),
@@ -216,7 +201,6 @@ class BlockTable(PublishedExtents):
 
     def __init__(self) -> None:
         super().__init__()
-        self.equal = DigestIndex()
         self.stored: defaultdict[int, Counter[int]] = defaultdict(Counter)
         """Number of a partition -> unit -> bytes of its blocks there, for each location; may be 0. Derived."""
         self.saved: Counter[int] = Counter()
@@ -256,16 +240,24 @@ class BlockTable(PublishedExtents):
 
     def retain(self, numbers: np.ndarray) -> None:
         """Count one needed value more for each entry. The blocks are needed already."""
-        unique, counts = _distinct_with_counts(numbers)
-        keys, at = unique >> CHUNK_BITS, unique & (CHUNK - 1)
-        for a, b in _runs(keys):
-            chunk, mine = self.chunks[int(keys[a])], at[a:b]
-            self._count_saved(chunk, mine, -1)
-            chunk.columns["live"][mine] += counts[a:b]
-            self._count_saved(chunk, mine, 1)
-            shared = chunk.shared["values"][mine] if chunk.shared else np.zeros(len(mine), "i8")
-            chunk.note_shared(mine, np.maximum(shared, chunk.columns["live"][mine]))
+        unique, counts = count_values(numbers)
+        for _, chunk, at, where in self._split(unique):
+            self._count_saved(chunk, at, -1)
+            chunk.columns["live"][at] += counts[where]
+            self._count_saved(chunk, at, 1)
+            shared = chunk.shared["values"][at] if chunk.shared else np.zeros(len(at), "i8")
+            chunk.note_shared(at, np.maximum(shared, chunk.columns["live"][at]))
         self.changes += 1
+
+    def _split(self, numbers: np.ndarray) -> Iterator[tuple[int, BlockChunk, np.ndarray, Indexer]]:
+        """Iterate over (chunk number, chunk, places in the chunk, places in `numbers`) for each chunk that exists."""
+        keys, at = numbers >> CHUNK_BITS, numbers & (CHUNK - 1)
+        is_one = len(keys) and keys[0] == keys[-1] and (keys == keys[0]).all()
+        runs = [(int(keys[0]), slice(None))] if is_one else runs_of(keys) if len(keys) else ()
+        for key, where in runs:
+            chunk = self.chunks.get(key)
+            if chunk is not None:
+                yield key, chunk, at[where], where
 
     def _count_saved(self, chunk: BlockChunk, at: np.ndarray, sign: int) -> None:
         """Count what these blocks save, for their partitions."""
@@ -281,9 +273,8 @@ class BlockTable(PublishedExtents):
         numbers = numbers[numbers > 0]
         if len(numbers) == 1:
             return self._release(int(numbers[0]) >> CHUNK_BITS, numbers & (CHUNK - 1), 1)
-        unique, counts = _distinct_with_counts(numbers)
-        keys, at = unique >> CHUNK_BITS, unique & (CHUNK - 1)
-        return sum(self._release(int(keys[a]), at[a:b], counts[a:b]) for a, b in _runs(keys))
+        unique, counts = count_values(numbers) if len(numbers) else (numbers, numbers)
+        return sum(self._release(key, at, counts[where]) for key, _, at, where in self._split(unique))
 
     def _release(self, key: int, at: np.ndarray, counts: np.ndarray | int) -> int:
         """Do the same for distinct blocks of one chunk."""
@@ -307,9 +298,8 @@ class BlockTable(PublishedExtents):
                 self.equal.forget_block((key << CHUNK_BITS) + number)
         nbytes = int(column["nbytes"][at].sum())
         self.live_bytes -= nbytes
-        self._leave(chunk, column, at)
-        if chunk.second:
-            self._leave(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
+        for location, there in chunk.locations(at):
+            self._leave(chunk, location, there)
         chunk.alive -= len(at)
         if not chunk.alive:
             del self.chunks[key]
@@ -363,11 +353,7 @@ class BlockTable(PublishedExtents):
             _renumber(columns["owner"], at, owners)
             self.chunks[key + shift] = chunk
             self.live_bytes += int(columns["nbytes"][at].sum())
-            self._store(chunk, columns, at)
-            if chunk.second:
-                self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
-            if chunk.shared:
-                self._count_saved(chunk, at[chunk.shared["values"][at] > 0], 1)
+            self._count_chunk(chunk, at)
 
     def places(self, number: int) -> list[BlockLocation]:
         """Return the one or two locations of a needed block. Readers get the first one."""
@@ -375,25 +361,16 @@ class BlockTable(PublishedExtents):
 
     def units_of(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the first unit of each of these needed blocks, and its second one (-1: none)."""
-        first, second = self.column("unit", numbers), np.full(len(numbers), -1, "i8")
-        keys = numbers >> CHUNK_BITS
-        for key in np.unique(keys).tolist():
-            chunk, mine = self.chunks[key], keys == key
-            if chunk.second:
-                at = numbers[mine] & (CHUNK - 1)
-                second[mine] = np.where(chunk.second["extent"][at] > 0, chunk.second["unit"][at], -1)
-        return first, second
+        second = np.full(len(numbers), -1, "i8")
+        for _, chunk, at, where in self._split(numbers):
+            second[where] = chunk.second_units(at)
+        return self.column("unit", numbers), second
 
     def needed_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return those of these blocks that some live row needs, in order."""
-        keys = numbers >> CHUNK_BITS
         alive = np.zeros(len(numbers), bool)
-        for key in np.unique(keys).tolist():
-            chunk = self.chunks.get(key)
-            if chunk is not None:
-                mine = keys == key
-                at = numbers[mine] & (CHUNK - 1)
-                alive[mine] = chunk.columns["live"][np.minimum(at, chunk.capacity - 1)] > 0
+        for _, chunk, at, where in self._split(numbers):
+            alive[where] = chunk.columns["live"][np.minimum(at, chunk.capacity - 1)] > 0
         return numbers[alive]
 
     def relocate(
@@ -410,15 +387,8 @@ class BlockTable(PublishedExtents):
         If `left` is -1, they keep their location too, and readers get the new one first if the other one is in one of
         `mirrors`. Blocks that are not needed any more, or whose locations do not match, are unchanged.
         """
-        keys = numbers >> CHUNK_BITS
-        for a, b in _runs(keys):
-            chunk = self.chunks.get(int(keys[a]))
-            if chunk is None:
-                continue
-            at, to = numbers[a:b] & (CHUNK - 1), offsets[a:b]
-            first, second = chunk.columns["unit"][at], np.full(len(at), -1)
-            if chunk.second:
-                second = np.where(chunk.second["extent"][at] > 0, chunk.second["unit"][at], -1)
+        for _, chunk, at, where in self._split(numbers):
+            to, first, second = offsets[where], chunk.columns["unit"][at], chunk.second_units(at)
             needed = (chunk.columns["live"][at] > 0) & ((first == left) | (first != place.unit))
             if left < 0:
                 needed &= second < 0
@@ -481,16 +451,12 @@ class BlockTable(PublishedExtents):
             other_gone = there & gone(second["unit"][at], second["extent"][at])
             alone = first_gone & (other_gone | ~there)
             lost.append(at[alone] + (key << CHUNK_BITS))
-            swap = at[first_gone & there & ~other_gone]
-            if len(swap):
-                self._leave(chunk, columns, swap)
-                for name in PLACE:
-                    columns[name][swap] = second[name][swap]
-                second["extent"][swap] = 0
-            rid = at[other_gone & ~first_gone]
-            if len(rid):
-                self._leave(chunk, second, rid)
-                second["extent"][rid] = 0
+            swap, rid = at[first_gone & there & ~other_gone], at[other_gone & ~first_gone]
+            self._leave(chunk, columns, swap)
+            self._leave(chunk, second, rid)
+            for name in PLACE:
+                columns[name][swap] = second[name][swap]
+            second["extent"][np.append(swap, rid)] = 0
         return np.concatenate(lost)
 
     def column(self, name: str, numbers: np.ndarray) -> np.ndarray:
@@ -500,17 +466,13 @@ class BlockTable(PublishedExtents):
     def _columns(self, names: Sequence[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
         """Return some columns of these blocks, in order."""
         keys = numbers >> CHUNK_BITS
-        at = numbers & (CHUNK - 1)
         if len(numbers) and keys[0] == keys[-1] and (keys == keys[0]).all():
-            columns = self.chunks[int(keys[0])].columns
+            columns, at = self.chunks[int(keys[0])].columns, numbers & (CHUNK - 1)
             return {name: columns[name][at] for name in names}
-        kinds = dict(FIELDS)
-        out = {name: np.empty(len(numbers), kinds[name]) for name in names}
-        for key in np.unique(keys).tolist():
-            mine = keys == key
-            columns, there = self.chunks[key].columns, at[mine]
+        out = {name: np.zeros(len(numbers), BLOCK[name]) for name in names}
+        for _, chunk, at, where in self._split(numbers):
             for name in names:
-                out[name][mine] = columns[name][there]
+                out[name][where] = chunk.columns[name][at]
         return out
 
     def describe(self, numbers: np.ndarray) -> Blocks:
@@ -538,22 +500,15 @@ class BlockTable(PublishedExtents):
     def describe_for(self, numbers: np.ndarray, near: list[int], avoid: list[int]) -> Blocks:
         """Do the same for a reader, with the better location of each block. For `near` and `avoid` see `Lookup`."""
         made = self.describe(numbers)
-        first = np.frombuffer(made.unit, "<i4")
-        better = {
-            name: np.frombuffer(getattr(made, name), "<i4" if name == "unit" else "<i8").copy() for name in _MOVES
-        }
-        keys = numbers >> CHUNK_BITS
-        for key in np.unique(keys).tolist():
-            second = self.chunks[key].second
-            if not second:
+        better = {name: np.frombuffer(getattr(made, name), BLOCK[name]).copy() for name in _MOVES}
+        for _, chunk, at, where in self._split(numbers):
+            if not chunk.second:
                 continue
-            mine = np.flatnonzero(keys == key)
-            at = numbers[mine] & (CHUNK - 1)
-            one, other = first[mine], second["unit"][at]
+            one, other = better["unit"][where], chunk.second_units(at)
             wanted = np.isin(other, near) & ~np.isin(one, near) | np.isin(one, avoid)
-            wanted &= (second["extent"][at] != 0) & ~np.isin(other, avoid)
+            wanted &= (other >= 0) & ~np.isin(other, avoid)
             for name in _MOVES:
-                better[name][mine[wanted]] = second[name][at[wanted]]
+                better[name][where] = np.where(wanted, chunk.second[name][at], better[name][where])
         return msgspec.structs.replace(made, **{name: column.tobytes() for name, column in better.items()})
 
     def shape_source(self, number: int) -> tuple[Schema, bytes, int]:
@@ -588,22 +543,22 @@ class BlockTable(PublishedExtents):
         self.stored.clear()
         self.saved.clear()
         for chunk in self.chunks.values():
-            at = np.flatnonzero(chunk.columns["live"])
-            if chunk.shared:
-                self._count_saved(chunk, at[chunk.shared["values"][at] > 0], 1)
-            self._store(chunk, chunk.columns, at)
-            if chunk.second:
-                self._store(chunk, chunk.second, at[chunk.second["extent"][at] > 0])
+            self._count_chunk(chunk, np.flatnonzero(chunk.columns["live"]))
+
+    def _count_chunk(self, chunk: BlockChunk, at: np.ndarray) -> None:
+        """Count the bytes of these blocks of a chunk, and what they save."""
+        if chunk.shared:
+            self._count_saved(chunk, at[chunk.shared["values"][at] > 0], 1)
+        for columns, there in chunk.locations(at):
+            self._store(chunk, columns, there)
 
     def _measure_extents(self) -> None:
         """Compute the used bytes of the extents from the locations of the blocks."""
-        found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, "i8")] for name in ("unit", "extent", "start", "end")}
+        parts = [np.zeros((4, 0), "i8")]
         for chunk in self.chunks.values():
-            at = np.flatnonzero(chunk.columns["live"])
-            for columns in (chunk.columns, chunk.second):
-                if columns:
-                    some = at[columns["extent"][at] != 0] if columns is chunk.second else at
-                    for name, of in (("unit", "unit"), ("extent", "extent"), ("start", "offset")):
-                        found[name].append(columns[of][some])
-                    found["end"].append(columns["offset"][some] + chunk.columns["nbytes"][some])
-        self.measure(*(np.concatenate(parts).astype("i8") for parts in found.values()))
+            for columns, at in chunk.locations(np.flatnonzero(chunk.columns["live"])):
+                start = columns["offset"][at]
+                parts.append(
+                    np.stack([columns["unit"][at], columns["extent"][at], start, start + chunk.columns["nbytes"][at]])
+                )
+        self.measure(*np.concatenate(parts, axis=1))

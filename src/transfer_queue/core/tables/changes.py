@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_of, map_of, map_of_values
+from transfer_queue.core.columns.schema import Count, Persisted, counter, deque_of, map_of
 from transfer_queue.core.tables.rows import CHUNK_BITS, Chunk, RowsOfChunk, RowTable, ValueColumns
 from transfer_queue.messages.queries import Watch
 
@@ -50,11 +51,6 @@ class ChangeFeed(Persisted):
     def mark_changed(self, version: int, positions: np.ndarray) -> None:
         """Record that these rows changed."""
         self.mark_rows_changed(version, self.rows.split(positions))
-
-    def mark_all_changed(self, version: int) -> None:
-        """Record that all live rows changed."""
-        every = slice(None)
-        self.mark_rows_changed(version, [(key, c, c.alive == 1, every) for key, c in self.rows.chunks.items()])
 
     def versions_of(self, positions: np.ndarray) -> np.ndarray:
         """Return the version at which each of these rows last changed (i8), which is never 0 for a row with a key."""
@@ -107,12 +103,7 @@ class ChangeFeed(Persisted):
 
     def cleared_since(self, version: int) -> list[Cleared]:
         """Return the remembered clears after a version, in order."""
-        found = []
-        for entry in reversed(self.cleared):
-            if entry[0] <= version:
-                break
-            found.append(entry)
-        return found[::-1]
+        return [*takewhile(lambda entry: entry[0] > version, reversed(self.cleared))][::-1]
 
     def derive(self) -> None:
         """Count the cleared rows."""
@@ -136,11 +127,11 @@ Found = tuple[int, Chunk, str, ValueColumns, np.ndarray]
 class LossEvent(NamedTuple):
     """The loss of a storage unit, or of extents of it, with which values were lost."""
 
-    unit: int
+    unit: Count
     """The number of the storage unit."""
     when: str
     """The time as text, by the clock of the process that noticed the loss."""
-    version: int
+    version: Count
     """The version of the partition."""
 
     def describe(self) -> str:
@@ -151,9 +142,7 @@ class LossEvent(NamedTuple):
 class LostValues(Persisted):
     """The lost values of one partition."""
 
-    events: dict[int, LossEvent] = map_of_values(
-        Count, tuple[Count, str, Count], tuple, lambda entry: LossEvent(*entry)
-    )
+    events: dict[int, LossEvent] = map_of(Count, LossEvent)
     """The events that lost values which are still lost, by number."""
     counts: dict[str, int] = map_of(str, Count)
     """Field -> number of lost values."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transfer_queue.core.tables.rows import CHUNK, CHUNK_BITS, MASK, Chunk, RowTable, runs_of
+from transfer_queue.core.tables.rows import CHUNK, CHUNK_BITS, MASK, Chunk, RowTable, count_values, runs_of
 from transfer_queue.sampler.numeric_tags import not_a_number_error
 from transfer_queue.sampler.ready_views import RankKey
 
@@ -111,16 +111,6 @@ PART = CHUNK  # rows whose groups are marked in one step
 MANY = 32  # if more groups change together, they are removed from a list in one step
 
 
-def count_values(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return each distinct number, ascending, and how often it occurs."""
-    low = int(numbers.min())
-    if int(numbers.max()) - low > 8 * len(numbers):
-        return np.unique(numbers, return_counts=True)
-    counts = np.bincount(numbers - low)
-    there = counts.nonzero()[0]
-    return there + low, counts[there]
-
-
 class CompleteGroups(ABC):
     """The groups of `size` whose members are all ready."""
 
@@ -152,33 +142,31 @@ class CompleteGroups(ABC):
         """Return the number of ready members of each group that has any."""
 
     @abstractmethod
-    def is_partial(self, group: int) -> bool:
-        """Return whether some members of the group are ready, but fewer than `size`."""
+    def _has(self, group: int) -> int:
+        """Return how many members of the group are ready."""
 
     @abstractmethod
-    def update_rows(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
-        """Record that rows became ready (`on`) and not ready (`off`)."""
+    def _add(self, positions: np.ndarray, step: int, groups: GroupTable) -> None:
+        """Record that rows, at least one, became ready (step 1) or not ready (step -1)."""
 
     @abstractmethod
     def update_group(self, group: int, delta: int, groups: GroupTable) -> None:
         """Record that a group has `delta` more ready members, or that its size has changed."""
 
-    @abstractmethod
-    def parts(self) -> list[list[int]]:
-        """Return the complete groups in lists that contain a few thousand rows."""
+    def update_rows(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
+        """Record that rows became ready (`on`) and not ready (`off`)."""
+        for positions, step in ((on, 1), (off, -1)):
+            if len(positions):
+                self._add(positions, step, groups)
 
-    @abstractmethod
-    def complete_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
-        """Return those of these groups that are complete."""
-
-    @abstractmethod
-    def partial_groups(self) -> set[int]:
-        """Return the groups that have ready members and are not complete."""
+    def is_partial(self, group: int) -> bool:
+        """Return whether some members of the group are ready, but fewer than `size`."""
+        return 0 < self._has(group) < self.size
 
     def take_grown_groups(self) -> set[int]:
         """Return the groups with new ready members. The caller removes those that it does not need to see again."""
         if self.grown is None:
-            self.grown = self.partial_groups()
+            self.grown = self.ready_counts().keys() - set(self.first_groups(len(self)))
         return self.grown
 
     def ranking(self, key: RankKey, rows: RowTable, groups: GroupTable) -> Ranking:
@@ -193,7 +181,8 @@ class CompleteGroups(ABC):
         if found is None:
             rows.watch(key.tag)
             if not self.rankings:
-                self.unmarked = self.parts()[::-1]
+                complete, step = self.first_groups(len(self)), max(1, PART // self.size)
+                self.unmarked = [complete[at : at + step] for at in range(0, len(complete), step)][::-1]
             found = self.rankings[key] = Ranking(key)
             found.dirty.update(self.bits)
         return found
@@ -201,7 +190,8 @@ class CompleteGroups(ABC):
     def mark(self, groups: GroupTable, parts: int) -> None:
         """Mark this number of lists of groups, each group as it is now."""
         for _ in range(min(parts, len(self.unmarked))):
-            whole = self.complete_of(self.unmarked.pop(), groups)
+            among = self.unmarked.pop()
+            whole = [group for group in among if 0 < self._has(group) == groups.size_of(group, self.size)]
             self._mark(groups.members_of(whole, self.size), 1)
 
     def _mark(self, positions: np.ndarray, bit: int) -> None:
@@ -247,29 +237,7 @@ class CompleteOrderedGroups(CompleteGroups):
             found += (at + (key << CHUNK_BITS)).tolist()
         return found
 
-    def parts(self) -> list[list[int]]:
-        """See `CompleteGroups`."""
-        found = []
-        for key in self.keys:
-            numbers = ((self.counts[key] == self.size).nonzero()[0] + (key << CHUNK_BITS)).tolist()
-            step = max(1, PART // self.size)
-            found += [numbers[start : start + step] for start in range(0, len(numbers), step)]
-        return found
-
-    def complete_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
-        """See `CompleteGroups`."""
-        return [number for number in numbers if self._has(number) == self.size]
-
-    def partial_groups(self) -> set[int]:
-        """See `CompleteGroups`."""
-        found: set[int] = set()
-        for key, column in self.counts.items():
-            at = ((column > 0) & (column < self.size)).nonzero()[0]
-            found.update((at + (key << CHUNK_BITS)).tolist())
-        return found
-
     def _has(self, group: int) -> int:
-        """Return how many members of the group are ready."""
         column = self.counts.get(group >> CHUNK_BITS)
         return 0 if column is None else int(column[group & MASK])
 
@@ -281,23 +249,12 @@ class CompleteOrderedGroups(CompleteGroups):
             found.update(zip((at + (key << CHUNK_BITS)).tolist(), column[at].tolist(), strict=True))
         return found
 
-    def is_partial(self, group: int) -> bool:
-        """See `CompleteGroups`."""
-        return 0 < self._has(group) < self.size
-
-    def update_rows(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
-        """See `CompleteGroups`."""
-        for positions, step in ((on, 1), (off, -1)):
-            if len(positions):
-                self._add(positions, step, groups)
-
     def update_group(self, group: int, delta: int, groups: GroupTable) -> None:
         """See `CompleteGroups`."""
         if delta:
             self._add(np.full(abs(delta), group * self.size), 1 if delta > 0 else -1, groups)
 
     def _add(self, positions: np.ndarray, step: int, groups: GroupTable) -> None:
-        """Record that these rows became ready (step 1) or not ready (step -1)."""
         names, members = count_values(positions // self.size)
         if step > 0 and self.grown is not None:
             self.grown.update(names.tolist())
@@ -350,48 +307,33 @@ class CompleteDeclaredGroups(CompleteGroups):
         """See `CompleteGroups`."""
         return [group for _, group in islice(self.order, count)]
 
-    def parts(self) -> list[list[int]]:
-        """See `CompleteGroups`."""
-        numbers, step = self.first_groups(len(self)), max(1, PART // self.size)
-        return [numbers[start : start + step] for start in range(0, len(numbers), step)]
-
-    def complete_of(self, numbers: list[int], groups: GroupTable) -> list[int]:
-        """See `CompleteGroups`."""
-        return [number for number in numbers if 0 < self.counts.get(number, 0) == groups.size_of(number, self.size)]
-
-    def partial_groups(self) -> set[int]:
-        """See `CompleteGroups`."""
-        return self.counts.keys() - {group for _, group in self.order}
-
     def ready_counts(self) -> dict[int, int]:
         """See `CompleteGroups`."""
         return self.counts
 
-    def is_partial(self, group: int) -> bool:
-        """See `CompleteGroups`."""
-        return self.counts.get(group, self.size) < self.size
+    def _has(self, group: int) -> int:
+        return self.counts.get(group, 0)
 
-    def update_rows(self, on: np.ndarray, off: np.ndarray, groups: GroupTable) -> None:
-        """See `CompleteGroups`."""
-        for positions, step in ((on, 1), (off, -1)):
-            if not len(positions):
-                continue
-            names, counts = np.unique(groups.groups_of(positions, self.size), return_counts=True)
-            names, counts = names[names >= 0], counts[names >= 0]
-            if step < 0 and len(names) > MANY:
-                self._many_left(names.tolist(), counts.tolist(), groups)
-                continue
-            for group, count in zip(names.tolist(), counts.tolist(), strict=True):
-                self.update_group(group, step * count, groups)
+    def _count(self, group: int, delta: int) -> None:
+        now = self.counts.get(group, 0) + delta
+        if now:
+            self.counts[group] = now
+        else:
+            self.counts.pop(group, None)
+
+    def _add(self, positions: np.ndarray, step: int, groups: GroupTable) -> None:
+        names, counts = np.unique(groups.groups_of(positions, self.size), return_counts=True)
+        names, counts = names[names >= 0], counts[names >= 0]
+        if step < 0 and len(names) > MANY:
+            self._many_left(names.tolist(), counts.tolist(), groups)
+            return
+        for group, count in zip(names.tolist(), counts.tolist(), strict=True):
+            self.update_group(group, step * count, groups)
 
     def _many_left(self, names: list[int], counts: list[int], groups: GroupTable) -> None:
         """Record that members of many groups became not ready. None of these groups is complete any more."""
         for group, count in zip(names, counts, strict=True):
-            now = self.counts.get(group, 0) - count
-            if now:
-                self.counts[group] = now
-            else:
-                self.counts.pop(group, None)
+            self._count(group, -count)
         firsts = [groups.first_position(group, self.size) for group in names]
         start = bisect_left(self.order, (min(firsts), -1))
         stop = bisect_left(self.order, (max(firsts) + 1, -1))
@@ -403,11 +345,7 @@ class CompleteDeclaredGroups(CompleteGroups):
 
     def update_group(self, group: int, delta: int, groups: GroupTable) -> None:
         """See `CompleteGroups`."""
-        now = self.counts.get(group, 0) + delta
-        if now:
-            self.counts[group] = now
-        else:
-            self.counts.pop(group, None)
+        self._count(group, delta)
         if delta > 0 and self.grown is not None:
             self.grown.add(group)
         entry = (groups.first_position(group, self.size), group)

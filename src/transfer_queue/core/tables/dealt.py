@@ -17,6 +17,7 @@ from transfer_queue.core.columns.schema import (
     Count,
     Persisted,
     counter,
+    linked_part,
     list_of,
     map_of,
     map_of_tuples,
@@ -35,7 +36,7 @@ class SkippedRows(Persisted):
     counts: dict[tuple[str, str], int] = map_of_tuples((str, str), Count)
     """(task, reason) -> rows skipped so far, cleared ones included, until the task's consumption is reset."""
     _reasons: list[str] = list_of(str)
-    codes: RowNumbers = part(RowNumbers)
+    codes: RowNumbers = linked_part(RowNumbers)
     """(task, live row) -> 1 + the number of the reason, 0 if the row was not skipped."""
 
     def __init__(self, rows: RowTable) -> None:
@@ -118,7 +119,6 @@ class DealtBatches(Persisted):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rounds = IntervalSet()
         self.by_key: dict[tuple[int, int], int] = {}
         """(dp_rank, batch_index) -> number. Derived."""
 

@@ -73,7 +73,10 @@ class DigestIndex(Persisted, bare=True):
     def forget_block(self, block: int) -> None:
         """Forget the values of a block that is freed."""
         for key, digest in self.of_block.pop(block, ()):
-            self._forget(key, digest)
+            known = self.fields[key]
+            del known[digest]
+            if not known:
+                del self.fields[key]
 
     def forget_field(self, owner: int, name: str) -> None:
         """Forget the values of a field of which no row has a value any more."""
@@ -98,9 +101,3 @@ class DigestIndex(Persisted, bare=True):
         for (owner, name), known in other.fields.items():
             values = {digest: (block + shift, slot) for digest, (block, slot) in known.items()}
             self.add(owners[owner], name, values)
-
-    def _forget(self, key: Key, digest: bytes) -> None:
-        known = self.fields[key]
-        del known[digest]
-        if not known:
-            del self.fields[key]

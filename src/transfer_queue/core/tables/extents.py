@@ -9,6 +9,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
 
 import numpy as np
 
@@ -19,6 +20,7 @@ MOST_BYTES = 1 << 62  # every offset and length, and the sum of all lengths, is 
 MOST_EXTENTS = 1 << 40  # the number of an extent is less than this
 _ALIGNMENT = 64  # of blocks in an extent: no block fits into a smaller gap between two others
 _CHUNK = 512
+_FIRST = itemgetter(0)  # the first entry of a chunk
 
 Span = tuple[int, int]  # the first byte, and the number of the extent
 
@@ -29,13 +31,11 @@ class Spans:
     A sorted list in chunks: to add or remove an extent takes a few microseconds among hundreds of thousands.
     """
 
-    __slots__ = ("_chunks", "_firsts")
+    __slots__ = ("_chunks",)
 
     def __init__(self) -> None:
         self._chunks: list[list[Span]] = []
         """Ascending; no chunk is empty."""
-        self._firsts: list[Span] = []
-        """The first entry of each chunk."""
 
     def __iter__(self) -> Iterator[Span]:
         return chain.from_iterable(self._chunks)
@@ -43,31 +43,25 @@ class Spans:
     def add(self, span: Span) -> None:
         """Add an extent."""
         if not self._chunks:
-            self._chunks.append([])
-            self._firsts.append(span)
-        at = max(bisect_right(self._firsts, span) - 1, 0)
+            self._chunks.append([span])
+            return
+        at = max(bisect_right(self._chunks, span, key=_FIRST) - 1, 0)
         chunk = self._chunks[at]
         insort(chunk, span)
         if len(chunk) > _CHUNK:
-            half = len(chunk) // 2
-            self._chunks.insert(at + 1, chunk[half:])
-            self._firsts.insert(at + 1, chunk[half])
-            del chunk[half:]
-        self._firsts[at] = chunk[0]
+            self._chunks[at : at + 1] = [chunk[: _CHUNK // 2], chunk[_CHUNK // 2 :]]
 
     def remove(self, span: Span) -> None:
         """Remove an extent that was added."""
-        at = bisect_right(self._firsts, span) - 1
+        at = bisect_right(self._chunks, span, key=_FIRST) - 1
         chunk = self._chunks[at]
         del chunk[bisect_left(chunk, span)]
-        if chunk:
-            self._firsts[at] = chunk[0]
-        else:
-            del self._chunks[at], self._firsts[at]
+        if not chunk:
+            del self._chunks[at]
 
     def last_before(self, span: tuple[int, ...]) -> Span | None:
         """Return the last entry that is less than `span`. (byte,) is less than all entries that begin at that byte."""
-        at = bisect_left(self._firsts, span) - 1
+        at = bisect_left(self._chunks, span, key=_FIRST) - 1
         if at < 0:
             return None
         chunk = self._chunks[at]
@@ -75,13 +69,12 @@ class Spans:
 
     def first_after(self, span: Span) -> Span | None:
         """Return the first entry that is greater than `span`."""
-        at = bisect_right(self._firsts, span)
-        if at:
-            chunk = self._chunks[at - 1]
-            within = bisect_right(chunk, span)
-            if within < len(chunk):
-                return chunk[within]
-        return self._firsts[at] if at < len(self._firsts) else None
+        at = bisect_right(self._chunks, span, key=_FIRST)
+        chunk = self._chunks[at - 1] if at else []
+        within = bisect_right(chunk, span)
+        if within < len(chunk):
+            return chunk[within]
+        return self._chunks[at][0] if at < len(self._chunks) else None
 
 
 class ExtentRecord:
@@ -203,9 +196,7 @@ class PublishedExtents(Persisted):
     def put_block(self, place: BlockLocation | NewBlock, writer: str, nbytes: int) -> None:
         """Put a block of this many bytes into an extent; the extent is made if this is its first block."""
         unit, number, start = place.unit, place.extent, place.offset
-        extent = self.extents.get((unit, number))
-        if extent is None:
-            extent = self.extent_for(unit, number, place.length, writer)
+        extent = self.extents.get((unit, number)) or self.extent_for(unit, number, place.length, writer)
         extent.blocks += 1
         if 0 <= extent.top <= start < extent.top + _ALIGNMENT:
             extent.top = start + nbytes
@@ -284,13 +275,11 @@ class PublishedExtents(Persisted):
         """Record that these extents receive no more blocks."""
         self.changes += 1
         for place in places:
-            extent = self.extents.get(place)
-            if extent is None:
-                # no needed block is in it: all its blocks were removed, or it never had one
+            if place in self.extents:
+                self.extents[place].closed = True
+                self.free_if_done(place)
+            else:  # no needed block is in it: all its blocks were removed, or it never had one
                 self._free(place)
-                continue
-            extent.closed = True
-            self.free_if_done(place)
 
     def free_if_done(self, place: tuple[int, int]) -> None:
         """Free an extent if it is closed and no needed block is in it."""
@@ -324,14 +313,10 @@ class PublishedExtents(Persisted):
     def take_freed(self, units: Container[int], pinned: Container[tuple[int, int]]) -> dict[int, list[int]]:
         """Take the extents that these units must be ordered to free, by unit. Leaves pinned ones and other units'."""
         taken: dict[int, list[int]] = {}
-        if self.untold:
-            kept: dict[tuple[int, int], None] = {}
-            for place in self.untold:
-                if place[0] in units and place not in pinned:
-                    taken.setdefault(place[0], []).append(place[1])
-                else:
-                    kept[place] = None
-            self.untold = kept
+        for place in list(self.untold):
+            if place[0] in units and place not in pinned:
+                taken.setdefault(place[0], []).append(place[1])
+                del self.untold[place]
         return taken
 
     def measure(self, unit: np.ndarray, number: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:

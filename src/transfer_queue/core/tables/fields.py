@@ -56,19 +56,17 @@ class FieldStats(Persisted, array_like=True):
     """Bit d is set once rows of this rank differ in dimension d."""
     mixed_rank: bool = scalar(bool, False)
     """Whether there are `further` ranks."""
+    others: tuple[str, ...]
+    """The other dtypes of values, in order of appearance. The partition saves them."""
+    further: dict[int, tuple[tuple[int, ...], int]]
+    """Each other rank of values -> `shape` and `differs` of the values of this rank. `FieldRanks` saves them."""
+    counts: Counter[int]
+    """Each other rank -> the number of rows that have a value of it. `FieldRanks` counts them."""
 
     def __init__(self, name: str) -> None:  # super().__init__() would take four times as long
-        self.live = self.ever = self.ndim = self.differs = 0
-        self.kind = self.dtype = ""
-        self.shape: tuple[int, ...] = ()
-        self.mixed_rank = False
         self.name = name
-        self.others: tuple[str, ...] = ()
-        """The other dtypes of values, in order of appearance. The partition saves them."""
-        self.further: dict[int, tuple[tuple[int, ...], int]] = {}
-        """Each other rank of values -> `shape` and `differs` of the values of this rank. `FieldRanks` saves them."""
-        self.counts: Counter[int] = Counter()
-        """Each other rank -> the number of rows that have a value of it. `FieldRanks` counts them."""
+        self.live = self.ever = 0
+        self.forget()
 
     def forget(self) -> None:
         """Forget the type, because no live row has the field."""
@@ -152,28 +150,20 @@ class FieldStats(Persisted, array_like=True):
             self.mixed_rank = True
 
     def absorb(self, other: FieldStats) -> None:
-        """Add the values and the type of a field of another partition, which `check` allows."""
-        live, ever = self.live + other.live, self.ever + other.ever
-        if not self.live:
-            self.kind, self.dtype, self.others, self.ndim = other.kind, other.dtype, other.others, other.ndim
-            self.shape, self.differs, self.mixed_rank = other.shape, other.differs, other.mixed_rank
-            self.further, self.counts = {**other.further}, Counter(other.counts)
-        else:
-            self.others += tuple(
-                dtype for dtype in (other.dtype, *other.others) if dtype not in (self.dtype, *self.others)
-            )
-            first = other.live - other.counts.total()
-            for rank, (shape, differs), count in [
-                (other.ndim, (other.shape, other.differs), first),
-                *((rank, shapes, other.counts[rank]) for rank, shapes in other.further.items()),
-            ]:
-                self._add_shapes(rank, np.array(shape, "i8"))
-                if rank == self.ndim:
-                    self.differs |= differs
-                else:
-                    self.further[rank] = self.further[rank][0], self.further[rank][1] | differs
-                    self.counts[rank] += count
-        self.live, self.ever = live, ever
+        """Add the values and the type of a field of another partition, which `check` allows. Both have values."""
+        self.others += tuple(dtype for dtype in (other.dtype, *other.others) if dtype not in (self.dtype, *self.others))
+        first = other.live - other.counts.total()
+        for rank, (shape, differs), count in [
+            (other.ndim, (other.shape, other.differs), first),
+            *((rank, shapes, other.counts[rank]) for rank, shapes in other.further.items()),
+        ]:
+            self._add_shapes(rank, np.array(shape, "i8"))
+            if rank == self.ndim:
+                self.differs |= differs
+            else:
+                self.further[rank] = self.further[rank][0], self.further[rank][1] | differs
+                self.counts[rank] += count
+        self.live, self.ever = self.live + other.live, self.ever + other.ever
 
     def to_field_type(self, ranks: Collection[int] = ()) -> FieldType:
         """Return the type as replies contain it. ranks: the ranks of the values in the reply, if there are several."""
@@ -239,20 +229,14 @@ def dims_parts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list
 
     Raises InvalidArgumentError if the numbers do not fit the schema.
     """
-    starts = dims_starts(schema, dims, rows)
-    return [dims[start:end] for start, end in zip(starts, [*starts[1:], len(dims)])]
-
-
-def dims_starts(schema: Sequence[FieldSpec], dims: np.ndarray, rows: int) -> list[int]:
-    """Return where the part of each field begins in a block's dims; see `dims_parts`."""
-    starts = []
-    at = 0
+    parts, at = [], 0
     for spec in schema:
-        starts.append(at)
-        at = _dims_end(spec, dims, at, rows)
+        end = _dims_end(spec, dims, at, rows)
+        parts.append(dims[at:end])
+        at = end
     if at != len(dims) or (len(dims) and int(dims.min()) < 0):
         raise InvalidArgumentError(f"a block of {rows} rows and {len(schema)} fields cannot have {len(dims)} dims")
-    return starts
+    return parts
 
 
 def _dims_end(spec: FieldSpec, dims: np.ndarray, at: int, rows: int) -> int:
@@ -317,7 +301,7 @@ def check_block(block: NewBlock, count: int, known: bool = False) -> None:
             raise InvalidArgumentError(f"field {spec.name!r} has the unknown kind {spec.kind!r}")
     if len(block.dims) % 8:
         raise InvalidArgumentError(f"the dims of the block must be 64-bit integers, got {len(block.dims)} bytes")
-    dims_starts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)
+    dims_parts(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)
 
 
 def _check_slots(block: NewBlock, packed: bytes, count: int) -> None:

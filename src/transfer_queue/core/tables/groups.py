@@ -86,8 +86,8 @@ class GroupTable(Persisted):
     def derive(self) -> None:
         """Compute what is derived from the declared groups. States of older releases do not contain `largest`."""
         self.by_name = {}
-        for name, group in ((group.name, group) for group in self.declared.values()):
-            self.by_name[name] = group
+        for group in self.declared.values():
+            self.by_name[group.name] = group
             self.broken += group.cleared > 0
             self.largest = max(self.largest, len(group.members))
 
@@ -131,18 +131,18 @@ class GroupTable(Persisted):
         group.cleared += 1
         if group.cleared == 1:
             self.broken += 1
-        if group.cleared == len(group.members):
-            self.broken -= 1
-            del self.declared[number]
-            del self.by_name[group.name]
+        self._remove_if_cleared(group)
 
     def forget_member(self, number: int, position: int) -> None:
         """Remove a member as if it had never joined. The group is removed with its last member."""
         group = self.declared[number]
         group.members.remove(position)
+        self._remove_if_cleared(group)
+
+    def _remove_if_cleared(self, group: Group) -> None:
         if group.cleared == len(group.members):
             self.broken -= group.cleared > 0
-            del self.declared[number]
+            del self.declared[group.number]
             del self.by_name[group.name]
 
     def groups_of(self, positions: np.ndarray, size: int) -> np.ndarray:
@@ -172,19 +172,13 @@ class GroupTable(Persisted):
             if first + size > self.rows.end:
                 return sealed or self.rows.has_cleared(range(first, self.rows.end))
             return self.rows.has_cleared(range(first, first + size))
-        found = self.declared.get(group)
-        wanted = self.size or size
-        if found is None or found.cleared or len(found.members) > wanted:
-            return True
-        return sealed and len(found.members) < wanted
+        wanted = self.size_of(group, size)
+        return not wanted or (sealed and len(self.declared[group].members) < wanted)
 
     def count_orphaned(self, sealed: bool) -> int:
         """Return how many declared groups can never be complete, as far as their size is known."""
-        return sum(
-            1
-            for group in self.declared.values()
-            if group.cleared or (sealed and self.size is not None and len(group.members) < self.size)
-        )
+        least = self.size if sealed and self.size is not None else 0
+        return sum(group.cleared > 0 or len(group.members) < least for group in self.declared.values())
 
     def with_members(self, positions: np.ndarray) -> np.ndarray:
         """Return these rows together with all other live members of their declared groups, ascending."""

@@ -16,12 +16,13 @@ part of the state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from transfer_queue.core.columns.kinds import per_chunk, per_task, rows_of
-from transfer_queue.core.columns.schema import Count, Persisted, part, unique_dict, value_of
+from transfer_queue.core.columns.kinds import rows_of
+from transfer_queue.core.columns.schema import Count, Persisted, array_of, linked_part, map_of, unique_dict, value_of
 from transfer_queue.core.events.records import UnseenBatch
 from transfer_queue.core.tables.rows import CHUNK, RowTable
 
@@ -29,10 +30,18 @@ BatchKey = tuple[str, int, int]  # task, dp_rank, batch_index
 MOST = int(np.iinfo("u2").max)
 
 
+def remove_member(groups: dict[Any, dict[Any, Any]], key: Any, member: Any) -> None:
+    """Remove a member from one of these groups. A group is removed with its last member."""
+    del groups[key][member]
+    if not groups[key]:
+        del groups[key]
+
+
 class RowNumbers(Persisted, bare=True):
     """A small number for each (task, row), mostly 0, in u2 columns for the chunks in which any number is not 0."""
 
-    _columns: dict[str, dict[int, np.ndarray]] = per_task(per_chunk("u2", CHUNK))
+    _columns: dict[str, dict[int, np.ndarray]] = map_of(str, map_of(Count, array_of("<u2", length=CHUNK)))
+    """Task -> chunk number -> the numbers of its rows."""
 
     def __init__(self, rows: RowTable) -> None:
         super().__init__()
@@ -148,9 +157,9 @@ class LeaseTable(Persisted):
 
     by_token: dict[int, RowLease] = rows_of(RowLease, key="leases", array="rows", by="token")
     """The leases that have not ended, by token."""
-    delivered: RowNumbers = part(RowNumbers)
+    delivered: RowNumbers = linked_part(RowNumbers)
     """(task, row) -> number of deliveries that ended without an acknowledgement."""
-    acked: RowNumbers = part(RowNumbers)
+    acked: RowNumbers = linked_part(RowNumbers)
     """(task, row) -> number of acknowledgements of a row that needs more of them."""
 
     def __init__(self, rows: RowTable) -> None:
@@ -197,10 +206,7 @@ class LeaseTable(Persisted):
         """Remove a lease."""
         lease = self.by_token.pop(token, None)
         if lease is not None and lease.batch is not None:
-            others = self._of_batch[lease.batch]
-            del others[token]
-            if not others:
-                del self._of_batch[lease.batch]
+            remove_member(self._of_batch, lease.batch, token)
 
     def forget(self, task: str) -> None:
         """Forget a task whose consumption is reset. Its leases are fenced."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import numpy as np
 
@@ -28,9 +29,6 @@ from transfer_queue.sampler.ready_views import RankKey
 AT_ONCE = 16  # chunks whose groups are counted in one step, so that the arrays of the step stay in the CPU cache
 MOST_SIZES = 8  # group sizes for which complete groups are kept in one ready set; claims choose the sizes
 FIRST_RANKED = 32  # rows that a ranking sampler gets at first
-
-if TYPE_CHECKING:
-    from transfer_queue.core.tables.groups import GroupTable
 
 
 def positions_of_ones(bits: np.ndarray) -> np.ndarray:
@@ -337,11 +335,8 @@ class ReadySets(Sequence[int]):
         raise IndexError(f"ready row {at} of {len(self)}")
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(map(self._indexes_in_chunk, self._ready.keys))
-
-    def _indexes_in_chunk(self, key: int) -> list[int]:
-        found: list[int] = self._rows.chunks[key].index[positions_of_ones(self._ready.bits[key])].tolist()
-        return found
+        chunks, bits = self._rows.chunks, self._ready.bits
+        return chain.from_iterable(chunks[key].index[positions_of_ones(bits[key])].tolist() for key in self._ready.keys)
 
     def first_groups(self, size: int, count: int) -> np.ndarray:
         """Return the first `count` groups, or all if fewer, as i8 [groups, size], in the order of `whole_groups`."""
@@ -460,29 +455,21 @@ MOST_ROWS = 4096
 Fields = frozenset[str]
 
 
+@dataclass(slots=True)
 class DeferredUpdate:
-    """Rows of one chunk that got values of these fields: a range of rows, or an array."""
+    """Rows of one chunk that got values of these fields."""
 
-    __slots__ = ("at", "chunk", "fields", "first", "key", "last", "number")
-
-    def __init__(self, number: int, fields: Fields, key: int, chunk: Chunk, at: Indexer) -> None:
-        self.number = number
-        """Ascends from 1."""
-        self.fields = fields
-        self.key = key
-        self.chunk = chunk
-        self.first: int = 0
-        self.last: int = 0
-        """The range of the rows, without `last`; not used if `at` is set."""
-        self.at: np.ndarray | None = None
-        if isinstance(at, slice):
-            self.first, self.last = at.start, at.stop
-        else:
-            self.at = at
+    number: int
+    """Ascends from 1."""
+    fields: Fields
+    key: int
+    chunk: Chunk
+    at: Indexer
+    """A slice or an array."""
 
     def positions(self) -> np.ndarray:
         """Return where these rows are in their chunk."""
-        return np.arange(self.first, self.last) if self.at is None else self.at
+        return np.arange(self.at.start, self.at.stop) if isinstance(self.at, slice) else self.at
 
 
 class DeferredUpdates:
@@ -503,16 +490,16 @@ class DeferredUpdates:
 
     def add(self, fields: Fields, key: int, chunk: Chunk, at: Indexer) -> None:
         """Add rows of a chunk. A run joins the newest entry if it follows its rows and no set has processed that."""
-        is_run = isinstance(at, slice)
-        self._size += at.stop - at.start if is_run else len(at)
+        self._size += at.stop - at.start if isinstance(at, slice) else len(at)
         newest = self._entries[-1] if self._entries else None
         if (
-            is_run
-            and newest is not None
+            newest is not None
             and newest.number > self._shown
-            and (newest.key, newest.last, newest.at, newest.fields) == (key, at.start, None, fields)
+            and isinstance(at, slice)
+            and isinstance(newest.at, slice)
+            and (newest.key, newest.at.stop, newest.fields) == (key, at.start, fields)
         ):
-            newest.last = at.stop
+            newest.at = slice(newest.at.start, at.stop)
             return
         self.newest += 1
         self._entries.append(DeferredUpdate(self.newest, fields, key, chunk, at))

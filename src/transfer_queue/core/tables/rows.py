@@ -17,6 +17,7 @@ import numpy as np
 
 from transfer_queue.core.columns.kinds import PerRow, per_row
 from transfer_queue.core.columns.schema import (
+    MOST,
     BrokenInvariant,
     Column,
     Count,
@@ -89,6 +90,19 @@ def sort_with_values(indexes: np.ndarray, values: np.ndarray) -> tuple[np.ndarra
     return at + low, table[at]
 
 
+def count_values(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each distinct number of at least one, ascending, and how often it occurs.
+
+    For numbers that are close together, to count is faster than to sort.
+    """
+    low = int(numbers.min())
+    if int(numbers.max()) - low > 8 * len(numbers):
+        return np.unique(numbers, return_counts=True)
+    counts = np.bincount(numbers - low)
+    there = counts.nonzero()[0]
+    return there + low, counts[there]
+
+
 def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
     """Iterate over (number, its places): each number once, ascending."""
     order = None
@@ -100,16 +114,6 @@ def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
     edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
     for start, stop in pairwise([0, *edges.tolist(), len(numbers)]):
         yield int(numbers[start]), slice(start, stop) if order is None else order[start:stop]
-
-
-def capacity_for(capacity: int, size: int) -> int:
-    """Return the capacity that a chunk of `capacity` needs for `size` rows."""
-    if size <= capacity:
-        return capacity
-    capacity = max(16, capacity)
-    while capacity < size:
-        capacity *= 2
-    return min(capacity, CHUNK)
 
 
 OfChunk = Annotated[int, msgspec.Meta(ge=0, le=CHUNK)]
@@ -204,15 +208,16 @@ class Chunk(Persisted):
         """Watched tag -> the rows in which it is not a number."""
 
     def grow(self, size: int) -> None:
-        """Increase the capacity of every column to at least `size` rows."""
+        """Increase the capacity of every column to at least `size` rows, to a power of two."""
         if size > self.capacity:
-            self._set_capacity(capacity_for(self.capacity, size))
+            self._set_capacity(min(1 << max(4, (size - 1).bit_length()), CHUNK))
 
     def _set_capacity(self, capacity: int) -> None:
         self.capacity = capacity
         for column in _PER_ROW.values():
             column.grow(self)
-        self.numbers = {tag: self._grow_column(n) for tag, n in self.numbers.items()}
+        for tag, known in self.numbers.items():
+            self.numbers[tag] = np.append(known, np.full(self.capacity - len(known), math.nan))
         if self.keys is not None:
             self.keys += [None] * (self.capacity - len(self.keys))
         if self._tags is not None:
@@ -231,11 +236,6 @@ class Chunk(Persisted):
         made.keys, made._tags, made._packed = other.keys, other._tags, other._packed
         made.numbers, made.wrong = other.numbers, other.wrong
         return made
-
-    def _grow_column(self, column: np.ndarray) -> np.ndarray:
-        out = np.full(self.capacity, math.nan)
-        out[: len(column)] = column
-        return out
 
     def key_list(self) -> list[str | None]:
         """Return the list of keys. Makes it if it is missing."""
@@ -285,6 +285,12 @@ class Chunk(Persisted):
             found = self.field[name] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
         return found
 
+    def _column(self, columns: dict[str, np.ndarray], name: str, dtype: str) -> np.ndarray:
+        found = columns.get(name)
+        if found is None:
+            found = columns[name] = np.zeros(self.capacity, dtype)
+        return found
+
     def consumed_column(self, task: str) -> np.ndarray:
         """Return the consumption column of a task. Makes it if it is missing."""
         found = self.consumed.get(task)
@@ -294,17 +300,11 @@ class Chunk(Persisted):
 
     def dealt_column(self, task: str) -> np.ndarray:
         """Return the dealt-batch column of a task. Makes it if it is missing."""
-        found = self.dealt.get(task)
-        if found is None:
-            found = self.dealt[task] = np.zeros(self.capacity, "i8")
-        return found
+        return self._column(self.dealt, task, "i8")
 
     def held_columns(self, task: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the (held, finished) columns of a task. Makes them if they are missing."""
-        if task not in self.held:
-            self.held[task] = np.zeros(self.capacity, "u2")
-            self.finished[task] = np.zeros(self.capacity, "u2")
-        return self.held[task], self.finished[task]
+        return self._column(self.held, task, "u2"), self._column(self.finished, task, "u2")
 
     def watch(self, tag: str) -> None:
         """Keep this tag as a column of numbers from now on."""
@@ -516,28 +516,23 @@ class RowTable(Persisted):
             out[where] = chunk.index[at]
         return out
 
-    def live_positions(self, waiting: bool = True) -> np.ndarray:
-        """Return all live positions, ascending; `waiting`: including pre-allocated rows."""
-        parts = []
-        for key, chunk in self.chunks.items():
-            alive = chunk.alive[: chunk.size]
-            if not waiting:
-                alive = alive & (chunk.waiting[: chunk.size] == 0)
-            parts.append(np.flatnonzero(alive) + (key << CHUNK_BITS))
+    def live_positions(self) -> np.ndarray:
+        """Return all live positions, ascending, including those of pre-allocated rows."""
+        parts = [np.flatnonzero(chunk.alive[: chunk.size]) + (key << CHUNK_BITS) for key, chunk in self.chunks.items()]
         return np.concatenate(parts) if parts else np.zeros(0, "i8")
 
-    def first_positions(self, count: int, below: int | None = None) -> np.ndarray:
-        """Return the first `count` live positions below `below`, without pre-allocated rows."""
-        parts = []
+    def first_positions(self, count: int = MOST, below: int = MOST) -> np.ndarray:
+        """Return the first `count` live positions below `below`, ascending, without those of pre-allocated rows."""
+        parts = [np.zeros(0, "i8")]
         for key, chunk in self.chunks.items():
             start = key << CHUNK_BITS
-            if count <= 0 or (below is not None and start >= below):
+            size = min(chunk.size, below - start)
+            if count <= 0 or size <= 0:
                 break
-            size = chunk.size if below is None else min(chunk.size, below - start)
             found = np.flatnonzero((chunk.alive[:size] == 1) & (chunk.waiting[:size] == 0))[:count]
             count -= len(found)
             parts.append(found + start)
-        return np.concatenate(parts) if parts else np.zeros(0, "i8")
+        return np.concatenate(parts)
 
     def first_position(self) -> int:
         """Return the position of the first row that `first_positions` returns, or `end`."""

@@ -78,11 +78,7 @@ class EntryValues:
     def put(self, at: int, value: Any) -> None:
         """Set the value of a row."""
         kind = type(value)
-        if kind is str:
-            code = self.codes.get(value)
-            self.payload[at] = self._new_code(value) if code is None else code
-            self.kinds[at] = POOLED
-        elif kind is int and -(1 << 63) <= value < 1 << 63:
+        if kind is int and -(1 << 63) <= value < 1 << 63:
             self.kinds[at] = INT
             self.payload[at] = value
         elif kind is float:
@@ -94,9 +90,12 @@ class EntryValues:
         elif value is None:
             self.kinds[at] = NONE
         else:
-            encoded = _encode(value)
-            code = self.codes.get(encoded)
-            self.payload[at] = self._new_code(encoded) if code is None else code
+            pooled = value if kind is str else _encode(value)
+            code = self.codes.get(pooled)
+            if code is None:
+                self._make_space(1)
+                code = self._code_of(pooled)
+            self.payload[at] = code
             self.kinds[at] = POOLED
 
     def put_values(self, at: np.ndarray, values: list[Any], kinds: set[type]) -> None:
@@ -149,13 +148,6 @@ class EntryValues:
         code = self.codes.setdefault(value, len(self.pool))
         if code == len(self.pool):
             self.pool.append(value)
-        return code
-
-    def _new_code(self, value: str | bytes) -> int:
-        """Add a value to the pool, and return its place."""
-        self._make_space(1)
-        code = self.codes[value] = len(self.pool)
-        self.pool.append(value)
         return code
 
     def _make_space(self, count: int) -> None:

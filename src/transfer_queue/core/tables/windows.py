@@ -53,11 +53,6 @@ class AdmissionWindow(Persisted, bare=True):
         if self.limit is not None and not self._named:
             self.change_tasks(self.finished_rows(), tasks)
 
-    def add_rows(self, count: int) -> None:
-        """Record that rows were added."""
-        if self.limit is not None:
-            self.unfinished += count
-
     def remove(self, key: int, chunk: Chunk, at: np.ndarray) -> None:
         """Record that these rows of a chunk are about to be cleared, dropped or skipped. They do not count any more.
 
@@ -323,26 +318,21 @@ class RowRefcounts(Persisted):
             chunk.held.pop(task, None)
             chunk.finished.pop(task, None)
 
-    def finished_rows(self, positions: np.ndarray, task: str = "", times: np.ndarray | None = None) -> np.ndarray:
-        """Return which rows may be freed, bool [rows]: after `task` has finished each of them `times` more times."""
-        out = np.full(len(positions), bool(self.tasks))
+    def finished_rows(
+        self, positions: np.ndarray, task: str = "", times: np.ndarray | None = None, skips: bool = False
+    ) -> np.ndarray:
+        """Return which rows may be freed, bool [rows].
+
+        They may be after `task` has finished each of them `times` more times, or skips them.
+        """
+        out = np.full(len(positions), task in self.tasks if skips else bool(self.tasks))
         for _, chunk, at, where in self.rows.split(positions):
             for name in self.tasks:
+                is_skipped = skips and name == task
                 if name not in chunk.held:
-                    out[where] = False
+                    out[where] &= is_skipped
                     continue
                 more = times[where] if times is not None and name == task else 0
-                out[where] &= (chunk.held[name][at] == more) & (chunk.finished[name][at] + more >= self.replicas)
-        return out
-
-    def finished_without(self, positions: np.ndarray, task: str) -> np.ndarray:
-        """Return which rows may be freed after `task` skips them, bool [rows]."""
-        out = np.full(len(positions), task in self.tasks)
-        for _, chunk, at, where in self.rows.split(positions):
-            for name in self.tasks:
-                if name in chunk.held:
-                    enough = chunk.finished[name][at] >= self.replicas if name != task else True
-                    out[where] &= (chunk.held[name][at] == 0) & enough
-                elif name != task:
-                    out[where] = False
+                enough = is_skipped or chunk.finished[name][at] + more >= self.replicas
+                out[where] &= (chunk.held[name][at] == more) & enough
         return out
