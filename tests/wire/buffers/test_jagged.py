@@ -156,7 +156,8 @@ def test_offsets_that_are_shared_with_another_process_are_not_used_again():
 
 def test_what_came_under_inference_mode_can_be_trained_with_later():
     with torch.inference_mode():
-        one_and_two(torch.ones(3, 2))
+        made = one_and_two(torch.ones(3, 2))
+    assert not any(kept.is_inference() for kept in (made.offsets(), *made._metadata_cache.values()))
     weight = torch.ones(2, 2, requires_grad=True)
     torch.nn.functional.linear(one_and_two(torch.ones(3, 2)), weight).values().sum().backward()
     assert weight.grad.tolist() == [[3, 3], [3, 3]]

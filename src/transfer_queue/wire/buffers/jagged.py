@@ -186,8 +186,7 @@ def _makes_what_torch_makes(parts: _Parts) -> bool:
 @functools.cache
 def _attributes(kind: Any, ragged: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the attributes that torch gives to any jagged tensor with this ragged dimension, and to its values."""
-    with torch.device("cpu"), torch.inference_mode(False):
-        made = kind(torch.zeros([1] * ragged), torch.tensor([0, 1]), _ragged_idx=ragged)
+    made = kind(torch.zeros([1] * ragged), torch.tensor([0, 1]), _ragged_idx=ragged)
     own = {"_values", "_offsets", "_size", "_strides", "_metadata_cache"}
     return {name: value for name, value in made.__dict__.items() if name not in own}, made._values.__dict__
 
