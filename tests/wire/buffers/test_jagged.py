@@ -125,10 +125,8 @@ def test_what_is_set_on_one_is_not_on_the_next():
     for mark in (first.__dict__ | first._values.__dict__).values():
         if isinstance(mark, set):
             mark.add(7)
-    after, theirs = (
-        cut.make_jagged(torch.zeros(3), 1),
-        torch.nested.nested_tensor_from_jagged(torch.zeros(3), first.offsets()),
-    )
+    after = cut.make_jagged(torch.zeros(3), 1)
+    theirs = torch.nested.nested_tensor_from_jagged(torch.zeros(3), first.offsets())
     assert _attributes(after) == _attributes(theirs)
     assert after._values.__dict__ == theirs._values.__dict__
     assert set(after._metadata_cache) == {"min_seqlen", "max_seqlen"}
@@ -177,17 +175,11 @@ def test_the_parts_are_checked_on_the_host_whatever_the_default_device_is(device
         assert jagged._makes_what_torch_makes(parts)
 
 
-@pytest.mark.parametrize("difference", ["dispatch", "a mark", "a mark of the values"])
-def test_parts_that_make_other_tensors_than_torch_are_not_used(monkeypatch, difference):
+def test_parts_that_make_other_tensors_than_torch_are_not_used():
     parts = jagged._parts()
-    of_tensor, of_values = jagged._attributes(parts.kind, 1)
-    if difference == "dispatch":
-        parts = parts._replace(keys=parts.keys.add(torch._C.DispatchKey.Functionalize))
-    elif difference == "a mark":
-        monkeypatch.setattr(jagged, "_attributes", lambda *_: ({**of_tensor, "_mark": {1}}, of_values))
-    else:
-        monkeypatch.setattr(jagged, "_attributes", lambda *_: (of_tensor, {}))
-    assert not jagged._makes_what_torch_makes(parts)
+    keys = parts.keys.add(torch._C.DispatchKey.Functionalize)
+    for changed in ({"keys": keys}, {"marks": ()}, {"marks": (*parts.marks, "_mark")}):
+        assert not jagged._makes_what_torch_makes(parts._replace(**changed))
 
 
 def test_the_bytes_of_a_tensor_are_those_of_its_values() -> None:
