@@ -1,4 +1,4 @@
-"""Jagged tensors made after the first of their kind are what torch's own constructor makes, and share what they may."""
+"""Jagged tensors are what torch's own constructor makes, and share what they may."""
 
 import pickle
 import tracemalloc
@@ -9,7 +9,6 @@ import torch
 from carried_values import DTYPES_OF_EACH_SIZE, pattern, same_tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from packaging.version import Version
 
 from differential import differential, row_lengths, small
 from transfer_queue.messages.descriptors import Blocks, FieldSpec, FieldType, Placement
@@ -39,28 +38,31 @@ def nothing_kept():
     jagged._kept.cache_clear()
 
 
-@pytest.mark.skipif(Version(torch.__version__) < Version("2.8"), reason="torch before 2.8 makes them in another way")
-def test_this_torch_has_twins():
-    """Where it had none all would be right, and slow; this is how a new torch says so."""
-    assert jagged._ways().twins
+def test_this_torch_has_the_parts():
+    """Without them all would be right, and slow. This is how a new torch says so."""
+    assert jagged._parts() is not None
 
 
 @given(
     st.lists(st.integers(0, 4), min_size=1, max_size=5), st.lists(st.integers(1, 3), max_size=2), st.integers(0, 2),
     st.sampled_from([torch.float32, torch.int64, torch.bfloat16]),
 )  # fmt: skip
-def test_a_twin_is_what_torch_makes(lengths, others, ragged, dtype):
+def test_what_is_made_is_what_torch_makes(lengths, others, ragged, dtype):
     at = min(ragged, len(others))
     shape = [*others[:at], sum(lengths), *others[at:]]
     if torch.Size(others[:at]).numel() != 1:
         shape[:at] = [1] * at
     cut = offsets_of_lengths(i8(*lengths))
     values = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
-    first, twin = cut.make_jagged(values.clone(), at + 1), cut.make_jagged(values.clone(), at + 1)
+    first, next_one = cut.make_jagged(values.clone(), at + 1), cut.make_jagged(values.clone(), at + 1)
     theirs = torch.nested.nested_tensor_from_jagged(
-        values, twin.offsets(), jagged_dim=at + 1, min_seqlen=min(lengths), max_seqlen=max(lengths)
+        values, first.offsets(), jagged_dim=at + 1, min_seqlen=min(lengths), max_seqlen=max(lengths)
     )
-    for ours in (first, twin):
+    assert _attributes(first) == _attributes(next_one) == _attributes(theirs)  # before torch adds to them
+    for ours in (first, next_one):
+        assert ours._values.__dict__ == theirs._values.__dict__
+        for name, length in ours._metadata_cache.items():
+            assert length._dynamo_dynamic_indices == theirs._metadata_cache[name]._dynamo_dynamic_indices
         assert ours.shape == theirs.shape
         assert ours.stride() == theirs.stride()
         assert ours.dtype == theirs.dtype
@@ -69,9 +71,14 @@ def test_a_twin_is_what_torch_makes(lengths, others, ragged, dtype):
         assert ours.is_contiguous() == theirs.is_contiguous()
         assert all(map(torch.equal, ours.unbind(), theirs.unbind()))
         assert all(map(torch.equal, pickle.loads(pickle.dumps(ours)).unbind(), theirs.unbind()))
-    assert set(twin.__dict__) == set(first.__dict__)
-    twin.values().zero_()
+    next_one.values().zero_()
     assert torch.equal(first.values(), values)
+
+
+def _attributes(made):
+    """All except those that are tensors of its own. Marks of its dimensions for `torch.compile` are among them."""
+    own = {"_values", "_metadata_cache"}
+    return {name: value for name, value in made.__dict__.items() if name not in own}
 
 
 @st.composite
@@ -115,9 +122,14 @@ def test_what_is_set_on_one_is_not_on_the_next():
     first = cut.make_jagged(torch.zeros(3), 1)
     first.mark = "mine"
     first._metadata_cache["other"] = torch.zeros(1)
-    twin = cut.make_jagged(torch.zeros(3), 1)
-    assert not hasattr(twin, "mark")
-    assert set(twin._metadata_cache) == {"min_seqlen", "max_seqlen"}
+    for mark in (first.__dict__ | first._values.__dict__).values():
+        if isinstance(mark, set):
+            mark.add(7)
+    after = cut.make_jagged(torch.zeros(3), 1)
+    theirs = torch.nested.nested_tensor_from_jagged(torch.zeros(3), first.offsets())
+    assert _attributes(after) == _attributes(theirs)
+    assert after._values.__dict__ == theirs._values.__dict__
+    assert set(after._metadata_cache) == {"min_seqlen", "max_seqlen"}
 
 
 def test_batches_of_the_same_lengths_share_a_cut_and_can_be_added():
@@ -142,7 +154,8 @@ def test_offsets_that_are_shared_with_another_process_are_not_used_again():
 
 def test_what_came_under_inference_mode_can_be_trained_with_later():
     with torch.inference_mode():
-        one_and_two(torch.ones(3, 2))
+        made = one_and_two(torch.ones(3, 2))
+    assert not any(kept.is_inference() for kept in (made.offsets(), *made._metadata_cache.values()))
     weight = torch.ones(2, 2, requires_grad=True)
     torch.nn.functional.linear(one_and_two(torch.ones(3, 2)), weight).values().sum().backward()
     assert weight.grad.tolist() == [[3, 3], [3, 3]]
@@ -155,11 +168,18 @@ def test_many_rows_are_cut_anew_each_time():
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_twins_are_checked_on_the_host_whatever_the_default_device_is(device: str) -> None:
-    ways = jagged._ways()
-    assert ways is not None
+def test_the_parts_are_checked_on_the_host_whatever_the_default_device_is(device: str) -> None:
+    parts = jagged._parts()
+    assert parts is not None
     with torch.device(device):
-        assert jagged._twins_are_alike(ways.kind, ways.stored)
+        assert jagged._makes_what_torch_makes(parts)
+
+
+def test_parts_that_make_other_tensors_than_torch_are_not_used():
+    parts = jagged._parts()
+    keys = parts.keys.add(torch._C.DispatchKey.Functionalize)
+    for changed in ({"keys": keys}, {"marks": ()}, {"marks": (*parts.marks, "_mark")}):
+        assert not jagged._makes_what_torch_makes(parts._replace(**changed))
 
 
 def test_the_bytes_of_a_tensor_are_those_of_its_values() -> None:
@@ -169,21 +189,15 @@ def test_the_bytes_of_a_tensor_are_those_of_its_values() -> None:
     assert [jagged.nbytes_of_tensor(each) for each in (values, ragged, made_by_torch)] == [48, 48, 20]
 
 
-@pytest.mark.parametrize("ways", [None, "no twins"])
-def test_torches_that_have_it_elsewhere(monkeypatch, ways):
-    known = jagged._ways()
-    monkeypatch.setattr(jagged, "_ways", lambda: None if ways is None else known._replace(twins=False))
+def test_a_torch_that_has_other_parts(monkeypatch):
+    monkeypatch.setattr(jagged, "_parts", lambda: None)
     for _ in range(2):
         made = one_and_two(torch.arange(3))
         assert [row.tolist() for row in made.unbind()] == [[0], [1, 2]]
         assert (made._maybe_min_seqlen, made._maybe_max_seqlen) == (1, 2)
-
-
-def test_a_cut_knows_few_shapes():
-    cut = offsets_of_lengths(i8(1, 2))
-    for width in range(2 * jagged.KEPT_PATTERNS + 1):
-        assert cut.make_jagged(torch.ones(3, width), 1).shape[2] == width
-        assert len(cut._patterns) <= jagged.KEPT_PATTERNS
+        assert is_plain_jagged(made)
+        assert jagged.nbytes_of_tensor(made) == 24
+        assert rows_of_jagged(made, 1, 2, {}).values().tolist() == [1, 2]
 
 
 def test_rows_of_fields_that_are_equally_ragged_stay_so():

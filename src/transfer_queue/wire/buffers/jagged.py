@@ -1,11 +1,12 @@
 """Jagged nested tensors: made of values and row lengths, sliced by rows, and rebuilt from parts that may not be valid.
 
-torch needs 40 us to make one of any size, and 160 us by its public function: more than the rest of a small get. The
-parts that depend only on the lengths of the rows are made once and kept (`JaggedOffsets`), so that 14 us are left.
+torch needs 40 us to 100 us to make one of any size, depending on its version, and 100 us more by its public function:
+more than the rest of a small get. `JaggedOffsets` makes them in 10 us, with the same attributes.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, NamedTuple
 
@@ -20,53 +21,54 @@ KEPT = 64
 """The number of `JaggedOffsets` that are kept for later batches with the same row lengths."""
 KEPT_ROWS = 4096
 """The largest number of rows of kept `JaggedOffsets`."""
-KEPT_PATTERNS = 16
-"""The largest number of shapes of values that `JaggedOffsets` remember."""
-
-_Pattern = tuple[int, torch.Size, tuple[int, ...]]
-_Known = tuple[Any, Any, dict[str, Any]]
 
 
 class JaggedOffsets:
     """The offsets of the rows of jagged tensors. torch treats tensors over the same offsets as equally ragged."""
 
-    __slots__ = ("_longest", "_offsets", "_patterns", "_seqlens", "_shortest", "total")
+    __slots__ = ("_longest", "_offsets", "_ragged_size", "_seqlens", "_shortest", "total")
 
     def __init__(self, offsets: torch.Tensor, shortest: int, longest: int, total: int = -1) -> None:
         self._offsets = offsets
         self._shortest, self._longest = shortest, longest
-        self._seqlens: dict[str, torch.Tensor] | None = None
-        self._patterns: dict[_Pattern, _Known] = {}
-        """Ragged dimension, shape and strides of the values -> size, strides and other attributes of the tensor."""
+        self._ragged_size: Any = None
+        """torch's symbol for the lengths of these rows."""
+        self._seqlens: dict[str, torch.Tensor] = {}
         self.total = total
         """The sum of the lengths."""
 
     def make_jagged(self, values: torch.Tensor, ragged: int) -> torch.Tensor:
         """Return a jagged tensor whose dimension `ragged` (from 1), dimension ragged - 1 of `values`, is ragged."""
-        ways = _ways()
-        if ways is None:
+        parts = _parts()
+        if parts is None:
             return torch.nested.nested_tensor_from_jagged(
                 values, self._offsets, jagged_dim=ragged, min_seqlen=self._shortest, max_seqlen=self._longest
             )
-        if not ways.twins or not values.is_cpu:
-            return self._first(ways, values, ragged)
-        pattern = ragged, values.shape, values.stride()
-        known = self._patterns.get(pattern)
-        if known is None:
-            made: Any = self._first(ways, values, ragged)
-            if len(self._patterns) >= KEPT_PATTERNS:
-                self._patterns.clear()
-            self._patterns[pattern] = _known(made)
-            return made  # type: ignore[no-any-return]
-        return _twin(ways.kind, known, values)
+        return self._make(parts, values, ragged)
 
-    def _first(self, ways: _Ways, values: torch.Tensor, ragged: int) -> torch.Tensor:
-        if self._seqlens is None:
+    def _make(self, parts: _Parts, values: torch.Tensor, ragged: int) -> torch.Tensor:
+        if self._ragged_size is None:
             with torch.inference_mode(False):
                 self._seqlens = {
-                    "min_seqlen": ways.stored(self._shortest), "max_seqlen": ways.stored(self._longest),
+                    "min_seqlen": torch.zeros(self._shortest, 0), "max_seqlen": torch.zeros(self._longest, 0),
                 }  # fmt: skip
-        made: torch.Tensor = ways.kind(values, self._offsets, _ragged_idx=ragged, _metadata_cache=dict(self._seqlens))
+            for stored in self._seqlens.values():
+                torch._dynamo.mark_dynamic(stored, 0)
+            self._ragged_size = parts.symbol_of(self._offsets)
+        shape, strides = values.shape, values.stride()
+        size = (self._offsets.shape[0] - 1, *shape[: ragged - 1], self._ragged_size, *shape[ragged:])
+        step = strides[ragged - 1]
+        strides = (self._ragged_size if step == 1 else self._ragged_size * step, *strides)  # a product takes 3 us
+        made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
+            parts.kind, size, strides, 0, torch.contiguous_format, values.dtype, torch.jagged, values.device, False,
+            False, "sizes", False, True, parts.keys, storage_size=values.untyped_storage().size(),
+        )  # fmt: skip
+        made.__dict__.update(
+            _values=values, _offsets=self._offsets, _lengths=None, _size=size, _strides=strides, _ragged_idx=ragged,
+            _metadata_cache=dict(self._seqlens),
+        )  # fmt: skip
+        for mark in parts.marks:
+            values.__dict__[mark], made.__dict__[mark] = {ragged - 1}, {ragged}
         return made
 
     def to_device(self, device: torch.device) -> JaggedOffsets:
@@ -99,28 +101,6 @@ def host_offsets(value: Any) -> NDArray[Any]:
         offsets = offsets.cpu() if known is None else known
     found: NDArray[Any] = offsets.numpy()
     return found
-
-
-def _known(made: Any) -> _Known:
-    """Return what `_twin` needs of a jagged tensor: all except its values, and nothing that a user can change."""
-    kept = {name: value for name, value in made.__dict__.items() if name != "_values"}
-    return made._size, made._strides, {**kept, "_metadata_cache": dict(made._metadata_cache)}
-
-
-def _twin(kind: Any, known: _Known, values: torch.Tensor) -> torch.Tensor:
-    """Return a jagged tensor like the one that `known` describes, over other values of the same shape and strides."""
-    size, strides, kept = known
-    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
-        kind, size, strides, 0, torch.contiguous_format, values.dtype, torch.jagged, values.device, False, False,
-        "sizes", False, True, _keys(), storage_size=values.untyped_storage().size(),
-    )  # fmt: skip
-    marks: Any = values
-    marks._dynamo_propagated_dynamic_indices = {kept["_ragged_idx"] - 1}
-    made.__dict__.update(
-        kept, _values=values, _metadata_cache=dict(kept["_metadata_cache"]),
-        _dynamo_propagated_dynamic_indices={kept["_ragged_idx"]},
-    )  # fmt: skip
-    return made
 
 
 def offsets_of_lengths(lengths: bytes) -> JaggedOffsets:
@@ -161,57 +141,65 @@ def _make_offsets(lengths: bytes) -> _OffsetsCache:
 _kept = functools.lru_cache(maxsize=KEPT)(_make_offsets)
 
 
-class _Ways(NamedTuple):
+class _Parts(NamedTuple):
     """The parts of this version of torch that make jagged tensors."""
 
     kind: Any
     """The class of jagged tensors."""
-    stored: Any
-    """The function that stores a number in a tensor."""
-    twins: bool
-    """Whether `_twin` makes the same tensors as torch."""
+    symbol_of: Any
+    """The function that returns the symbol for the lengths of the rows with some offsets."""
+    keys: Any
+    """The keys by which torch dispatches operations on jagged tensors."""
+    marks: tuple[str, ...]
+    """The attributes that mark the ragged dimension for `torch.compile`; their names depend on torch's version."""
 
 
 @functools.cache
-def _ways() -> _Ways | None:
-    """Return the parts; None if this version of torch does not have them at the known places."""
+def _parts() -> _Parts | None:
+    """Return the parts; None if this version of torch does not have them, or makes other tensors than these would."""
     try:
-        from torch.nested._internal.nested_tensor import NestedTensor, _store_val_in_tensor
-    except ImportError:
-        return None
-    return _Ways(NestedTensor, _store_val_in_tensor, _twins_are_alike(NestedTensor, _store_val_in_tensor))
+        from torch.nested._internal.nested_tensor import NestedTensor, get_tensor_symint
 
-
-def _twins_are_alike(kind: Any, stored: Any) -> bool:
-    """Whether `_twin` makes the same tensors as the constructor of this version of torch."""
-    try:
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor)
+        keys = keys.add(torch._C.DispatchKey.AutogradNestedTensor)
         with torch.device("cpu"):  # whatever the default device of the program is
-            values, offsets = torch.arange(6).view(3, 2), torch.tensor([0, 1, 3])
-            seqlens = {"min_seqlen": stored(1), "max_seqlen": stored(2)}
-            first = kind(values, offsets, _ragged_idx=1, _metadata_cache=dict(seqlens))
-            twin: Any = _twin(kind, _known(first), values.clone())
-            return bool(
-                set(twin.__dict__) == set(first.__dict__)
-                and twin._values.__dict__ == values.__dict__
-                and twin.shape == first.shape
-                and twin.is_contiguous()
-                and all(map(torch.equal, (twin + twin).unbind(), (first + first).unbind()))
-            )
+            values: Any = torch.zeros(1)
+            NestedTensor(values, torch.tensor([0, 1]))
+        parts = _Parts(NestedTensor, get_tensor_symint, keys, tuple(values.__dict__))
+        return parts if _makes_what_torch_makes(parts) else None
     except Exception:  # internals of torch may be missing or different
-        return False
+        return None
 
 
-@functools.cache
-def _keys() -> Any:
-    """Return the keys by which torch dispatches operations on jagged tensors."""
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor)
-    return keys.add(torch._C.DispatchKey.AutogradNestedTensor)
+def _makes_what_torch_makes(parts: _Parts) -> bool:
+    """Whether `JaggedOffsets` makes the same tensors as the constructor of this version of torch."""
+    with torch.device("cpu"):  # whatever the default device of the program is
+        offsets, numbers = torch.tensor([0, 1, 3]), torch.arange(6)
+        return all(
+            _makes_it(parts, numbers.view(shape), offsets, ragged) for shape, ragged in (((3, 2), 1), ((1, 3, 2), 2))
+        )
+
+
+def _makes_it(parts: _Parts, values: torch.Tensor, offsets: torch.Tensor, ragged: int) -> bool:
+    ours: Any = JaggedOffsets(offsets, 1, 2)._make(parts, values, ragged)
+    seqlens: dict[str, torch.Tensor] = ours._metadata_cache
+    marks = copy.deepcopy([part.__dict__ for part in (values, *seqlens.values())])
+    values.__dict__.clear()
+    theirs: Any = parts.kind(values, offsets, _ragged_idx=ragged, _metadata_cache=dict(seqlens))
+    return bool(
+        ours.__dict__ == theirs.__dict__
+        and marks == [part.__dict__ for part in (values, *seqlens.values())]
+        and (theirs._maybe_min_seqlen, theirs._maybe_max_seqlen) == (1, 2)
+        and (ours.shape, ours.stride(), ours.is_contiguous()) == (theirs.shape, theirs.stride(), True)
+        and str(torch._C._dispatch_keys(ours)) == str(torch._C._dispatch_keys(theirs))
+        and all(map(torch.equal, (ours + ours).unbind(), (theirs + theirs).unbind()))
+    )
 
 
 def is_plain_jagged(value: Any) -> bool:
     """Whether this is a jagged tensor whose rows are ragged in their first dimension and one after the other."""
-    ways = _ways()
-    if ways is not None and type(value) is ways.kind:  # each check by the public interface takes 20 us
+    parts = _parts()
+    if parts is not None and type(value) is parts.kind:  # each check by the public interface takes 20 us
         return bool(value._ragged_idx == 1 and value._lengths is None)
     return (
         isinstance(value, torch.Tensor)
@@ -287,8 +275,8 @@ def rows_of_strided(value: Any, start: int, stop: int) -> torch.Tensor:
 
 def _values(value: Any) -> torch.Tensor:
     """Return value.values(), faster if the value does not need a gradient."""
-    ways = _ways()
-    if ways is not None and type(value) is ways.kind:
+    parts = _parts()
+    if parts is not None and type(value) is parts.kind:
         with torch._C.DisableTorchFunctionSubclass():
             if not value.requires_grad:
                 return value._values  # type: ignore[no-any-return]
@@ -297,8 +285,8 @@ def _values(value: Any) -> torch.Tensor:
 
 def nbytes_of_tensor(tensor: torch.Tensor) -> int:
     """Return the bytes of the values of a tensor."""
-    ways = _ways()
-    if ways is not None and type(tensor) is ways.kind:
+    parts = _parts()
+    if parts is not None and type(tensor) is parts.kind:
         made: Any = tensor
         return int(made._values.nbytes)  # values() takes 25 us
     return tensor.values().nbytes if tensor.is_nested else tensor.nbytes
@@ -323,4 +311,4 @@ def jagged_from_parts(
     )
 
 
-_ways()  # here, beside the import of torch, and not in the first get of a process, which it would delay by 6 to 10 ms
+_parts()  # beside the import of torch, and not in the first get of a process, which it would delay by 6 to 10 ms
