@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from transfer_queue.messages.base import Request, name_of
+from transfer_queue.messages.base import RequestBody, name_of
 
 LIMITS = (0, -1, 2**31, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
 FLOATS = (-1.0, 1e9, 1e300, float("nan"), float("inf"), float("-inf"))
@@ -18,7 +18,7 @@ FLOATS = (-1.0, 1e9, 1e300, float("nan"), float("inf"), float("-inf"))
 def array(message: Any) -> Any:
     """Return the encoded array of a message, without the tag."""
     found = msgspec.to_builtins(message, builtin_types=(bytes,))
-    return found[1:] if isinstance(message, Request) else found
+    return found[1:] if isinstance(message, RequestBody) else found
 
 
 Examples = dict[type, Any]  # type of a message -> a valid message, as an array
@@ -77,7 +77,7 @@ def variants(kind: Any, examples: Examples, ints: Collection[int]) -> Iterator[A
         yield from (np.array([number], "<i8").tobytes() for number in ints if abs(number) < 2**63)
 
 
-def bodies(kind: type[Request], examples: Examples, ints: Collection[int] = LIMITS) -> Iterator[list[Any]]:
+def bodies(kind: type[RequestBody], examples: Examples, ints: Collection[int] = LIMITS) -> Iterator[list[Any]]:
     """Requests of this kind as arrays, tag first."""
     for value in variants(kind, examples, ints):
         yield [name_of(kind), *value]

@@ -16,7 +16,7 @@ import transfer_queue as tq
 from request_variants import array, bodies
 from server_processes import server_process
 from transfer_queue.interface import CURRENT
-from transfer_queue.messages.base import Request
+from transfer_queue.messages.base import RequestBody
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.messages.envelopes import REQUESTS, ReplyEnvelope
@@ -145,7 +145,7 @@ def test_a_client_works_after_requests_of_every_kind_with_every_wrong_number(lia
     client.get_meta(["x"], 1, "p", task_name="p")
     put = publish(3)
     examples = {kind: array(example) for kind, example in ((NewBlock, put.block), (Publish, put))}
-    kinds: tuple[type[Request], ...] = (*REQUESTS, ReportBatches)
+    kinds: tuple[type[RequestBody], ...] = (*REQUESTS, ReportBatches)
     for kind in dict.fromkeys(kinds):
         for body in bodies(kind, examples, NEAR):
             for to_unit in (False, True):

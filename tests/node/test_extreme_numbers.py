@@ -21,7 +21,7 @@ from request_variants import array, bodies
 from transfer_queue.core.configuration import CoreConfig
 from transfer_queue.core.controller import Controller
 from transfer_queue.errors import ProtocolError
-from transfer_queue.messages.base import Done, Failure, Request
+from transfer_queue.messages.base import Done, Failure, RequestBody
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.descriptors import Blocks, FieldSpec, NewBlock
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
@@ -44,7 +44,7 @@ from transfer_queue.testing.state_recount import check_invariants
 
 sys.path.append(str(Path(__file__).parent.parent / "storage"))
 
-REQUESTS: tuple[type[Request], ...] = typing.get_args(AnyRequest)
+REQUESTS: tuple[type[RequestBody], ...] = typing.get_args(AnyRequest)
 UNIT, CONTROLLER, CLIENT, OTHER = 1, 2, 3, 4  # peers
 MOST_MESSAGES = 50  # that one request may cause between controller and unit
 
@@ -147,7 +147,7 @@ def system(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[System]
 
 
 @pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.__name__)
-def test_a_number_at_a_limit_in_any_field_causes_at_most_an_error(kind: type[Request], system: System) -> None:
+def test_a_number_at_a_limit_in_any_field_causes_at_most_an_error(kind: type[RequestBody], system: System) -> None:
     for body in bodies(kind, system.examples):
         for service, peers in ((system.controller, (UNIT, CLIENT)), (system.unit, (CONTROLLER, CLIENT))):
             for peer in peers:

@@ -11,9 +11,9 @@ import random
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -24,7 +24,7 @@ from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.timeline_reader import TimelineReader
 from transfer_queue.client.space import WriteSpace
 from transfer_queue.client.tracing import find_tracing
-from transfer_queue.client.units import Units
+from transfer_queue.client.units import SystemAddress, Units
 from transfer_queue.config.environment import copy_threads
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
@@ -43,13 +43,12 @@ from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Notice, Operation, Request
 from transfer_queue.net.session import Session, Target
 from transfer_queue.storage.arena.writer_locks import HeldSlot, hold_slot
-from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.system_folder.liveness import ClientLiveness
 from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.buffers.copies import set_copy_threads
 
 if TYPE_CHECKING:
-    import ssl
+    pass
 
 T = TypeVar("T")
 
@@ -57,57 +56,6 @@ MAX_WARNINGS = 1000
 """A client logs at most this many different warnings."""
 UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
 """After these errors it is unknown whether a request was carried out. Any other error means that it was refused."""
-
-
-class SystemAddress(Protocol):
-    """The address of a running system, which `node.system.launcher.RunningSystem` has."""
-
-    @property
-    def new(self) -> bool:
-        """Whether the call that returned this object has started the system."""
-
-    @property
-    def controller(self) -> str | tuple[str, int]:
-        """The address of its controller."""
-
-    @property
-    def key(self) -> bytes:
-        """The system's key."""
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """The TLS context of connections to other nodes; None without TLS."""
-
-    @property
-    def node(self) -> str:
-        """The node of this process; "" if the system has only one."""
-
-    @property
-    def stores(self) -> Mapping[str, StoreAddress]:
-        """Backend -> the address of its store for this node; the address of its unit is used if there is none."""
-
-    @property
-    def shares_states(self) -> bool:
-        """Whether `states` is the folder of the controller, because this process is on its node."""
-
-    @property
-    def states(self) -> Path:
-        """The folder of the system's state files."""
-
-    def log_of(self, target: Target) -> str:
-        """Return the path of the log of a server."""
-
-    def start_liveness(self, client_id: str) -> ClientLiveness | None:
-        """Report that a client of this process lives, until it ends; None if this cannot be reported."""
-
-    def is_alive(self) -> bool:
-        """Whether the system can be used. False also if a later system of its name has replaced it."""
-
-    def will_return(self) -> bool:
-        """Whether a server that cannot be reached will return, because the system restarts it or is durable."""
-
-    def follow_controller(self, session: Session) -> None:
-        """Move a session to the next controller when another node takes over."""
 
 
 class Attachment:

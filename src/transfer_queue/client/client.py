@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from transfer_queue.client.attachment import Attachment, SystemAddress
+from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.buffered_puts import BufferMethods
 from transfer_queue.client.conversion.arguments import introduction
 from transfer_queue.client.data.lease_renewal import Renewer
 from transfer_queue.client.key_lock import LockMethods
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
+from transfer_queue.client.units import SystemAddress
 from transfer_queue.display import HtmlPage, short_name, short_repr
 from transfer_queue.errors import NotInitializedError, ProtocolError, TransferQueueError
 from transfer_queue.messages.descriptors import SEPARATOR

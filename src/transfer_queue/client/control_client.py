@@ -32,7 +32,7 @@ from transfer_queue.net.session import Session
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from transfer_queue.client.data.client_context import SystemAddress
+    from transfer_queue.client.units import SystemAddress
     from transfer_queue.timeline.recording import Recording
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,11 +30,12 @@ from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
 from transfer_queue.net.calls import CONTROLLER, Call, Operation, Pause, Request
-from transfer_queue.net.session import RETRY_DELAYS, Session
+from transfer_queue.net.session import RETRY_DELAYS, Session, Target
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.arena_views import ArenaViews, open_views
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.stores.base import Store, StoreAddress
+from transfer_queue.system_folder.liveness import ClientLiveness
 from transfer_queue.system_folder.paths import host_and_port
 from transfer_queue.wire.blocks.gather import Place, View
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges
@@ -42,7 +43,7 @@ from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import U8
 
 if TYPE_CHECKING:
-    from transfer_queue.client.attachment import SystemAddress
+    import ssl
 
 T = TypeVar("T")
 
@@ -62,6 +63,57 @@ def _distinct_units(reply: LookupReply) -> list[int]:
     if units == first * (len(units) // _ONE.size):  # the usual case, which needs no array
         return [_ONE.unpack(first)[0]] if units else []
     return sorted(set(np.frombuffer(units, "<i4").tolist()))
+
+
+class SystemAddress(Protocol):
+    """The address of a running system, which `node.system.launcher.RunningSystem` has."""
+
+    @property
+    def new(self) -> bool:
+        """Whether the call that returned this object has started the system."""
+
+    @property
+    def controller(self) -> str | tuple[str, int]:
+        """The address of its controller."""
+
+    @property
+    def key(self) -> bytes:
+        """The system's key."""
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """The TLS context of connections to other nodes; None without TLS."""
+
+    @property
+    def node(self) -> str:
+        """The node of this process; "" if the system has only one."""
+
+    @property
+    def stores(self) -> Mapping[str, StoreAddress]:
+        """Backend -> the address of its store for this node; the address of its unit is used if there is none."""
+
+    @property
+    def shares_states(self) -> bool:
+        """Whether `states` is the folder of the controller, because this process is on its node."""
+
+    @property
+    def states(self) -> Path:
+        """The folder of the system's state files."""
+
+    def log_of(self, target: Target) -> str:
+        """Return the path of the log of a server."""
+
+    def start_liveness(self, client_id: str) -> ClientLiveness | None:
+        """Report that a client of this process lives, until it ends; None if this cannot be reported."""
+
+    def is_alive(self) -> bool:
+        """Whether the system can be used. False also if a later system of its name has replaced it."""
+
+    def will_return(self) -> bool:
+        """Whether a server that cannot be reached will return, because the system restarts it or is durable."""
+
+    def follow_controller(self, session: Session) -> None:
+        """Move a session to the next controller when another node takes over."""
 
 
 class Units:

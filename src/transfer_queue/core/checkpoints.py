@@ -25,7 +25,7 @@ from transfer_queue.core.claims.claim_handler import SamplerCalls
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import Effect, ForgetState, ReadState, Release, RemoveState, WriteState
-from transfer_queue.core.events.registry import Begin, Caller, Decision, Ends, GivenUpError, Steps, Work, handles
+from transfer_queue.core.events.registry import Begin, BegunWork, Caller, Decision, Ends, GivenUpError, Steps, handles
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.samplers.remote_calls import load_states, save_states
 from transfer_queue.core.state import unneeded_rows
@@ -176,7 +176,7 @@ def _save(context: Context, client: str, name: str) -> Steps:
         }
 
     try:
-        trouble = yield Work(lambda number, resume: [WriteState(number, name, tree)])
+        trouble = yield BegunWork(lambda number, resume: [WriteState(number, name, tree)])
     except GivenUpError:
         del saves[name]
         context.emit(RemoveState(name))
@@ -240,7 +240,7 @@ def _load(context: Context, request: LoadState) -> Steps:
     watched, found = list(context.state.watched), None
     try:
         try:
-            found = yield Work(lambda number, resume: [ReadState(number, request.name, watched)])
+            found = yield BegunWork(lambda number, resume: [ReadState(number, request.name, watched)])
         except GivenUpError as given_up:
             found = given_up.outcome
             raise

@@ -3,9 +3,9 @@
 A job is a generator. A handler that returns one begins it; the value that the generator returns is the reply, and an
 error of the tree is one, too. A job of no request returns effects. What it yields says when it goes on:
 
-    None              in another turn; each turn does one step of one job
-    `Until(time)`     after each event, and at this time at the latest
-    `Work(begin)`     when the outcome of what `begin` begins arrives: it is the value of the `yield`, or raised there
+    None                in another turn; each turn does one step of one job
+    `Until(time)`       after each event, and at this time at the latest
+    `BegunWork(begin)`  when the outcome of what `begin` begins arrives: it is the value of the `yield`, or raised there
 
 The first step is done at once. A request that is sent again while its job is under way is answered on the newest
 connection. `Ends` says when a job is given up: a job that has changed nothing ends with its connection or client; one

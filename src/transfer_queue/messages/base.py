@@ -55,7 +55,7 @@ DELETE_CODE = 64
 """The msgpack Ext of a tag entry to remove (`wire.objects.object_values.DELETE`)."""
 
 
-class Request(Message, frozen=True, tag=True):
+class RequestBody(Message, frozen=True, tag=True):
     """Base of all requests."""
 
 

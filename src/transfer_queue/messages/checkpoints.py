@@ -6,11 +6,11 @@ from transfer_queue.messages.base import (
     Natural,
     Position,
     Reply,
-    Request,
+    RequestBody,
 )
 
 
-class FetchState(Request, frozen=True):
+class FetchState(RequestBody, frozen=True):
     """Ask for a part of a state file, for a client on another node.
 
     The reply is `Done` with the number of bytes from `start` on (None if there is no such file); its payload has at
@@ -22,7 +22,7 @@ class FetchState(Request, frozen=True):
     length: Natural
 
 
-class SendState(Request, frozen=True):
+class SendState(RequestBody, frozen=True):
     """Write the payload at a position of a state file, for a client on another node that is about to load it."""
 
     name: str
@@ -30,7 +30,7 @@ class SendState(Request, frozen=True):
     """The position in bytes; -1 removes the file."""
 
 
-class BeginCheckpoint(Request, frozen=True):
+class BeginCheckpoint(RequestBody, frozen=True):
     """Begin a pending save of the present state for this client.
 
     When the reply is sent, the state is in the file of this name in the system's folder of state files. The space of
@@ -41,13 +41,13 @@ class BeginCheckpoint(Request, frozen=True):
     """32 hex digits, chosen by the client."""
 
 
-class EndCheckpoint(Request, frozen=True):
+class EndCheckpoint(RequestBody, frozen=True):
     """End a pending save. The reply says whether all its values were available until now."""
 
     name: str
 
 
-class LoadState(Request, frozen=True):
+class LoadState(RequestBody, frozen=True):
     """Replace the state of the system by that in the file of this name in the system's folder of state files."""
 
     name: str

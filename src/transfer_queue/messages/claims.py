@@ -7,7 +7,7 @@ from typing import Any
 from transfer_queue.messages.base import (
     Natural,
     Reply,
-    Request,
+    RequestBody,
     Seconds,
     Version,
 )
@@ -16,7 +16,7 @@ from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.tag_table import StoredTags
 
 
-class Claim(Request, frozen=True):
+class Claim(RequestBody, frozen=True):
     """Ask for `count` rows with all these fields for a task. The sampler chooses them."""
 
     partition: str
@@ -67,7 +67,7 @@ class Claim(Request, frozen=True):
     """
 
 
-class ReportBatches(Request, frozen=True):
+class ReportBatches(RequestBody, frozen=True):
     """Report what became of batches of claims with `hand_over`, each by its partition and token.
 
     A request carries it (`RequestEnvelope.report`), or it is sent with sequence 0 and gets no reply. It may arrive
@@ -86,7 +86,7 @@ class ReportBatches(Request, frozen=True):
     """Whether the client closes, so that it hands nothing over any more."""
 
 
-class Ack(Request, frozen=True):
+class Ack(RequestBody, frozen=True):
     """Make rows of a lease consumed. The reply is `Done(True)` if the ack counts for any of them."""
 
     partition: str
@@ -95,7 +95,7 @@ class Ack(Request, frozen=True):
     """Global indexes, i8."""
 
 
-class AckMany(Request, frozen=True):
+class AckMany(RequestBody, frozen=True):
     """Make rows of several leases consumed, one acknowledgement after the other.
 
     The reply is `Done` with an entry for each: True or False as for `Ack`, or the class name and message of its error.
@@ -104,7 +104,7 @@ class AckMany(Request, frozen=True):
     acks: list[Ack]
 
 
-class Nack(Request, frozen=True):
+class Nack(RequestBody, frozen=True):
     """Return rows of a lease. The reply is `Done(True)` if the lease had any of them."""
 
     partition: str
@@ -115,7 +115,7 @@ class Nack(Request, frozen=True):
     """Whether the consumer received the rows, so that this counts as a delivery without an acknowledgement."""
 
 
-class Renew(Request, frozen=True):
+class Renew(RequestBody, frozen=True):
     """Renew leases and locks (partition, token) for their full duration.
 
     The reply is `Done([bool])`: which of them are still in force.
@@ -124,7 +124,7 @@ class Renew(Request, frozen=True):
     leases: list[tuple[str, Natural]]
 
 
-class RankGone(Request, frozen=True):
+class RankGone(RequestBody, frozen=True):
     """Report that a rank will not return, so that rows of its dealt batches without its ack become ready again.
 
     The reply is `Done` with the number of these rows.
@@ -135,7 +135,7 @@ class RankGone(Request, frozen=True):
     dp_rank: Natural
 
 
-class Finish(Request, frozen=True):
+class Finish(RequestBody, frozen=True):
     """Report that the task does not need rows any more that client `holder` got."""
 
     partition: str
@@ -147,7 +147,7 @@ class Finish(Request, frozen=True):
     """As in `Publish`."""
 
 
-class ResetConsumption(Request, frozen=True):
+class ResetConsumption(RequestBody, frozen=True):
     """Forget which rows a task has consumed, and its dealt batches."""
 
     partition: str
@@ -155,7 +155,7 @@ class ResetConsumption(Request, frozen=True):
     """None for every task."""
 
 
-class Cancel(Request, frozen=True):
+class Cancel(RequestBody, frozen=True):
     """Report that the client does not wait for its request `sequence` any more, and undo its effect if possible.
 
     The reply is `Done(True)` if nothing of the request is left: it was waiting, or was undone (the lease of a claim

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Union
 import msgspec
 
 from transfer_queue.messages import base, checkpoints, claims, locks, partitions, puts, queries, storage, system
-from transfer_queue.messages.base import Message, Natural, Reply, Request, Seconds
+from transfer_queue.messages.base import Message, Natural, Reply, RequestBody, Seconds
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.reports import overview, samples, store_reports, timeline, unit_reports
 from transfer_queue.messages.reports.timeline import ValueRead
@@ -25,11 +25,11 @@ def messages_of(topic: ModuleType, kind: type[Message]) -> list[type[Message]]:
     return [each for each in declared if issubclass(each, kind) and each is not kind]
 
 
-REQUESTS = tuple(each for topic in TOPICS for each in messages_of(topic, Request))
+REQUESTS = tuple(each for topic in TOPICS for each in messages_of(topic, RequestBody))
 REPLIES = tuple(each for topic in TOPICS for each in messages_of(topic, Reply))
 
 if TYPE_CHECKING:
-    AnyRequest = Request
+    AnyRequest = RequestBody
     AnyReply = Reply
 else:
     AnyRequest = Union[REQUESTS]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from transfer_queue.messages.base import Message, Natural, Reply, Request, Seconds, Small
+from transfer_queue.messages.base import Message, Natural, Reply, RequestBody, Seconds, Small
 
 
-class TakeLock(Request, frozen=True):
+class TakeLock(RequestBody, frozen=True):
     """Lock keys of a partition, all of them at once. The keys and the partition need not exist."""
 
     partition: str
@@ -16,14 +16,14 @@ class TakeLock(Request, frozen=True):
     """Seconds to wait while another client holds a lock of one of the keys; None fails at once."""
 
 
-class ReleaseLock(Request, frozen=True):
+class ReleaseLock(RequestBody, frozen=True):
     """Release a lock. The reply is `Done(True)` if the lock was in force and this client held it."""
 
     partition: str
     token: Natural
 
 
-class ListLocks(Request, frozen=True):
+class ListLocks(RequestBody, frozen=True):
     """Ask for a page of the locks, and of the requests that wait for one."""
 
     partitions: list[str] | None = None

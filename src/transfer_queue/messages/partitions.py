@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from transfer_queue.messages.base import (
     Natural,
-    Request,
+    RequestBody,
     Seconds,
 )
 from transfer_queue.messages.descriptors import PartitionOptions
 
 
-class CreatePartition(Request, frozen=True):
+class CreatePartition(RequestBody, frozen=True):
     """Create a partition. The reply is `Done(False)` if it exists."""
 
     partition: str
@@ -21,24 +21,24 @@ class CreatePartition(Request, frozen=True):
     """The policy version at which the partition begins."""
 
 
-class ListPartitions(Request, frozen=True):
+class ListPartitions(RequestBody, frozen=True):
     """Ask for the names of the partitions, in order of creation."""
 
 
-class SetPolicyVersion(Request, frozen=True):
+class SetPolicyVersion(RequestBody, frozen=True):
     """Report that the policy has reached this version, which never decreases."""
 
     partition: str
     version: Natural
 
 
-class ReadPolicyVersion(Request, frozen=True):
+class ReadPolicyVersion(RequestBody, frozen=True):
     """Ask for the policy version of a partition. The reply is `Done(int)`."""
 
     partition: str
 
 
-class SetGroupDemand(Request, frozen=True, tag="Want"):
+class SetGroupDemand(RequestBody, frozen=True, tag="Want"):
     """Set a group demand: the number of complete groups, not consumed yet, that a task wants made or in production."""
 
     partition: str
@@ -46,7 +46,7 @@ class SetGroupDemand(Request, frozen=True, tag="Want"):
     groups: Natural
 
 
-class TakeGroupDemand(Request, frozen=True, tag="Wanted"):
+class TakeGroupDemand(RequestBody, frozen=True, tag="Wanted"):
     """Ask how many groups of a task's demand are missing, and promise to produce at most `most` of them."""
 
     partition: str
@@ -57,14 +57,14 @@ class TakeGroupDemand(Request, frozen=True, tag="Wanted"):
     """Seconds to stay parked while no group is missing; None returns at once."""
 
 
-class ReportDone(Request, frozen=True):
+class ReportDone(RequestBody, frozen=True):
     """Report that this number of rows, which clients have received before, are done."""
 
     partition: str
     count: Natural = 1
 
 
-class AwaitDone(Request, frozen=True):
+class AwaitDone(RequestBody, frozen=True):
     """Ask whether all rows that were added so far are done. The reply is `Done(bool)`."""
 
     partition: str
@@ -72,13 +72,13 @@ class AwaitDone(Request, frozen=True):
     """Seconds to stay parked while some are not; None returns at once."""
 
 
-class ClearPartition(Request, frozen=True):
+class ClearPartition(RequestBody, frozen=True):
     """Remove a partition and its samples. An unknown partition is not an error."""
 
     partition: str
 
 
-class Seal(Request, frozen=True):
+class Seal(RequestBody, frozen=True):
     """Declare that this producer puts no new rows into the partition."""
 
     partition: str

@@ -10,7 +10,7 @@ from transfer_queue.messages.base import (
     ExtentNumber,
     Natural,
     Reply,
-    Request,
+    RequestBody,
     Seconds,
     Unit,
 )
@@ -18,7 +18,7 @@ from transfer_queue.messages.descriptors import EqualField, NewBlock
 from transfer_queue.messages.tag_table import SentTags, StoredTags
 
 
-class Reserve(Request, frozen=True):
+class Reserve(RequestBody, frozen=True):
     """Reserve rows: `count` new ones, or one for each unknown key. The reply has the rows of all keys."""
 
     partition: str
@@ -30,7 +30,7 @@ class Reserve(Request, frozen=True):
     """As in `Publish`."""
 
 
-class Publish(Request, frozen=True):
+class Publish(RequestBody, frozen=True):
     """Make written values visible, together with tags, keys and groups.
 
     The targets are `rows`, or the rows of `keys` (unknown keys are created), or without both `count` new rows.
@@ -87,7 +87,7 @@ class Publish(Request, frozen=True):
         return [] if self.block is None else [self.block, *self.further]
 
 
-class ClearRows(Request, frozen=True):
+class ClearRows(RequestBody, frozen=True):
     """Clear rows. Unknown rows are not an error."""
 
     partition: str
@@ -97,14 +97,14 @@ class ClearRows(Request, frozen=True):
     """As in `Publish`."""
 
 
-class ClearKeys(Request, frozen=True):
+class ClearKeys(RequestBody, frozen=True):
     """Clear the rows of these keys. Unknown keys are not an error."""
 
     partition: str
     keys: list[str]
 
 
-class Drop(Request, frozen=True):
+class Drop(RequestBody, frozen=True):
     """Clear samples and count them under a reason: rows, all members of declared groups, or both."""
 
     partition: str
@@ -121,7 +121,7 @@ class Drop(Request, frozen=True):
     """
 
 
-class CloseExtents(Request, frozen=True):
+class CloseExtents(RequestBody, frozen=True):
     """Report that the client, which is their writer, adds no more blocks to these extents (unit, extent).
 
     The reply has those in which the controller knows no block, which the client returns to their units.

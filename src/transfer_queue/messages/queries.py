@@ -9,7 +9,7 @@ from transfer_queue.messages.base import (
     AnyUnit,
     Natural,
     Reply,
-    Request,
+    RequestBody,
     Seconds,
     Version,
 )
@@ -17,7 +17,7 @@ from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 from transfer_queue.messages.tag_table import StoredTags, tag_rows
 
 
-class FindEqual(Request, frozen=True):
+class FindEqual(RequestBody, frozen=True):
     """Ask which values a partition has already, by their digests."""
 
     partition: str
@@ -32,7 +32,7 @@ class EqualReply(Reply, frozen=True):
     """For each field 1 for each known digest, and 0 for the others."""
 
 
-class ShowRows(Request, frozen=True, tag="Show"):
+class ShowRows(RequestBody, frozen=True, tag="Show"):
     """Ask for live rows of a partition with the state of these fields. Nothing is dealt or consumed."""
 
     partition: str
@@ -43,7 +43,7 @@ class ShowRows(Request, frozen=True, tag="Show"):
     """Leave out the rows that this task skips; None for none."""
 
 
-class ReadBacklog(Request, frozen=True):
+class ReadBacklog(RequestBody, frozen=True):
     """Ask how many rows of a partition wait for a task, and how many are not done."""
 
     partition: str
@@ -65,14 +65,14 @@ class Backlog(Reply, frozen=True):
     """The setting `max_rows` of the partition; None for no limit."""
 
 
-class RetrieveMeta(Request, frozen=True):
+class RetrieveMeta(RequestBody, frozen=True):
     """Ask for the rows of these keys, in the order of the keys. Unknown keys are left out."""
 
     partition: str
     keys: list[str]
 
 
-class RetrieveKeys(Request, frozen=True):
+class RetrieveKeys(RequestBody, frozen=True):
     """Ask for the keys of rows."""
 
     partition: str
@@ -80,7 +80,7 @@ class RetrieveKeys(Request, frozen=True):
     """Global indexes, i8."""
 
 
-class Lookup(Request, frozen=True):
+class Lookup(RequestBody, frozen=True):
     """Ask where values are.
 
     Every one of `rows` must have every field. Of `keys`, unknown ones are left out, and the result has those of
@@ -103,7 +103,7 @@ class Lookup(Request, frozen=True):
     """Whether the reply to a lookup by keys has the version of each found row."""
 
 
-class ListKeys(Request, frozen=True):
+class ListKeys(RequestBody, frozen=True):
     """Ask for the next page of a list of keys and tags by partition."""
 
     partitions: list[str] | None = None
@@ -116,7 +116,7 @@ class ListKeys(Request, frozen=True):
     """`KeysReply.start` of the previous page."""
 
 
-class Watch(Request, frozen=True):
+class Watch(RequestBody, frozen=True):
     """Ask for the rows whose tags or fields changed after a version, and whose tags have the entries of `where`."""
 
     partition: str
@@ -127,21 +127,21 @@ class Watch(Request, frozen=True):
     """Seconds to stay parked while there are no changes; None returns at once."""
 
 
-class ProductionStatus(Request, frozen=True):
+class ProductionStatus(RequestBody, frozen=True):
     """Ask which rows have which of these fields."""
 
     partition: str
     fields: list[str]
 
 
-class ConsumptionStatus(Request, frozen=True):
+class ConsumptionStatus(RequestBody, frozen=True):
     """Ask which rows the task has consumed."""
 
     partition: str
     task: str
 
 
-class TakeSnapshot(Request, frozen=True):
+class TakeSnapshot(RequestBody, frozen=True):
     """Ask for a page of the rows of a partition."""
 
     partition: str
@@ -151,21 +151,21 @@ class TakeSnapshot(Request, frozen=True):
     """The position of the first row of the page."""
 
 
-class CheckProduction(Request, frozen=True):
+class CheckProduction(RequestBody, frozen=True):
     """Ask whether every row has every one of these fields."""
 
     partition: str
     fields: list[str]
 
 
-class CheckConsumption(Request, frozen=True):
+class CheckConsumption(RequestBody, frozen=True):
     """Ask whether the task has consumed every row."""
 
     partition: str
     task: str
 
 
-class Explain(Request, frozen=True):
+class Explain(RequestBody, frozen=True):
     """Ask for a text that says why a sample is not dealt, or with `count` why a claim for that many rows waits."""
 
     partition: str
@@ -178,7 +178,7 @@ class Explain(Request, frozen=True):
     """The `sampling_config` of the claim."""
 
 
-class ExplainWait(Request, frozen=True):
+class ExplainWait(RequestBody, frozen=True):
     """Ask for a text that says what another request of this client waits for, and why. It is "" if that does not wait.
 
     A client sends it on another connection, or among the other requests of its connection.

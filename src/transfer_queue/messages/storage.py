@@ -10,7 +10,7 @@ from transfer_queue.messages.base import (
     Message,
     Natural,
     Reply,
-    Request,
+    RequestBody,
     Seconds,
     Small,
     Unit,
@@ -88,7 +88,7 @@ class ReadHold(Message, frozen=True):
     """The number of its views: one for each field of a read."""
 
 
-class LeaseExtent(Request, frozen=True, tag="Lease"):
+class LeaseExtent(RequestBody, frozen=True, tag="Lease"):
     """Ask for an extent of at least `nbytes` for a writer."""
 
     slot: Small
@@ -102,7 +102,7 @@ class LeaseExtent(Request, frozen=True, tag="Lease"):
     """The number of the unit that the request is for; -1 for the unit that receives it. The same in other requests."""
 
 
-class OpenSlot(Request, frozen=True):
+class OpenSlot(RequestBody, frozen=True):
     """Register a writer. The reply names its slot, whose file the writer must lock (`storage.arena.writer_locks`)."""
 
     writer: str
@@ -115,7 +115,7 @@ class OpenSlot(Request, frozen=True):
     """
 
 
-class WriteBytes(Request, frozen=True):
+class WriteBytes(RequestBody, frozen=True):
     """Write the payload to this offset of the arena, in an extent that is leased to the slot of a remote writer."""
 
     slot: Small
@@ -124,7 +124,7 @@ class WriteBytes(Request, frozen=True):
     unit: Unit
 
 
-class ReturnExtent(Request, frozen=True, tag="Return"):
+class ReturnExtent(RequestBody, frozen=True, tag="Return"):
     """Return extents that contain no published block."""
 
     slot: Small
@@ -132,11 +132,11 @@ class ReturnExtent(Request, frozen=True, tag="Return"):
     unit: AnyUnit = -1
 
 
-class UnitStatus(Request, frozen=True):
+class UnitStatus(RequestBody, frozen=True):
     """Ask for the space of the arena. The reply is a `UnitStatusReply`."""
 
 
-class CacheBlocks(Request, frozen=True, tag="Keep"):
+class CacheBlocks(RequestBody, frozen=True, tag="Keep"):
     """Ask the unit to copy blocks of other units that a reader on its node is about to read.
 
     The reply, `CachedBlocksReply`, names the blocks of which the unit has copies. The unit may fetch the blocks before
@@ -155,7 +155,7 @@ class CacheBlocks(Request, frozen=True, tag="Keep"):
     """Unit -> "host:port"."""
 
 
-class ReadPieces(Request, frozen=True):
+class ReadPieces(RequestBody, frozen=True):
     """Ask for bytes of the arena, for a reader that cannot map it. The payload of the reply has the pieces one by one.
 
     If the arena has other generations, the reply is `Done(False)` without payload, otherwise `Done(True)`. When the

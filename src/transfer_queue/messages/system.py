@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transfer_queue.messages.base import (
     Reply,
-    Request,
+    RequestBody,
     Seconds,
     Unit,
 )
@@ -22,15 +22,15 @@ from transfer_queue.messages.reports.store_reports import StoreServerProgress
 from transfer_queue.messages.reports.timeline import Verdict
 
 
-class Topology(Request, frozen=True):
+class Topology(RequestBody, frozen=True):
     """Ask for the storage units and the configuration of the system. The reply is a `TopologyReply`."""
 
 
-class Status(Request, frozen=True):
+class Status(RequestBody, frozen=True):
     """Ask for the progress of every partition by field and task. The reply is a `SystemStatus`."""
 
 
-class NodeGone(Request, frozen=True):
+class NodeGone(RequestBody, frozen=True):
     """Report that a node has failed, so that its storage units are lost."""
 
     node: str
@@ -38,7 +38,7 @@ class NodeGone(Request, frozen=True):
     """The time of the report, as text."""
 
 
-class Drain(Request, frozen=True):
+class Drain(RequestBody, frozen=True):
     """Move everything off a storage unit, which from now on leases nothing to writers."""
 
     unit: Unit
@@ -48,7 +48,7 @@ class Drain(Request, frozen=True):
     """Seconds to wait until the unit is empty; None returns at once."""
 
 
-class UseSampler(Request, frozen=True):
+class UseSampler(RequestBody, frozen=True):
     """Replace the sampler of the system by the one in a file of the system's folder of samplers.
 
     A request never contains code. Only the user of the system can write to that folder.
@@ -58,7 +58,7 @@ class UseSampler(Request, frozen=True):
     """The name of the file: 32 hex digits."""
 
 
-class RegisterSampler(Request, frozen=True):
+class RegisterSampler(RequestBody, frozen=True):
     """Use a built-in sampler for a task, for as long as the system exists.
 
     It is refused if the task has another sampler of its own.

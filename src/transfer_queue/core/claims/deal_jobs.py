@@ -19,7 +19,7 @@ from transfer_queue.core.claims.plan import ClaimPlan
 from transfer_queue.core.context import Context, CoreService, observes
 from transfer_queue.core.events import records as r
 from transfer_queue.core.events.effects import ComputeDeal, Effect
-from transfer_queue.core.events.registry import Steps, Work
+from transfer_queue.core.events.registry import BegunWork, Steps
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.samplers.calls import AnySampler, UserSampler, call_sampler
 from transfer_queue.core.state.partition import Partition
@@ -203,7 +203,7 @@ class LongDeals(CoreService):
         error: TransferQueueError | None = None
         effects: list[Effect] = []
         try:
-            outcome = yield Work(
+            outcome = yield BegunWork(
                 lambda number, resume: [ComputeDeal(number, lambda: compute_deal(plan.sampler, long.deal))]
             )
         except TransferQueueError as refused:

@@ -63,7 +63,7 @@ class Until(NamedTuple):
     """What it waits for, for users."""
 
 
-class Work(NamedTuple):
+class BegunWork(NamedTuple):
     """A job goes on with the outcome of something that others do."""
 
     begin: Callable[[int, Callable[[Any], list[Effect]]], list[Effect]]
@@ -87,7 +87,7 @@ class Ends(Enum):
     WITH_CLIENT = 2
 
 
-Steps = Generator[Union[Until, Work, None], Any, Any]
+Steps = Generator[Union[Until, BegunWork, None], Any, Any]
 """A job, see `core.jobs`."""
 
 

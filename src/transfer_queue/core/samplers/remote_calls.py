@@ -19,7 +19,7 @@ import numpy as np
 
 from transfer_queue.core.context import Context, CoreService
 from transfer_queue.core.events.effects import AskSampler, Effect
-from transfer_queue.core.events.registry import GivenUpError, Work
+from transfer_queue.core.events.registry import BegunWork, GivenUpError
 from transfer_queue.core.samplers.calls import Answers, AnySampler, Ask, HostedRunner, PartitionView, UserSampler
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest, RequestKey
@@ -282,7 +282,7 @@ def hosted_runner(sampler: AnySampler) -> HostedRunner | None:
     return runner if isinstance(runner, HostedRunner) else None
 
 
-def save_states(calls: SamplerAsks, samplers: Mapping[str, UserSampler]) -> Generator[Work, Any, dict[str, bytes]]:
+def save_states(calls: SamplerAsks, samplers: Mapping[str, UserSampler]) -> Generator[BegunWork, Any, dict[str, bytes]]:
     """Return the states of these samplers by pattern, as msgpack. A sampler in a process of its own answers later.
 
     Raises:
@@ -296,7 +296,7 @@ def save_states(calls: SamplerAsks, samplers: Mapping[str, UserSampler]) -> Gene
 
 def load_states(
     calls: SamplerAsks, samplers: Mapping[str, UserSampler], states: Mapping[str, bytes]
-) -> Generator[Work, Any, None]:
+) -> Generator[BegunWork, Any, None]:
     """Replace the states of these samplers.
 
     Raises:
@@ -306,7 +306,7 @@ def load_states(
         yield from _call(calls, sampler, "load_checkpoint", states[pattern])
 
 
-def _call(calls: SamplerAsks, sampler: UserSampler, kind: str, state: bytes | None) -> Generator[Work, Any, Any]:
+def _call(calls: SamplerAsks, sampler: UserSampler, kind: str, state: bytes | None) -> Generator[BegunWork, Any, Any]:
     """Make a call that belongs to no claim. Returns its result."""
     call, runner = SamplerCall(kind, SamplerRequest("", "", 0, {}), state=state), hosted_runner(sampler)
     if runner is None:
@@ -318,7 +318,7 @@ def _call(calls: SamplerAsks, sampler: UserSampler, kind: str, state: bytes | No
         return []
 
     try:
-        return (yield Work(begin))
+        return (yield BegunWork(begin))
     except (TransferQueueError, GivenUpError):
         raise
     except Exception as error:

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from transfer_queue.messages.base import Finite, Message, Natural, Reply, Request
+from transfer_queue.messages.base import Finite, Message, Natural, Reply, RequestBody
 from transfer_queue.messages.reports.unit_reports import ServerMeasures, UnitMeasures
 from transfer_queue.messages.storage import ReadHold
 from transfer_queue.messages.system import SystemStatus
@@ -25,7 +25,7 @@ Width = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
 """The rows of a column."""
 
 
-class ReadProgress(Request, frozen=True):
+class ReadProgress(RequestBody, frozen=True):
     """Ask for the progress of some partitions: those with these names, the newest, and a page of all others.
 
     The reply is a `ProgressReply`. A reader that sends `ProgressReply.next` back with each request gets the progress
@@ -61,7 +61,7 @@ class ProgressReply(Reply, frozen=True):
     """For the next request; 0 if the page has reached the last partition."""
 
 
-class CountColumns(Request, frozen=True):
+class CountColumns(RequestBody, frozen=True):
     """Ask for the shares of rows with each field and in each state of a task, by ranges of rows: columns.
 
     The reply is a `ColumnCounts` of as many rows as the controller counts in about a millisecond. The next request
@@ -128,11 +128,11 @@ class ColumnCounts(Reply, frozen=True):
     """For the next page: the live rows before it."""
 
 
-class MeasureServers(Request, frozen=True):
+class MeasureServers(RequestBody, frozen=True):
     """Ask for the measures of all server processes. The reply, a `ServersReply`, comes when they have answered."""
 
 
-class ShowViews(Request, frozen=True):
+class ShowViews(RequestBody, frozen=True):
     """Ask for the views of readers in all storage units. The reply, a `ViewsReply`, comes when they have answered."""
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfer_queue.messages.base import AnyIndex, Message, Natural, Reply, Request, Seconds
+from transfer_queue.messages.base import AnyIndex, Message, Natural, Reply, RequestBody, Seconds
 
 LIVE, RESERVED, CLEARED, UNKNOWN = "live", "reserved", "cleared", "unknown"
 """The states of a sample: it has a value or a tag and can be read; no put has written it yet; it was cleared; the
@@ -26,7 +26,7 @@ CLEARS = frozenset({CLEAR, PARTITION_CLEAR})
 """Events after which the sample does not exist."""
 
 
-class DescribeSample(Request, frozen=True):
+class DescribeSample(RequestBody, frozen=True):
     """Ask for a page of the report about one sample, named by global index or key. The reply is a `SampleReport`."""
 
     partition: str
@@ -201,7 +201,7 @@ class SampleReport(Reply, frozen=True):
     """For the next page: its first field; None if all fields are listed."""
 
 
-class FindStuck(Request, frozen=True):
+class FindStuck(RequestBody, frozen=True):
     """Ask for a page of the unfinished samples that have not changed for some time. The reply is a `StuckPage`."""
 
     seconds: Seconds

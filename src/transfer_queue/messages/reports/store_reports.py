@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from transfer_queue.messages.base import ExtentNumber, Message, Natural, Request, Unit
+from transfer_queue.messages.base import ExtentNumber, Message, Natural, RequestBody, Unit
 
 SHORT = 8  # characters of the id of a node in messages
 SETTLE_SECONDS = 15.0  # after its start, in which a store may not use the memory of a server yet
 RECENT_SECONDS = 60.0  # after its start, in which the messages of errors name a server that has replaced another one
 
 
-class ReportStoreServer(Request, frozen=True):
+class ReportStoreServer(RequestBody, frozen=True):
     """Report that a server of an external store runs. It has ended when the connection of this request ends."""
 
     backend: str
@@ -28,7 +28,7 @@ class ReportStoreServer(Request, frozen=True):
     """Whether it is that of the first node, which the servers of the other nodes join."""
 
 
-class AwaitFirstStoreServer(Request, frozen=True):
+class AwaitFirstStoreServer(RequestBody, frozen=True):
     """Wait until a server of a store runs on the first node, or until a known one has ended.
 
     The reply has the life of the server that runs, or "" if the known one has ended and no other one runs.
@@ -87,11 +87,11 @@ def describe_trouble(servers: Iterable[StoreServerProgress], backend: str) -> st
     )
 
 
-class CheckStore(Request, frozen=True):
+class CheckStore(RequestBody, frozen=True):
     """Controller to unit: the external store may have lost blocks. The unit replies with a `StoreChanged`."""
 
 
-class StoreChanged(Request, frozen=True):
+class StoreChanged(RequestBody, frozen=True):
     """Report that the external store of a unit may have lost blocks. The controller orders `CheckExtents`."""
 
     unit: Unit
@@ -99,7 +99,7 @@ class StoreChanged(Request, frozen=True):
     """The lowest number that no extent of the unit has had yet."""
 
 
-class CheckExtents(Request, frozen=True):
+class CheckExtents(RequestBody, frozen=True):
     """Controller to unit: check whether the external store has the blocks of these extents, and report lost ones."""
 
     extents: bytes

@@ -7,14 +7,14 @@ from typing import Annotated
 from msgspec import Meta
 
 from transfer_queue.display import worker_text
-from transfer_queue.messages.base import Bytes, Finite, Message, Natural, Reply, Request, Seconds
+from transfer_queue.messages.base import Bytes, Finite, Message, Natural, Reply, RequestBody, Seconds
 
 Rank = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
 """A rank of a task; -1 if it is not known."""
 Name = Annotated[str, Meta(max_length=1024)]
 
 
-class Introduce(Request, frozen=True):
+class Introduce(RequestBody, frozen=True):
     """Report the task and rank of the client, so that its puts have a producer with a name. The reply is `Done`."""
 
     task: Name
@@ -23,7 +23,7 @@ class Introduce(Request, frozen=True):
     pid: Natural = 0
 
 
-class Leave(Request, frozen=True):
+class Leave(RequestBody, frozen=True):
     """Announce that the client closes in order, so the end of its connections is not a failure. The reply is `Done`."""
 
 
@@ -44,7 +44,7 @@ class ValueRead(Message, frozen=True):
     """The bytes of the tensors that were read. Objects count as 0, and so do tensors in a list."""
 
 
-class ReadTimeline(Request, frozen=True):
+class ReadTimeline(RequestBody, frozen=True):
     """Ask for the next events of the timeline. The reply is a `TimelineReply`."""
 
     boot: str = ""

@@ -8,7 +8,7 @@ from transfer_queue.messages.base import (
     Finite,
     Message,
     Natural,
-    Request,
+    RequestBody,
     Small,
     Unit,
 )
@@ -17,7 +17,7 @@ from transfer_queue.messages.reports.progress import Timing
 from transfer_queue.messages.storage import ReadHold, UnitStatusReply
 
 
-class RegisterUnit(Request, frozen=True):
+class RegisterUnit(RequestBody, frozen=True):
     """Report that a storage unit has started. It replaces a unit of the same name, whose arena is then lost."""
 
     address: str
@@ -46,7 +46,7 @@ class RegisterUnit(Request, frozen=True):
     """Whether this is the mirror of an earlier term (`core.units.mirror_writer`), which is only read."""
 
 
-class ExtentsGone(Request, frozen=True):
+class ExtentsGone(RequestBody, frozen=True):
     """Report that the external store has lost the contents of extents, which are not leased any more."""
 
     unit: Unit
@@ -56,7 +56,7 @@ class ExtentsGone(Request, frozen=True):
     """The time of the loss, as text."""
 
 
-class BlockMissing(Request, frozen=True, tag="Missed"):
+class BlockMissing(RequestBody, frozen=True, tag="Missed"):
     """Report that a reader did not find the contents of extents in the external store.
 
     The reply comes when the unit has searched for them. It is `Done(True)` if some are lost or were freed, and
@@ -71,7 +71,7 @@ class BlockMissing(Request, frozen=True, tag="Missed"):
     """The reader has missed them for seconds, although the unit has found them: they count as lost."""
 
 
-class ExtentsFreedReport(Request, frozen=True, tag="Freed"):
+class ExtentsFreedReport(RequestBody, frozen=True, tag="Freed"):
     """Report that the unit has freed extents as the controller ordered."""
 
     unit: Unit
@@ -81,7 +81,7 @@ class ExtentsFreedReport(Request, frozen=True, tag="Freed"):
     """Why other extents of the same order could not be freed; "" if all were freed."""
 
 
-class WriterGone(Request, frozen=True):
+class WriterGone(RequestBody, frozen=True):
     """Report that a writer of the unit has died."""
 
     writer: str
@@ -90,7 +90,7 @@ class WriterGone(Request, frozen=True):
     """The extents that were leased to the writer."""
 
 
-class BlocksMovedReport(Request, frozen=True, tag="Moved"):
+class BlocksMovedReport(RequestBody, frozen=True, tag="Moved"):
     """Report the result of a `Move`."""
 
     move: Natural
@@ -109,7 +109,7 @@ class BlocksMovedReport(Request, frozen=True, tag="Moved"):
     """Why the order could not be carried out; "" if it was carried out, or if there was no space."""
 
 
-class ExtentsRecalledReport(Request, frozen=True, tag="Recalled"):
+class ExtentsRecalledReport(RequestBody, frozen=True, tag="Recalled"):
     """Report that writers return the unused rest of extents, to which nothing more is written."""
 
     unit: Unit
@@ -119,7 +119,7 @@ class ExtentsRecalledReport(Request, frozen=True, tag="Recalled"):
     """The new length of each extent, i8."""
 
 
-class SpaceShortReport(Request, frozen=True, tag="SpaceShort"):
+class SpaceShortReport(RequestBody, frozen=True, tag="SpaceShort"):
     """Report the writers of a unit that wait for space. The unit sends it whenever they change."""
 
     unit: Unit
@@ -128,7 +128,7 @@ class SpaceShortReport(Request, frozen=True, tag="SpaceShort"):
     """The number of `ReleaseExtents` that the unit has received."""
 
 
-class ReleaseExtents(Request, frozen=True, tag="Free"):
+class ReleaseExtents(RequestBody, frozen=True, tag="Free"):
     """Controller to unit: free these extents, which contain nothing that is needed."""
 
     extents: list[ExtentNumber]
@@ -144,7 +144,7 @@ class Repack(Message, frozen=True):
     fields: list[str]
 
 
-class Move(Request, frozen=True):
+class Move(RequestBody, frozen=True):
     """Controller to unit: copy these blocks into an extent of the unit and report it with `BlocksMovedReport`."""
 
     number: Natural
@@ -158,31 +158,31 @@ class Move(Request, frozen=True):
     """Unit -> "host:port", for the units of other nodes that have blocks."""
 
 
-class DrainFinished(Request, frozen=True, tag="Drained"):
+class DrainFinished(RequestBody, frozen=True, tag="Drained"):
     """Controller to unit: a drain has begun or ended. A unit that is drained leases nothing to writers."""
 
     draining: bool
 
 
-class RemoveArena(Request, frozen=True):
+class RemoveArena(RequestBody, frozen=True):
     """Controller to a retired mirror: nothing in the arena is needed any more; remove it and end."""
 
 
-class RefuseWriters(Request, frozen=True, tag="Refuse"):
+class RefuseWriters(RequestBody, frozen=True, tag="Refuse"):
     """Controller to unit: refuse the writers that wait for space, because none can become free."""
 
     words: str
     """The reason, for the error message."""
 
 
-class Measure(Request, frozen=True):
+class Measure(RequestBody, frozen=True):
     """Controller to unit: report measurements with `Measured`."""
 
     number: Natural
     """Identifies the question."""
 
 
-class Measured(Request, frozen=True):
+class Measured(RequestBody, frozen=True):
     """The reply to a `Measure`. It changes nothing."""
 
     number: Natural

@@ -112,7 +112,7 @@ EACH = 8  # one of this many commits without sync is measured, because reading t
 logger = logging.getLogger(__name__)
 
 
-class Writer(Protocol):
+class StateFileWriter(Protocol):
     """Writes states to files, as `node.controller.state_files.StateWriter`."""
 
     @property
@@ -150,7 +150,7 @@ class Journaling:
         self._sync = sync
         self.late = late
         """Writes the journal through to the disk after the commits; None if a commit does so, or nothing does."""
-        self._writer: Writer | None = None
+        self._writer: StateFileWriter | None = None
         """The last commit failed."""
         self._troubled_at = 0.0
         self._next_try = 0.0
@@ -170,7 +170,7 @@ class Journaling:
         self._counters.update(journal_bytes=journal.size, journal_trouble=0)
         self.reserve_space()
 
-    def attach(self, writer: Writer) -> None:
+    def attach(self, writer: StateFileWriter) -> None:
         """Set the writer of snapshots. From now on they are taken."""
         self._writer = writer
 

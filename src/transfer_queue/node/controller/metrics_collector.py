@@ -33,7 +33,7 @@ R = TypeVar("R")
 Demand = Callable[[int, Measure], Outgoing]
 
 
-class Units:
+class UnitScraper:
     """Asks the units for their measures. Everything runs in the loop."""
 
     def __init__(self, controller: Controller, demand: Demand) -> None:
@@ -91,7 +91,7 @@ class Collector:
             meter: Measures the controller's process.
             journal: Returns the measures of the journal; None if there is no journal.
         """
-        self.units = Units(controller, demand)
+        self.units = UnitScraper(controller, demand)
         self._controller = controller
         self._call_soon = call_soon
         self._meter = meter
