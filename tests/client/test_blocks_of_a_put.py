@@ -10,8 +10,8 @@ import torch
 from test_checkpoints import load, save
 
 from simulated import Start, table
-from transfer_queue.client.data.block_groups import BlockGroup
 from transfer_queue.client.operations.operations import Operations
+from transfer_queue.client.space import BlockGroup
 from transfer_queue.client.writer import Writer
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import CapacityError, FieldTypeError

@@ -13,7 +13,7 @@ from test_checkpoints import load, save
 
 from simulated import Start, rows_of, same, table
 from store_in_memory import KIND, MemoryStore
-from transfer_queue.client.data.block_groups import BackendRoutes
+from transfer_queue.client.space import BackendRoutes
 from transfer_queue.core.events.records import SamplesPut
 from transfer_queue.errors import (
     CapacityError,

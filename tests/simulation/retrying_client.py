@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transfer_queue.client.attachment import Attachment
-from transfer_queue.client.data.block_groups import BlockGroup
 from transfer_queue.client.operations.operations import Operations
+from transfer_queue.client.space import BlockGroup
 from transfer_queue.client.writer import Writer
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import TransferQueueError

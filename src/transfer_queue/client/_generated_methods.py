@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.net.calls import Operation
 from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
 from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
 from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Fence, Tags
@@ -23,6 +22,7 @@ from transfer_queue.messages.reports.samples import SampleReport, StuckReport
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.net.calls import Operation
 
 T = TypeVar("T")
 

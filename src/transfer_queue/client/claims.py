@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,14 +24,16 @@ HELD_SECONDS = 30.0
 
 
 _VALIDATORS: dict[str, Callable[[Any], Any]] = {
-    "ahead": lambda value: arguments.validated_count(value, "ahead"),
-    "finite": lambda value: arguments.validated_bool(value, "finite"),
-    "hold": lambda value: arguments.validated_bool(value, "hold"),
-    "lease": lambda value: None if value is None else float(arguments.validated_seconds(value, "lease") or 0.0),
-    "replicas": lambda value: None if value is None else arguments.validated_count(value, "replicas"),
+    "ahead": partial(arguments.validated_count, what="ahead"),
+    "finite": partial(arguments.validated_bool, what="finite"),
+    "hold": partial(arguments.validated_bool, what="hold"),
+    "lease": partial(arguments.validated_seconds, what="lease"),
+    "replicas": partial(arguments.validated_count, what="replicas"),
     "since": arguments.validated_version,
 }
 """Option of a fetch -> the function that validates it."""
+_OPTIONAL = {"lease", "replicas", "since"}
+"""The options of a fetch that may be None."""
 
 
 class KnownRows:
@@ -89,7 +92,8 @@ class Claims:
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
         task = arguments.validated_text(task, "task_name")
         for name in options.keys() & _VALIDATORS.keys():
-            options[name] = _VALIDATORS[name](options[name])
+            if options[name] is not None or name not in _OPTIONAL:
+                options[name] = _VALIDATORS[name](options[name])
         hands_over = options.get("lease") is None and not options.get("probe") and self.known is None
         return Claim(
             partition_id, task, fields, count, sampling, wait, hand_over=hands_over, again=self.again, **options

@@ -17,12 +17,13 @@ from transfer_queue.client.attachment import UNCERTAIN, Attachment
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import Columns, DataParser, checked_parser_result, parser_columns
 from transfer_queue.client.data import store_io
-from transfer_queue.client.data.block_groups import BlockGroup, describe_block, place_blocks
 from transfer_queue.client.data.device_copies import KIND, LEAST_REGISTERED
+from transfer_queue.client.data.extent_allocator import aligned
 from transfer_queue.client.data.remote_io import UnitSilentError, write_remote
-from transfer_queue.client.space import FREEING_SECONDS
+from transfer_queue.client.space import FREEING_SECONDS, BlockGroup
 from transfer_queue.client.tracing import Tracing
 from transfer_queue.errors import EqualValueGoneError, FieldTypeError, ProtocolError, TransferQueueError, UnitLostError
+from transfer_queue.messages.descriptors import BlockLocation, NewBlock, schema_parts
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import EqualReply, FindEqual
@@ -173,7 +174,7 @@ class Writer:
             placed = [(blocks[0], spaces[0])]
         else:
             spaces = yield from space.reserve_all(groups, wait)
-            placed = [each for group, part in zip(groups, spaces) for each in place_blocks(group.blocks, part)]
+            placed = [each for group, part in zip(groups, spaces) for each in _place_blocks(group.blocks, part)]
         try:
             for block, reserved in placed:
                 yield from self.write_block(block, reserved, wait)
@@ -185,7 +186,7 @@ class Writer:
             yield from space.abandon(spaces, interrupted=not isinstance(error, Exception), sent=True)
             raise
         closes = space.take_closes(spaces)
-        first, *further = [describe_block(block, reserved) for block, reserved in placed]
+        first, *further = [_describe_block(block, reserved) for block, reserved in placed]
         put = msgspec.structs.replace(
             put, block=first, further=further, closes=closes, converted=list(encoded.converted)
         )
@@ -250,6 +251,31 @@ class Writer:
         except UnitSilentError:
             self._units.unreachable.add(place.unit)
             raise
+
+
+def _place_blocks(group: Sequence[EncodedBlock], reserved: Reserved) -> list[tuple[EncodedBlock, Reserved]]:
+    """Return each block of a group with its part of the reservation."""
+    placed, start = [], 0
+    for block in group:
+        placed.append((block, reserved.part(start, block.nbytes)))
+        start += aligned(block.nbytes)
+    return placed
+
+
+def _describe_block(encoded: EncodedBlock, reserved: Reserved) -> NewBlock:
+    """Return the description of a block that was written into reserved space."""
+    parts = schema_parts(encoded.schema)
+    return NewBlock(
+        reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
+        [] if parts else encoded.schema, encoded.dims, reserved.length,
+        [
+            BlockLocation(
+                copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease
+            )
+            for copy in reserved.copies
+        ],
+        reserved.session, parts, encoded.slots, *reserved.lease,
+    )  # fmt: skip
 
 
 def apply_parser(data: Columns, rows: int, data_parser: DataParser | None) -> Columns:

@@ -46,7 +46,7 @@ class JaggedOffsets:
             )
         return self._make(parts, values, ragged)
 
-    def _make(self, parts: _Parts, values: torch.Tensor, ragged: int) -> torch.Tensor:
+    def _make(self, parts: _TorchParts, values: torch.Tensor, ragged: int) -> torch.Tensor:
         if self._ragged_size is None:
             with torch.inference_mode(False):
                 self._seqlens = {
@@ -141,7 +141,7 @@ def _make_offsets(lengths: bytes) -> _OffsetsCache:
 _kept = functools.lru_cache(maxsize=KEPT)(_make_offsets)
 
 
-class _Parts(NamedTuple):
+class _TorchParts(NamedTuple):
     """The parts of this version of torch that make jagged tensors."""
 
     kind: Any
@@ -155,7 +155,7 @@ class _Parts(NamedTuple):
 
 
 @functools.cache
-def _parts() -> _Parts | None:
+def _parts() -> _TorchParts | None:
     """Return the parts; None if this version of torch does not have them, or makes other tensors than these would."""
     try:
         from torch.nested._internal.nested_tensor import NestedTensor, get_tensor_symint
@@ -165,13 +165,13 @@ def _parts() -> _Parts | None:
         with torch.device("cpu"):  # whatever the default device of the program is
             values: Any = torch.zeros(1)
             NestedTensor(values, torch.tensor([0, 1]))
-        parts = _Parts(NestedTensor, get_tensor_symint, keys, tuple(values.__dict__))
+        parts = _TorchParts(NestedTensor, get_tensor_symint, keys, tuple(values.__dict__))
         return parts if _makes_what_torch_makes(parts) else None
     except Exception:  # internals of torch may be missing or different
         return None
 
 
-def _makes_what_torch_makes(parts: _Parts) -> bool:
+def _makes_what_torch_makes(parts: _TorchParts) -> bool:
     """Whether `JaggedOffsets` makes the same tensors as the constructor of this version of torch."""
     with torch.device("cpu"):  # whatever the default device of the program is
         offsets, numbers = torch.tensor([0, 1, 3]), torch.arange(6)
@@ -180,7 +180,7 @@ def _makes_what_torch_makes(parts: _Parts) -> bool:
         )
 
 
-def _makes_it(parts: _Parts, values: torch.Tensor, offsets: torch.Tensor, ragged: int) -> bool:
+def _makes_it(parts: _TorchParts, values: torch.Tensor, offsets: torch.Tensor, ragged: int) -> bool:
     ours: Any = JaggedOffsets(offsets, 1, 2)._make(parts, values, ragged)
     seqlens: dict[str, torch.Tensor] = ours._metadata_cache
     marks = copy.deepcopy([part.__dict__ for part in (values, *seqlens.values())])
