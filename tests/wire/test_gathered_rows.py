@@ -29,9 +29,9 @@ from transfer_queue.wire.blocks import encode, remote_ranges
 from transfer_queue.wire.blocks import gather as gathering
 from transfer_queue.wire.blocks.device_memory import DeviceBlock, ReceivedArena, host_to_device
 from transfer_queue.wire.blocks.encode import encode_columns
-from transfer_queue.wire.blocks.gather import Place, gather
+from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.blocks.remote_ranges import HERE, find_remote
-from transfer_queue.wire.blocks.row_addressing import Memory
+from transfer_queue.wire.blocks.row_addressing import Memory, Place
 from transfer_queue.wire.blocks.row_addressing import gather as gather_units
 from transfer_queue.wire.buffers import copies, tensors
 

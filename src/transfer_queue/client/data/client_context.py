@@ -62,9 +62,9 @@ from transfer_queue.storage.arena.writer_locks import HeldSlot, hold_slot
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.utils.logging_utils import get_logger
-from transfer_queue.wire.blocks.gather import Place, View
+from transfer_queue.wire.blocks.gather import View
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges
-from transfer_queue.wire.blocks.row_addressing import Memory
+from transfer_queue.wire.blocks.row_addressing import Memory, Place
 from transfer_queue.wire.buffers.copies import U8, set_copy_threads
 
 if TYPE_CHECKING:
