@@ -191,7 +191,8 @@ def test_blocks_that_are_not_valid_are_refused(column: str, value: Any, rows: li
     ("block", "slot"),
     [
         ([0, 2], [0, 0]), ([0, -1], [0, 0]), ([0, 1], [0, 1]), ([0, 1], [0, -1]), ([0], [0]),
-        ([7, 7], [0, 1]), ([-1, -1], [0, 1]), ([0, 0], [0, 1]), ([0, 0], [-1, 0]), ([], [0, 0]), ([0, 0], []),
+        ([7, 7], [0, 1]), ([-1, -1], [0, 1]), ([0, 0], [0, 1]), ([0, 0], [-1, 0]),
+        ([0, 0], [2**31 - 1, 0]), ([], [0, 0]), ([0, 0], []),
     ],
 )  # fmt: skip
 def test_rows_outside_their_blocks_are_refused(block: list[int], slot: list[int]) -> None:

@@ -185,7 +185,7 @@ def locate_rows(reply: LookupReply, memory: Memory) -> dict[str, LocatedRows]:
             located = None if rows is None else rows.rows_of_field(field, memory, count)
             if located is not None:
                 found[field.name] = located
-    except (InvalidArgumentError, ValueError, KeyError, IndexError, struct.error):
+    except (InvalidArgumentError, ValueError, KeyError, IndexError, OverflowError, struct.error):
         found.clear()  # `_add_scattered_rows` reports what is wrong
     if len(found) < len(reply.types):
         _add_scattered_rows(found, reply, memory)
