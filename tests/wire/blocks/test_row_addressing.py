@@ -221,6 +221,18 @@ def test_a_field_that_is_not_as_its_type_is_refused(bent: dict[str, Any], blocks
         gather(msgspec.structs.replace(reply, types=types), arenas.memory)
 
 
+@pytest.mark.parametrize("kind", ["object", "nested"])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_column_of_another_kind_than_its_field_is_refused(kind: str, blocks: int) -> None:
+    arenas = Arenas()
+    for _ in range(blocks):
+        arenas.write(encode_columns({"x": torch.zeros(4, 2)}, 4))
+    reply = arenas.reply()
+    types = [msgspec.structs.replace(reply.types[0], kind=kind)]
+    with pytest.raises(ProtocolError):
+        locate_rows(msgspec.structs.replace(reply, types=types), arenas.memory)
+
+
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=12), st.integers(1, 300), st.sampled_from([1, 2, 8, 64]))
 @differential(100)
 def test_pieces_of_one_length_are_those_of_the_general_copy(places: list[int], length: int, step: int) -> None:
