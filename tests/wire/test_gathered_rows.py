@@ -348,3 +348,47 @@ def test_rows_that_a_device_copies_out_of_arenas(
         table = gather(case.reply, HostArenas(stand_in, torch.device("cpu"), case.reply, memory), layout)
     for name in names:
         check(case, name, table.get(name), layout)
+
+
+def arenas_of_three_kinds() -> Arenas:
+    """Fields whose first two rows have one shape: in "jagged" and "inner", the third differs in a dimension."""
+    arenas = Arenas()
+    lengths = (2, 2, 1)
+    columns = {
+        "dense": torch.rand(3, 2),
+        "jagged": torch.nested.nested_tensor([torch.rand(length) for length in lengths], layout=torch.jagged),
+        "inner": [torch.rand(2, length) for length in lengths],
+    }
+    arenas.write(encode_columns(columns, 3))
+    return arenas
+
+
+@pytest.mark.parametrize("layout", gathering.LAYOUTS)
+@pytest.mark.parametrize("name", ["dense", "jagged", "inner"])
+def test_which_rows_of_a_block_are_views(name: str, layout: str) -> None:
+    arenas = arenas_of_three_kinds()
+    viewed: list[Place] = []
+
+    def views(places: list[Place]) -> list[gathering.View]:
+        viewed.extend(places)
+        return [arenas.memory(unit)[start : start + nbytes] for unit, start, nbytes in places]
+
+    reply = arenas.reply([(0, 0), (0, 1)], [name])
+    values = rows_of(gather(reply, arenas.memory, layout, views=views)[name])
+    copied = rows_of(gather(reply, arenas.memory, layout)[name])
+    assert bool(viewed) == (name == "dense" or (name, layout) == ("jagged", "jagged"))
+    arenas.memory(0)[:] = 0
+    assert [not value.any() for value in values] == [bool(viewed)] * 2
+    assert all(value.any() for value in copied)
+
+
+@pytest.mark.parametrize("layout", gathering.LAYOUTS)
+@pytest.mark.parametrize("name", ["dense", "jagged", "inner"])
+def test_which_received_rows_stay_where_they_are(name: str, layout: str) -> None:
+    arenas = arenas_of_three_kinds()
+    found = find_remote(arenas.reply([(0, 0), (0, 1)], [name]), {0})
+    assert found is not None
+    buffer = np.concatenate([arenas.memory(0)[: found.nbytes]])
+    values = rows_of(gather(found.reply, lambda unit: buffer, layout)[name])
+    buffer[:] = 0
+    assert [not value.any() for value in values] == [(name, layout) == ("dense", "jagged")] * 2

@@ -99,17 +99,17 @@ def gather(
     device = memory.device if isinstance(memory, DeviceArena) else None
     with LOOKUP_REPLY if device is None else ON_DEVICE:
         found = locate_rows(reply, memory)
-        columns = _Columns(layout, shared, allow_pickle, device)
+        maker = _ColumnMaker(layout, shared, allow_pickle, device)
         if views is not None and device is None:
-            columns.hold(found, views)
+            maker.hold(found, views)
         elif layout == "jagged" and device is None:
-            columns.in_place = all(map(_run_of, found.values()))
+            maker.in_place = all(map(_run_of, found.values()))
         made = {}
         for field in reply.types:
             if field.kind != NESTED:
-                made[field.name] = columns.make(found[field.name])
-        if columns.later:
-            copy_all(columns.later)
+                made[field.name] = maker.make(found[field.name])
+        if maker.later:
+            copy_all(maker.later)
         return table_of(made, reply.count)
 
 
@@ -176,7 +176,7 @@ class _Form(msgspec.Struct, eq=False):
     """The number of elements of the dimensions before `ragged`, which is how many pieces each row has in the tensor."""
 
 
-class _Columns:
+class _ColumnMaker:
     """Makes the columns of one gather.
 
     Args:

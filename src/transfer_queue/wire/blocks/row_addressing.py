@@ -186,7 +186,7 @@ def locate_rows(reply: LookupReply, memory: Memory) -> dict[str, LocatedRows]:
             if located is not None:
                 found[field.name] = located
     except (InvalidArgumentError, ValueError, KeyError, IndexError, OverflowError, struct.error):
-        found.clear()  # `_add_scattered_rows` reports what is wrong
+        pass  # `_add_scattered_rows` reports what is wrong
     if len(found) < len(reply.types):
         _add_scattered_rows(found, reply, memory)
     return found
