@@ -309,8 +309,7 @@ def _form(rows: LocatedRows, layout: str) -> _Form | None:
         sizes, lengths = list(shape), shape[ragged].to_bytes(8, "little") * rows.count
     else:
         sizes, lengths = _shape_beside(rows, ragged), rows.each().shapes[:, ragged].tobytes()
-    leading = math.prod(sizes[:ragged]) if ragged else 1
-    return _Form(sizes, ragged, lengths, leading if leading == 1 or rows.each().lengths.any() else 1)
+    return _Form(sizes, ragged, lengths, math.prod(sizes[:ragged]))
 
 
 def _common_rank(rows: LocatedRows) -> int | None:
