@@ -392,6 +392,7 @@ def test_which_received_rows_stay_where_they_are(name: str, layout: str) -> None
     values = rows_of(gather(found.reply, lambda unit: buffer, layout)[name])
     with thresholds(LEAST_SHARE=0):  # the field is a small part of what was received
         small_part = rows_of(gather(found.reply, lambda unit: buffer, layout)[name])
+    gather(found.reply, lambda unit: buffer, layout, views=lambda places: pytest.fail(f"{places} are not in an arena"))
     buffer[:] = 0
     assert [not value.any() for value in values] == [(name, layout) == ("dense", "jagged")] * 2
     assert all(value.any() for value in small_part)
