@@ -309,7 +309,9 @@ def _form(rows: LocatedRows, layout: str) -> _Form | None:
         sizes, lengths = list(shape), shape[ragged].to_bytes(8, "little") * rows.count
     else:
         sizes, lengths = _shape_beside(rows, ragged), rows.each().shapes[:, ragged].tobytes()
-    return _Form(sizes, ragged, lengths, math.prod(sizes[:ragged]))
+    leading = math.prod(sizes[:ragged])
+    # rows without bytes are not divided: a few numbers of a reply must not make a reader allocate memory
+    return _Form(sizes, ragged, lengths, leading if leading == 1 or rows.each().lengths.any() else 1)
 
 
 def _common_rank(rows: LocatedRows) -> int | None:
