@@ -31,9 +31,9 @@ from transfer_queue.wire.blocks import encode, remote_ranges
 from transfer_queue.wire.blocks import gather as gathering
 from transfer_queue.wire.blocks.device_memory import DeviceBlock, ReceivedArena, host_to_device
 from transfer_queue.wire.blocks.encode import encode_columns
-from transfer_queue.wire.blocks.gather import Place, gather
+from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.blocks.remote_ranges import HERE, find_remote
-from transfer_queue.wire.blocks.row_addressing import Memory
+from transfer_queue.wire.blocks.row_addressing import Memory, Place
 from transfer_queue.wire.blocks.row_addressing import gather as gather_units
 from transfer_queue.wire.buffers import copies, tensors
 
@@ -375,3 +375,51 @@ def test_rows_that_a_device_copies_out_of_arenas(
         table = gather(case.reply, HostArenas(stand_in, torch.device("cpu"), case.reply, memory), layout)
     for name in names:
         check(case, name, table.get(name), layout)
+
+
+def arenas_of_three_kinds() -> Arenas:
+    """Fields whose first two rows have one shape: in "jagged" and "inner", the third differs in a dimension."""
+    arenas = Arenas()
+    lengths = (2, 2, 1)
+    columns = {
+        "dense": torch.rand(3, 2),
+        "jagged": torch.nested.nested_tensor([torch.rand(length) for length in lengths], layout=torch.jagged),
+        "inner": [torch.rand(2, length) for length in lengths],
+    }
+    arenas.write(encode_columns(columns, 3))
+    return arenas
+
+
+@pytest.mark.parametrize("layout", gathering.LAYOUTS)
+@pytest.mark.parametrize("name", ["dense", "jagged", "inner"])
+def test_which_rows_of_a_block_are_views(name: str, layout: str) -> None:
+    arenas = arenas_of_three_kinds()
+    viewed: list[Place] = []
+
+    def views(places: list[Place]) -> list[gathering.View]:
+        viewed.extend(places)
+        return [arenas.memory(unit)[start : start + nbytes] for unit, start, nbytes in places]
+
+    reply = arenas.reply([(0, 0), (0, 1)], [name])
+    values = rows_of(gather(reply, arenas.memory, layout, views=views)[name])
+    copied = rows_of(gather(reply, arenas.memory, layout)[name])
+    assert bool(viewed) == (name == "dense" or (name, layout) == ("jagged", "jagged"))
+    arenas.memory(0)[:] = 0
+    assert [not value.any() for value in values] == [bool(viewed)] * 2
+    assert all(value.any() for value in copied)
+
+
+@pytest.mark.parametrize("layout", gathering.LAYOUTS)
+@pytest.mark.parametrize("name", ["dense", "jagged", "inner"])
+def test_which_received_rows_stay_where_they_are(name: str, layout: str) -> None:
+    arenas = arenas_of_three_kinds()
+    found = find_remote(arenas.reply([(0, 0), (0, 1)], [name]), {0})
+    assert found is not None
+    buffer = np.concatenate([arenas.memory(0)[: found.nbytes]])
+    values = rows_of(gather(found.reply, lambda unit: buffer, layout)[name])
+    with thresholds(LEAST_SHARE=0):  # the field is a small part of what was received
+        small_part = rows_of(gather(found.reply, lambda unit: buffer, layout)[name])
+    gather(found.reply, lambda unit: buffer, layout, views=lambda places: pytest.fail(f"{places} are not in an arena"))
+    buffer[:] = 0
+    assert [not value.any() for value in values] == [(name, layout) == ("dense", "jagged")] * 2
+    assert all(value.any() for value in small_part)

@@ -37,9 +37,9 @@ from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.stores.base import Store, StoreAddress
 from transfer_queue.system_folder.liveness import ClientLiveness
 from transfer_queue.system_folder.paths import host_and_port
-from transfer_queue.wire.blocks.gather import Place, View
+from transfer_queue.wire.blocks.gather import View
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges
-from transfer_queue.wire.blocks.row_addressing import Memory
+from transfer_queue.wire.blocks.row_addressing import Memory, Place
 from transfer_queue.wire.buffers.copies import U8
 
 if TYPE_CHECKING:

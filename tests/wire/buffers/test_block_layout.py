@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from differential import differential, small
 from transfer_queue.errors import InvalidArgumentError
-from transfer_queue.messages.descriptors import FieldSpec
-from transfer_queue.wire.blocks import contiguous_rows, row_addressing
+from transfer_queue.messages.descriptors import Blocks, FieldSpec, FieldType, Placement
+from transfer_queue.messages.queries import LookupReply
+from transfer_queue.wire.blocks.row_addressing import locate_rows
 from transfer_queue.wire.buffers.block_layout import ALIGNMENT, ITEM_SIZES, MAX_BYTES, MIXED_RANK, block_nbytes, columns
 from transfer_queue.wire.buffers.block_layout import columns_of_many as many
 
@@ -160,20 +161,31 @@ def test_kept_layouts_are_those_that_would_be_made(asked):
     """This holds whatever descriptors were laid out before."""
     for schema, dims, blocks, rows in asked:
         made = many(schema, np.frombuffer(dims, "<i8").reshape(blocks, -1), rows)
-        kept = row_addressing._laid_out(schema, dims, blocks, rows)
-        assert [repr(column) for column in kept] == [repr(column) for column in made]
-        if blocks == 1:
-            found, end = contiguous_rows.run_columns(schema, dims, rows)
-            assert end == int(made[-1].offsets[0] + made[-1].nbytes[0])
+        for found in (located(schema, dims, blocks, rows, 1), located(schema, dims, blocks, rows, blocks)):
             for column in made:
-                mine = found[column.spec.name]
-                starts, sizes = column.locate(0, np.arange(rows))
-                if mine.starts is None:
-                    assert [mine.offset + mine.row * row for row in range(rows)] == starts.tolist()
-                    assert [mine.row] * rows == sizes.tolist()
-                else:
-                    assert (mine.offset + mine.starts).tolist() == starts.tolist()
-                    assert mine.lengths.tolist() == sizes.tolist()
+                _, starts, lengths, shapes = found[column.spec.name].each()
+                block, slot = np.divmod(np.arange(len(starts)), rows)
+                expected = column.locate(block, slot)
+                assert starts.tolist() == (block * MAX_BYTES + expected[0]).tolist()
+                assert lengths.tolist() == expected[1].tolist()
+                assert shapes.tolist() == column.row_shapes(block, slot).tolist()
+
+
+def located(schema, dims, blocks, rows, count):
+    """Where a reader locates the rows of the first blocks, which are MAX_BYTES from one another."""
+    each = len(dims) // blocks
+    of_blocks = [dims[each * block : each * (block + 1)] for block in range(count)]
+    given_ = Blocks(
+        bytes(4 * count), (np.arange(count) * MAX_BYTES).astype("<i8").tobytes(), bytes(8 * count),
+        np.full(count, MAX_BYTES, "<i8").tobytes(), np.full(count, rows, "<i4").tobytes(), bytes(4 * count),
+        np.arange(count, dtype="<i4").tobytes(), [list(schema)], of_blocks,
+    )  # fmt: skip
+    block, slot = np.divmod(np.arange(count * rows, dtype="<i4"), rows)
+    names = [spec.name for spec in schema]
+    types = [FieldType(spec.name, spec.kind, spec.dtype, spec.ndim, None, 0, False) for spec in schema]
+    placement = Placement(names, block.astype("<i4").tobytes(), slot.astype("<i4").tobytes())
+    arena = np.broadcast_to(np.uint8(0), (count * MAX_BYTES,))
+    return locate_rows(LookupReply(count * rows, types, given_, [placement]), lambda unit: arena)
 
 
 def test_rows_without_dimensions_are_laid_out_without_looking_at_each():

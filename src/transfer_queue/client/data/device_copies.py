@@ -25,9 +25,8 @@ from transfer_queue.storage.arena.arena import Arena, stretches
 from transfer_queue.storage.arena.arena_views import ArenaViews, granules_of
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.wire.blocks.device_memory import DeviceArena, add_range, host_to_device, remove_range
-from transfer_queue.wire.blocks.gather import Place
 from transfer_queue.wire.blocks.remote_ranges import HERE
-from transfer_queue.wire.blocks.row_addressing import Memory, gather
+from transfer_queue.wire.blocks.row_addressing import Memory, Place, gather
 from transfer_queue.wire.buffers.copies import U8, address_of
 
 I4 = NDArray[np.int32]

@@ -8,11 +8,12 @@ causes wrong values or a `ProtocolError`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, NamedTuple, Union, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Literal, Union, get_args
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,15 +22,17 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict, is_tensor_coll
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError, UncarriableValueError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldType, parents
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.blocks.contiguous_rows import EqualRows, RowRun, equal_rows, row_runs, some_row_runs
 from transfer_queue.wire.blocks.device_memory import DeviceArena, ReceivedArena
 from transfer_queue.wire.blocks.remote_ranges import HERE
 from transfer_queue.wire.blocks.row_addressing import (
     LOOKUP_REPLY,
     ON_DEVICE,
-    FieldRows,
+    LocatedRows,
     Memory,
+    Place,
+    RowArrays,
     locate_rows,
+    of_arrays,
     with_dtype,
 )
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
@@ -50,14 +53,12 @@ Layout = Literal["jagged", "dense", "padded", "list"]
 LAYOUTS = get_args(Layout)
 LEAST_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
-Place = tuple[int, int, int]
-"""The unit, the start and the length of bytes in an arena."""
 View = Union[U8, None]
 """Held bytes of an arena; None if they cannot be held."""
 Views = Callable[[list[Place]], list[View]]
 """Returns a view of the bytes at each place."""
-Cuts = dict[bytes, JaggedOffsets]
-"""Row lengths -> the offsets that all fields with these lengths share."""
+
+_run_of = attrgetter("run")
 
 
 def gather(
@@ -95,14 +96,21 @@ def gather(
     """
     if layout not in LAYOUTS:
         raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    with ON_DEVICE if isinstance(memory, DeviceArena) else LOOKUP_REPLY:
-        later: Copies = []
-        if views is not None and not isinstance(memory, DeviceArena):
-            columns = _viewed_columns(reply, memory, layout, shared, allow_pickle, views, later)
-        else:
-            columns = _columns(reply, memory, layout, shared, allow_pickle, later)
-        copy_all(later)
-        return table_of(columns, reply.count)
+    device = memory.device if isinstance(memory, DeviceArena) else None
+    with LOOKUP_REPLY if device is None else ON_DEVICE:
+        found = locate_rows(reply, memory)
+        maker = _ColumnMaker(layout, shared, allow_pickle, device)
+        if views is not None and device is None:
+            maker.hold(found, views)
+        elif layout == "jagged" and device is None:
+            maker.in_place = all(map(_run_of, found.values()))
+        made = {}
+        for field in reply.types:
+            if field.kind != NESTED:
+                made[field.name] = maker.make(found[field.name])
+        if maker.later:
+            copy_all(maker.later)
+        return table_of(made, reply.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,115 +127,11 @@ def gather_objects(reply: LookupReply, memory: Memory, *, allow_pickle: bool = T
     `gather`.
     """
     with LOOKUP_REPLY:
-        runs = row_runs(reply, memory)
-        (rows,) = locate_rows(reply, memory) if runs is None else runs.values()
+        (rows,) = locate_rows(reply, memory).values()
         if rows.type.kind != "object":
             raise ProtocolError(f"field {rows.type.name!r} has values of kind {rows.type.kind!r}, not objects")
-        places = list(rows.places())
-        objects = _objects(rows.type.name, places, memory, allow_pickle, UnreadableObject)
-        return objects, sum(length for _, _, length in places)
-
-
-def _columns(
-    reply: LookupReply, memory: Memory, layout: str, shared: bool, allow_pickle: bool, later: Copies
-) -> dict[str, Any]:
-    """Return the columns of the fields. The caller must make the copies in `later`."""
-    cuts: Cuts = {}
-    if layout == "jagged" and not isinstance(memory, DeviceArena) and (found := row_runs(reply, memory)) is not None:
-        return {
-            field.name: _of_run(found[field.name], memory, allow_pickle, cuts, later)
-            for field in reply.types
-            if field.kind != NESTED
-        }
-    if layout in ("jagged", "dense") and not shared and not isinstance(memory, DeviceArena):
-        equal = _equal_columns(reply, memory, layout, cuts)
-        if equal is not None:
-            return equal
-    columns: dict[str, Any] = {}
-    for rows in locate_rows(reply, memory):
-        if rows.type.kind != NESTED:
-            columns[rows.type.name] = _column(rows, memory, layout, shared, allow_pickle, cuts, later)
-    return columns
-
-
-def _equal_columns(reply: LookupReply, memory: Memory, layout: str, cuts: Cuts) -> dict[str, Any] | None:
-    """Return the columns of the fields if all of them are `EqualRows` that are one tensor; None otherwise."""
-    found = equal_rows(reply, memory)
-    if found is None:
-        return None
-    columns: dict[str, Any] = {}
-    for field in reply.types:
-        rows = found[field.name]
-        form = _tensor_form(rows, layout)
-        if form is None:
-            return None
-        columns[field.name] = _in_form(form, cuts, partial(tensor_over, rows.gather_bytes(memory), rows.type.dtype))
-    return columns
-
-
-def _viewed_columns(
-    reply: LookupReply, memory: Memory, layout: str, shared: bool, allow_pickle: bool, views: Views, later: Copies
-) -> dict[str, Any]:
-    """Return the columns of the fields, as far as possible as views."""
-    cuts: Cuts = {}
-    columns: dict[str, Any] = {}
-    runs = some_row_runs(reply, memory)
-    forms = {name: form for name, run in runs.items() if run.nbytes and (form := _tensor_form(run, layout))}
-    viewed = {name: runs[name] for name in forms if runs[name].unit != HERE}
-    places = [(run.unit, run.start, run.nbytes) for run in viewed.values()]
-    held = dict(zip(viewed, views(places), strict=True)) if places else {}
-    for name, run in runs.items():
-        form = forms.get(name)
-        if form is not None:
-            tensor = _tensor_of_run(run, form, memory, cuts, later, held.get(name))
-            columns[name] = stack_of(list(tensor.unbind(0)), run.count) if layout == "list" else tensor
-        elif layout == "jagged" and run.type.kind != NESTED:
-            columns[name] = _of_run(run, memory, allow_pickle, cuts, later)
-    if any(field.kind != NESTED and field.name not in columns for field in reply.types):
-        for rows in locate_rows(reply, memory):
-            if rows.type.kind != NESTED and rows.type.name not in columns:
-                columns[rows.type.name] = _column(rows, memory, layout, shared, allow_pickle, cuts, later)
-    return {field.name: columns[field.name] for field in reply.types if field.name in columns}
-
-
-def _column(
-    rows: FieldRows, memory: Memory, layout: str, shared: bool, allow_pickle: bool, cuts: Cuts, later: Copies
-) -> Any:
-    """Return the column of one field."""
-    name = rows.type.name
-    if shared and (distinct := rows.distinct()) is not None:
-        return _shared(*distinct, memory, allow_pickle)
-    if rows.type.kind == "object":
-        return stack_of(_objects(name, rows.places(), memory, allow_pickle), len(rows.starts))
-    if rows.parts:
-        return _tensors(*promoted_rows(rows, memory), layout, cuts, later)
-    return _tensors(rows, memory, layout, cuts, later)
-
-
-def _shared(rows: FieldRows, slots: list[int], memory: Memory, allow_pickle: bool) -> NonTensorStack:
-    """Return a value for each of `slots`, which are positions in `rows`. Equal positions get the same object."""
-    if rows.type.kind == "object":
-        values = _objects(rows.type.name, rows.places(), memory, allow_pickle)
-    elif rows.type.dtype not in DTYPES:
-        raise _unknown_dtype(rows.type)
-    else:
-        values = _rows(*(promoted_rows(rows, memory) if rows.parts else (rows, memory)))
-    return stack_of([values[slot] for slot in slots], len(slots))
-
-
-def _tensors(rows: FieldRows, memory: Memory, layout: str, cuts: Cuts, later: Copies) -> Any:
-    """Return the rows of a field of tensors in the container of the layout."""
-    if rows.type.dtype not in DTYPES:
-        raise _unknown_dtype(rows.type)
-    if layout == "jagged":
-        return _by_type(rows, memory, cuts, later)
-    if layout == "list":
-        return stack_of(_rows(rows, memory), len(rows.starts))
-    return dense_rows(rows, memory) if layout == "dense" else _padded(rows, memory)
-
-
-def _unknown_dtype(field: FieldType) -> ProtocolError:
-    return ProtocolError(f"field {field.name!r} has dtype {field.dtype}, which this version of torch does not have")
+        objects = _objects(rows, allow_pickle, UnreadableObject)
+        return objects, int(rows.pieces()[2].sum())
 
 
 def nest_tables(values: TensorDict, names: Iterable[str]) -> TensorDict:
@@ -259,104 +163,204 @@ def table_of(columns: dict[str, Any], count: int) -> TensorDict:
     return table
 
 
-class _TensorForm(NamedTuple):
-    """How the bytes of a run, as they are, are the elements of one tensor."""
+class _Form(msgspec.Struct, eq=False):
+    """How the elements of rows are one tensor."""
 
-    shape: tuple[int, ...]
-    """The shape of all elements, with -1 at the ragged dimension of a jagged tensor."""
-    lengths: bytes | None
-    """The lengths of the rows of a jagged tensor; None for a dense one."""
+    shape: list[int]
+    """The shape of the dense tensor of all elements; the number at `ragged` has no meaning."""
+    ragged: int = -1
+    """The dimension of the shape in which the rows of a jagged tensor follow one another; -1 if it is dense."""
+    lengths: bytes = b""
+    """The lengths of the rows of a jagged tensor."""
+    leading: int = 1
+    """The number of elements of the dimensions before `ragged`, which is how many pieces each row has in the tensor."""
 
 
-def _tensor_form(run: RowRun | EqualRows, layout: str) -> _TensorForm | None:
-    """Return the form of rows as one tensor of the layout; None if they are none."""
-    if run.type.kind != "tensor" or run.type.dtype not in DTYPES:
-        return None
+class _ColumnMaker:
+    """Makes the columns of one gather.
+
+    Args:
+        layout: See `gather`.
+        shared: See `gather`.
+        allow_pickle: See `gather`.
+        device: The device on which tensors are made; None for the host.
+    """
+
+    def __init__(self, layout: str, shared: bool, allow_pickle: bool, device: torch.device | None) -> None:
+        self.later: Copies = []
+        """Copies that the caller must make."""
+        self.in_place = False
+        """Whether rows that are one after the other are used where they are, instead of copies that share nothing."""
+        self._layout = layout
+        self._shared = shared
+        self._allow_pickle = allow_pickle
+        self._device = device
+        self._views = False
+        self._held: dict[str, View] = {}
+        """The held bytes of fields that are views of the arena."""
+        self._forms: dict[str, _Form] = {}
+        """The forms of these fields."""
+        self._cuts: dict[bytes, JaggedOffsets] = {}
+        """Row lengths -> the offsets that all fields with these lengths share."""
+
+    def hold(self, found: Mapping[str, LocatedRows], views: Views) -> None:
+        """Hold the bytes of the fields that can be views of the arena."""
+        self.in_place = self._views = True
+        places: dict[str, Place] = {}
+        for name, rows in found.items():
+            run = rows.run
+            if run is None or not run[2] or run[0] == HERE or not self._may_stay(rows) or rows.type.kind != "tensor":
+                continue
+            form = _form(rows, self._layout) if rows.type.dtype in DTYPES else None
+            if form is not None and form.leading == 1:
+                places[name], self._forms[name] = run, form
+        if places:
+            self._held = dict(zip(places, views(list(places.values())), strict=True))
+
+    def _may_stay(self, rows: LocatedRows) -> bool:
+        """Whether the bytes of rows that are one after the other may be used where they are."""
+        return self.in_place and (rows.shape is not None or (self._views and self._layout == "jagged"))
+
+    def make(self, rows: LocatedRows) -> Any:
+        """Return the column of one field."""
+        field = rows.type
+        if self._shared and (rows.run is None or not self.in_place or self._layout != "jagged"):
+            distinct = rows.distinct()
+            if distinct is not None:
+                return self._share(*distinct)
+        if field.kind == "object":
+            return stack_of(_objects(rows, self._allow_pickle), rows.count)
+        if rows.parts or field.dtype not in DTYPES:
+            rows = _of_one_dtype(rows)
+        form = self._forms.get(field.name) or _form(rows, self._layout)
+        if form is None:
+            return self._collect(rows)
+        if form.ragged < 0:
+            tensor = self._elements(rows, form.shape)
+            return stack_of(list(tensor.unbind(0)), rows.count) if self._layout == "list" else tensor
+        cut = self._cuts.get(form.lengths)
+        if cut is None:
+            cut = offsets_of_lengths(form.lengths)
+            cut = self._cuts[form.lengths] = cut if self._device is None else cut.to_device(self._device)
+        form.shape[form.ragged] = cut.total
+        if form.leading > 1:
+            rows = _divide(rows, form.leading)
+        return cut.make_jagged(self._elements(rows, form.shape), form.ragged + 1)
+
+    def _share(self, rows: LocatedRows, slots: list[int]) -> NonTensorStack:
+        """Return a value for each of `slots`, which are positions in `rows`. Equal positions get the same object."""
+        is_object = rows.type.kind == "object"
+        values = _objects(rows, self._allow_pickle) if is_object else _rows(_of_one_dtype(rows))
+        return stack_of([values[slot] for slot in slots], len(slots))
+
+    def _collect(self, rows: LocatedRows) -> Any:
+        """Return the container of rows that have no `_Form`."""
+        field = rows.type
+        if self._layout == "dense":
+            raise InvalidArgumentError(
+                f'field {field.name!r} must have rows of one shape for layout "dense", got {some_shapes(rows)}; '
+                'use "padded", "jagged" or "list"'
+            )
+        if self._layout == "padded":
+            return _padded(rows)
+        if self._layout == "list" or field.mixed_rank:
+            return stack_of(_rows(rows), rows.count)
+        flat = _flat(rows)
+        # an empty strided nested tensor has no rank
+        if rows.count:
+            return nested_tensor_over(flat, rows.each().shapes)
+        return torch.nested.nested_tensor([], dtype=flat.dtype, device=flat.device)
+
+    def _elements(self, rows: LocatedRows, shape: list[int]) -> torch.Tensor:
+        """Return a dense tensor of the elements of rows: a view of where they are, or a copy."""
+        dtype = rows.type.dtype
+        if rows.run is None or self._device is not None:
+            return tensor_over(_bytes(rows, self.later), dtype, shape)
+        view = self._held.get(rows.type.name)
+        if view is not None:
+            return tensor_over(view, dtype, shape)
+        unit, start, nbytes = rows.run
+        memory = rows.memory(unit)
+        if unit == HERE and nbytes * LEAST_SHARE >= len(memory) and self._may_stay(rows):
+            return tensor_over(memory[start : start + nbytes], dtype, shape)
+        return copy_tensor(memory, start, nbytes, dtype, shape, self.later)
+
+
+def _form(rows: LocatedRows, layout: str) -> _Form | None:
+    """Return the form of rows as one tensor of the layout; None if they have none.
+
+    Raises:
+        ProtocolError: The rows are not as the type of their field says.
+    """
+    field, shape = rows.type, rows.shape
     if layout != "jagged":
-        return None if run.shape is None else _TensorForm((run.count, *run.shape), None)
-    ragged = max(run.type.differs.bit_length() - 1, 0)
-    form = _equal_rows_form(run, ragged)
-    if form is None and isinstance(run, RowRun):
-        rows = run.field_rows()
-        if _is_one_jagged_tensor(run, rows, ragged):
-            sizes, lengths = _common_shape(rows, ragged), np.ascontiguousarray(rows.shapes[:, ragged]).tobytes()
-            form = _TensorForm((*sizes[:ragged], -1, *sizes[ragged + 1 :]), lengths)
-    return form
-
-
-def _equal_rows_form(run: RowRun | EqualRows, ragged: int) -> _TensorForm | None:
-    """Return the default form of a run of rows of equal shapes; None if they have none as one tensor."""
-    field, shape = run.type, run.shape
-    if (
-        shape is None or field.mixed_rank or field.ndim != len(shape) or field.differs & (field.differs - 1)
-        or 0 < field.ndim <= ragged or (ragged and math.prod(shape[:ragged]) != 1)
-    ):  # fmt: skip
+        shape = rows.common_shape()
+        return None if shape is None else _Form([rows.count, *shape])
+    if field.mixed_rank:
         return None
-    if not shape:
-        return _TensorForm((run.count,), None)
-    lengths = shape[ragged].to_bytes(8, "little") * run.count
-    return _TensorForm((*shape[:ragged], -1, *shape[ragged + 1 :]), lengths)
+    if (len(shape) if shape is not None else _common_rank(rows)) != field.ndim:
+        raise ProtocolError(f"field {field.name!r} has rows of {field.ndim} dimensions, but not in its blocks")
+    if field.ndim == 0:
+        return _Form([rows.count])
+    if field.differs & (field.differs - 1):
+        return None
+    ragged = max(field.differs.bit_length() - 1, 0)
+    if shape is not None:
+        sizes, lengths = list(shape), shape[ragged].to_bytes(8, "little") * rows.count
+    else:
+        sizes, lengths = _shape_beside(rows, ragged), rows.each().shapes[:, ragged].tobytes()
+    leading = math.prod(sizes[:ragged])
+    # rows without bytes are not divided: a few numbers of a reply must not make a reader allocate memory
+    return _Form(sizes, ragged, lengths, leading if leading == 1 or rows.each().lengths.any() else 1)
 
 
-def _of_run(run: RowRun, memory: Memory, allow_pickle: bool, cuts: Cuts, later: Copies) -> Any:
-    """Return the default container of a field whose rows are one after the other in one block."""
-    field = run.type
-    if field.kind == "object":
-        return stack_of(_objects(field.name, run.places(), memory, allow_pickle), run.count)
-    if field.dtype not in DTYPES:
-        raise _unknown_dtype(field)
-    form = _equal_rows_form(run, max(field.differs.bit_length() - 1, 0))
-    if form is None:
-        return _by_type(run.field_rows(), memory, cuts, later)
-    return _tensor_of_run(run, form, memory, cuts, later)
+def _common_rank(rows: LocatedRows) -> int | None:
+    """Return the number of dimensions of all rows; None if rows differ in it."""
+    shapes = rows.each().shapes
+    return None if (shapes < 0).any() else shapes.shape[1]
 
 
-def _is_one_jagged_tensor(run: RowRun, rows: FieldRows, ragged: int) -> bool:
-    """Whether the bytes of a run, as they are, are the elements of one jagged tensor."""
-    field = run.type
-    return (
-        0 <= ragged < field.ndim == rows.shapes.shape[1]
-        and not field.differs & (field.differs - 1)
-        and not (rows.shapes < 0).any()
-        and int(rows.lengths.sum()) == run.nbytes
-        and math.prod(_common_shape(rows, ragged)[:ragged]) == 1
-    )
+def _shape_beside(rows: LocatedRows, ragged: int) -> list[int]:
+    """Return the row shape that all rows share, except for dimension `ragged`."""
+    shapes = rows.each().shapes
+    if not len(shapes):
+        return list(rows.type.shape or [0] * rows.type.ndim)
+    if shapes.shape[1] > 1:
+        others = np.delete(shapes, ragged, axis=1)
+        if (others != others[0]).any():
+            raise ProtocolError(
+                f"field {rows.type.name!r} has rows that differ in a dimension in which its type does not"
+            )
+    shape: list[int] = shapes[0].tolist()
+    return shape
 
 
-def _tensor_of_run(
-    run: RowRun, form: _TensorForm, memory: Memory, cuts: Cuts, later: Copies, view: View = None
-) -> torch.Tensor:
-    """Return a run in this form."""
-    return _in_form(form, cuts, lambda shape: _elements(run, memory, shape, later, view))
-
-
-def _in_form(form: _TensorForm, cuts: Cuts, elements: Callable[[tuple[int, ...]], torch.Tensor]) -> torch.Tensor:
-    """Return a tensor in this form. elements: returns the dense tensor of all elements in a shape."""
-    if form.lengths is None:
-        return elements(form.shape)
-    cut = cuts.get(form.lengths)
-    if cut is None:
-        cut = cuts[form.lengths] = offsets_of_lengths(form.lengths)
-    values = elements(tuple(cut.total if size < 0 else size for size in form.shape))
-    if not values.is_cpu:
-        cut = cut.to_device(values.device)
-    return cut.make_jagged(values, form.shape.index(-1) + 1)
-
-
-def _elements(run: RowRun, memory: Memory, shape: tuple[int, ...], later: Copies, view: View) -> torch.Tensor:
-    """Return a tensor of a run's elements: a view, a view of the memory into which they were received, or a copy."""
-    if view is not None:
-        return tensor_over(view, run.type.dtype, shape)
-    its = memory(run.unit)
-    if run.unit == HERE and run.nbytes * LEAST_SHARE >= len(its):
-        return tensor_over(its[run.start : run.start + run.nbytes], run.type.dtype, shape)
-    return copy_tensor(its, run.start, run.nbytes, run.type.dtype, shape, later)
+def _divide(rows: LocatedRows, number: int) -> LocatedRows:
+    """Return the first of this number of equal pieces of each row, then the second of each row, and so on."""
+    units, starts, lengths, shapes = rows.each()
+    pieces = lengths // number
+    starts = (starts + np.arange(number)[:, None] * pieces).reshape(-1)
+    each = RowArrays(np.tile(units, number), starts, np.tile(pieces, number), shapes)
+    return of_arrays(rows.type, rows.memory, each)
 
 
 # ---------------------------------------------------------------- tensors
 
 
-def promoted_rows(rows: FieldRows, memory: Memory) -> tuple[FieldRows, Memory]:
+def _of_one_dtype(rows: LocatedRows) -> LocatedRows:
+    """Return rows of tensors of one dtype, which this version of torch has: `promoted_rows` if they differ in dtype."""
+    if rows.parts:
+        return promoted_rows(rows)
+    if rows.type.dtype not in DTYPES:
+        raise _unknown_dtype(rows.type)
+    return rows
+
+
+def _unknown_dtype(field: FieldType) -> ProtocolError:
+    return ProtocolError(f"field {field.name!r} has dtype {field.dtype}, which this version of torch does not have")
+
+
+def promoted_rows(rows: LocatedRows) -> LocatedRows:
     """Convert rows of several dtypes to the dtype that `torch.promote_types` gives, in new memory.
 
     Raises:
@@ -367,148 +371,85 @@ def promoted_rows(rows: FieldRows, memory: Memory) -> tuple[FieldRows, Memory]:
         if name not in DTYPES:
             raise _unknown_dtype(with_dtype(rows.type, name))
     dtype = promote_dtypes(rows.type.name, names)
-    lengths, starts = np.empty_like(rows.lengths), np.empty_like(rows.starts)
+    units, lengths, starts, shapes = rows.each()
+    lengths, starts = np.empty_like(lengths), np.empty_like(starts)
     pieces, end = [], 0
     for name, chosen in rows.parts:
-        part = FieldRows(
-            with_dtype(rows.type, name), rows.units[chosen], rows.starts[chosen], rows.lengths[chosen],
-            rows.shapes[chosen],
-        )  # fmt: skip
-        pieces.append(_flat(part, memory).to(dtype).view(torch.uint8))
-        lengths[chosen] = part.lengths // ITEM_SIZES[name] * dtype.itemsize
+        part = rows.select(chosen)
+        part.type = with_dtype(rows.type, name)
+        pieces.append(_flat(part).to(dtype).view(torch.uint8))
+        lengths[chosen] = part.each().lengths // ITEM_SIZES[name] * dtype.itemsize
         ends = end + np.cumsum(lengths[chosen])
         starts[chosen], end = ends - lengths[chosen], int(ends[-1])
     joined = torch.cat(pieces)
-    made = FieldRows(with_dtype(rows.type, NAMES[dtype]), np.full_like(rows.units, HERE), starts, lengths, rows.shapes)
-    if isinstance(memory, DeviceArena):
-        return made, ReceivedArena.of_memory(joined)
+    each = RowArrays(np.full_like(units, HERE), starts, lengths, shapes)
+    field = with_dtype(rows.type, NAMES[dtype])
+    if isinstance(rows.memory, DeviceArena):
+        return of_arrays(field, ReceivedArena.of_memory(joined), each)
     array: U8 = joined.numpy()
-    return made, lambda unit: array
+    return of_arrays(field, lambda unit: array, each)
 
 
-def _bytes(rows: FieldRows, memory: Memory, later: Copies | None = None) -> U8 | torch.Tensor:
+def _bytes(rows: LocatedRows, later: Copies | None = None) -> U8 | torch.Tensor:
     """Return all rows, one after the other, in new memory on the device of the arena."""
-    if isinstance(memory, DeviceArena):
-        return memory.gather_bytes(rows.units, rows.starts, rows.lengths)
-    return rows.gather_bytes(memory, later)
+    if isinstance(rows.memory, DeviceArena):
+        return rows.memory.gather_bytes(*rows.pieces())
+    return rows.gather_bytes(later)
 
 
-def _by_type(rows: FieldRows, memory: Memory, cuts: Cuts, later: Copies) -> Any:
-    """Return the default container of a field's rows."""
-    field = rows.type
-    if field.mixed_rank:
-        return stack_of(_rows(rows, memory), len(rows.starts))
-    if rows.shapes.shape[1] != field.ndim or (rows.shapes < 0).any():
-        raise ProtocolError(f"field {field.name!r} has rows of {field.ndim} dimensions, but not in its blocks")
-    if field.ndim == 0:
-        return tensor_over(_bytes(rows, memory, later), field.dtype, (len(rows.starts),))
-    if field.differs & (field.differs - 1):
-        flat = _flat(rows, memory)
-        # an empty strided nested tensor has no rank
-        if len(rows.starts):
-            return nested_tensor_over(flat, rows.shapes)
-        return torch.nested.nested_tensor([], dtype=flat.dtype, device=flat.device)
-    return _jagged(rows, memory, max(field.differs.bit_length() - 1, 0), cuts, later)
-
-
-def _jagged(rows: FieldRows, memory: Memory, ragged: int, cuts: Cuts, later: Copies) -> torch.Tensor:
-    """Return a jagged tensor whose row dimension `ragged` is ragged."""
-    shape = _common_shape(rows, ragged)
-    lengths = np.ascontiguousarray(rows.shapes[:, ragged])
-    key = lengths.tobytes()
-    cut = cuts.get(key)
-    if cut is None:
-        cut = offsets_of_lengths(key)
-        cut = cuts[key] = cut.to_device(memory.device) if isinstance(memory, DeviceArena) else cut
-    leading = math.prod(shape[:ragged])
-    if leading == 1 or not rows.lengths.any():
-        flat = _bytes(rows, memory, later)
-    else:
-        # the values have the leading dimensions first, so a row has as many pieces as these have elements
-        pieces = rows.lengths // max(leading, 1)
-        starts = (rows.starts + np.arange(leading)[:, None] * pieces).reshape(-1)
-        outside = replace(rows, units=np.tile(rows.units, leading), starts=starts, lengths=np.tile(pieces, leading))
-        flat = _bytes(outside, memory)
-    shape[ragged] = cut.total
-    return cut.make_jagged(tensor_over(flat, rows.type.dtype, shape), ragged + 1)
-
-
-def _common_shape(rows: FieldRows, ragged: int) -> list[int]:
-    """Return the row shape that all rows share, except for dimension `ragged`."""
-    if not len(rows.shapes):
-        return list(rows.type.shape or [0] * rows.type.ndim)
-    if rows.shapes.shape[1] > 1:
-        others = np.delete(rows.shapes, ragged, axis=1)
-        if (others != others[0]).any():
-            raise ProtocolError(
-                f"field {rows.type.name!r} has rows that differ in a dimension in which its type does not"
-            )
-    shape: list[int] = rows.shapes[0].tolist()
-    return shape
-
-
-def _flat(rows: FieldRows, memory: Memory) -> torch.Tensor:
+def _flat(rows: LocatedRows) -> torch.Tensor:
     """Return all elements of all rows."""
-    flat = _bytes(rows, memory)
+    flat = _bytes(rows)
     return tensor_over(flat, rows.type.dtype, (len(flat) // ITEM_SIZES[rows.type.dtype],))
 
 
-def _agree(rows: FieldRows) -> bool:
-    return not len(rows.shapes) or bool((rows.shapes == rows.shapes[0]).all())
+def dense_rows(rows: LocatedRows, shape: Sequence[int]) -> torch.Tensor:
+    """Return rows that all have this shape as one new tensor."""
+    return tensor_over(_bytes(rows), rows.type.dtype, (rows.count, *shape))
 
 
-def dense_rows(rows: FieldRows, memory: Memory) -> torch.Tensor:
-    """Return the rows, which must have one shape, as one new tensor."""
-    if not _agree(rows):
-        shapes = {tuple(size for size in shape if size >= 0) for shape in rows.shapes.tolist()}
-        raise InvalidArgumentError(
-            f'field {rows.type.name!r} must have rows of one shape for layout "dense", got {sorted(shapes)[:4]}; '
-            'use "padded", "jagged" or "list"'
-        )
-    if len(rows.shapes):
-        shape = [size for size in rows.shapes[0].tolist() if size >= 0]
-    else:
-        shape = list(rows.type.shape or [0] * max(rows.type.ndim, 0))
-    return tensor_over(_bytes(rows, memory), rows.type.dtype, (len(rows.starts), *shape))
+def some_shapes(rows: LocatedRows) -> list[tuple[int, ...]]:
+    """Return some of the shapes of rows that differ in shape, for the message of an error."""
+    return sorted({tuple(size for size in shape if size >= 0) for shape in rows.each().shapes.tolist()})[:4]
 
 
-def _padded(rows: FieldRows, memory: Memory) -> torch.Tensor:
-    if _agree(rows):
-        return dense_rows(rows, memory)
-    ranks = (rows.shapes >= 0).sum(axis=1)
+def _padded(rows: LocatedRows) -> torch.Tensor:
+    """Return rows that differ in shape, filled up with zeros to the largest sizes."""
+    _, _, lengths, shapes = rows.each()
+    ranks = (shapes >= 0).sum(axis=1)
     if (ranks != ranks[0]).any():
         raise InvalidArgumentError(
             f'field {rows.type.name!r} must have rows of one rank for layout "padded"; use "list"'
         )
-    shapes = rows.shapes[:, : int(ranks[0])]
+    shapes = shapes[:, : int(ranks[0])]
     sizes: list[int] = shapes.max(axis=0).tolist()
-    count, item_size = len(rows.starts), ITEM_SIZES[rows.type.dtype]
-    nbytes = count * math.prod(sizes) * item_size
+    item_size = ITEM_SIZES[rows.type.dtype]
+    nbytes = rows.count * math.prod(sizes) * item_size
     if nbytes > LARGEST:
         raise InvalidArgumentError(
-            f'field {rows.type.name!r}: layout "padded" would need {nbytes} bytes for {count} rows, more memory than '
-            'this machine has; use "jagged" or "list"'
+            f'field {rows.type.name!r}: layout "padded" would need {nbytes} bytes for {rows.count} rows, more memory '
+            'than this machine has; use "jagged" or "list"'
         )
     inner = math.prod(sizes[1:]) * item_size
     steps = _padded_steps(shapes, sizes)
-    if isinstance(memory, DeviceArena):
-        return _padded_on(rows, memory, (count, *sizes), inner, steps)
+    if isinstance(rows.memory, DeviceArena):
+        return _padded_on(rows, rows.memory, (rows.count, *sizes), inner, steps)
     memory_of_all = allocate(nbytes)
     memory_of_all[:] = 0
-    flat = rows.gather_bytes(memory)
+    flat = rows.gather_bytes()
     if steps is not None:
         if inner:
             step = np.dtype((np.void, inner))
             memory_of_all.view(step)[steps] = flat.view(step)
     else:
         item = np.dtype((np.void, item_size))
-        whole = memory_of_all.view(item).reshape(count, *sizes)
+        whole = memory_of_all.view(item).reshape(rows.count, *sizes)
         end = 0
-        for row, (size_of_row, nbytes) in enumerate(zip(shapes.tolist(), rows.lengths.tolist(), strict=True)):
+        for row, (size_of_row, nbytes) in enumerate(zip(shapes.tolist(), lengths.tolist(), strict=True)):
             corner = tuple(slice(size) for size in size_of_row)
             whole[row][corner] = flat[end : end + nbytes].view(item).reshape(size_of_row)
             end += nbytes
-    return tensor_over(memory_of_all, rows.type.dtype, (count, *sizes))
+    return tensor_over(memory_of_all, rows.type.dtype, (rows.count, *sizes))
 
 
 def _padded_steps(shapes: I8, sizes: list[int]) -> I8 | None:
@@ -525,56 +466,53 @@ def _padded_steps(shapes: I8, sizes: list[int]) -> I8 | None:
 
 
 def _padded_on(
-    rows: FieldRows, memory: DeviceArena, shape: tuple[int, ...], inner: int, steps: I8 | None
+    rows: LocatedRows, memory: DeviceArena, shape: tuple[int, ...], inner: int, steps: I8 | None
 ) -> torch.Tensor:
     """Return padded rows on a device. inner: the bytes of a step of `_padded_steps`."""
     dtype = DTYPES[rows.type.dtype]
     made = torch.zeros(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=memory.device)
     if steps is None:
         whole = made.view(dtype).view(shape)
-        for padded, row in zip(whole, _rows(rows, memory), strict=True):
+        for padded, row in zip(whole, _rows(rows), strict=True):
             padded[tuple(slice(size) for size in row.shape)] = row
     elif inner:
-        flat = memory.gather_bytes(rows.units, rows.starts, rows.lengths)
+        flat = memory.gather_bytes(*rows.pieces())
         made.view(-1, inner).index_copy_(0, torch.from_numpy(steps).to(memory.device), flat.view(-1, inner))
     return made.view(dtype).view(shape)
 
 
-def _rows(rows: FieldRows, memory: Memory) -> list[torch.Tensor]:
+def _rows(rows: LocatedRows) -> list[torch.Tensor]:
     """Return one tensor for each row, of any shapes."""
-    if len(rows.starts) and _agree(rows):
-        return list(dense_rows(rows, memory).unbind(0))
-    flat = _flat(rows, memory)
-    counts = (rows.lengths // ITEM_SIZES[rows.type.dtype]).tolist()
-    shapes = [[size for size in shape if size >= 0] for shape in rows.shapes.tolist()]
-    pieces = torch.split_with_sizes(flat, counts)
-    return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+    shape = rows.common_shape() if rows.count else None
+    if shape is not None:
+        return list(dense_rows(rows, shape).unbind(0))
+    flat = _flat(rows)
+    _, _, lengths, shapes = rows.each()
+    pieces = torch.split_with_sizes(flat, (lengths // ITEM_SIZES[rows.type.dtype]).tolist())
+    sizes = [[size for size in shape if size >= 0] for shape in shapes.tolist()]
+    return [piece.view(size) for piece, size in zip(pieces, sizes, strict=True)]
 
 
 # ---------------------------------------------------------------- objects
 
 
 def _objects(
-    field: str,
-    places: Iterable[tuple[int, int, int]],
-    memory: Memory,
-    allow_pickle: bool,
-    instead: Callable[[TransferQueueError], Any] | None = None,
+    rows: LocatedRows, allow_pickle: bool, instead: Callable[[TransferQueueError], Any] | None = None
 ) -> list[Any]:
-    """Return the objects at these places (unit, start, length).
+    """Return the objects.
 
     instead: makes what takes the place of an object that cannot be decoded; None: the error is raised.
     """
     result = []
     unit: int | None = None
     view = memoryview(b"")
-    for row, (of_unit, start, length) in enumerate(places):
+    for row, (of_unit, start, length) in enumerate(rows.places()):
         if of_unit != unit:
-            unit, view = of_unit, memory(of_unit).data
+            unit, view = of_unit, rows.memory(of_unit).data
         try:
             result.append(decode_object(view[start : start + length], allow_pickle=allow_pickle))
         except (ProtocolError, UncarriableValueError) as error:
-            failure = type(error)(f"field {field!r}, row {row}: {error}")
+            failure = type(error)(f"field {rows.type.name!r}, row {row}: {error}")
             if instead is None:
                 raise failure from error
             result.append(instead(failure))

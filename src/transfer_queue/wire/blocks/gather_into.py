@@ -13,10 +13,9 @@ from tensordict import TensorDict
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.blocks.contiguous_rows import RowRun, some_row_runs
 from transfer_queue.wire.blocks.device_memory import flat_on_device, host_to_device
-from transfer_queue.wire.blocks.gather import dense_rows, gather, promoted_rows, table_of
-from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, FieldRows, Memory, locate_rows
+from transfer_queue.wire.blocks.gather import dense_rows, gather, promoted_rows, some_shapes, table_of
+from transfer_queue.wire.blocks.row_addressing import LOOKUP_REPLY, LocatedRows, Memory, locate_rows
 from transfer_queue.wire.buffers.copies import Copies, copy_all
 from transfer_queue.wire.buffers.tensors import DTYPES, dtype_name, flat_bytes, promote_dtypes
 
@@ -50,17 +49,12 @@ def gather_into(
         unknown = sorted(set(out) - {field.name for field in reply.types if field.kind != NESTED})
         if unknown:
             raise InvalidArgumentError(f"out has the fields {unknown}, which these samples do not have; leave them out")
-        wanted = select_fields(reply, out.keys())
-        runs: Mapping[str, RowRun | FieldRows] = {
-            name: run for name, run in some_row_runs(wanted, memory).items() if run.shape is not None
-        }
-        if len(runs) < len(out):
-            runs = {rows.type.name: rows for rows in locate_rows(wanted, memory)} | dict(runs)
-        for name, tensor in out.items():
-            _check(name, tensor, runs[name])
+        found = locate_rows(select_fields(reply, out.keys()), memory)
+        shapes = {name: _checked_shape(name, tensor, found[name]) for name, tensor in out.items()}
         later: Copies = []
         for name, tensor in out.items():
-            _fill(tensor, runs[name], memory, later)
+            if tensor.numel():
+                _fill(tensor, found[name], shapes[name], later)
         copy_all(later)
     others = select_fields(reply, [field.name for field in reply.types if field.name not in out])
     rest = gather(others, memory, layout, shared=shared, allow_pickle=allow_pickle) if others.types else {}
@@ -84,37 +78,33 @@ def select_fields(reply: LookupReply, names: Collection[str]) -> LookupReply:
     return msgspec.structs.replace(reply, types=types, placements=placements)
 
 
-def _check(name: str, tensor: torch.Tensor, rows: RowRun | FieldRows) -> None:
-    """Raise InvalidArgumentError if the tensor cannot take the rows."""
+def _checked_shape(name: str, tensor: torch.Tensor, rows: LocatedRows) -> tuple[int, ...]:
+    """Return the shape of each row. Raises InvalidArgumentError if the tensor cannot take the rows."""
     if rows.type.kind != "tensor":
         raise InvalidArgumentError(f"out[{name!r}]: the field has objects, not tensors; leave it out of `out`")
-    if isinstance(rows, RowRun):
-        dtype, shape = DTYPES.get(rows.type.dtype), [rows.count, *(rows.shape or ())]
-    else:
-        if len(rows.shapes) and (rows.shapes != rows.shapes[0]).any():
-            found = sorted({tuple(size for size in shape if size >= 0) for shape in rows.shapes.tolist()})
-            raise InvalidArgumentError(
-                f"out[{name!r}]: the rows must have one shape, got {found[:4]}; leave the field out of `out`"
-            )
-        parts = [part for part, _ in rows.parts]
-        dtype = promote_dtypes(name, parts) if parts else DTYPES.get(rows.type.dtype)
-        shape = [len(rows.starts), *(size for size in rows.shapes[:1].reshape(-1).tolist() if size >= 0)]
-    if tensor.dtype is not dtype or list(tensor.shape) != shape:
+    shape = rows.common_shape() if rows.count else ()
+    if shape is None:
+        raise InvalidArgumentError(
+            f"out[{name!r}]: the rows must have one shape, got {some_shapes(rows)}; leave the field out of `out`"
+        )
+    parts = [part for part, _ in rows.parts]
+    dtype = promote_dtypes(name, parts) if parts else DTYPES.get(rows.type.dtype)
+    if tensor.dtype is not dtype or list(tensor.shape) != [rows.count, *shape]:
         wanted = "an unknown dtype" if dtype is None else dtype_name(dtype)
         raise InvalidArgumentError(
-            f"out[{name!r}] must have dtype {wanted} and shape {shape} for these samples, got "
+            f"out[{name!r}] must have dtype {wanted} and shape {[rows.count, *shape]} for these samples, got "
             f"{dtype_name(tensor.dtype)} and {list(tensor.shape)}; pass a tensor of that dtype and shape"
         )
+    return shape
 
 
-def _fill(tensor: torch.Tensor, rows: RowRun | FieldRows, memory: Memory, later: Copies) -> None:
+def _fill(tensor: torch.Tensor, rows: LocatedRows, shape: tuple[int, ...], later: Copies) -> None:
     """Copy the rows into the tensor, now or by the copies in `later`."""
-    if not tensor.numel():
+    if rows.run is None:
+        tensor.copy_(dense_rows(promoted_rows(rows) if rows.parts else rows, shape))
         return
-    if not isinstance(rows, RowRun):
-        tensor.copy_(dense_rows(*(promoted_rows(rows, memory) if rows.parts else (rows, memory))))
-        return
-    source = memory(rows.unit)[rows.start : rows.start + rows.nbytes]
+    unit, start, nbytes = rows.run
+    source = rows.memory(unit)[start : start + nbytes]
     if tensor.is_cpu:
         later.append((flat_bytes(tensor), source))
     else:

@@ -88,10 +88,11 @@ class RemoteRanges:
         """
         whole: U8 = np.broadcast_to(np.uint8(0), (self.nbytes,))
         starts, ends = [], []
-        for rows in locate_rows(self.reply, lambda unit: whole if unit == HERE else memory(unit)):
-            mine = (rows.units == HERE) & (rows.lengths > 0)
-            starts.append(rows.starts[mine])
-            ends.append(rows.starts[mine] + rows.lengths[mine])
+        for rows in locate_rows(self.reply, lambda unit: whole if unit == HERE else memory(unit)).values():
+            units, firsts, lengths = rows.pieces()
+            mine = (units == HERE) & (lengths > 0)
+            starts.append(firsts[mine])
+            ends.append(firsts[mine] + lengths[mine])
         return self._join(np.concatenate(starts), np.concatenate(ends)) if starts else []
 
     def _join(self, starts: I8, ends: I8) -> list[RangePieces]:

@@ -1,37 +1,41 @@
 """Computes from the reply of a lookup where the value of each row and field is in the arenas.
 
-The functions use numpy on entire columns, so that 8192 blocks need a few array operations instead of a loop. They check
-descriptors against the length of the arena, so that no copy reads outside it.
+Rows that are one after the other in one block, and rows of equal shapes in blocks of one layout, are described by a few
+numbers: an operation on an array of one element takes several times as long as one on a number. For all other rows the
+functions use numpy on entire columns, so that 8192 blocks need a few array operations instead of a loop. All of them
+check descriptors against the length of the arena, so that no copy reads outside it.
 """
 
 from __future__ import annotations
 
 import functools
+import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, TransferQueueError
-from transfer_queue.messages.descriptors import FieldSpec, FieldType, Placement
+from transfer_queue.messages.descriptors import Blocks, FieldSpec, FieldType, Placement
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.buffers.block_layout import MAX_NDIM, MIXED_RANK, ColumnLayout, columns_of_many
-from transfer_queue.wire.buffers.copies import U8, Copies, gather_pieces
+from transfer_queue.wire.buffers.block_layout import MAX_NDIM, MIXED_RANK, ColumnLayout, columns, columns_of_many
+from transfer_queue.wire.buffers.copies import U8, Copies, copy_range, gather_equal, gather_pieces
 
 I4 = NDArray[np.int32]
 I8 = NDArray[np.int64]
 Memory = Callable[[int], U8]
+"""Returns all bytes of the arena of a unit."""
+Place = tuple[int, int, int]
+"""The unit, the start and the length of bytes in an arena."""
+
+_I4, _I8 = struct.Struct("<i"), struct.Struct("<q")
 
 
-@dataclass(frozen=True, slots=True)
-class FieldRows:
-    """The requested rows of one field."""
+class RowArrays(NamedTuple):
+    """The place and the shape of each row."""
 
-    type: FieldType
-    """The type of the field, with the dtype of these rows; with the first dtype of the field if they differ."""
     units: I4
     """The unit of each row, [rows]."""
     starts: I8
@@ -40,36 +44,106 @@ class FieldRows:
     """The length of each row in bytes, [rows]."""
     shapes: I8
     """The shape of each row, [rows, ndim], filled with -1 for rows of lower rank than others."""
+
+
+class LocatedRows(msgspec.Struct, eq=False):
+    """Where the requested rows of one field are.
+
+    They have one of three forms: one piece of an arena, pieces of one length in one arena, or any pieces. `each` and
+    `pieces` are the same in all forms.
+    """
+
+    type: FieldType
+    """The type of the field, with the dtype of these rows; with the first dtype of the field if they differ."""
+    memory: Memory
+    """The arenas."""
+    count: int
+    """The number of rows."""
+    shape: tuple[int, ...] | None
+    """The shape of every row, if their blocks have only one; otherwise None. See `common_shape`."""
+    run: Place | None = None
+    """The bytes of all rows, if these are one after the other in one block; otherwise None."""
+    _equal: tuple[int, int | I8, int] = (0, 0, 0)
+    """If there is a shape: the unit, the start of each row (of a run: of the first one) and the length of a row."""
+    _each: RowArrays | None = None
     parts: tuple[tuple[str, I8], ...] = ()
     """If rows differ in dtype: each dtype with the positions of its rows."""
 
-    def places(self) -> Iterable[tuple[int, int, int]]:
-        """Return the unit, the start and the length of each row."""
-        return zip(self.units.tolist(), self.starts.tolist(), self.lengths.tolist(), strict=True)
+    def each(self) -> RowArrays:
+        """Return the place and the shape of each row."""
+        if self._each is None:
+            unit, starts, length = self._equal
+            if not isinstance(starts, np.ndarray):
+                starts = starts + np.arange(self.count) * length
+            shape = self.shape or ()
+            shapes = np.empty((self.count, len(shape)), np.int64)
+            shapes[:] = shape
+            self._each = RowArrays(np.full(self.count, unit, np.int32), starts, np.full(self.count, length), shapes)
+        return self._each
 
-    def distinct(self) -> tuple[FieldRows, list[int]] | None:
+    def places(self) -> Iterable[Place]:
+        """Return the place of each row."""
+        if self.count == 1 and self.run is not None:
+            return [self.run]
+        units, starts, lengths, _ = self.each()
+        return zip(units.tolist(), starts.tolist(), lengths.tolist(), strict=True)
+
+    def pieces(self) -> tuple[I4, I8, I8]:
+        """Return the unit, the start and the length of pieces that have the bytes of all rows, in their order."""
+        if self.run is None:
+            return self.each()[:3]
+        unit, start, nbytes = self.run
+        return np.full(1, unit, np.int32), np.full(1, start), np.full(1, nbytes)
+
+    def common_shape(self) -> tuple[int, ...] | None:
+        """Return the shape that all rows have, or if there are no rows, that of the field; None if rows differ."""
+        if self.shape is not None:
+            return self.shape
+        shapes = self.each().shapes
+        if not len(shapes):
+            return tuple(self.type.shape or [0] * max(self.type.ndim, 0))
+        return tuple(size for size in shapes[0].tolist() if size >= 0) if (shapes == shapes[0]).all() else None
+
+    def select(self, chosen: I8) -> LocatedRows:
+        """Return the rows at these positions."""
+        units, starts, lengths, shapes = self.each()
+        each = RowArrays(units[chosen], starts[chosen], lengths[chosen], shapes[chosen])
+        return of_arrays(self.type, self.memory, each)
+
+    def distinct(self) -> tuple[LocatedRows, list[int]] | None:
         """Return the rows without repeated places, and for each row its position there; None if no place is repeated.
 
         A place is repeated if rows share a value, or if a row was requested several times.
         """
-        count = len(self.starts)
-        if count == len(set(zip(self.units.tolist(), self.starts.tolist()))):
+        units, starts, lengths, shapes = self.each()
+        if self.count == len(set(zip(units.tolist(), starts.tolist()))):
             return None
-        keys = np.column_stack((self.units, self.starts, self.lengths, self.shapes))
-        _, firsts, slots = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        if len(firsts) == count:
-            return None
-        at = np.full(count, -1, np.int64)
-        at[firsts] = np.arange(len(firsts))
-        parts = tuple((dtype, found[found >= 0]) for dtype, chosen in self.parts for found in (at[chosen],))
-        kept = FieldRows(
-            self.type, self.units[firsts], self.starts[firsts], self.lengths[firsts], self.shapes[firsts], parts
+        _, firsts, slots = np.unique(
+            np.column_stack((units, starts, lengths, shapes)), axis=0, return_index=True, return_inverse=True
         )
+        if len(firsts) == self.count:
+            return None
+        at = np.full(self.count, -1, np.int64)
+        at[firsts] = np.arange(len(firsts))
+        kept = self.select(firsts)
+        kept.parts = tuple((dtype, found[found >= 0]) for dtype, chosen in self.parts for found in (at[chosen],))
         return kept, slots.reshape(-1).tolist()
 
-    def gather_bytes(self, memory: Memory, later: Copies | None = None) -> U8:
+    def gather_bytes(self, later: Copies | None = None) -> U8:
         """Return all rows, one after the other, in new memory. For `later` see `copies.gather_pieces`."""
-        return gather(memory, self.units, self.starts, self.lengths, later)
+        if self.run is not None:
+            unit, start, nbytes = self.run
+            return copy_range(self.memory(unit), start, nbytes, later)
+        if self.shape is not None and self._equal[2]:
+            unit, starts, length = self._equal
+            return gather_equal(self.memory(unit), np.asarray(starts), length)
+        units, starts, lengths, _ = self.each()
+        return gather(self.memory, units, starts, lengths, later)
+
+
+def of_arrays(field: FieldType, memory: Memory, each: RowArrays) -> LocatedRows:
+    """Return rows that may be anywhere."""
+    return LocatedRows(field, memory, len(each.starts), None, _each=each)
 
 
 def gather(
@@ -93,27 +167,38 @@ def gather(
     return gather_pieces(np.concatenate(parts), origins, lengths, into=into)
 
 
-def locate_rows(reply: LookupReply, memory: Memory) -> Iterator[FieldRows]:
-    """Yield the rows of each field, in the order of reply.types.
+def locate_rows(reply: LookupReply, memory: Memory) -> dict[str, LocatedRows]:
+    """Return the rows of each field.
 
     Raises:
         ProtocolError: The reply is not consistent, or refers to bytes outside an arena.
     """
+    found: dict[str, LocatedRows] = {}
+    blocks, count = reply.blocks, reply.count
     try:
-        blocks = _ReplyBlocks(reply, memory)
-        places = {name: placement for placement in reply.placements for name in placement.fields}
-        by_placement = {id(placement): _ReplyRows(blocks, placement, reply.count) for placement in reply.placements}
-        for field in reply.types:
-            if not MIXED_RANK <= field.ndim <= MAX_NDIM:
-                raise ValueError(f"field {field.name!r:.80} has {field.ndim} dimensions")
-            yield by_placement[id(places[field.name])].rows_of_field(field)
-    except (InvalidArgumentError, ValueError, KeyError, IndexError) as error:
-        raise ProtocolError(f"the reply of a lookup is not valid: {type(error).__name__}: {error}") from error
+        regular: dict[str, _RegularRows | None] = {}
+        for placement in reply.placements if count else ():
+            rows = _in_one_block(blocks, placement, count, memory) or _in_equal_blocks(blocks, placement, count, memory)
+            regular.update(dict.fromkeys(placement.fields, rows))
+        for field in reply.types if count else ():
+            rows = regular[field.name]
+            located = None if rows is None else rows.rows_of_field(field, memory, count)
+            if located is not None:
+                found[field.name] = located
+    except (InvalidArgumentError, ValueError, KeyError, IndexError, OverflowError, struct.error):
+        pass  # `_add_scattered_rows` reports what is wrong
+    if len(found) < len(reply.types):
+        _add_scattered_rows(found, reply, memory)
+    return found
 
 
-def column_fits(spec: FieldSpec, field: FieldType) -> bool:
-    """Whether a column of a block can belong to a field of this type."""
-    return spec.kind == field.kind and (spec.dtype == field.dtype or spec.dtype in field.dtypes)
+def _type_of_rows(field: FieldType, spec: FieldSpec) -> FieldType | None:
+    """Return the type of a field for rows of a column; None if the column does not belong to such a field."""
+    if spec.kind != field.kind:
+        return None
+    if spec.dtype == field.dtype:
+        return field
+    return with_dtype(field, spec.dtype) if spec.dtype in field.dtypes else None
 
 
 def with_dtype(field: FieldType, dtype: str) -> FieldType:
@@ -121,12 +206,148 @@ def with_dtype(field: FieldType, dtype: str) -> FieldType:
     return field if dtype == field.dtype else msgspec.structs.replace(field, dtype=dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _SchemaGroup:
-    """Blocks with the same schema and number of rows."""
+# ---------------------------------------------------------------- rows at regular places
 
-    columns: dict[str, ColumnLayout]
-    """Field -> its layout in these blocks."""
+
+class _ColumnPlace(msgspec.Struct, eq=False):
+    """The place of a field in a block."""
+
+    spec: FieldSpec
+    offset: int
+    """The start of the column in the block."""
+    row: int
+    """The length of a row in bytes; 0 if rows differ."""
+    shape: tuple[int, ...]
+    """The shape of a row; () if rows differ."""
+    ragged: tuple[I8, I8, I8] | None
+    """If rows differ: the start of each row in the column, its length in bytes and its shape."""
+
+
+class _RegularRows(msgspec.Struct, eq=False):
+    """Rows one after the other in one block, or anywhere in blocks of one layout."""
+
+    columns: dict[str, _ColumnPlace]
+    """Field -> its place in each of the blocks."""
+    unit: int
+    offsets: int | I8
+    """The start of the one block in its arena, or that of the block of each row."""
+    slots: int | I8
+    """The slot of the first row in the one block; otherwise the slot of each row, or 0 for all of them."""
+
+    def rows_of_field(self, field: FieldType, memory: Memory, count: int) -> LocatedRows | None:
+        """Return the rows of a field; None if their places are not regular, or the column does not fit the field."""
+        column = self.columns[field.name]
+        typed = _type_of_rows(field, column.spec)
+        if typed is None:
+            return None
+        at = self.offsets + (self.slots * column.row + column.offset)
+        if column.ragged is None:
+            run = (self.unit, at, count * column.row) if isinstance(at, int) else None
+            return LocatedRows(typed, memory, count, column.shape, run, (self.unit, at, column.row))
+        if not isinstance(at, int) or column.spec.ndim == MIXED_RANK:
+            return None
+        starts, lengths, shapes = (array[self.slots : self.slots + count] for array in column.ragged)
+        run = (self.unit, at + int(starts[0]), int(starts[-1] + lengths[-1] - starts[0]))
+        each = RowArrays(np.full(count, self.unit, np.int32), at + starts, lengths, shapes)
+        return LocatedRows(typed, memory, count, None, run, _each=each)
+
+
+def _in_one_block(blocks: Blocks, placement: Placement, count: int, memory: Memory) -> _RegularRows | None:
+    """Return rows that are one after the other in one block; None if they are not, or are not valid."""
+    block, slots = placement.block, placement.slot
+    if len(block) != 4 * count or len(slots) != 4 * count or block != block[:4] * count:
+        return None
+    number: int = _I4.unpack_from(block)[0]
+    first: int = _I4.unpack_from(slots)[0]
+    if number < 0 or first < 0 or (count > 1 and slots != _following_numbers(first, count)):
+        return None
+    unit: int = _I4.unpack_from(blocks.unit, 4 * number)[0]
+    offset: int = _I8.unpack_from(blocks.offset, 8 * number)[0]
+    nbytes: int = _I8.unpack_from(blocks.nbytes, 8 * number)[0]
+    rows: int = _I4.unpack_from(blocks.rows, 4 * number)[0]
+    schema: int = _I4.unpack_from(blocks.schema, 4 * number)[0]
+    dims: int = _I4.unpack_from(blocks.dims, 4 * number)[0]
+    places, end = _column_places(tuple(blocks.schemas[schema]), blocks.dims_values[dims], rows)
+    if first + count > rows or offset < 0 or not end <= nbytes <= len(memory(unit)) - offset:
+        return None
+    return _RegularRows(places, unit, offset, first)
+
+
+def _in_equal_blocks(blocks: Blocks, placement: Placement, count: int, memory: Memory) -> _RegularRows | None:
+    """Return rows of the blocks of a reply if all blocks have one layout; None if not, or if they are not valid."""
+    number = len(blocks.unit) // 4
+    unit, schema, dims, rows = (
+        _only_value(column, number) for column in (blocks.unit, blocks.schema, blocks.dims, blocks.rows)
+    )
+    if unit is None or schema is None or dims is None or rows is None or min(schema, dims, rows - 1) < 0:
+        return None
+    places, end = _column_places(tuple(blocks.schemas[schema]), blocks.dims_values[dims], rows)
+    offsets: I8 = np.frombuffer(blocks.offset, "<i8")
+    nbytes: I8 = np.frombuffer(blocks.nbytes, "<i8")
+    # compared by a difference, because a sum could overflow
+    if (
+        len(offsets) != number or len(nbytes) != number or int(nbytes.min()) < end or int(offsets.min()) < 0
+        or (offsets > len(memory(unit)) - nbytes).any()
+    ):  # fmt: skip
+        return None
+    if len(placement.block) != 4 * count or len(placement.slot) != 4 * count:
+        return None
+    if count != number or placement.block != _following_numbers(0, count):
+        block = np.frombuffer(placement.block, "<i4")
+        if int(block.min()) < 0:
+            return None
+        offsets = offsets[block]
+    if placement.slot == bytes(4 * count):
+        return _RegularRows(places, unit, offsets, 0)
+    slots = np.frombuffer(placement.slot, "<i4").astype(np.int64)
+    return _RegularRows(places, unit, offsets, slots) if int(slots.min()) >= 0 and int(slots.max()) < rows else None
+
+
+def _only_value(column: bytes, number: int) -> int | None:
+    """Return the value that all `number` entries of a column have; None if they differ."""
+    first = column[:4]
+    value: int | None = _I4.unpack(first)[0] if number and column == first * number else None
+    return value
+
+
+@functools.lru_cache(maxsize=16)
+def _following_numbers(first: int, count: int) -> bytes:
+    """Return the numbers from `first` on (i4)."""
+    return np.arange(first, first + count, dtype="<i4").tobytes()
+
+
+@functools.lru_cache(maxsize=64)
+def _column_places(schema: tuple[FieldSpec, ...], dims: bytes, rows: int) -> tuple[dict[str, _ColumnPlace], int]:
+    """Return the columns of a block by name and the end of the last one, cached because readers read few kinds."""
+    places, end = {}, 0
+    for column in columns(schema, np.frombuffer(dims, "<i8"), rows):
+        offset, end = int(column.offsets[0]), int(column.offsets[0] + column.nbytes[0])
+        if column.starts is None:
+            shape = tuple(column.shapes[0, 0].tolist())
+            place = _ColumnPlace(column.spec, offset, int(column.lengths[0, 0]), shape, None)
+        else:
+            ragged = column.starts[0], column.lengths[0], column.shapes[0]
+            place = _ColumnPlace(column.spec, offset, 0, (), ragged)
+        places[column.spec.name] = place
+    return places, end
+
+
+# ---------------------------------------------------------------- rows at any places
+
+
+def _add_scattered_rows(found: dict[str, LocatedRows], reply: LookupReply, memory: Memory) -> None:
+    """Add the rows of the fields that are missing."""
+    try:
+        blocks = _ReplyBlocks(reply, memory)
+        places = {name: placement for placement in reply.placements for name in placement.fields}
+        by_placement = {id(placement): _ReplyRows(blocks, placement, reply.count) for placement in reply.placements}
+        for field in reply.types:
+            if not MIXED_RANK <= field.ndim <= MAX_NDIM:
+                raise ValueError(f"field {field.name!r:.80} has {field.ndim} dimensions")
+            if field.name not in found:
+                found[field.name] = by_placement[id(places[field.name])].rows_of_field(field, memory)
+    except (InvalidArgumentError, ValueError, KeyError, IndexError) as error:
+        raise ProtocolError(f"the reply of a lookup is not valid: {type(error).__name__}: {error}") from error
 
 
 class _ReplyBlocks:
@@ -142,7 +363,8 @@ class _ReplyBlocks:
         """The position in `groups` of the group of each block, [blocks]."""
         self.layout: I8 = np.zeros(len(self.units), np.int64)
         """The position of each block among the layouts of its group, [blocks]."""
-        self.groups: list[_SchemaGroup] = []
+        self.groups: list[dict[str, ColumnLayout]] = []
+        """For each group of blocks with the same schema and number of rows: field -> its layout in these blocks."""
         self._check_bounds(nbytes, memory)
         schema: I4 = np.frombuffer(given.schema, "<i4")
         dims: I4 = np.frombuffer(given.dims, "<i4")
@@ -187,7 +409,7 @@ class _ReplyBlocks:
                 raise ValueError("a block is shorter than its columns")
         self.group[chosen] = len(self.groups)
         self.layout[chosen] = layout
-        self.groups.append(_SchemaGroup({column.spec.name: column for column in columns}))
+        self.groups.append({column.spec.name: column for column in columns})
 
 
 @functools.lru_cache(maxsize=64)
@@ -206,54 +428,52 @@ class _ReplyRows:
             raise ValueError(f"expected {count} rows, got {len(block)} blocks and {len(slots)} slots")
         if count and (block.min() < 0 or slots.min() < 0 or (slots >= blocks.rows[block]).any()):
             raise ValueError("a row is outside its block")
-        self._blocks = blocks
         self._slots = slots
         self._units = blocks.units[block]
         self._offsets = blocks.offsets[block]
         self._layouts = blocks.layout[block]
         group = blocks.group[block]
-        self._parts: list[tuple[I8, _SchemaGroup]] | _SchemaGroup | None = None
-        """The group of all rows, or the positions of the rows of each group; None without rows."""
+        self._parts: list[tuple[Any, dict[str, ColumnLayout]]]
+        """The positions of the rows of each group (a slice if there is one group), and the layouts of the group."""
         if count and (group == group[0]).all():
-            self._parts = blocks.groups[int(group[0])]
-        elif count:
+            self._parts = [(slice(None), blocks.groups[int(group[0])])]
+        else:
             self._parts = [(np.flatnonzero(group == g), blocks.groups[g]) for g in np.unique(group).tolist()]
 
-    def rows_of_field(self, field: FieldType) -> FieldRows:
+    def rows_of_field(self, field: FieldType, memory: Memory) -> LocatedRows:
         """Return the rows of one field of the placement."""
-        if self._parts is None:
-            nothing = np.zeros(0, np.int64)
-            return FieldRows(field, self._units, nothing, nothing, np.zeros((0, max(field.ndim, 0)), np.int64))
-        if isinstance(self._parts, _SchemaGroup):
-            starts, lengths, shapes = self._within(field, self._parts, self._layouts, self._offsets, self._slots)
-            spec = self._parts.columns[field.name].spec
-            if spec.ndim == MIXED_RANK:
-                shapes = _highest_rank(shapes)
-            return FieldRows(with_dtype(field, spec.dtype), self._units, starts, lengths, shapes)
+        located = [self._rows_of_group(field, memory, *part) for part in self._parts]
+        if len(located) == 1:
+            return located[0]
         starts, lengths = np.empty_like(self._slots), np.empty_like(self._slots)
-        found = []
+        ndim = max((rows.each().shapes.shape[1] for rows in located), default=max(field.ndim, 0))
+        shapes = np.full((len(self._slots), ndim), -1, np.int64)
         dtypes: dict[str, list[I8]] = {}
-        for chosen, group in self._parts:
-            places = self._layouts[chosen], self._offsets[chosen], self._slots[chosen]
-            starts[chosen], lengths[chosen], part = self._within(field, group, *places)
-            found.append((chosen, _highest_rank(part)))
-            dtypes.setdefault(group.columns[field.name].spec.dtype, []).append(chosen)
-        shapes = np.full((len(self._slots), max(part.shape[1] for _, part in found)), -1, np.int64)
-        for chosen, part in found:
+        for (chosen, _), rows in zip(self._parts, located, strict=True):
+            _, starts[chosen], lengths[chosen], part = rows.each()
             shapes[chosen, : part.shape[1]] = part
+            dtypes.setdefault(rows.type.dtype, []).append(chosen)
+        rows = of_arrays(field, memory, RowArrays(self._units, starts, lengths, shapes))
         if len(dtypes) == 1:
-            return FieldRows(with_dtype(field, next(iter(dtypes))), self._units, starts, lengths, shapes)
-        parts = tuple((dtype, np.concatenate(chosen)) for dtype, chosen in dtypes.items())
-        return FieldRows(field, self._units, starts, lengths, shapes, parts)
+            rows.type = with_dtype(field, next(iter(dtypes)))
+        else:
+            rows.parts = tuple((dtype, np.concatenate(chosen)) for dtype, chosen in dtypes.items())
+        return rows
 
-    @staticmethod
-    def _within(field: FieldType, group: _SchemaGroup, layouts: I8, offsets: I8, slots: I8) -> tuple[I8, I8, I8]:
-        column = group.columns[field.name]
-        if not column_fits(column.spec, field):
+    def _rows_of_group(
+        self, field: FieldType, memory: Memory, chosen: Any, group: dict[str, ColumnLayout]
+    ) -> LocatedRows:
+        column = group[field.name]
+        typed = _type_of_rows(field, column.spec)
+        if typed is None:
             raise ValueError(f"field {field.name!r} has dtype {field.dtype}, but {column.spec.dtype} in a block")
-        which: I8 | int = 0 if len(column.offsets) == 1 else layouts
+        which: I8 | int = 0 if len(column.offsets) == 1 else self._layouts[chosen]
+        slots = self._slots[chosen]
         starts, lengths = column.locate(which, slots)
-        return offsets + starts, lengths, column.row_shapes(which, slots)
+        shapes = column.row_shapes(which, slots)
+        if column.spec.ndim == MIXED_RANK:
+            shapes = _highest_rank(shapes)
+        return of_arrays(typed, memory, RowArrays(self._units[chosen], self._offsets[chosen] + starts, lengths, shapes))
 
 
 def _highest_rank(shapes: I8) -> I8:

@@ -180,7 +180,7 @@ def _checked_count(nbytes: int, name: str, shape: Sequence[int]) -> int:
     return count
 
 
-def copy_tensor(memory: U8, start: int, nbytes: int, name: str, shape: tuple[int, ...], later: Copies) -> torch.Tensor:
+def copy_tensor(memory: U8, start: int, nbytes: int, name: str, shape: Sequence[int], later: Copies) -> torch.Tensor:
     """Return a new tensor with the elements in memory[start : start + nbytes], which must have exactly its length.
 
     A large copy is not made but added to `later`, for a `copy_all` by the caller. The caller has checked that the range
