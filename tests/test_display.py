@@ -41,7 +41,7 @@ def test_sizes_have_units(nbytes: float, text: str) -> None:
 def test_texts_are_shortened_in_the_middle() -> None:
     assert display.short_text("abcdefghij", 10) == "abcdefghij"
     assert display.short_text("abcdefghijk", 7) == "abcd…jk"
-    assert len(display.short_text("x" * 1000)) == display.MOST_CHARACTERS
+    assert len(display.short_text("x" * 1000)) == display.MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_texts_are_shortened_in_the_middle() -> None:
 )
 def test_the_repr_of_any_value_is_one_short_line(value: Any, text: str | None) -> None:
     found = display.short_repr(value)
-    assert len(found) <= display.MOST_CHARACTERS
+    assert len(found) <= display.MAX_CHARACTERS
     assert "\n" not in found
     assert text is None or found == text
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 CHUNK = 1 << 20  # bytes of one transfer of a raw socket
-MOST_COPIED = 512 << 20  # bytes of one measured memcpy; the time of more bytes is extrapolated
+MAX_COPIED = 512 << 20  # bytes of one measured memcpy; the time of more bytes is extrapolated
 
 
 def clocked(act: Callable[..., Any], *arguments: Any) -> float:
@@ -30,7 +30,7 @@ class Memcpy:
     """Copies of `nbytes` bytes between memory that was used before, in one thread."""
 
     def __init__(self, nbytes: int) -> None:
-        copied = max(1, min(nbytes, MOST_COPIED))
+        copied = max(1, min(nbytes, MAX_COPIED))
         self._factor = nbytes / copied
         self._source, self._target = np.ones(copied, np.uint8), np.zeros(copied, np.uint8)
 
@@ -47,7 +47,7 @@ class ThreadedMemcpy:
     """
 
     def __init__(self, nbytes: int) -> None:
-        copied = max(1, min(nbytes, MOST_COPIED))
+        copied = max(1, min(nbytes, MAX_COPIED))
         self._factor = nbytes / copied
         self._source = np.ones(copied, np.uint8)
         with tempfile.TemporaryFile(dir="/dev/shm") as file:

@@ -18,7 +18,7 @@ from itertools import accumulate
 
 ALPHABET = "#0123456789+=,."
 PAD, END = ALPHABET.index("#"), ALPHABET.index(".")
-FEWEST_TERMS, MOST_TERMS, TAIL = 2, 12, 2.0
+FEWEST_TERMS, MAX_TERMS, TAIL = 2, 12, 2.0
 """The number of terms is exponentially distributed between these; `TAIL` is the mean above the smallest number."""
 FLAWED = 0.6
 """The share of the examples of the warm-up that are flawed."""
@@ -53,7 +53,7 @@ class Problem:
 def draw(rng: random.Random, held_out: bool = False) -> Problem:
     """Return a random problem, from the training problems or from the held-out ones."""
     while True:
-        terms = min(FEWEST_TERMS + int(rng.expovariate(1 / TAIL)), MOST_TERMS)
+        terms = min(FEWEST_TERMS + int(rng.expovariate(1 / TAIL)), MAX_TERMS)
         problem = Problem(tuple(rng.randint(0, 9) for _ in range(terms)))
         if problem.held_out == held_out:
             return problem

@@ -19,7 +19,7 @@ from settings import EVENTS, WEIGHTS
 REDRAW, LINE = 0.5, 5.0
 """Seconds between two updates of the view, and between two lines without a terminal."""
 
-MOST_COLUMNS, BAR = 4, 9
+MAX_COLUMNS, BAR = 4, 9
 """The number of partitions shown, and of characters in a bar, so that the view fits in 80 columns."""
 WINDOW = 8.0
 """Seconds of the timelines."""
@@ -98,7 +98,7 @@ def partitions(figures: Figures, names: dict[str, str]) -> Table:
     `names` collects fields and tasks with their colors in the order of their first appearance, so that rows keep their
     order.
     """
-    shown = [one for one in tq.get_client().status().partitions if one.name not in (EVENTS, WEIGHTS)][:MOST_COLUMNS]
+    shown = [one for one in tq.get_client().status().partitions if one.name not in (EVENTS, WEIGHTS)][:MAX_COLUMNS]
     table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("field, > task")
     columns: list[dict[str, int]] = []

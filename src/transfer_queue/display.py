@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Union
 
-MOST_CHARACTERS = 60
+MAX_CHARACTERS = 60
 """The length of a name or value in a table."""
-MOST_CHARACTERS_OF_TEXT = 160
+MAX_CHARACTERS_OF_TEXT = 160
 """The length of a text in a table."""
-MOST_ROWS = 12
+MAX_ROWS = 12
 """The rows of a table, unless the caller allows more."""
-MOST_NAMES_LISTED = 4
+MAX_NAMES_LISTED = 4
 """The names that a `repr` lists."""
-MOST_RANGES = 4
+MAX_RANGES = 4
 """The ranges of integers that a text lists."""
-MOST_WORKERS = 4
+MAX_WORKERS = 4
 """The ranks that a text names."""
 CLIENT_CHARACTERS = 8
 """The characters of a client id that are shown."""
@@ -40,7 +40,7 @@ def printable_name(name: str) -> str:
     return name if name.isprintable() else repr(name)
 
 
-def short_text(text: str, most: int = MOST_CHARACTERS) -> str:
+def short_text(text: str, most: int = MAX_CHARACTERS) -> str:
     """Return a text with at most `most` characters. The middle of a longer one is replaced by an ellipsis."""
     if len(text) <= most:
         return text
@@ -48,7 +48,7 @@ def short_text(text: str, most: int = MOST_CHARACTERS) -> str:
     return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
 
 
-def short_name(name: object, most: int = MOST_CHARACTERS) -> str:
+def short_name(name: object, most: int = MAX_CHARACTERS) -> str:
     """Return a printable, short form of a name; of the `repr` if it is not a str."""
     if not isinstance(name, str):
         return short_repr(name, most)
@@ -62,13 +62,13 @@ class _ShortRepr(reprlib.Repr):
         super().__init__()
         self.maxlevel = 3
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 6
-        self.maxstring = self.maxother = self.maxlong = MOST_CHARACTERS
+        self.maxstring = self.maxother = self.maxlong = MAX_CHARACTERS
 
 
 _short_repr = _ShortRepr()
 
 
-def short_repr(value: object, most: int = MOST_CHARACTERS) -> str:
+def short_repr(value: object, most: int = MAX_CHARACTERS) -> str:
     """Return the `repr` of any value, shortened. If the value's own `repr` fails, returns the name of its class."""
     try:
         return short_text(" ".join(printable_name(line.strip()) for line in _short_repr.repr(value).split("\n")), most)
@@ -76,7 +76,7 @@ def short_repr(value: object, most: int = MOST_CHARACTERS) -> str:
         return f"<{short_text(type(value).__name__, most)}>"
 
 
-def listed(names: Iterable[object], most: int = MOST_NAMES_LISTED, characters: int = 24) -> str:
+def listed(names: Iterable[object], most: int = MAX_NAMES_LISTED, characters: int = 24) -> str:
     """Return names as a list in a `repr`, with the number of those that are left out."""
     every = list(names)
     shown = [
@@ -87,7 +87,7 @@ def listed(names: Iterable[object], most: int = MOST_NAMES_LISTED, characters: i
     return f"[{', '.join(shown + ([f'... {left:,} more'] if left else []))}]"
 
 
-def listed_names(names: Iterable[object], most: int = MOST_ROWS, characters: int = 24) -> str:
+def listed_names(names: Iterable[object], most: int = MAX_ROWS, characters: int = 24) -> str:
     """Return names separated by commas, with the number of those that are left out; "none" if the list is empty."""
     every = list(names)
     left = len(every) - most
@@ -109,7 +109,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 def worker_text(
-    task: str = "", rank: int = -1, pid: int = 0, host: str = "", client: str = "", most: int = MOST_CHARACTERS
+    task: str = "", rank: int = -1, pid: int = 0, host: str = "", client: str = "", most: int = MAX_CHARACTERS
 ) -> str:
     """Return who did something, as `train rank 0, pid 123, node-7`. This is the label of a rank everywhere.
 
@@ -139,11 +139,11 @@ def worker_text(
 def list_workers(labels: Iterable[str]) -> str:
     """Return the labels of several ranks, separated by semicolons, with the number of those that are left out."""
     names = list(dict.fromkeys(labels))
-    more = f"; and {len(names) - MOST_WORKERS:,} more" if len(names) > MOST_WORKERS else ""
-    return "; ".join(names[:MOST_WORKERS]) + more
+    more = f"; and {len(names) - MAX_WORKERS:,} more" if len(names) > MAX_WORKERS else ""
+    return "; ".join(names[:MAX_WORKERS]) + more
 
 
-def ranges_text(numbers: Iterable[int], most: int = MOST_RANGES) -> str:
+def ranges_text(numbers: Iterable[int], most: int = MAX_RANGES) -> str:
     """Return integers as ascending ranges, as `0-7, 12, 1,024-2,047`, with the number of those that are left out."""
     ordered = sorted(set(numbers))
     starts = [at for at, number in enumerate(ordered) if at == 0 or number != ordered[at - 1] + 1]
@@ -231,7 +231,7 @@ class HtmlTable:
         return f'<tr style="background:none">{cells}</tr>'
 
 
-def table_of(columns: Sequence[str], rows: Iterable[Row], total: int, noun: str, most: int = MOST_ROWS) -> HtmlTable:
+def table_of(columns: Sequence[str], rows: Iterable[Row], total: int, noun: str, most: int = MAX_ROWS) -> HtmlTable:
     """Return a table of the first rows.
 
     Args:
@@ -288,7 +288,7 @@ def _spanning(columns: int, content: str, more: str = "") -> str:
     )
 
 
-def _escaped(text: str, most: int = MOST_CHARACTERS) -> str:
+def _escaped(text: str, most: int = MAX_CHARACTERS) -> str:
     """Return text as HTML: printable, shortened, then escaped."""
     return escape(short_name(text, most))
 
@@ -302,4 +302,4 @@ def _cell(cell: Any) -> str:
         return f'{cell.done:,} / {cell.total:,}<span style="{_BAR};background:{fill}"></span>'
     if isinstance(cell, SizeCell):
         return size_text(cell.nbytes)
-    return _escaped(str(cell), MOST_CHARACTERS_OF_TEXT)
+    return _escaped(str(cell), MAX_CHARACTERS_OF_TEXT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-MOST_COMPARED = 200  # of the latest names, because the controller answers no other request meanwhile
+MAX_COMPARED = 200  # of the latest names, because the controller answers no other request meanwhile
 LONGEST_COMPARED = 200  # characters
 
 
@@ -19,7 +19,7 @@ def nearest(name: str, known: Iterable[str], most: int = 1, least: float = 0.6) 
     """
     import difflib  # imported only for an unknown name, so that servers need no memory for it
 
-    candidates = [each for each in list(dict.fromkeys(known))[-MOST_COMPARED:] if len(each) <= LONGEST_COMPARED]
+    candidates = [each for each in list(dict.fromkeys(known))[-MAX_COMPARED:] if len(each) <= LONGEST_COMPARED]
     if len(name) > LONGEST_COMPARED:
         return []
     return difflib.get_close_matches(name, candidates, n=most, cutoff=least)

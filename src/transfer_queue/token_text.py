@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = "tokenizer.json"
-MOST_IDS = 2000  # that are decoded
+MAX_IDS = 2000  # that are decoded
 LONGEST_TEXT = 2000  # characters that are kept
 ID_TYPES = ("torch.int32", "torch.int64")
 
@@ -43,7 +43,7 @@ class TokenText:
             return None
         if int(value.min()) < 0 or int(value.max()) >= self._ids:
             return None
-        text: str = self._tokenizer.decode(value[:MOST_IDS].tolist(), skip_special_tokens=False)
+        text: str = self._tokenizer.decode(value[:MAX_IDS].tolist(), skip_special_tokens=False)
         return text[:LONGEST_TEXT]
 
 

@@ -16,7 +16,7 @@ from transfer_queue.client.writer import Writer
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import CapacityError, FieldTypeError
 from transfer_queue.testing import Client, Cluster
-from transfer_queue.wire.blocks.column_sources import LEAST_SAVED
+from transfer_queue.wire.blocks.column_sources import MIN_SAVED
 from transfer_queue.wire.blocks.encode import EncodedBlock
 
 MIB = 1 << 20
@@ -64,7 +64,7 @@ def test_sparse_blocks_are_compacted_and_shared_values_stay_shared(
     monkeypatch.setattr(migration_planner, "SPARE", 0)
     cluster = start(arena_bytes=64 * MIB)
     a = cluster.client("a")
-    images = [torch.full((LEAST_SAVED // 4,), float(n)) for n in range(16)]
+    images = [torch.full((MIN_SAVED // 4,), float(n)) for n in range(16)]
     metas = [
         a.put({"image": [images[n // 4] for n in range(64)], "x": torch.arange(64)}, partition_id="p")
         for _ in range(100)

@@ -414,7 +414,7 @@ class TestIncremental:
 
     def test_many_saves(self, a, put, tmp_path, monkeypatch):
         """The number of files is bounded, however many saves there were."""
-        monkeypatch.setattr(checkpoint_data, "MOST_FILES", 4)
+        monkeypatch.setattr(checkpoint_data, "MAX_FILES", 4)
         keys = "abcdefghijkl"
         for i, key in enumerate(keys):
             put(key, start=i)

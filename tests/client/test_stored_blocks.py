@@ -79,7 +79,7 @@ def test_what_is_loaded_is_saved_again(
     numbers, units, offset = np.arange(len(sizes)) + 1, np.zeros(len(sizes), "i8"), np.cumsum(taken) - taken
     memory = np.random.default_rng(1).integers(0, 256, int(taken.sum()) + 64, np.uint8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_io, "MOST_READ", most)
+        patch.setattr(store_io, "MAX_READ", most)
         patch.setattr(block_file, "SEGMENT", segment)
         write_blocks(folder / "one", "here", numbers, units, offset, nbytes, lambda unit: Mapped(memory))
         loaded = load(folder / "one", store)

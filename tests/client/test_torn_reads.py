@@ -27,7 +27,7 @@ MIB = 1 << 20
 @pytest.fixture(params=[1, 2, 4, 8], autouse=True)
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of threads that share each copy."""
-    for name, value in (("_most", request.param), ("PARALLEL", 1), ("PER_THREAD", 1), ("LEAST_PART", 1 << 14)):
+    for name, value in (("_most", request.param), ("PARALLEL", 1), ("PER_THREAD", 1), ("MIN_PART", 1 << 14)):
         monkeypatch.setattr(copies, name, value)
 
 

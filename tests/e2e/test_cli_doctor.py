@@ -175,7 +175,7 @@ def test_shared_memory_that_samples_fill_is_no_problem(monkeypatch: pytest.Monke
     unit = tmp_path / f"transfer_queue-{os.geteuid()}-mine-0123abcd" / "unit-0"
     unit.mkdir(parents=True)
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
-    monkeypatch.setattr(machine, "LEAST_SHARED_MEMORY", 2 << 20)
+    monkeypatch.setattr(machine, "MIN_SHARED_MEMORY", 2 << 20)
     monkeypatch.setattr(machine, "choice", lambda: choose_folder(tmp_path / "none", tmp_path))
     monkeypatch.setattr(machine, "file_system_space", lambda folder: (4 << 20, 1 << 20))
     assert found(machine.check_shared_memory)["folder"].level == "problem"

@@ -101,7 +101,7 @@ def test_answer_lengths_are_long_tailed_and_fit():
     lengths = sorted(len(problem.answer) for problem in problems(2000))
     assert lengths[len(lengths) // 2] <= 6
     assert lengths[-len(lengths) // 50] >= 20
-    longest = task.Problem((9,) * task.MOST_TERMS)
+    longest = task.Problem((9,) * task.MAX_TERMS)
     assert len(longest.answer) <= task.LONGEST_ANSWER
     assert len(longest.prompt) + task.LONGEST_ANSWER <= model.LONGEST
 

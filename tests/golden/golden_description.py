@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 WHOLE_BYTES = 64  # bytes of a value up to which it is described by its bytes, and beyond by their hash
-MOST_FIELDS = 100  # fields of a partition up to which all are described, and beyond the first and the last three
+MAX_FIELDS = 100  # fields of a partition up to which all are described, and beyond the first and the last three
 
 
 def described(client: Any) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def described(client: Any) -> dict[str, Any]:
 def _partition(client: Any, progress: Any) -> dict[str, Any]:
     name = progress.name
     fields = sorted(field.name for field in progress.fields)
-    if len(fields) > MOST_FIELDS:
+    if len(fields) > MAX_FIELDS:
         fields = [*fields[:3], *fields[-3:]]
     tasks = sorted(task.name for task in progress.tasks)
     policy = progress.policy

@@ -20,7 +20,7 @@ import transfer_queue as tq
 from tests.live.live_system import SECONDS, Page, read_events, rows, served, view_when
 from tests.tiny_tokenizer import write_tokenizer
 from transfer_queue.live import payload
-from transfer_queue.live.serving.hub import MOST_VIEWERS, QUEUED, Hub, Viewer
+from transfer_queue.live.serving.hub import MAX_VIEWERS, QUEUED, Hub, Viewer
 
 PARTS = {
     "system", "state", "verdict", "rates", "step", "steps", "tasks", "queues", "fields", "life", "waits", "timeline",
@@ -123,8 +123,8 @@ def test_two_viewers_get_the_same_views(page: Page) -> None:
 def test_a_ninth_viewer_is_refused_until_one_leaves(page: Page) -> None:
     with page.browser() as browser:
         with ExitStack() as streams:
-            opened = [streams.enter_context(browser.stream("GET", "/api/live")) for _ in range(MOST_VIEWERS)]
-            assert [response.status_code for response in opened] == [200] * MOST_VIEWERS
+            opened = [streams.enter_context(browser.stream("GET", "/api/live")) for _ in range(MAX_VIEWERS)]
+            assert [response.status_code for response in opened] == [200] * MAX_VIEWERS
             refused = browser.get("/api/live")
             assert refused.status_code == 503
             assert "8 times" in refused.json()["error"]

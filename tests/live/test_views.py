@@ -14,7 +14,7 @@ from timeline_replies import event, recorded, reply
 
 from transfer_queue.live import payload
 from transfer_queue.live.view import flow_parts
-from transfer_queue.live.view.lane_book import MOST_LANES, OWN_LANES, STATE_NUMBERS, LaneBook, task_order
+from transfer_queue.live.view.lane_book import MAX_LANES, OWN_LANES, STATE_NUMBERS, LaneBook, task_order
 from transfer_queue.live.view.observation import Observation
 from transfer_queue.live.view.opened_bands import OpenedBands
 from transfer_queue.live.view.view_maker import StepTimes
@@ -163,7 +163,7 @@ def test_a_thousand_ranks_have_at_most_64_lanes(tasks: int) -> None:
     account = account_of(recording)
     book = LaneBook(recording.start)
     timeline = book.update(account)
-    assert len(timeline.lanes) <= MOST_LANES
+    assert len(timeline.lanes) <= MAX_LANES
     assert sum(lane.ranks for lane in timeline.lanes) == count
     bands = [lane for lane in timeline.lanes if lane.ranks > 1]
     assert bands

@@ -13,7 +13,7 @@ from transfer_queue.messages.reports.progress import FieldProgress, PartitionPro
 from transfer_queue.messages.reports.unit_reports import Measured, ServerMeasures, UnitMeasures
 from transfer_queue.messages.storage import UnitStatusReply
 from transfer_queue.metrics.exposition import LINES, exposition
-from transfer_queue.metrics.samples import MOST_OF_A_PARTITION, JournalMeasures, Snapshot
+from transfer_queue.metrics.samples import MAX_OF_A_PARTITION, JournalMeasures, Snapshot
 from transfer_queue.metrics.timing import LOOP_BOUNDS, OTHER, WAIT_BOUNDS
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -133,8 +133,8 @@ def test_fields_and_tasks_without_end_are_told_together() -> None:
     pieces = list(exposition(snapshot([PartitionProgress("p", 1, 0, False, None, 8, fields, tasks)])))
     assert max(piece.count("\n") for piece in pieces) <= LINES + 2, "in pieces, between which others have their turn"
     found = checked("".join(pieces))
-    assert len(found["tq_produced_rows"]) == len(found["tq_consumed_rows"]) == MOST_OF_A_PARTITION + 1
-    assert value(found, "tq_produced_rows", partition="p", field=OTHER) == 500 - MOST_OF_A_PARTITION
+    assert len(found["tq_produced_rows"]) == len(found["tq_consumed_rows"]) == MAX_OF_A_PARTITION + 1
+    assert value(found, "tq_produced_rows", partition="p", field=OTHER) == 500 - MAX_OF_A_PARTITION
     assert value(found, "tq_produced_rows", partition="p", field="f49") == 1
 
 

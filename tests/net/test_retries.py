@@ -18,7 +18,7 @@ from transfer_queue.messages.partitions import CreatePartition, ListPartitions
 from transfer_queue.net.calls import Request
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.framing import FrameReader
-from transfer_queue.net.session import LEAST_WAIT, LONGEST_DELAY, RETRY_DELAYS, RetryPolicy, Session
+from transfer_queue.net.session import LONGEST_DELAY, MIN_WAIT, RETRY_DELAYS, RetryPolicy, Session
 
 ERROR = ConnectionResetError("gone")
 
@@ -65,7 +65,7 @@ def test_only_what_is_left_of_a_wait_is_asked_for_again() -> None:
     attempts = RetryPolicy(session, call)
     session.finish(session.begin_request(ListPartitions())[0])
     sequence, frame = session.begin_request(call.body)
-    for time_now, left in ((103.0, 7.0), (109.5, 0.5), (200.0, LEAST_WAIT)):
+    for time_now, left in ((103.0, 7.0), (109.5, 0.5), (200.0, MIN_WAIT)):
         now[0] = time_now
         again = request_in(attempts.frame_to_retry(sequence, frame))
         assert isinstance(again.body, Claim)

@@ -46,7 +46,7 @@ sys.path.append(str(Path(__file__).parent.parent / "storage"))
 
 REQUESTS: tuple[type[RequestBody], ...] = typing.get_args(AnyRequest)
 UNIT, CONTROLLER, CLIENT, OTHER = 1, 2, 3, 4  # peers
-MOST_MESSAGES = 50  # that one request may cause between controller and unit
+MAX_MESSAGES = 50  # that one request may cause between controller and unit
 
 encode = msgspec.msgpack.Encoder().encode
 
@@ -123,7 +123,7 @@ class System:
                 self.answers[peer].append(msgspec.msgpack.decode(body, type=ReplyEnvelope).body)
                 continue
             self.messages += 1
-            assert self.messages < MOST_MESSAGES, "controller and unit do not come to an end"
+            assert self.messages < MAX_MESSAGES, "controller and unit do not come to an end"
             if way == UNIT:
                 left.extend((CONTROLLER, each) for each in self.unit.on_message(CONTROLLER, body, None, self.now))
             else:

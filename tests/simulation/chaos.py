@@ -39,7 +39,7 @@ from transfer_queue.messages.descriptors import DISK
 SECONDS = 3.0  # of virtual time in which faults happen
 PART = 50  # seeds that a process takes at a time
 PATIENCE = 400.0  # seconds of virtual time until all clients have finished after the faults
-MOST_LOSSES = 3  # of arenas
+MAX_LOSSES = 3  # of arenas
 KINDS = {
     "break": 6, "slow": 4, "part": 2, "freeze": 3, "tear": 4, "late": 4, "kill_one": 3, "stop": 2, "unlink": 1,
     "controller": 6, "unit": 2, "both": 1, "system": 2, "lose": 3, "reboot": 2, "rank": 2,
@@ -74,7 +74,7 @@ class Run:
         )  # fmt: skip
         self.cluster.on_cut, self.cluster.on_loaded = self._note_cut, self._note_loaded
         # of two copies one may be lost, once: if both units are lost, nothing is guaranteed
-        most = (1 if features.replicas > 1 else MOST_LOSSES) if features.loses else 0
+        most = (1 if features.replicas > 1 else MAX_LOSSES) if features.loses else 0
         self.faults = Faults(self.cluster, draw, kinds or all_kinds, self.workload.kill, self.workload.end_rank, most)
 
     def _note_cut(self, time: float) -> None:

@@ -45,9 +45,9 @@ from tests.simulation.takeover_cluster import TakeoverCluster
 from transfer_queue.net.calls import CONTROLLER
 from transfer_queue.net.session import Target
 
-MOST_FAULTS = 24  # of a run
+MAX_FAULTS = 24  # of a run
 CLAIM_DIES = 0.2  # of the nodes that take over
-MOST_RECORDS = 12  # until the controller is killed
+MAX_RECORDS = 12  # until the controller is killed
 KILLED_WITH_SYSTEM = 0.7  # of the clients
 KILLED_WITH_NODE = 0.2
 SHORT, LONG = 2.0, 45.0  # seconds that a fault lasts: most of them, and some
@@ -91,7 +91,7 @@ class Faults:
             LedgerError: A client did not finish in time.
         """
         cluster = self.cluster
-        self.plan(self.draw.randint(0, MOST_FAULTS), seconds)
+        self.plan(self.draw.randint(0, MAX_FAULTS), seconds)
         cluster.advance(seconds)
         self.end()
         close()
@@ -214,7 +214,7 @@ class Faults:
 
     def _controller(self) -> None:
         if CONTROLLER not in self.cluster.stopped:
-            self.cluster.fuse = self.draw.randint(1, MOST_RECORDS)
+            self.cluster.fuse = self.draw.randint(1, MAX_RECORDS)
 
     def _unit(self) -> None:
         self.cluster.crash(self._some_unit(), self.draw.uniform(0, SHORT))
@@ -229,7 +229,7 @@ class Faults:
         if self.draw.random() < 0.5:
             self._kill_system()
         else:
-            self.cluster.fuse = self.draw.randint(1, MOST_RECORDS)
+            self.cluster.fuse = self.draw.randint(1, MAX_RECORDS)
             self.cluster.on_burnt = self._kill_system
 
     def _kill_system(self) -> None:

@@ -35,7 +35,7 @@ from transfer_queue.wire.blocks.encode import EncodedBlock
 if TYPE_CHECKING:
     from tests.simulation.faulty_cluster import FaultyCluster
 
-MOST_WORK_SECONDS = 0.05  # of virtual time that a call of an external store takes
+MAX_WORK_SECONDS = 0.05  # of virtual time that a call of an external store takes
 
 
 class Cancelled(Exception):
@@ -211,7 +211,7 @@ class RetryingClient(Client):
 
     def _work(self, task: Task[Any], function: Callable[[], object]) -> None:
         """Do the work of an external store. Meanwhile other things happen."""
-        seconds = self._cluster.network.random.uniform(0, MOST_WORK_SECONDS)
+        seconds = self._cluster.network.random.uniform(0, MAX_WORK_SECONDS)
         self._plan(seconds, lambda: task.resume(outcome_of(function)))
 
     def _ask_server(self, task: Task[Any], call: Request) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from transfer_queue.journal import state_file
 from transfer_queue.journal.state_file import LoadedStates
 
-MOST_SECONDS = 0.5  # of virtual time that a snapshot takes
+MAX_SECONDS = 0.5  # of virtual time that a snapshot takes
 
 
 class SnapshotWriter:
@@ -32,7 +32,7 @@ class SnapshotWriter:
         draft = path.with_name(f".{path.name}.draft")
         state_file.write(draft, tree(), sync=False)
         self.busy, self._under_way = True, (draft, path)
-        self._later(self._draw.uniform(0, MOST_SECONDS), lambda: None if self.ended else self._put(done))
+        self._later(self._draw.uniform(0, MAX_SECONDS), lambda: None if self.ended else self._put(done))
 
     def _put(self, done: Callable[[str | None], Any]) -> None:
         trouble = None

@@ -46,15 +46,15 @@ OF_CONTROLLER = (
     "controller", "records", "states", "fuse", "_journal", "_journaling", "_writer", "_unsaved", "_journal_folder",
 )  # fmt: skip
 """The attributes of the cluster that belong to the controller that runs."""
-LEAST_SKEW = 1 << 20  # seconds; with whole seconds from here on, a conversion to another node's clock rounds nothing
-MOST_SKEW = 1000  # seconds between the clocks of two nodes
+MIN_SKEW = 1 << 20  # seconds; with whole seconds from here on, a conversion to another node's clock rounds nothing
+MAX_SKEW = 1000  # seconds between the clocks of two nodes
 STEP_SECONDS = 0.2  # at most, between two steps of a claim
 FOLLOW_SECONDS = 1.5  # at most, until a client or a unit knows the next controller
 FROZEN_SECONDS = 3.0  # at most, for which a controller is frozen
 STEPS_IN_A_TURN = 3  # of a claim, at a point of a controller's turn
 STEPS_CHANCES = (0.0, 0.03, 0.1, 0.3)  # of such steps at a point: one of these for each claim
-MOST_WAITS = 100  # for the units, at the end
-MOST_STEPS = 14  # of a claim, until the node that makes it dies
+MAX_WAITS = 100  # for the units, at the end
+MAX_STEPS = 14  # of a claim, until the node that makes it dies
 
 
 @dataclass(eq=False)
@@ -98,7 +98,7 @@ class TakeoverCluster(FaultyCluster):
     def _open_journal(self) -> Path:
         folder = super()._open_journal()
         self._terms = Terms(folder)
-        self.host = self.current = ControllerHost(0, self._terms.claim("simulated"), LEAST_SKEW)
+        self.host = self.current = ControllerHost(0, self._terms.claim("simulated"), MIN_SKEW)
         self.hosts = [self.host]
         return self.host.term.folder
 
@@ -439,7 +439,7 @@ class TakeoverCluster(FaultyCluster):
     def begin_claim(self, dies: bool = False) -> None:
         """Let another node take the controller over. dies: That node dies at a step, and another one does so later."""
         draw = self.network.random
-        left = draw.randint(0, MOST_STEPS) if dies else None
+        left = draw.randint(0, MAX_STEPS) if dies else None
         claim = Claim(self._terms.claim_in_steps("simulated"), left, draw.choice(STEPS_CHANCES))
         self._claims.append(claim)
         self._go_on_claiming(claim)
@@ -488,7 +488,7 @@ class TakeoverCluster(FaultyCluster):
             return
         former, before = self.current, self.controller
         self._settle(term.folder)
-        skew = LEAST_SKEW + self.network.random.randrange(MOST_SKEW)
+        skew = MIN_SKEW + self.network.random.randrange(MAX_SKEW)
         records: list[AnyRecord] = [
             shift_time(record, skew - former.skew)
             for record in self.records
@@ -587,7 +587,7 @@ class TakeoverCluster(FaultyCluster):
             while claim in self._claims:
                 self._step_claim(claim)
         self._claim_if_needed()
-        for _ in range(MOST_WAITS):
+        for _ in range(MAX_WAITS):
             if all(self._has_followed(place) for place in self.places):
                 return
             self.advance(FOLLOW_SECONDS)

@@ -310,7 +310,7 @@ def test_a_library_that_fails_is_left_alone_for_a_while(
 def test_pieces_that_are_many_or_far_come_from_the_worker(
     monkeypatch: pytest.MonkeyPatch, ranks: tuple[Rank, Rank]
 ) -> None:
-    monkeypatch.setattr(yuanrong_npu, "MOST_OFFSET", 99_999)
+    monkeypatch.setattr(yuanrong_npu, "MAX_OFFSET", 99_999)
     writer, reader = ranks
     values = content(MIB, 7)
     put(writer.path, "s/1", values)

@@ -17,7 +17,7 @@ from transfer_queue.messages.reports.timeline import Lane
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
-from transfer_queue.timeline.stats import MOST_TASKS, TIERS, TaskLabels, make_stats
+from transfer_queue.timeline.stats import MAX_TASKS, TIERS, TaskLabels, make_stats
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 SCENARIOS = {each.name: each for each in scenarios()}
@@ -118,7 +118,7 @@ def test_only_the_first_tasks_have_figures_and_keep_their_names():
     second = make_stats(recording, NOTHING, None, labels)
     assert (first["tq/tasks"], second["tq/tasks"]) == (30, 40)
     assert set(first) == set(second)
-    assert len({name.split("/")[1] for name in first if name.count("/") == 2}) == MOST_TASKS
+    assert len({name.split("/")[1] for name in first if name.count("/") == 2}) == MAX_TASKS
 
 
 @settings(max_examples=40)
@@ -128,7 +128,7 @@ def test_labels_are_different_short_and_harmless(tasks):
     found = {task: labels.of(task) for task in tasks}
     assert found == {task: labels.of(task) for task in tasks}
     given_ = [label for label in found.values() if label is not None]
-    assert len(set(given_)) == len(given_) == min(len(set(tasks) - {""}), MOST_TASKS)
+    assert len(set(given_)) == len(given_) == min(len(set(tasks) - {""}), MAX_TASKS)
     assert not set(given_) & set(TIERS)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,70}", label) for label in given_)
 

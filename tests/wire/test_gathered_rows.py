@@ -264,7 +264,7 @@ limits = st.fixed_dictionaries(
     {},
     optional={
         "CELLS_PER_ROW": st.sampled_from([0, 10**9]), "RUN": st.just(0), "HUGE": st.just(0),
-        "LEAST_PART": st.just(1), "LEAST_SHARE": st.sampled_from([0, 10**9]), "NEAR": st.sampled_from([0, 64]),
+        "MIN_PART": st.just(1), "MIN_SHARE": st.sampled_from([0, 10**9]), "NEAR": st.sampled_from([0, 64]),
     },
 )  # fmt: skip
 layouts = st.sampled_from(["jagged", "jagged", "list", "dense", "padded"])
@@ -370,7 +370,7 @@ def test_rows_that_a_device_copies_out_of_arenas(
         return
     memory = case.arenas.memory
     with thresholds(**given_), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_copies, "LEAST_DIRECT", least)
+        patch.setattr(device_copies, "MIN_DIRECT", least)
         stand_in: Any = Copies(memory, holds)
         table = gather(case.reply, HostArenas(stand_in, torch.device("cpu"), case.reply, memory), layout)
     for name in names:
@@ -417,7 +417,7 @@ def test_which_received_rows_stay_where_they_are(name: str, layout: str) -> None
     assert found is not None
     buffer = np.concatenate([arenas.memory(0)[: found.nbytes]])
     values = rows_of(gather(found.reply, lambda unit: buffer, layout)[name])
-    with thresholds(LEAST_SHARE=0):  # the field is a small part of what was received
+    with thresholds(MIN_SHARE=0):  # the field is a small part of what was received
         small_part = rows_of(gather(found.reply, lambda unit: buffer, layout)[name])
     gather(found.reply, lambda unit: buffer, layout, views=lambda places: pytest.fail(f"{places} are not in an arena"))
     buffer[:] = 0

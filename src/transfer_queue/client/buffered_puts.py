@@ -14,7 +14,7 @@ from transfer_queue.client.joiners import PutPart
 from transfer_queue.client.operations.operations import Operations
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError
 from transfer_queue.net.calls import NOT_MADE, Join, JoinKey, Operation
-from transfer_queue.net.drivers.join_queues import MOST_JOINED
+from transfer_queue.net.drivers.join_queues import MAX_JOINED
 from transfer_queue.utils.logging_utils import get_logger
 
 T = TypeVar("T")
@@ -174,8 +174,8 @@ class BufferedPuts:
             if together is not None:
                 joined.setdefault(together, []).append(Join(together, part))
         for (joiner, shape), calls in joined.items():
-            for start in range(0, len(calls), MOST_JOINED):
-                some = calls[start : start + MOST_JOINED]
+            for start in range(0, len(calls), MAX_JOINED):
+                some = calls[start : start + MAX_JOINED]
                 yield from joiner.run(some)
                 for call in some:
                     name = shape[0], call.part.key

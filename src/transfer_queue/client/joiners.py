@@ -35,9 +35,9 @@ def share_error(calls: Sequence[Join], error: TransferQueueError) -> None:
         call.outcome.__cause__ = error.__cause__
 
 
-MOST_FIELDS = 64
+MAX_FIELDS = 64
 """The number of fields of a put that joins others."""
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 """The bytes of one value of a put that joins others. Larger ones are copied no faster together."""
 
 
@@ -63,7 +63,7 @@ class PutJoiner:
         self._attachment = attachment
         self._writer = writer
         self._large: set[str] = set()
-        """The fields that have had objects of more than MOST_BYTES. Puts with them do not join others."""
+        """The fields that have had objects of more than MAX_BYTES. Puts with them do not join others."""
 
     def key_of(self, partition: str, fields: object, group: str | None) -> JoinKey | None:
         """Return what a put has in common with those that it may join; None if it must go alone."""
@@ -72,7 +72,7 @@ class PutJoiner:
             return None
         shape: list[Any] = [partition, group is None]
         if fields is not None:
-            if type(fields) is not dict or not 0 < len(fields) <= MOST_FIELDS:
+            if type(fields) is not dict or not 0 < len(fields) <= MAX_FIELDS:
                 return None
             for name, value in fields.items():
                 if type(name) is not str or name in self._large:
@@ -80,7 +80,7 @@ class PutJoiner:
                 if type(value) is torch.Tensor:
                     if not value.is_cpu or value.is_nested or value.layout is not torch.strided:
                         return None
-                    if value.nbytes > MOST_BYTES:
+                    if value.nbytes > MAX_BYTES:
                         return None
                     shape += name, value.dtype, value.dim()
                 elif isinstance(value, torch.Tensor):
@@ -135,7 +135,7 @@ class PutJoiner:
         names = [
             spec.name
             for spec, _, nbytes, _, _ in encoded.columns
-            if spec.kind != "tensor" and nbytes > MOST_BYTES * encoded.rows
+            if spec.kind != "tensor" and nbytes > MAX_BYTES * encoded.rows
         ]
         self._large.update(names)
         return bool(names)
@@ -165,7 +165,7 @@ def _with_distinct_keys(calls: Sequence[Join]) -> list[list[Join]]:
     return groups
 
 
-MOST_KEYS = 16
+MAX_KEYS = 16
 """The number of keys of a get that joins others."""
 _I4 = 4  # bytes of an entry
 _WIDTHS = {"unit": 4, "offset": 8, "generation": 8, "nbytes": 8, "rows": 4, "schema": 4, "dims": 4}
@@ -184,7 +184,7 @@ class LookupJoiner:
     def call_for(self, request: Lookup, timeout: float | None) -> Join | None:
         """Return the call with which a get asks to join others; None if it must go alone."""
         keys, fields = request.keys, request.fields
-        if timeout is not None or not keys or len(keys) > MOST_KEYS:
+        if timeout is not None or not keys or len(keys) > MAX_KEYS:
             return None
         key = self, (request.partition, None if fields is None else tuple(fields))
         return Join(key, request)

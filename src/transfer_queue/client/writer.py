@@ -17,7 +17,7 @@ from transfer_queue.client.attachment import UNCERTAIN, Attachment
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import Columns, DataParser, checked_parser_result, parser_columns
 from transfer_queue.client.data import store_io
-from transfer_queue.client.data.device_copies import KIND, LEAST_REGISTERED
+from transfer_queue.client.data.device_copies import KIND, MIN_REGISTERED
 from transfer_queue.client.data.extent_allocator import aligned
 from transfer_queue.client.data.remote_io import UnitSilentError, write_remote
 from transfer_queue.client.space import FREEING_SECONDS, BlockGroup
@@ -231,7 +231,7 @@ class Writer:
         here = [place for place in places if not place.session]
         if here:
             written = self._units.arena(here[0].unit).view(here[0].offset, encoded.nbytes)
-            if encoded.nbytes >= LEAST_REGISTERED and (device := encoded.device_of_kind(KIND)) is not None:
+            if encoded.nbytes >= MIN_REGISTERED and (device := encoded.device_of_kind(KIND)) is not None:
                 copies = self._attachment.devices.copies_to(device)
                 if copies is not None:
                     copies.register_space(here[0].unit, here[0].offset, encoded.nbytes)

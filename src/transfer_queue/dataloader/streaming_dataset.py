@@ -78,7 +78,7 @@ __all__ = ["StreamingDataset", "chunk_batch_fn", "default_fetch_batch_fn"]
 ProcessBatch = Callable[..., Iterable[Any]]
 Finish = Callable[[Any], Any]
 
-LEAST_WAIT = 0.05  # seconds; with an interval of 0 a loader would send requests without a pause
+MIN_WAIT = 0.05  # seconds; with an interval of 0 a loader would send requests without a pause
 
 TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL = empty_batch_sleep_interval()
 """The longest time in seconds that a dataset waits before it asks again. Code may set it here. If it does not, the
@@ -685,7 +685,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             1.0
         """
         replaced = TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL
-        return max(replaced if replaced != _AT_IMPORT else empty_batch_sleep_interval(), LEAST_WAIT)
+        return max(replaced if replaced != _AT_IMPORT else empty_batch_sleep_interval(), MIN_WAIT)
 
     def _create_client(self) -> None:
         """Set `_tq_client` to the client of the system that `config` names.

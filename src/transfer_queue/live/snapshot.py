@@ -22,15 +22,15 @@ from transfer_queue.errors import ConnectionLostError, InvalidArgumentError, Tra
 from transfer_queue.live.answers import LanesAnswer, MatrixAnswer, SampleAnswer
 from transfer_queue.live.payload import LiveView, SystemState, to_json
 from transfer_queue.live.serving.hub import ViewSource
-from transfer_queue.messages.reports.overview import MOST_COLUMNS
+from transfer_queue.messages.reports.overview import MAX_COLUMNS
 
 KIND = "transfer_queue live snapshot"
 FORMAT = 1
 """Higher after each change of the payload or the answers that makes files of an older version unreadable."""
-MOST_BYTES = 256 << 20  # of the JSON
-MOST_PACKED = 64 << 20  # of the file
-MOST_SAMPLES = 8
-MOST_HISTORY = 86_400.0  # seconds; the page draws a line for each minute
+MAX_BYTES = 256 << 20  # of the JSON
+MAX_PACKED = 64 << 20  # of the file
+MAX_SAMPLES = 8
+MAX_HISTORY = 86_400.0  # seconds; the page draws a line for each minute
 COLUMNS = 512
 PAUSE = 2.1  # seconds between two reads, so that the parts which are made every two seconds are made twice
 GZIP = 16  # of the bits of a window, for zlib
@@ -95,7 +95,7 @@ def take_snapshot(view: LiveView, answers: PageAnswers) -> LiveSnapshot:
     assert view.waits is not UNSET
     listed = view.partitions.listed
     named = [(each.partition, each.sample) for each in view.waits] + [(each.name, each.sample) for each in listed]
-    stuck = [each for each in dict.fromkeys(named) if each[1] is not None][:MOST_SAMPLES]
+    stuck = [each for each in dict.fromkeys(named) if each[1] is not None][:MAX_SAMPLES]
     matrices = _answered(partial(answers.matrix, each.name, 0, None, COLUMNS) for each in listed if each.shown)
     samples = _answered(partial(answers.sample, partition, index, None) for partition, index in stuck)
     return LiveSnapshot(
@@ -170,7 +170,7 @@ def read_snapshot(path: Path) -> LiveSnapshot:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_PACKED + 1)
+            data = file.read(MAX_PACKED + 1)
     except OSError as error:
         raise InvalidArgumentError(f"{path} cannot be read: {error.strerror or error}; {WRONG_FILE}") from None
     return decode_snapshot(data, str(path))
@@ -201,10 +201,10 @@ def decode_snapshot(data: bytes, name: str) -> LiveSnapshot:
     if missing := _missing_parts(snapshot.view):
         raise _damaged(name, f"is a damaged snapshot: it lacks {', '.join(missing)}")
     assert snapshot.view.system is not UNSET
-    if not 0 < snapshot.view.system.history <= MOST_HISTORY:
+    if not 0 < snapshot.view.system.history <= MAX_HISTORY:
         raise _damaged(name, f"is a damaged snapshot: its timeline covers {snapshot.view.system.history} s")
-    if any(not 0 <= matrix.columns <= MOST_COLUMNS for matrix in snapshot.matrices):
-        raise _damaged(name, f"is a damaged snapshot: a matrix has more than {MOST_COLUMNS:,} columns")
+    if any(not 0 <= matrix.columns <= MAX_COLUMNS for matrix in snapshot.matrices):
+        raise _damaged(name, f"is a damaged snapshot: a matrix has more than {MAX_COLUMNS:,} columns")
     return snapshot
 
 
@@ -213,11 +213,11 @@ def _unpacked(data: bytes, name: str) -> bytes:
         raise _damaged(name, f"is not a snapshot of the live page: it begins with {data[:12]!r}, not as gzip")
     packed = zlib.decompressobj(zlib.MAX_WBITS | GZIP)
     try:
-        text = packed.decompress(data, MOST_BYTES)
+        text = packed.decompress(data, MAX_BYTES)
     except zlib.error as error:
         raise _damaged(name, f"is a damaged snapshot: {error}") from None
     if packed.unconsumed_tail:
-        raise _damaged(name, f"is not a snapshot of the live page: it has more than {MOST_BYTES >> 20} MiB of text")
+        raise _damaged(name, f"is not a snapshot of the live page: it has more than {MAX_BYTES >> 20} MiB of text")
     if not packed.eof:
         raise _damaged(name, f"is a damaged snapshot: the file ends too early, after {len(data):,} bytes")
     return text

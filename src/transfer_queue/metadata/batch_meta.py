@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDictBase
 
 from transfer_queue.display import (
-    MOST_ROWS,
+    MAX_ROWS,
     HtmlPage,
     Row,
     SizeCell,
@@ -72,8 +72,8 @@ def batch_page(batch: BatchContents) -> HtmlPage:
 
 def _samples(batch: BatchContents, with_partition: bool) -> Iterator[Row]:
     """Yield a row for each of the first samples."""
-    tags = batch._tags.first(MOST_ROWS)
-    for position, index in enumerate(batch._indexes[:MOST_ROWS].tolist()):
+    tags = batch._tags.first(MAX_ROWS)
+    for position, index in enumerate(batch._indexes[:MAX_ROWS].tolist()):
         partition = [short_name(batch._partitions.name_of(position))] if with_partition else []
         tag = tags[position] if position < len(tags) else {}
         yield [position, index, *partition, "yes" if batch._status[position] == 1 else "no", short_repr(tag)]

@@ -69,7 +69,7 @@ class Snapshot:
     """The time of the scrape, in seconds since the epoch."""
 
 
-MOST_OF_A_PARTITION = 50
+MAX_OF_A_PARTITION = 50
 """Fields, tasks and reasons to drop of one partition that have their own samples. The others share one."""
 SERVER = ("server", "unit")
 """server: "controller" or "unit"; unit: the number of a storage unit, absent for the controller."""
@@ -218,7 +218,7 @@ def named_tasks(snapshot: Snapshot) -> Iterator[tuple[PartitionProgress, TaskPro
 def _bounded(names: Iterable[str], found: Iterable[T]) -> Iterator[tuple[T, str]]:
     """Yield each item, and the name under which it is reported."""
     for number, (name, each) in enumerate(zip(names, found)):
-        yield each, name if number < MOST_OF_A_PARTITION else OTHER
+        yield each, name if number < MAX_OF_A_PARTITION else OTHER
 
 
 per_server = _each(SERVER, _servers)

@@ -19,7 +19,7 @@ STALENESS_BOUNDS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30
 NOTEWORTHY = 1e-3
 """Requests that take fewer seconds are not compared with the longest event."""
 WINDOW = 60.0
-MOST_NAMES = 64
+MAX_NAMES = 64
 """The number of (type, task) with their own histogram of waits. The tasks beyond it are counted together."""
 OTHER = "other"
 
@@ -152,7 +152,7 @@ class Waits:
 
 
 def bounded_key(key: tuple[str, str], known: Collection[tuple[str, str]]) -> tuple[str, str]:
-    """Return the key, or the key for all others if it is not among the known ones and these are MOST_NAMES."""
-    if key in known or len(known) < MOST_NAMES:
+    """Return the key, or the key for all others if it is not among the known ones and these are MAX_NAMES."""
+    if key in known or len(known) < MAX_NAMES:
         return key
     return key[0], OTHER

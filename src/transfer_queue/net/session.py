@@ -59,7 +59,7 @@ RETRY_DELAYS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Seconds before each new try after the connection broke."""
 LONGEST_DELAY = 1.0
 """Seconds before each later try, while the system is known to run."""
-LEAST_WAIT = 0.001
+MIN_WAIT = 0.001
 """Seconds that a request asks to wait if it is sent again after its wait, so that it ends like one that waited."""
 CLOCK_SLACK = 0.002
 """Seconds by which a timer may fire early."""
@@ -379,7 +379,7 @@ class RetryPolicy:
         if wait is None or wait <= 0:
             return frame
         waited = self._session.clock() - self.begun
-        changed = {"wait": max(wait - waited, LEAST_WAIT)}
+        changed = {"wait": max(wait - waited, MIN_WAIT)}
         if isinstance(request, Claim):
             changed["waited"] = waited
         request = msgspec.structs.replace(request, **changed)

@@ -50,10 +50,10 @@ from transfer_queue.testing.state_recount import check_invariants
 
 UNIT_PEER = 0  # the controller's connections to the units are 0, -1, -2, ...; they do not use the simulated network
 DISK_BYTES = 256 << 20  # of each unit on disk, if the conf does not set it
-MOST_WORK_SECONDS = 0.1  # of virtual time that work beside the core's loop takes
+MAX_WORK_SECONDS = 0.1  # of virtual time that work beside the core's loop takes
 PART = 2  # effects of an event after which others may interrupt it
-MOST_DELIVERIES = 1_000_000
-MOST_STEPS = 100_000  # moments of virtual time that one call may wait through
+MAX_DELIVERIES = 1_000_000
+MAX_STEPS = 100_000  # moments of virtual time that one call may wait through
 
 _encode = msgspec.msgpack.Encoder().encode
 _envelope = msgspec.msgpack.Decoder(RequestEnvelope)
@@ -206,7 +206,7 @@ class Cluster:
                 if unit not in self.units:
                     return
                 if not self._runs(unit):
-                    self.later(MOST_WORK_SECONDS, done)
+                    self.later(MAX_WORK_SECONDS, done)
                     return
                 try:
                     outcome = work()
@@ -214,7 +214,7 @@ class Cluster:
                     outcome = error
                 self._run_unit_effects(unit, then(outcome))
 
-            self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), done)
+            self.later(self.network.random.uniform(0, MAX_WORK_SECONDS), done)
 
         capacity = address.capacity or store.capacity or UNLIMITED
         pool = ObjectPool(names, store, begin, capacity, store.life, lambda: self.clock.now)
@@ -236,9 +236,9 @@ class Cluster:
             if unit is not None and self._runs(unit):
                 self._run_unit_effects(unit, then(None))
             elif unit is not None:
-                self.later(MOST_WORK_SECONDS, end)
+                self.later(MAX_WORK_SECONDS, end)
 
-        self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), end)
+        self.later(self.network.random.uniform(0, MAX_WORK_SECONDS), end)
 
     def _runs(self, unit: StorageUnit) -> bool:
         """Whether a unit does anything at present."""
@@ -301,10 +301,10 @@ class Cluster:
             >>> with Cluster(Path.cwd()) as cluster:
             ...     cluster.run()
         """
-        for _ in range(MOST_DELIVERIES):
+        for _ in range(MAX_DELIVERIES):
             if (until is not None and until()) or not self.network.deliver():
                 return
-        raise AssertionError(f"still busy after {MOST_DELIVERIES} deliveries")
+        raise AssertionError(f"still busy after {MAX_DELIVERIES} deliveries")
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Call a function after some virtual time. It may use clients.
@@ -363,14 +363,14 @@ class Cluster:
             ...     cluster.wait(lambda: cluster.clock.now >= 2.0)
         """
         self.run(until)
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if until():
                 return
             due = self._next_deadline()
             if due is None:
                 raise AssertionError("a call waits for an event that cannot happen: no message and no deadline is left")
             self._step(due, until)
-        raise AssertionError(f"a call still waits after {MOST_STEPS} deadlines")
+        raise AssertionError(f"a call still waits after {MAX_STEPS} deadlines")
 
     def _next_deadline(self) -> float | None:
         """Return the time of the next deadline, not before now; None if there is none."""
@@ -570,7 +570,7 @@ class Cluster:
     def _run_later(self, action: Callable[[], object]) -> None:
         """Do something after a delay that the seed determines."""
         began = self.controller
-        self.later(self.network.random.uniform(0, MOST_WORK_SECONDS), lambda: self._return_result(began, action))
+        self.later(self.network.random.uniform(0, MAX_WORK_SECONDS), lambda: self._return_result(began, action))
 
     def _return_result(self, began: Controller, action: Callable[[], object]) -> None:
         """Call `action` with a result for a controller, unless that controller was killed meanwhile."""

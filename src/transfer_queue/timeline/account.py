@@ -18,7 +18,7 @@ from transfer_queue.timeline.spans import SpanState, WorkerSpans, measure_spans
 
 HOLD_CAUSES = ("capacity", "policy", "demand")
 SAME_TIME = 1e-6  # events whose times differ by less, in seconds, belong to one step of the controller's loop
-MOST_CAUSES = 16
+MAX_CAUSES = 16
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class _Window:
         time, partition = ended.time[chosen], ended.partition[chosen]
         found = np.full(len(chosen), -1, np.int64)
         # Causes of other partitions may lie between, but they are few: most often there is one cause in a moment.
-        for _ in range(MOST_CAUSES):
+        for _ in range(MAX_CAUSES):
             among = last >= 0
             among &= time - _take(causes.time, last, 0) <= SAME_TIME
             same = among & (_take(causes.partition, last, 0) == partition)

@@ -22,7 +22,7 @@ LEADS = 0.15  # in a cycle of tasks, the share of working of the slowest is larg
 SLOW_RANK = 2.0  # a rank is slow if it takes this many times as long as the others
 GROWS = 0.1  # a queue grows if this share of the rows that arrive stays in it
 HOPS = 16
-MOST_WALKS = 1000
+MAX_WALKS = 1000
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class _Walker:
             self._end(weight, hops, name)
 
     def _ends_here(self, task: TaskAccount, hops: tuple[Hop, ...]) -> bool:
-        if not task.alive or len(hops) > HOPS or len(self.walks) > MOST_WALKS:
+        if not task.alive or len(hops) > HOPS or len(self.walks) > MAX_WALKS:
             return True
         return bool(hops) and self._is_one_slow_rank(hops[-1].task, task.name)
 

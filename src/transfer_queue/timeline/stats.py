@@ -12,8 +12,8 @@ from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
 
 WINDOW = 60.0  # seconds of the first figures
-MOST_TASKS = 16
-MOST_CHARACTERS = 64  # the length of a task in a name
+MAX_TASKS = 16
+MAX_CHARACTERS = 64  # the length of a task in a name
 PREFIX = "tq"
 TIERS = (MEMORY, DISK, MIRROR, STORE)
 
@@ -35,8 +35,8 @@ class TaskLabels:
     def of(self, task: str) -> str | None:
         """Return the label of a task; None for clients without a task, and if there are too many tasks."""
         label = self._labels.get(task)
-        if label is None and task and len(self._labels) < MOST_TASKS:
-            label = self._labels[task] = self._unused(_OTHER_CHARACTERS.sub("_", task[:MOST_CHARACTERS]))
+        if label is None and task and len(self._labels) < MAX_TASKS:
+            label = self._labels[task] = self._unused(_OTHER_CHARACTERS.sub("_", task[:MAX_CHARACTERS]))
         return label
 
     def _unused(self, base: str) -> str:

@@ -33,8 +33,8 @@ STOPPED_AFTER = 60.0  # seconds without a dealt row, at least, until a system co
 STOPPED_STEPS = 3  # the same in steps of the slowest task
 CLAIMS_AGAIN = 1.0  # seconds in which a client whose claim got nothing claims again
 SCATTER = 0.05  # the scatter of rates: a number of ranks that exceeds an integer by less is that integer
-MOST_HOPS = 4  # the number of steps that a text describes
-MOST_STAGES = 2  # the number of stages of which a text says that workers are gone
+MAX_HOPS = 4  # the number of steps that a text describes
+MAX_STAGES = 2  # the number of stages of which a text says that workers are gone
 BINS = 60  # in which a change of a rate is searched
 CHANGE = 0.25  # the least change, as a part of the previous rate
 CERTAINTY = 3.0  # a change is larger than the scatter of the means by this factor
@@ -189,7 +189,7 @@ def _all_gone(account: Account, names: list[str]) -> Verdict:
 
 def _gone_of(account: Account, names: list[str]) -> str:
     """Return a clause about the workers that are gone of the first of these stages."""
-    return " and ".join(_gone_words(account, account.tasks[name]) for name in names[:MOST_STAGES])
+    return " and ".join(_gone_words(account, account.tasks[name]) for name in names[:MAX_STAGES])
 
 
 def _with_gone(verdict: Verdict, account: Account) -> Verdict:
@@ -256,7 +256,7 @@ def _ways(found: Bottleneck) -> list[str]:
         walks += tuple(walk for walk in found.walks[1:] if walk.stage != found.walks[0].stage)[:1]
     for walk in walks:
         part = walk.weight if len(walks) > 1 and len(walk.hops) == 1 else 1.0
-        for hop in walk.hops[:MOST_HOPS]:
+        for hop in walk.hops[:MAX_HOPS]:
             clauses[_hop_words(hop, part)] = None
     return list(clauses)
 

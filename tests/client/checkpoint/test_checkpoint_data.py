@@ -111,8 +111,8 @@ def test_the_blocks_of_the_state_come_back(tmp_path_factory: pytest.TempPathFact
         patch.setattr(block_file, "SEGMENT", data.draw(st.sampled_from([64, 256, 1 << 20])))
         patch.setattr(block_file, "_PIECES", data.draw(st.sampled_from([1, 512])))
         patch.setattr(checkpoint_data, "PIECE", data.draw(st.sampled_from([64, 256, 1 << 20])))
-        patch.setattr(checkpoint_data, "LEAST_PIECE", 64)
-        patch.setattr(checkpoint_data, "MOST_FILES", data.draw(st.sampled_from([2, 3, 32])))
+        patch.setattr(checkpoint_data, "MIN_PIECE", 64)
+        patch.setattr(checkpoint_data, "MAX_FILES", data.draw(st.sampled_from([2, 3, 32])))
         put(systems[0])
         save(systems[0])
         for _ in range(data.draw(st.integers(2, 9))):

@@ -178,7 +178,7 @@ def test_rows_are_encoded_as_if_each_were_alone() -> None:
 
 
 def test_many_elements_are_not_joined_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encode, "MOST_STACKED", 5)
+    monkeypatch.setattr(encode, "MAX_STACKED", 5)
     rows = [{"x": torch.arange(3) + n} for n in range(4)]
     monkeypatch.setattr(torch, "stack", None)
     joined = encode.encode_rows(rows)

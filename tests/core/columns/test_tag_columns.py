@@ -89,7 +89,7 @@ def check_same(columns: ChunkTags, model: list[Tag]) -> None:
 @given(st.lists(steps, max_size=8), st.sampled_from([64, 1, 0]), st.sampled_from([(64, 8), (64, 1), (4, 1), (1, 0)]))
 def test_columns_hold_what_dicts_would_hold(program: list[Any], most: int, sizes: tuple[int, int]) -> None:
     """Also if tags of single rows are read later, and if they are then put into the columns together."""
-    patch = mock.patch.multiple(tag_table, MAX_COLUMNS=most, MOST_PENDING=sizes[0], FEW=sizes[1])
+    patch = mock.patch.multiple(tag_table, MAX_COLUMNS=most, MAX_PENDING=sizes[0], FEW=sizes[1])
     with patch:
         columns, capacity = ChunkTags(CAPACITY), CAPACITY
         model: list[Tag] = [{} for _ in range(CAPACITY)]
@@ -172,8 +172,8 @@ def test_few_tags_are_not_in_columns_yet() -> None:
     tags = ChunkTags(4096)
     for at in range(200):
         tags.put([at], [{"n": at, "s": "text", "x": at / 2}])
-        assert len(tags._pending) < tag_table.MOST_PENDING
-    assert len(tags._pending) == 200 % tag_table.MOST_PENDING
+        assert len(tags._pending) < tag_table.MAX_PENDING
+    assert len(tags._pending) == 200 % tag_table.MAX_PENDING
     written = [{"n": at, "s": "text", "x": at / 2} for at in range(200)]
     assert [tags.row(at) for at in range(200)] == written
     assert tags._pending, "to read one row puts nothing into the columns"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transfer_queue.core.queries import partition_view
 from transfer_queue.core.tables.rows import CHUNK
 from transfer_queue.messages.claims import Claim
-from transfer_queue.messages.reports.overview import MOST_COLUMNS, ColumnCounts, CountColumns
+from transfer_queue.messages.reports.overview import MAX_COLUMNS, ColumnCounts, CountColumns
 
 TAKES = {"t": ["x", "y"]}
 
@@ -44,9 +44,9 @@ def count_all(h: Harness, request: CountColumns) -> dict[str, Any]:
             found |= {(task, state): data for state, data in zip(("ready", "claimed", "consumed", "passed"), states)}
         for key, data in found.items():
             line = np.frombuffer(data, "<i4")
-            lines.setdefault(key, np.zeros(MOST_COLUMNS, np.int64))[page.column : page.column + len(line)] += line
+            lines.setdefault(key, np.zeros(MAX_COLUMNS, np.int64))[page.column : page.column + len(line)] += line
         index = np.frombuffer(page.index, "<i8")
-        seen = lines.setdefault("index", np.full(MOST_COLUMNS, -1))
+        seen = lines.setdefault("index", np.full(MAX_COLUMNS, -1))
         part = seen[page.column : page.column + len(index)]
         part[part < 0] = index[part < 0]
         whole, lack_field = whole + page.whole, lack_field + page.lack_field

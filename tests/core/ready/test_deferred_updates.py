@@ -32,8 +32,8 @@ steps = st.lists(
 def test_deferred_updates_have_the_result_of_immediate_ones(steps: list[tuple[str, int, Any]], grouped: bool) -> None:
     """After each event, `check_invariants` checks copies of the sets that have processed all publications."""
     with pytest.MonkeyPatch.context() as limits:
-        limits.setattr(ready_sets, "MOST_ENTRIES", 4)
-        limits.setattr(ready_sets, "MOST_ROWS", 12)
+        limits.setattr(ready_sets, "MAX_ENTRIES", 4)
+        limits.setattr(ready_sets, "MAX_ROWS", 12)
         h = Harness()
         h.put(2)
         partition, rows = h.state.partitions["p"], [0, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness import Harness
 
 from transfer_queue.messages.claims import Claim, ResetConsumption
-from transfer_queue.messages.reports.overview import MOST_PARTITIONS, ReadProgress
+from transfer_queue.messages.reports.overview import MAX_PARTITIONS, ReadProgress
 from transfer_queue.messages.system import Status
 
 
@@ -64,8 +64,8 @@ def test_progress_is_read_in_pages(h: Harness) -> None:
 
 
 def test_a_reply_has_a_limited_number_of_partitions(h: Harness) -> None:
-    for number in range(MOST_PARTITIONS + 5):
+    for number in range(MAX_PARTITIONS + 5):
         h.ask(h.publish(1, ("x",), partition=f"p{number}"))
     reply = h.look(ReadProgress([f"p{number}" for number in range(100)], newest=100, page=100))
-    assert len(reply.status.partitions) == MOST_PARTITIONS
-    assert reply.count == MOST_PARTITIONS + 5
+    assert len(reply.status.partitions) == MAX_PARTITIONS
+    assert reply.count == MAX_PARTITIONS + 5

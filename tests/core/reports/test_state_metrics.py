@@ -117,7 +117,7 @@ def test_rows_of_a_gone_rank_count_as_delivered_again() -> None:
 
 
 def test_very_many_tasks_are_counted_together(h: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_leases, "MOST_NAMES", 2)
+    monkeypatch.setattr(row_leases, "MAX_NAMES", 2)
     h.put(1)
     for task in "abcd":
         h.ack(h.lease(1, task))

@@ -18,7 +18,7 @@ from transfer_queue.core.timeline.task_measures import TaskMeasures
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.partitions import SetGroupDemand, SetPolicyVersion, TakeGroupDemand
 from transfer_queue.messages.reports.timeline import Introduce
-from transfer_queue.metrics.timing import MOST_NAMES, OTHER, STALENESS_BOUNDS, WAIT_BOUNDS
+from transfer_queue.metrics.timing import MAX_NAMES, OTHER, STALENESS_BOUNDS, WAIT_BOUNDS
 from transfer_queue.timeline.events import AHEAD, EventKind
 
 TICKS = 20
@@ -234,7 +234,7 @@ class _System:
         return finished(self.measures.measure(waiting, [], now))["task_wait_seconds"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 2 * MOST_NAMES), st.floats(0, 4000, width=32)), max_size=300))
+@given(st.lists(st.tuples(st.integers(0, 2 * MAX_NAMES), st.floats(0, 4000, width=32)), max_size=300))
 def test_histograms_have_each_value_once(claims: list[tuple[int, float]]) -> None:
     system = _System(32)
     for number, age in claims:
@@ -242,7 +242,7 @@ def test_histograms_have_each_value_once(claims: list[tuple[int, float]]) -> Non
     finished(system.measures.count_events())
     timings = {timing.task: timing for timing in system.measures.timings()["queue"]}
     assert sum(sum(timing.counts) for timing in timings.values()) == len(claims)
-    assert len(timings) <= MOST_NAMES + 1
+    assert len(timings) <= MAX_NAMES + 1
     for task, timing in timings.items():
         ages = [age for number, age in claims if f"t{number}" == task]
         if task != OTHER:

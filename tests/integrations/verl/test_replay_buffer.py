@@ -306,7 +306,7 @@ def test_a_writer_with_a_task_is_named_by_it(client: Any, caplog: pytest.LogCapt
 
 def test_many_stuck_prompts_are_counted(client: Any, caplog: pytest.LogCaptureFixture) -> None:
     buffer = made(EventDrivenReplayBuffer, sampler_kwargs={"report_after": 1})
-    submit([f"p{i}" for i in range(replay_buffer.MOST_PROMPTS + 3)])
+    submit([f"p{i}" for i in range(replay_buffer.MAX_PROMPTS + 3)])
     buffer._sync_metadata_from_transfer_queue()
     buffer._wait_for_next_poll("train", 0.0)
     assert "and 3 more unfinished prompts" in caplog.text

@@ -18,7 +18,7 @@ from transfer_queue.net.calls import NOT_MADE, Call, Join, Request, Work
 from transfer_queue.net.drivers import thread_joins
 from transfer_queue.net.drivers.asyncio_driver import run_async, run_joining
 from transfer_queue.net.drivers.blocking_driver import run_blocking
-from transfer_queue.net.drivers.join_queues import AT_ONCE, MOST_JOINED, JoinQueue
+from transfer_queue.net.drivers.join_queues import AT_ONCE, MAX_JOINED, JoinQueue
 from transfer_queue.net.session import Session
 
 
@@ -72,9 +72,9 @@ class _Entry:
 
 def test_a_flight_takes_those_that_still_wait(numbers: Numbers) -> None:
     queue: JoinQueue[_Entry] = JoinQueue((numbers, ()))
-    queue.waiting.extend(_Entry(n, n % 3 == 0) for n in range(2 * MOST_JOINED))
+    queue.waiting.extend(_Entry(n, n % 3 == 0) for n in range(2 * MAX_JOINED))
     first = queue.take()
-    assert [entry.call.part for entry in first] == [n for n in range(2 * MOST_JOINED) if n % 3][:MOST_JOINED]
+    assert [entry.call.part for entry in first] == [n for n in range(2 * MAX_JOINED) if n % 3][:MAX_JOINED]
     assert queue.flights == 1
     queue.flights = AT_ONCE
     assert queue.take() == []

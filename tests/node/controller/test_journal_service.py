@@ -208,7 +208,7 @@ def test_there_is_a_rest_after_a_snapshot_unless_too_many_records_accumulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_service, "SNAPSHOT_RECORDS", 10)
-    monkeypatch.setattr(journal_service, "MOST_RECORDS", 100)
+    monkeypatch.setattr(journal_service, "MAX_RECORDS", 100)
     monkeypatch.setattr(journal_service, "REST", 1e9)
     served = Served(tmp_path)
     while not served.journaling.snapshotting:

@@ -44,7 +44,7 @@ class Newest(BaseSampler):
         if how == "write":
             os.write(CHANNEL, b"what is no message " * 1000)
         if how == "print":
-            print("x" * server_log.MOST_BYTES, flush=True)
+            print("x" * server_log.MAX_BYTES, flush=True)
             logging.getLogger(__name__).error("much was printed")
         if how == "tags":
             tags = config["partition"].get_custom_meta(ready_indexes)
@@ -252,8 +252,8 @@ def test_the_log_of_a_sampler_is_a_separate_file_of_bounded_size(tmp_path: Path)
     log = tmp_path / "sampler.log"
     with Asking(log=log) as asking:
         assert asking.rows(how="print") == [3, 2]
-        assert (tmp_path / "sampler.log.1").stat().st_size > server_log.MOST_BYTES
-        assert log.stat().st_size < server_log.MOST_BYTES
+        assert (tmp_path / "sampler.log.1").stat().st_size > server_log.MAX_BYTES
+        assert log.stat().st_size < server_log.MAX_BYTES
         asking.rows(how="print")
         assert sorted(found.name for found in tmp_path.iterdir()) == ["sampler.log", "sampler.log.1"]
 

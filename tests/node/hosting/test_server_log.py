@@ -16,7 +16,7 @@ CHILD = """
 import logging, sys
 from pathlib import Path
 from transfer_queue.node.hosting import server_log
-server_log.MOST_BYTES = 10_000
+server_log.MAX_BYTES = 10_000
 server_log.LINES_A_PERIOD = 10**6
 file = server_log.write_log_to(Path(sys.argv[1]))
 for number in range(2000):
@@ -30,7 +30,7 @@ FULL_DISK = """
 import os, sys
 from pathlib import Path
 from transfer_queue.node.hosting import server_log
-server_log.MOST_BYTES = 10
+server_log.MAX_BYTES = 10
 file = server_log.LogFile(Path(sys.argv[1]))
 
 def refuse(*arguments):
@@ -74,9 +74,9 @@ def test_similar_lines_are_counted_instead_of_written() -> None:
 
 def test_texts_that_never_occur_again_are_not_remembered_for_ever() -> None:
     limit = RepeatLimit(Clock())
-    for number in range(3 * server_log.MOST_KINDS):
+    for number in range(3 * server_log.MAX_KINDS):
         assert lines(limit, 1, f"%d of {number}")
-    assert len(limit._seen) <= server_log.MOST_KINDS
+    assert len(limit._seen) <= server_log.MAX_KINDS
 
 
 def test_only_a_log_file_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_only_a_log_file_and_the_one_before_it_are_kept(tmp_path: Path) -> None:
 def test_a_server_continues_to_write_to_a_log_that_cannot_be_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_log, "MOST_BYTES", 0)
+    monkeypatch.setattr(server_log, "MAX_BYTES", 0)
     monkeypatch.setattr(server_log.LogFile, "_begin", lambda self: None)
     server_log.LogFile(tmp_path / "nowhere" / "controller.log").limit_size()
 

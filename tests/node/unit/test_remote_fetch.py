@@ -93,7 +93,7 @@ def test_units_are_asked_at_once() -> None:
 
 
 def test_more_units_than_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit_service, "MOST_LANES", 1)
+    monkeypatch.setattr(unit_service, "MAX_LANES", 1)
     with units(1) as remotes:
         fetch, into = order({1: remotes[1], 2: remotes[1]}, [(1, 0, 1, 5), (2, 0, 1, 5), (1, 64, 0, 5)])
         assert fetch_blocks(fetch, KEY) == {0, 1}, "the last was gone"

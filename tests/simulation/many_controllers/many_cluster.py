@@ -17,7 +17,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.serialization import save_state
 from transfer_queue.core.state.state import State
 from transfer_queue.journal import state_file
-from transfer_queue.testing.cluster import MOST_DELIVERIES, MOST_STEPS
+from transfer_queue.testing.cluster import MAX_DELIVERIES, MAX_STEPS
 from transfer_queue.testing.network import Network, VirtualClock
 from transfer_queue.testing.simulated_locks import HeldSlots
 
@@ -105,10 +105,10 @@ class ManyCluster:
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """See `Cluster.run`."""
-        for _ in range(MOST_DELIVERIES):
+        for _ in range(MAX_DELIVERIES):
             if (until is not None and until()) or not self.network.deliver():
                 return
-        raise AssertionError(f"still busy after {MOST_DELIVERIES} deliveries")
+        raise AssertionError(f"still busy after {MAX_DELIVERIES} deliveries")
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """See `Cluster.later`."""
@@ -128,14 +128,14 @@ class ManyCluster:
     def wait(self, until: Callable[[], bool]) -> None:
         """See `Cluster.wait`."""
         self.run(until)
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if until():
                 return
             due = self._next_deadline()
             if due is None:
                 raise AssertionError("a call waits for an event that cannot happen")
             self._step(due, until)
-        raise AssertionError(f"a call still waits after {MOST_STEPS} deadlines")
+        raise AssertionError(f"a call still waits after {MAX_STEPS} deadlines")
 
     def _next_deadline(self) -> float | None:
         deadlines = [each._next_deadline() for each in self.members] + [each.next_deadline() for each in self.clients]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation import queue_actors
-from tests.simulation.chaos import KINDS, MOST_LOSSES, PATIENCE
+from tests.simulation.chaos import KINDS, MAX_LOSSES, PATIENCE
 from tests.simulation.fault_injector import Faults
 from tests.simulation.final_check import Settling
 from tests.simulation.ledger import Ledger, LedgerError
@@ -130,7 +130,7 @@ class ManyRun:
         self.many.on_move = self._moved
         for member in self.many.members:
             member.on_loaded = lambda time: self.workload.on_loaded()
-        most = (1 if features.replicas > 1 else MOST_LOSSES) if features.loses else 0
+        most = (1 if features.replicas > 1 else MAX_LOSSES) if features.loses else 0
         self.faults = ManyFaults(self.many, draw, self.workload.kill, self.workload.end_rank, most, kinds)
 
     def _moved(self) -> None:

@@ -200,7 +200,7 @@ FORMS: dict[str, Callable[..., list[Any]]] = {
 def record(kind: str, seed: int) -> list[Event]:
     """Run a seed of a kind, and return the events of its controllers. Raises the error of the run."""
     recorder = Recorder()
-    most = MANY_FAULTS if kind == "faults" else fault_injector.MOST_FAULTS
-    with mock.patch.object(fault_injector, "MOST_FAULTS", most), recorder.watch():
+    most = MANY_FAULTS if kind == "faults" else fault_injector.MAX_FAULTS
+    with mock.patch.object(fault_injector, "MAX_FAULTS", most), recorder.watch():
         KINDS[kind](seed)
     return recorder.events

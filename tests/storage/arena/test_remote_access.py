@@ -12,7 +12,7 @@ from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostE
 from transfer_queue.messages.storage import ReadPieces, WriteBytes
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
-from transfer_queue.storage.arena.remote_access import MOST_COPIED, MOST_PIECES, read_pieces, write_bytes
+from transfer_queue.storage.arena.remote_access import MAX_COPIED, MAX_PIECES, read_pieces, write_bytes
 
 HELD = 4 * GRANULE
 
@@ -83,8 +83,8 @@ def test_inconsistent_requests_are_refused(arena: Arena) -> None:
     with pytest.raises(ProtocolError):
         read_pieces(arena, ReadPieces(0, bytes(8), bytes(16), b"", b""))
     with pytest.raises(InvalidArgumentError, match="in parts"):
-        read_pieces(arena, wanted([0] * (MOST_PIECES + 1), [1] * (MOST_PIECES + 1)))
-    many = MOST_COPIED // 1024 + 1
+        read_pieces(arena, wanted([0] * (MAX_PIECES + 1), [1] * (MAX_PIECES + 1)))
+    many = MAX_COPIED // 1024 + 1
     with pytest.raises(InvalidArgumentError, match="in parts"):
         read_pieces(arena, wanted([0] * many, [1024] * many))
 

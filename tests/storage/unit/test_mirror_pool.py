@@ -16,7 +16,7 @@ from transfer_queue.storage.arena import arena as arena_module
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.writer_locks import SlotFolder
-from transfer_queue.storage.unit.extent_pool import MOST_SPARED, MirrorPool
+from transfer_queue.storage.unit.extent_pool import MAX_SPARED, MirrorPool
 from transfer_queue.storage.unit.storage_unit import StorageUnit
 from transfer_queue.storage.unit.unit_effects import Effect
 
@@ -116,7 +116,7 @@ def test_an_arena_that_leaves_space_for_the_journal_does_not_grow_into_it(
     unit: StorageUnit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = unit.pool
-    assert 0 < pool.arena.spared <= MOST_SPARED
+    assert 0 < pool.arena.spared <= MAX_SPARED
     found = os.statvfs(pool.folder)
     pool.arena.spared = found.f_bavail * found.f_frsize - GRANULE
     assert not pool.grow(8 * GRANULE)

@@ -12,12 +12,12 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from simulated import rows_of
 from tests.differential import differential
 from tests.wire.codec_arenas import Arenas
-from transfer_queue.wire.blocks.column_sources import LEAST_SAVED, find_equal_keys, find_same_memory
+from transfer_queue.wire.blocks.column_sources import MIN_SAVED, find_equal_keys, find_same_memory
 from transfer_queue.wire.blocks.encode import encode_columns, encode_put
 from transfer_queue.wire.blocks.equal_rows import hash_put
 from transfer_queue.wire.blocks.gather import gather
 
-LARGE = LEAST_SAVED // 4
+LARGE = MIN_SAVED // 4
 """The number of float32 elements of a value that is worth storing once."""
 
 
@@ -190,7 +190,7 @@ def check_apart(rows):
 
 
 def test_shared_rows_are_one_tensor_or_one_object_in_the_result():
-    kept, document = images(2), {"text": "a" * LEAST_SAVED}
+    kept, document = images(2), {"text": "a" * MIN_SAVED}
     put = encode_put({"x": [kept[0], kept[1], kept[0]], "o": [document] * 3, "n": torch.arange(3)}, 3)
     arenas = Arenas()
     reply = reply_of(arenas, put)

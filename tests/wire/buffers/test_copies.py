@@ -13,7 +13,7 @@ from differential import differential
 from transfer_queue.wire.buffers import copies
 from transfer_queue.wire.buffers.copies import address_of, allocate, copy_all, copy_bytes, gather_equal, gather_pieces
 
-SHARED = {"PARALLEL": 0, "PER_THREAD": 1, "LEAST_PART": 1}
+SHARED = {"PARALLEL": 0, "PER_THREAD": 1, "MIN_PART": 1}
 """Limits with which threads share any copy."""
 MEMORY = np.random.default_rng(0).integers(0, 256, 1 << 16, dtype=np.uint8)
 
@@ -155,7 +155,7 @@ def test_many_copies_are_one(sizes, threads):
         patch.setattr(copies, "_most", threads)
         patch.setattr(copies, "PARALLEL", 1 << 20)
         patch.setattr(copies, "PER_THREAD", 1 << 18)
-        patch.setattr(copies, "LEAST_PART", 1 << 18)
+        patch.setattr(copies, "MIN_PART", 1 << 18)
         pairs = [(np.zeros(size, np.uint8), data[i * 64 : i * 64 + size]) for i, size in enumerate(sizes)]
         copy_all(pairs)
     for destination, source in pairs:

@@ -16,7 +16,7 @@ from transfer_queue.cli.options import read_conf
 from transfer_queue.config.environment import cgroup_quota, cgroup_values
 from transfer_queue.config.settings import Settings
 from transfer_queue.display import size_text
-from transfer_queue.storage.arena.arena import LEAST_SHARED_MEMORY, FolderChoice, choose_folder
+from transfer_queue.storage.arena.arena import MIN_SHARED_MEMORY, FolderChoice, choose_folder
 from transfer_queue.system_folder.paths import ARENA_PREFIX, DURABLE_PREFIX, allocated_bytes, mount_of
 
 FEW_CPUS = 2.0  # below this servers and tasks take turns
@@ -164,7 +164,7 @@ def _full_of_samples() -> Finding | None:
     if not SHARED_MEMORY.is_dir():
         return None
     (size, free), samples = file_system_space(SHARED_MEMORY), held(SHARED_MEMORY)
-    if free >= LEAST_SHARED_MEMORY or free + samples < LEAST_SHARED_MEMORY:
+    if free >= MIN_SHARED_MEMORY or free + samples < MIN_SHARED_MEMORY:
         return None
     words = f"{SHARED_MEMORY}, {size_text(size)}, {size_text(free)} free, {size_text(samples)} used by systems"
     values = {"folder": str(SHARED_MEMORY), "size": size, "free": free, "held": samples}
@@ -174,8 +174,8 @@ def _full_of_samples() -> Finding | None:
 def _folder(chosen: FolderChoice, kind: str, size: int, free: int) -> Finding:
     words = f"{chosen.folder} ({kind}), {size_text(size)}, {size_text(free)} free"
     values = {"folder": str(chosen.folder), "type": kind, "size": size, "free": free, "fallback": bool(chosen.warning)}
-    if free < LEAST_SHARED_MEMORY:
-        little = f"samples need at least {size_text(LEAST_SHARED_MEMORY)}: free some, or set TMPDIR"
+    if free < MIN_SHARED_MEMORY:
+        little = f"samples need at least {size_text(MIN_SHARED_MEMORY)}: free some, or set TMPDIR"
         advice = "; ".join(filter(None, (chosen.warning, little)))
         return Finding("folder", PROBLEM, words, advice, values)
     if chosen.warning is not None:

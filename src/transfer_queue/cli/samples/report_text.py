@@ -34,7 +34,7 @@ MAX_BYTES = 64 << 20
 """The largest value that is read, in bytes."""
 FIRST = 8
 """Numbers of a tensor that are shown."""
-LEAST_TEXT = 2
+MIN_TEXT = 2
 """Characters that a tensor must have to be shown as text."""
 LONGEST_TEXT = 4096
 """Characters of a text that are kept."""
@@ -104,12 +104,12 @@ def text_of_numbers(numbers: Sequence[int]) -> str | None:
     Token ids are hardly ever text by accident, because most of them are above 255.
     """
     kept = list(itertools.dropwhile(lambda number: number == 0, reversed(numbers)))[::-1]
-    if len(kept) < LEAST_TEXT or not all(0 <= number < 256 for number in kept):
+    if len(kept) < MIN_TEXT or not all(0 <= number < 256 for number in kept):
         return None
     try:
         text = bytes(kept).decode()
     except UnicodeDecodeError as error:
-        if error.start < len(kept) - 4 or error.start < LEAST_TEXT:  # not a character that the limit has cut
+        if error.start < len(kept) - 4 or error.start < MIN_TEXT:  # not a character that the limit has cut
             return None
         text = bytes(kept[: error.start]).decode()
     printable = all(character.isprintable() or character in "\n\r\t" for character in text)

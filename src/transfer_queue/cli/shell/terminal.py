@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH_OF_FILES = 160
 """The width of lines that do not go to a terminal."""
-LEAST_WIDTH = 40
+MIN_WIDTH = 40
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 _SENTENCES = re.compile(r"(?<=\.) (?=Sample |[\d,]+ samples? |New samples |Dropped so far|The partition is sealed)")
@@ -55,7 +55,7 @@ def width_of_output() -> int:
     """Return the number of columns of standard output."""
     if not sys.stdout.isatty():
         return WIDTH_OF_FILES
-    return max(LEAST_WIDTH, shutil.get_terminal_size().columns)
+    return max(MIN_WIDTH, shutil.get_terminal_size().columns)
 
 
 def duration_text(seconds: float, units: int = 2) -> str:

@@ -14,7 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from transfer_queue.cli.samples.report_text import lines_of
-from transfer_queue.cli.shell.terminal import LEAST_WIDTH, Styles, sentence_lines
+from transfer_queue.cli.shell.terminal import MIN_WIDTH, Styles, sentence_lines
 from transfer_queue.cli.top.cells import (
     Cell,
     Piece,
@@ -38,7 +38,7 @@ from transfer_queue.messages.queries import Explain, SnapshotReply, TakeSnapshot
 from transfer_queue.messages.reports.progress_text import notes_of
 
 SAMPLES_EVERY = 5.0  # seconds after which the samples are read again, if one page contains all of them
-MOST_QUEUES = 3  # the number of partitions that the screen of a task names
+MAX_QUEUES = 3  # the number of partitions that the screen of a task names
 
 
 class DetailScreen(TopScreen):
@@ -172,8 +172,8 @@ def _queues(picture: Picture, task: str) -> str:
     """Return the partitions with the most samples that a task has not consumed."""
     left = [(rows - consumed, name) for name, consumed, rows in queues_of(picture, task) if rows > consumed]
     left.sort(key=lambda each: -each[0])
-    queues = ", ".join(f"{count(rows)} in {name_text(name)}" for rows, name in left[:MOST_QUEUES])
-    more = f", and in {len(left) - MOST_QUEUES:,} more partitions" if len(left) > MOST_QUEUES else ""
+    queues = ", ".join(f"{count(rows)} in {name_text(name)}" for rows, name in left[:MAX_QUEUES])
+    more = f", and in {len(left) - MAX_QUEUES:,} more partitions" if len(left) > MAX_QUEUES else ""
     return f"; not consumed: {queues}{more}" if queues else ""
 
 
@@ -449,7 +449,7 @@ class SampleScreen(ExplainedScreen):
 
     def question(self) -> Callable[[Any], str]:
         """See `ExplainedScreen`."""
-        partition, index, key, width = self.partition, self.index, self.key, max(LEAST_WIDTH, self.size.width - 2)
+        partition, index, key, width = self.partition, self.index, self.key, max(MIN_WIDTH, self.size.width - 2)
 
         def report(client: Any) -> str:
             return "\n".join(lines_of(client.describe_sample(partition, index, key), {}, width, Styles(False)))

@@ -207,7 +207,7 @@ def _why_ended(system: RunningSystem, when: str) -> str:
 
 
 OLD_AFTER = 3.0  # refreshes without a reply until the data counts as old
-LEAST_OLD = 3.0  # the same in seconds, at least
+MIN_OLD = 3.0  # the same in seconds, at least
 GAP_SHOWN = 60.0  # seconds for which the end of a gap, or a new system, is shown
 
 Ask = Callable[[Callable[[Any], Any], Callable[[Any], None]], None]
@@ -277,7 +277,7 @@ class LiveState:
     @property
     def is_old(self) -> bool:
         """Whether there should have been a newer state by now."""
-        return self.silent_for > max(OLD_AFTER * self.every, LEAST_OLD)
+        return self.silent_for > max(OLD_AFTER * self.every, MIN_OLD)
 
     def alarms(self) -> list[str]:
         """Return what is wrong, in sentences, the most important first."""

@@ -35,7 +35,7 @@ from transfer_queue.timeline.recording import Gap, Recording
 from transfer_queue.timeline.spans import STATE_NAMES, SpanState
 from transfer_queue.timeline.verdict import judge_with_account
 
-MOST_ORDERED = 200  # stages that are put into the order of the pipeline
+MAX_ORDERED = 200  # stages that are put into the order of the pipeline
 HISTORY_SECONDS = 60.0  # the length of the history of a rate
 HISTORY_BINS = 30
 
@@ -154,7 +154,7 @@ def _histories(account: Account, kind: EventKind) -> np.ndarray:
 
 def _pipeline_order(account: Account) -> list[str]:
     names = list(account.tasks)
-    return names if len(names) > MOST_ORDERED else order_by_flow(account.table, names)
+    return names if len(names) > MAX_ORDERED else order_by_flow(account.table, names)
 
 
 def _process(workers: TaskWorkers, worker: int) -> str:

@@ -35,9 +35,9 @@ from transfer_queue.storage.protocols import Bytes, Reserved
 
 PIECE = 16 << 20
 """Bytes that a load reserves at once. A larger block is reserved alone."""
-LEAST_PIECE = 1 << 20
+MIN_PIECE = 1 << 20
 """The least bytes of a piece, so that each piece is an extent of its own."""
-MOST_FILES = 32
+MAX_FILES = 32
 """The files of one checkpoint. The blocks of further files, the smallest ones, are written again into a new file."""
 
 # ------------------------------------------------------------ saving
@@ -143,7 +143,7 @@ def reusable_files(previous: Path, cut: CheckpointSave) -> list[tuple[Path, np.n
         if needed.any() and 2 * int(taken[needed].sum()) >= int(taken.sum()):
             found.append((int(taken.sum()), path, held[needed]))
     found.sort(key=lambda each: -each[0])
-    return [(path, held) for _, path, held in found[: MOST_FILES - 1]]
+    return [(path, held) for _, path, held in found[: MAX_FILES - 1]]
 
 
 # ------------------------------------------------------------ loading
@@ -226,7 +226,7 @@ def layout_pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.n
     within = end - taken - (end - taken)[first][piece]
     sizes = np.zeros(len(first), "i8")
     np.maximum.at(sizes, piece, within + taken)
-    return piece, within, (sizes if external else np.maximum(sizes, LEAST_PIECE)).tolist()
+    return piece, within, (sizes if external else np.maximum(sizes, MIN_PIECE)).tolist()
 
 
 def layout_by_backend(

@@ -10,7 +10,7 @@ from transfer_queue.utils.logging_utils import get_logger
 
 _logger = get_logger(__name__)
 
-MOST_NAMED = 5  # samples that a warning names
+MAX_NAMED = 5  # samples that a warning names
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class CheckpointReport:
 def warn_of_losses(report: CheckpointReport) -> None:
     """Log a warning that names the lost values, if there are any."""
     for partition, samples in report.lost.items():
-        named = ", ".join(f"{key!r} ({', '.join(fields)})" for key, fields in list(samples.items())[:MOST_NAMED])
-        more = f" and {len(samples) - MOST_NAMED} more" if len(samples) > MOST_NAMED else ""
+        named = ", ".join(f"{key!r} ({', '.join(fields)})" for key, fields in list(samples.items())[:MAX_NAMED])
+        more = f" and {len(samples) - MAX_NAMED} more" if len(samples) > MAX_NAMED else ""
         _logger.warning(
             "%d samples of partition %r in the checkpoint have values that were lost with their storage unit: %s%s; "
             "put these fields again, or clear the samples",

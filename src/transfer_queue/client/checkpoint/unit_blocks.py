@@ -25,11 +25,11 @@ from transfer_queue.net.calls import CONTROLLER, Request
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session
 from transfer_queue.storage.arena.extent_table import GRANULE
-from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.storage.arena.remote_access import MAX_WRITTEN
 from transfer_queue.storage.protocols import Bytes, Reserved
 from transfer_queue.system_folder.paths import no_link
 
-MOST_READ = 16 << 20
+MAX_READ = 16 << 20
 """The bytes of one round trip."""
 
 
@@ -86,8 +86,8 @@ class RemoteArena(BlockSource):
     def pieces(self, offset: np.ndarray, nbytes: np.ndarray) -> Iterator[list[memoryview]]:
         """See `BlockSource.pieces`."""
         for start, length in zip(*join_neighbors(offset, nbytes)):
-            for begin in range(0, length, MOST_READ):
-                yield [self._fetch(start + begin, min(MOST_READ, length - begin))]
+            for begin in range(0, length, MAX_READ):
+                yield [self._fetch(start + begin, min(MAX_READ, length - begin))]
 
     def _fetch(self, start: int, length: int) -> memoryview:
         into = memoryview(bytearray(length))
@@ -114,8 +114,8 @@ class RemoteAllocator:
 
     def __setitem__(self, piece: slice, values: Bytes) -> None:
         place = self._place
-        for begin in range(0, len(values), MOST_WRITTEN):
-            data = np.ascontiguousarray(values[begin : begin + MOST_WRITTEN]).data
+        for begin in range(0, len(values), MAX_WRITTEN):
+            data = np.ascontiguousarray(values[begin : begin + MAX_WRITTEN]).data
             request = WriteBytes(place.slot, place.extent, place.offset + piece.start + begin, place.unit)
             exchange(self._session, Request(("unit", place.unit), request, payload=data))
 
@@ -130,7 +130,7 @@ def fetch_state(session: Session, name: str, path: Path) -> None:
                 raise FileNotFoundError(2, "the controller has removed it", name)
             if not left:
                 return
-            into = memoryview(bytearray(min(left, MOST_WRITTEN)))
+            into = memoryview(bytearray(min(left, MAX_WRITTEN)))
             exchange(session, Request(CONTROLLER, FetchState(name, file.tell(), len(into)), into=[into]))
             file.write(into)
 
@@ -140,7 +140,7 @@ def send_state(session: Session, path: Path, name: str) -> None:
     with open(path, "rb") as file:
         while True:
             start = file.tell()
-            data = file.read(MOST_WRITTEN)
+            data = file.read(MAX_WRITTEN)
             if not data:
                 return
             exchange(session, Request(CONTROLLER, SendState(name, start), payload=memoryview(data)))

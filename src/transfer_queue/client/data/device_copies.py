@@ -34,9 +34,9 @@ I8 = NDArray[np.int64]
 
 KIND = "cuda"
 """The type of device, as torch names it, whose driver can access the memory of this process by itself."""
-LEAST_DIRECT = 64 * 1024
+MIN_DIRECT = 64 * 1024
 """The mean length in bytes from which pieces are copied one at a time, directly out of the arena."""
-LEAST_REGISTERED = 1 << 20
+MIN_REGISTERED = 1 << 20
 """The bytes of a block from which its space is registered for a put."""
 _PORTABLE = 1  # cudaHostRegisterPortable: for all devices of the process
 
@@ -267,7 +267,7 @@ class HostArenas(DeviceArena):
         made = torch.empty(total, dtype=torch.uint8, device=self.device)
         if total:
             runs = _join(units, starts, lengths)
-            if total < LEAST_DIRECT * len(runs) or not self._copies.copy_held(self._reply, runs, made):
+            if total < MIN_DIRECT * len(runs) or not self._copies.copy_held(self._reply, runs, made):
                 self._copies.copy_gathered(self._memory, units, starts, lengths, made)
         return made
 

@@ -20,20 +20,20 @@ from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.storage import CacheBlocks, CachedBlocksReply, ReadPieces, WriteBytes
 from transfer_queue.net.calls import Call, Outcome, Pause, Request, Together, Work, replies_of
-from transfer_queue.storage.arena.remote_access import MOST_COPIED, MOST_PIECES, MOST_WRITTEN, SMALL
+from transfer_queue.storage.arena.remote_access import MAX_COPIED, MAX_PIECES, MAX_WRITTEN, SMALL
 from transfer_queue.storage.protocols import Reserved
 from transfer_queue.wire.blocks.remote_ranges import HERE, RangePieces, RemoteRanges, find_remote
 from transfer_queue.wire.blocks.row_addressing import Memory
 from transfer_queue.wire.buffers.copies import HUGE, U8, allocate
 
-LEAST_KEPT = 64 << 10
+MIN_KEPT = 64 << 10
 """Bytes from which a unit of this node copies a block for all readers of the node."""
 _PLACE = (("unit", "<i4"), ("offset", "<i8"), ("generation", "<i8"))
 SLOWEST = 4 << 20
 """Bytes a second of the slowest connection to a unit that is taken for a working one."""
 AT_ONCE = 256 << 20
 """Bytes of all requests made at once. Each request has its own deadline."""
-LEAST_AT_ONCE = 16 << 20
+MIN_AT_ONCE = 16 << 20
 """The least bytes of each of these requests."""
 
 
@@ -113,7 +113,7 @@ def _use_cached(
 
     Only for blocks of which at least half is needed does the function ask the keepers.
     """
-    wanted = (2 * found.needed_bytes(pieces) >= found.lengths) & (found.lengths >= LEAST_KEPT)
+    wanted = (2 * found.needed_bytes(pieces) >= found.lengths) & (found.lengths >= MIN_KEPT)
     wanted &= np.isin(found.units, [unit for unit, address in units.items() if address])
     if not wanted.any():
         return reply
@@ -163,8 +163,8 @@ def write_remote(place: Reserved, written: U8, replaceable: bool = False) -> Gen
         UnitLostError: The unit has taken the space back.
         UnitSilentError: The unit has not replied in time, and is replaceable.
     """
-    for begin in range(0, len(written), MOST_WRITTEN):
-        piece = written[begin : begin + MOST_WRITTEN].data
+    for begin in range(0, len(written), MAX_WRITTEN):
+        piece = written[begin : begin + MAX_WRITTEN].data
         request = WriteBytes(place.slot, place.extent, place.offset + begin, place.unit)
         within = REPLY_SECONDS + len(piece) / SLOWEST if replaceable else None
         try:
@@ -189,7 +189,7 @@ def receive_pieces(found: RemoteRanges, pieces: RangePieces, buffer: U8) -> Gene
     mine = found.is_in_unit(pieces.unit)
     blocks = found.offsets[mine].tobytes(), found.generations[mine].tobytes()
     none = np.empty(0, np.int64)
-    most = max(AT_ONCE // len(np.unique(found.units)), LEAST_AT_ONCE)
+    most = max(AT_ONCE // len(np.unique(found.units)), MIN_AT_ONCE)
     last = RangePieces(pieces.unit, none, none, none)  # checks the generations after the bytes have arrived
     parts = [*_parts(pieces, most), last]
     for part in parts:
@@ -211,10 +211,10 @@ def receive_pieces(found: RemoteRanges, pieces: RangePieces, buffer: U8) -> Gene
 def _parts(pieces: RangePieces, at_once: int) -> Iterator[RangePieces]:
     """Divide the pieces into requests of at most `at_once` bytes. A request has many small pieces, or a part of one."""
     starts, lengths, at = pieces.starts, pieces.lengths, pieces.at
-    if pieces.nbytes < SMALL * len(starts) or len(starts) > MOST_PIECES:
-        limit, most = MOST_COPIED, MOST_PIECES
+    if pieces.nbytes < SMALL * len(starts) or len(starts) > MAX_PIECES:
+        limit, most = MAX_COPIED, MAX_PIECES
     else:
-        limit, most = at_once, MOST_PIECES
+        limit, most = at_once, MAX_PIECES
     first = done = 0  # the piece to continue with, and the bytes of it in earlier requests
     while first < len(starts):
         left = limit

@@ -44,7 +44,7 @@ from transfer_queue.wire.blocks.remote_ranges import RangePieces, RemoteRanges
 from transfer_queue.wire.buffers.copies import U8
 from transfer_queue.wire.buffers.tensors import synchronize
 
-MOST_READ = 16 << 20
+MAX_READ = 16 << 20
 """The bytes of one request when a checkpoint is saved."""
 READS = 10
 """How often a reader reads blocks that it misses and that their unit finds. Then they count as lost."""
@@ -291,14 +291,14 @@ class StoredBlocks(BlockSource):
         for start, length, taken in zip(offset.tolist(), nbytes.tolist(), space_of_blocks(nbytes).tolist()):
             key, done = key_of(self._unit.boot_id, start), 0
             while done < length:
-                some = min(length - done, MOST_READ - filled)
+                some = min(length - done, MAX_READ - filled)
                 wanted.append(Piece(key, start % GRANULE + done, some, filled))
                 done, filled = done + some, filled + some
-                if filled == MOST_READ:
+                if filled == MAX_READ:
                     yield [self._read(wanted, filled)]
                     wanted, filled = [], 0
             filled += taken - length
-            if filled >= MOST_READ:
+            if filled >= MAX_READ:
                 yield [self._read(wanted, filled)]
                 wanted, filled = [], 0
         if filled:

@@ -27,7 +27,7 @@ from transfer_queue.wire.blocks.gather import nest_tables, table_of
 
 OperationsT = TypeVar("OperationsT", bound="FetchOperations")
 
-LEAST_WAIT = 0.001
+MIN_WAIT = 0.001
 """Seconds of a fetch that may not wait: it ends like one that waited, with an error that says what is missing."""
 
 
@@ -131,7 +131,7 @@ class FetchOperations(Topic):
         if timeout is None and not self.attachment.settings.polling_mode:
             timeout = get_metadata_timeout()
         if timeout is not None:
-            timeout = max(arguments.validated_seconds(timeout) or 0.0, LEAST_WAIT)
+            timeout = max(arguments.validated_seconds(timeout) or 0.0, MIN_WAIT)
         claim = self.claims.prepare(
             partition_id, task_name, fields, batch_size, sampling_config, timeout, hold=hold, lease=lease,
             replicas=replicas,

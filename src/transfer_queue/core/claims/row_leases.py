@@ -25,7 +25,7 @@ from transfer_queue.core.tables.rows import CLAIMED, indexes_in
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.claims import Ack, ClaimReply, Nack, RankGone
 from transfer_queue.messages.reports.overview import LeaseSummary
-from transfer_queue.metrics.timing import MOST_NAMES, OTHER, bounded_key
+from transfer_queue.metrics.timing import MAX_NAMES, OTHER, bounded_key
 
 POISON = "poison"  # the reason under which rows are skipped that were delivered too often
 NONE = np.zeros(0, "i8")
@@ -114,7 +114,7 @@ class Leases(CoreService):
 
 
 def _bounded_label(task: str, known: Collection[str]) -> str:
-    return task if task in known or len(known) < MOST_NAMES else OTHER
+    return task if task in known or len(known) < MAX_NAMES else OTHER
 
 
 # ------------------------------------------------------------ decisions

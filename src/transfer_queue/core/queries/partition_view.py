@@ -35,7 +35,7 @@ from transfer_queue.messages.queries import (
     TakeSnapshot,
     Watch,
 )
-from transfer_queue.messages.reports.overview import MOST_COLUMNS, MOST_FIELDS, MOST_TASKS, ColumnCounts, CountColumns
+from transfer_queue.messages.reports.overview import MAX_COLUMNS, MAX_FIELDS, MAX_TASKS, ColumnCounts, CountColumns
 from transfer_queue.messages.tag_table import StoredTags
 
 PAGE_KEYS = 2048  # keys of one reply, which take about two milliseconds
@@ -171,7 +171,7 @@ def handle_take_snapshot(context: Context, caller: Caller, request: TakeSnapshot
 
 CELLS = 1 << 18  # values of rows that a step examines
 SKIPPED_ROWS = 256  # what a chunk outside of the columns costs, in rows
-MOST_NAMES = 4096  # fields of a task
+MAX_NAMES = 4096  # fields of a task
 STATES = 4  # ready, claimed, consumed and skipped
 
 
@@ -208,17 +208,17 @@ class _Count:
         self._partition = partition
         self._request = request
         self._group_size = group_size
-        self._last = min(request.last, request.first + request.width * MOST_COLUMNS)
-        self._fields = list(islice(partition.fields, MOST_FIELDS))
+        self._last = min(request.last, request.first + request.width * MAX_COLUMNS)
+        self._fields = list(islice(partition.fields, MAX_FIELDS))
         takes = {task: request.takes.get(task, []) for task in [*request.takes, *sorted(partition.tasks)]}
         self._takes: Mapping[str, list[str]] = {
-            task: fields[:MOST_NAMES] for task, fields in islice(takes.items(), MOST_TASKS)
+            task: fields[:MAX_NAMES] for task, fields in islice(takes.items(), MAX_TASKS)
         }
         self.column = max(request.before - request.first, 0) // request.width
         """The first column of the step."""
         self.used = 0
         """The number of columns that have rows."""
-        most = MOST_COLUMNS - min(self.column, MOST_COLUMNS)
+        most = MAX_COLUMNS - min(self.column, MAX_COLUMNS)
         self.index = np.zeros(most, "<i8")
         self.produced = {name: np.zeros(most, "<i4") for name in self._fields}
         self.lost = {name: np.zeros(most, "<i4") for name in partition.losses.counts if name in self.produced}

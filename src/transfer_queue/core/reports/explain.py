@@ -24,7 +24,7 @@ from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.queries import Explain
-from transfer_queue.names import MOST_COMPARED, did_you_mean
+from transfer_queue.names import MAX_COMPARED, did_you_mean
 
 NEAREST = 3  # rows that a timeout describes
 WAITS_FOR = ", which waits for "  # what follows the description of a group
@@ -63,7 +63,7 @@ def explain(state: State, request: Explain, dealt: int | None = None, abandoned:
         position = partition.keys.get(request.key, -1)
         name = f"Sample {request.key!r}"
         if position < 0:
-            hint = did_you_mean(request.key, islice(reversed(partition.keys), MOST_COMPARED)).replace("; d", " D", 1)
+            hint = did_you_mean(request.key, islice(reversed(partition.keys), MAX_COMPARED)).replace("; d", " D", 1)
             return f"{name} of partition {partition.name!r} does not exist: it was never put, or it was cleared.{hint}"
     elif request.row is not None:
         position = int(partition.rows.positions_of(np.array([request.row]))[0])

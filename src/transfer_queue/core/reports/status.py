@@ -27,7 +27,7 @@ from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.mirror_writer import MirrorWriter
 from transfer_queue.core.units.store_servers import StoreServers
 from transfer_queue.messages.descriptors import MEMORY
-from transfer_queue.messages.reports.overview import MOST_PARTITIONS, LeaseSummary, ProgressReply, ReadProgress
+from transfer_queue.messages.reports.overview import MAX_PARTITIONS, LeaseSummary, ProgressReply, ReadProgress
 from transfer_queue.messages.reports.progress import (
     FieldProgress,
     PartitionProgress,
@@ -38,7 +38,7 @@ from transfer_queue.messages.reports.progress import (
 )
 from transfer_queue.messages.reports.store_reports import StoreServerProgress
 from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
-from transfer_queue.metrics.samples import MOST_OF_A_PARTITION
+from transfer_queue.metrics.samples import MAX_OF_A_PARTITION
 from transfer_queue.metrics.timing import OTHER
 
 NAMED = 100  # partitions that metrics report by name, those created last; the others are reported together
@@ -79,12 +79,12 @@ def handle_read_progress(context: Context, caller: Caller, request: ReadProgress
     """Reply with the progress of some partitions, and with the totals of all."""
     state = context.state
     names = list(state.partitions)
-    newest = names[::-1][: min(request.newest, MOST_PARTITIONS)]
-    chosen = dict.fromkeys([*request.partitions[:MOST_PARTITIONS], *newest][:MOST_PARTITIONS])
+    newest = names[::-1][: min(request.newest, MAX_PARTITIONS)]
+    chosen = dict.fromkeys([*request.partitions[:MAX_PARTITIONS], *newest][:MAX_PARTITIONS])
     found = {name: state.partitions[name] for name in chosen if name in state.partitions}
     rows = nbytes = 0
     others: list[Partition] = []
-    space = min(request.page, MOST_PARTITIONS - len(found))
+    space = min(request.page, MAX_PARTITIONS - len(found))
     following = 0
     for partition in state.partitions.values():  # in the order of their numbers
         rows, nbytes = rows + partition.row_count, nbytes + partition.nbytes
@@ -272,7 +272,7 @@ def _ready_rows(partition: Partition) -> dict[tuple[str, ...], int]:
             rows[ready.task] = ready.total
     found: Counter[tuple[str, ...]] = Counter()
     for number, task in enumerate(sorted(rows)):
-        found[partition.name, task if number < MOST_OF_A_PARTITION else OTHER] += rows[task]
+        found[partition.name, task if number < MAX_OF_A_PARTITION else OTHER] += rows[task]
     return found
 
 

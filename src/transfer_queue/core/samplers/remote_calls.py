@@ -29,7 +29,7 @@ from transfer_queue.sampler.calls.call_messages import Question, SamplerCall, Sa
 from transfer_queue.sampler.calls.sampler_calls import PAGE
 from transfer_queue.sampler.ready_views import RankKey
 
-MOST_GROUPS = 1 << 16  # groups in the reply to one question
+MAX_GROUPS = 1 << 16  # groups in the reply to one question
 NOTHING_SHOWN = Shown()
 
 Done = Callable[[Any], list[Effect]]
@@ -267,7 +267,7 @@ class CallQueue:
             return ViewReply(tags=PartitionView(partition).get_custom_meta(np.frombuffer(question.rows, "<i8")))
         offered = partition.sampler_view(ready)
         if question.kind == "groups":
-            groups = offered.first_groups(max(1, question.size), min(max(1, question.count), MOST_GROUPS))
+            groups = offered.first_groups(max(1, question.size), min(max(1, question.count), MAX_GROUPS))
             return self._offer(pending, groups.reshape(-1))
         if question.kind == "orphans":
             return ViewReply(np.array(offered.orphans(max(1, question.size)), "i8").tobytes())

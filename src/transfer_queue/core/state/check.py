@@ -35,7 +35,7 @@ Columns = dict[str, np.ndarray]
 _COLUMNS = ("rows", "schema", "dims", "live", "nbytes", "owner")
 _RANGE = ("unit", "extent", "offset", "nbytes")
 
-MOST_ROUNDS = 1 << 28  # of one task in one partition; more than one round each second for eight years
+MAX_ROUNDS = 1 << 28  # of one task in one partition; more than one round each second for eight years
 
 
 def check_state(state: State) -> None:
@@ -299,7 +299,7 @@ def _check_dealt(partition: Partition, task: str, dealt: DealtBatches) -> None:
     columns = [(key, chunk.dealt.get(task), 0) for key, chunk in partition.rows.chunks.items()]
     _check_same(partition, "dealt batch", positions, np.array(list(dealt.batches), "i8")[of], columns)
     size = sum(last - first + 1 for first, last in zip(dealt.rounds.starts, dealt.rounds.ends, strict=True))
-    fine = size == dealt.round_count <= MOST_ROUNDS
+    fine = size == dealt.round_count <= MAX_ROUNDS
     require(fine, f"7: {where} counts {dealt.round_count} rounds, a recount gives {size}")
     require(dealt.unasked <= dealt.issued.keys(), f"{where} has ranks that have never asked and were dealt nothing")
 

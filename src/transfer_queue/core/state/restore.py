@@ -37,8 +37,8 @@ from transfer_queue.errors import (
 from transfer_queue.messages.descriptors import FieldSpec, PartitionOptions
 from transfer_queue.messages.tag_table import TagTable
 
-MOST_NAMED = 5  # keys that an error names
-MOST_ORIGINS = 32  # checkpoints that are remembered; a checkpoint has no more files
+MAX_NAMED = 5  # keys that an error names
+MAX_ORIGINS = 32  # checkpoints that are remembered; a checkpoint has no more files
 _ARRAY = 1  # msgpack Ext: dtype, a zero byte, the bytes of a one-dimensional array
 
 
@@ -81,7 +81,7 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
     state.blocks = loaded.blocks
     state.locks.clear()
     keep_samplers(state, loaded)
-    state.origins = dict([*loaded.origins.items(), (tree["origin"], loaded.next_block)][-MOST_ORIGINS:])
+    state.origins = dict([*loaded.origins.items(), (tree["origin"], loaded.next_block)][-MAX_ORIGINS:])
     shift_ages(loaded, record.time - tree["time"])
     state.partitions, state.aging, state.counted = loaded.partitions, loaded.aging, loaded.counted
     for partition in state.partitions.values():
@@ -192,9 +192,9 @@ def _check_partition(there: Partition, source: Partition) -> None:
         )
     same = sorted(there.keys.keys() & source.keys.keys())
     if same:
-        more = f" and {len(same) - MOST_NAMED} more" if len(same) > MOST_NAMED else ""
+        more = f" and {len(same) - MAX_NAMED} more" if len(same) > MAX_NAMED else ""
         raise DuplicateError(
-            f"partition {there.name!r} already has samples with the keys {same[:MOST_NAMED]}{more}; nothing was "
+            f"partition {there.name!r} already has samples with the keys {same[:MAX_NAMED]}{more}; nothing was "
             f"changed. Clear them first (kv_clear), or load other keys (keys=)"
         )
     for name, field in source.fields.items():
@@ -433,9 +433,9 @@ def select_samples(state: State, names: Sequence[str], keys: Sequence[str] | Non
 def _rows_with_keys(partition: Partition, keys: Sequence[str]) -> np.ndarray:
     unknown = [key for key in keys if key not in partition.keys]
     if unknown:
-        more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+        more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""
         raise StorageKeyNotFoundError(
-            f"partition {partition.name!r} has no samples with the keys {unknown[:MOST_NAMED]}{more}; name keys that "
+            f"partition {partition.name!r} has no samples with the keys {unknown[:MAX_NAMED]}{more}; name keys that "
             f"it has (kv_list). Nothing was changed"
         )
     return np.unique(np.array([partition.keys[key] for key in keys], "i8"))

@@ -125,7 +125,7 @@ class BlockChunk(Persisted):
 
 
 _TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
-MOST_PLACES = 2
+MAX_PLACES = 2
 _MOVES = ("unit", "offset", "generation")  # those of them that depend on the location
 
 LiveBlock = tuple[int, int, list[BlockLocation], int]

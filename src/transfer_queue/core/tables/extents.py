@@ -16,8 +16,8 @@ import numpy as np
 from transfer_queue.core.columns.schema import Count, Persisted, counter, unique_dict, value_of
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
 
-MOST_BYTES = 1 << 62  # every offset and length, and the sum of all lengths, is less than this
-MOST_EXTENTS = 1 << 40  # the number of an extent is less than this
+MAX_BYTES = 1 << 62  # every offset and length, and the sum of all lengths, is less than this
+MAX_EXTENTS = 1 << 40  # the number of an extent is less than this
 _ALIGNMENT = 64  # of blocks in an extent: no block fits into a smaller gap between two others
 _CHUNK = 512
 _FIRST = itemgetter(0)  # the first entry of a chunk
@@ -113,7 +113,7 @@ class ExtentRecord:
         if self.top < 0:
             return not self.length or end - start <= self.length
         if start < self.top and end > self.low:
-            at = bisect_right(self.gaps, (start, MOST_BYTES)) - 1
+            at = bisect_right(self.gaps, (start, MAX_BYTES)) - 1
             return at >= 0 and end <= self.gaps[at][1]
         return not self.length or max(end, self.top) - min(start, self.low) <= self.length
 
@@ -133,7 +133,7 @@ class ExtentRecord:
             self._split(start, end)
 
     def _split(self, start: int, end: int) -> None:
-        at = bisect_right(self.gaps, (start, MOST_BYTES)) - 1
+        at = bisect_right(self.gaps, (start, MAX_BYTES)) - 1
         if at < 0 or end > self.gaps[at][1]:  # a migration marks the range of all blocks that it has moved at once
             self.low, self.top = min(self.low, start), max(self.top, end)
             parts = [part for a, b in self.gaps for part in ((a, min(b, start)), (max(a, end), b))]
@@ -224,7 +224,7 @@ class PublishedExtents(Persisted):
             other = self.extents[unit, before[1]]
             other.limit = min(other.limit, extent.low)
         known = extent.length and extent.begin >= 0
-        extent.limit = min(extent.begin + extent.length, after[0] if after else MOST_BYTES) if known else -1
+        extent.limit = min(extent.begin + extent.length, after[0] if after else MAX_BYTES) if known else -1
 
     def find_overlap(self, unit: int, number: int, start: int, nbytes: int, apart: bool = True) -> int | None:
         """Return the extent with whose blocks or end a new block of extent `number` would overlap; None if it fits.

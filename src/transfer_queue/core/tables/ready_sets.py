@@ -27,7 +27,7 @@ from transfer_queue.core.tables.rows import CHUNK_BITS, CONSUMED, MASK, Chunk, I
 from transfer_queue.sampler.ready_views import RankKey
 
 AT_ONCE = 16  # chunks whose groups are counted in one step, so that the arrays of the step stay in the CPU cache
-MOST_SIZES = 8  # group sizes for which complete groups are kept in one ready set; claims choose the sizes
+MAX_SIZES = 8  # group sizes for which complete groups are kept in one ready set; claims choose the sizes
 FIRST_RANKED = 32  # rows that a ranking sampler gets at first
 
 
@@ -287,7 +287,7 @@ class ReadySet:
             found = CompleteDeclaredGroups(size) if groups.explicit else CompleteOrderedGroups(size)
             found.uncounted = dict.fromkeys(self.keys)
             made = [each.size for each in self.whole.values() if not (each.uncounted or each.unmarked)]
-            for old in made[: max(0, len(self.whole) + 1 - MOST_SIZES)]:  # no claim waits for these
+            for old in made[: max(0, len(self.whole) + 1 - MAX_SIZES)]:  # no claim waits for these
                 del self.whole[old]
         self.whole[size] = found
         return found
@@ -449,8 +449,8 @@ class ReadySets(Sequence[int]):
         return size == 1 and not self._groups.explicit
 
 
-MOST_ENTRIES = 256
-MOST_ROWS = 4096
+MAX_ENTRIES = 256
+MAX_ROWS = 4096
 
 Fields = frozenset[str]
 
@@ -527,7 +527,7 @@ class DeferredUpdates:
 
     def trim(self, sets: Collection[ReadySet]) -> None:
         """Let all sets process the entries and then remove these, if there are many."""
-        if self._size > MOST_ROWS or len(self._entries) > MOST_ENTRIES:
+        if self._size > MAX_ROWS or len(self._entries) > MAX_ENTRIES:
             self._entries = sorted(_merge_entries(self._entries), key=lambda entry: entry.number)
             for ready in sets:
                 self.apply_to(ready)

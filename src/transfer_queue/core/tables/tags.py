@@ -4,7 +4,7 @@ Each column has a kind and a payload of 8 bytes for each row, as `messages.tag_t
 are text, or the bytes of a value in a message; each is kept once. Names beyond the first MAX_COLUMNS of a chunk have no
 column: the entries of such names are in a dict for each row.
 
-The tags of single rows are kept as they came until many tags are read, or MOST_PENDING rows have such tags. To put them
+The tags of single rows are kept as they came until many tags are read, or MAX_PENDING rows have such tags. To put them
 into the columns together takes a fraction of the time.
 """
 
@@ -43,7 +43,7 @@ SPARE = 16  # values of a pool without rows that are kept at least
 
 FEW = 8
 """Rows up to which tags are read and put row by row, which is faster."""
-MOST_PENDING = 64
+MAX_PENDING = 64
 """Rows whose tags are not in the columns yet, at most."""
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -253,7 +253,7 @@ class ChunkTags:
             pending = self._pending
             before = pending.get(at)
             pending[at] = tag if before is None else {**before, **tag}
-            if len(pending) >= MOST_PENDING:
+            if len(pending) >= MAX_PENDING:
                 self._merge_pending()
 
     def _merge_pending(self) -> None:

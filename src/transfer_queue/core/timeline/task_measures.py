@@ -15,7 +15,7 @@ import numpy as np
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.timeline.event_ring import MAX_LANES, EventRing, LaneTable
 from transfer_queue.messages.reports.progress import Timing
-from transfer_queue.metrics.timing import MOST_NAMES, OTHER, STALENESS_BOUNDS, WAIT_BOUNDS
+from transfer_queue.metrics.timing import MAX_NAMES, OTHER, STALENESS_BOUNDS, WAIT_BOUNDS
 from transfer_queue.timeline.events import AHEAD, DEMAND, EVENT, EventKind
 
 AT_ONCE = 2_048
@@ -50,12 +50,12 @@ class TaskMeasures:
         self._lanes = lanes
         self._position = 0
         self._tasks: dict[str, int] = {}
-        """Task -> its number in the histograms. At most MOST_NAMES tasks have one, and OTHER."""
+        """Task -> its number in the histograms. At most MAX_NAMES tasks have one, and OTHER."""
         self._task_of_lane = np.full(1024, -1, np.int16)
         """The number of the task of each lane; -1 if the lane has not been seen yet."""
         self._queue = _TaskHistograms(WAIT_BOUNDS)
         self._staleness = _TaskHistograms(STALENESS_BOUNDS)
-        self._waited = np.zeros((MOST_NAMES + 1) * len(REASONS))
+        self._waited = np.zeros((MAX_NAMES + 1) * len(REASONS))
         """The seconds of waits that have ended, for each task and reason."""
         self._reported: dict[tuple[str, ...], float] = {}
         """The seconds that the last scrape has reported. A counter must not decrease."""
@@ -118,7 +118,7 @@ class TaskMeasures:
         return self._number_of(OTHER if known is None or lane >= MAX_KNOWN else known[1].task)
 
     def _number_of(self, task: str) -> int:
-        if task not in self._tasks and len(self._tasks) >= MOST_NAMES:
+        if task not in self._tasks and len(self._tasks) >= MAX_NAMES:
             task = OTHER
         return self._tasks.setdefault(task, len(self._tasks))
 
@@ -207,8 +207,8 @@ class _TaskHistograms:
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = np.array(bounds)
-        self._counts = np.zeros((MOST_NAMES + 1, len(bounds) + 1), np.int64)
-        self._sums = np.zeros(MOST_NAMES + 1)
+        self._counts = np.zeros((MAX_NAMES + 1, len(bounds) + 1), np.int64)
+        self._sums = np.zeros(MAX_NAMES + 1)
 
     def add(self, tasks: np.ndarray, values: np.ndarray) -> None:
         """Add a value of each of these tasks."""

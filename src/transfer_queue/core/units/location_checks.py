@@ -14,8 +14,8 @@ import numpy as np
 
 from transfer_queue.core.events import records as r
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.blocks import MOST_PLACES, places_of
-from transfer_queue.core.tables.extents import MOST_BYTES, MOST_EXTENTS
+from transfer_queue.core.tables.blocks import MAX_PLACES, places_of
+from transfer_queue.core.tables.extents import MAX_BYTES, MAX_EXTENTS
 from transfer_queue.core.tables.fields import check_block
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
@@ -36,9 +36,9 @@ def check_places(state: State, writer: str, block: NewBlock) -> bool:
     """
     if block.copies:
         places = places_of(block)
-        if len({place.unit for place in places}) != len(places) or len(places) > MOST_PLACES:
+        if len({place.unit for place in places}) != len(places) or len(places) > MAX_PLACES:
             raise InvalidArgumentError(
-                f"a block must have at most {MOST_PLACES} locations, each in another storage unit, got units "
+                f"a block must have at most {MAX_PLACES} locations, each in another storage unit, got units "
                 f"{[place.unit for place in places]}"
             )
     are_next = _check_place(state, writer, block, block.nbytes)
@@ -70,8 +70,8 @@ def check_apart(state: State, writer: str, blocks: Sequence[NewBlock]) -> None:
         live += sum(nbytes for _, nbytes in places)
         if not apart:
             _check_run(state, writer, places)
-    if max(leased, live) > MOST_BYTES:
-        raise ProtocolError(f"the blocks of a put exceed {MOST_BYTES} bytes; nothing was put. Put less at a time")
+    if max(leased, live) > MAX_BYTES:
+        raise ProtocolError(f"the blocks of a put exceed {MAX_BYTES} bytes; nothing was put. Put less at a time")
 
 
 def _check_run(state: State, writer: str, places: list[tuple[BlockLocation | NewBlock, int]]) -> None:
@@ -104,7 +104,7 @@ def fit_together(state: State, blocks: Sequence[NewBlock]) -> bool:
                 start, end = min(start, extent.low), max(end, extent.top)
             ranges.append((block.unit, start, end))
     ranges.sort()
-    apart = len(places) == len(blocks) and max(leased, last + live) <= MOST_BYTES
+    apart = len(places) == len(blocks) and max(leased, last + live) <= MAX_BYTES
     return apart and all(a != b or end <= start for (a, _, end), (b, start, _) in pairwise(ranges))
 
 
@@ -141,7 +141,7 @@ def _check_place(state: State, writer: str, place: BlockLocation | NewBlock, nby
         return True
     if state.lease_key is not None and (extent is None or extent.begin < 0):
         _check_lease(state.lease_key, writer, place, nbytes)
-    if min(place.offset, place.generation) < 0 or place.offset + nbytes + blocks.live_bytes > MOST_BYTES:
+    if min(place.offset, place.generation) < 0 or place.offset + nbytes + blocks.live_bytes > MAX_BYTES:
         raise ProtocolError(
             f"a block of {nbytes} bytes cannot be at byte {place.offset} of unit {unit}, generation "
             f"{place.generation}; nothing was put"
@@ -206,10 +206,10 @@ def _check_new_extent(state: State, place: BlockLocation | NewBlock, nbytes: int
     blocks, unit = state.blocks, state.units[place.unit]
     if (place.unit, place.extent) in blocks.freed:
         raise ProtocolError(f"extent {place.extent} of unit {place.unit} was freed; a block must be in a leased extent")
-    most = MOST_BYTES - blocks.leased
+    most = MAX_BYTES - blocks.leased
     if unit.capacity and not unit.store:
         most = min(most, unit.capacity)
-    if not (0 <= place.extent < MOST_EXTENTS and 0 <= place.length <= most and nbytes <= (place.length or most)):
+    if not (0 <= place.extent < MAX_EXTENTS and 0 <= place.length <= most and nbytes <= (place.length or most)):
         raise ProtocolError(
             f"extent {place.extent} of unit {place.unit} cannot be {place.length} bytes long; a block must be in an "
             f"extent that its unit has leased to its writer"
@@ -251,8 +251,8 @@ def close_extents(
 
 def check_extent_number(number: int) -> None:
     """Raise ProtocolError if this is not the number of an extent."""
-    if not 0 <= number < MOST_EXTENTS:
-        raise ProtocolError(f"the number of an extent must be from 0 to {MOST_EXTENTS - 1}, got {number}")
+    if not 0 <= number < MAX_EXTENTS:
+        raise ProtocolError(f"the number of an extent must be from 0 to {MAX_EXTENTS - 1}, got {number}")
 
 
 def close_reported_extents(
@@ -297,7 +297,7 @@ def check_moved(state: State, order: Move, reply: BlocksMovedReport) -> list[r.A
     if not len(start):
         return []
     low, top = int(start[0]), int(end.max())
-    apart = bool((start[1:] >= end[:-1]).all()) and place.generation >= 0 and int(start[-1]) < MOST_BYTES
+    apart = bool((start[1:] >= end[:-1]).all()) and place.generation >= 0 and int(start[-1]) < MAX_BYTES
     overlaps = state.blocks.find_overlap(place.unit, place.extent, low, top - low) is not None
     lost = _overwritten(state, place, low, top) if overlaps else []
     if not apart or (overlaps and not lost):

@@ -27,7 +27,7 @@ from transfer_queue.messages.reports.store_reports import (
     StoreServerProgress,
 )
 
-MOST_ENDED = 16
+MAX_ENDED = 16
 RECENT_SECONDS = 300.0
 """Losses within this time after the end of a server name it as their cause."""
 
@@ -73,7 +73,7 @@ class StoreServers(CoreService):
         self._state = context.state
         self._servers: dict[Key, _KnownServer] = {}
         """The last server of each store on each node that is there."""
-        self._ended: deque[tuple[float, StoreServerProgress]] = deque(maxlen=MOST_ENDED)
+        self._ended: deque[tuple[float, StoreServerProgress]] = deque(maxlen=MAX_ENDED)
         """The servers that have ended, and when, the last ones."""
         self._doubtful: dict[int, int] = {}
         """Unit -> the number from which on its extents are newer than the last check."""

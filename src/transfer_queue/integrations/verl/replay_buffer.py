@@ -24,7 +24,7 @@ from transfer_queue.utils.logging_utils import get_logger
 
 PROMPTS = {"is_prompt": True}
 """The tag entries of a prompt. A trajectory does not have them."""
-MOST_PROMPTS = 8
+MAX_PROMPTS = 8
 """The unfinished prompts that the report of a long wait describes."""
 
 logger = get_logger(__name__)
@@ -142,9 +142,9 @@ class EventDrivenReplayBuffer(ReplayBuffer):
         ]  # fmt: skip
         lines = [f"Still waiting for prompts of partition {short_name(partition_id)!r}: {', '.join(counts)}."]
         oldest = sorted(unfinished, key=lambda uid: prompts[uid].version)
-        lines += [self._prompt_text(partition_id, uid) for uid in oldest[:MOST_PROMPTS]]
-        if len(oldest) > MOST_PROMPTS:
-            lines.append(f"  and {count_text(len(oldest) - MOST_PROMPTS, 'more unfinished prompt')}")
+        lines += [self._prompt_text(partition_id, uid) for uid in oldest[:MAX_PROMPTS]]
+        if len(oldest) > MAX_PROMPTS:
+            lines.append(f"  and {count_text(len(oldest) - MAX_PROMPTS, 'more unfinished prompt')}")
         if not unfinished:
             lines.append("  No prompt is being worked on: fewer prompts were submitted than the batch needs.")
         return "\n".join(lines)

@@ -15,7 +15,7 @@ from transfer_queue.live.questions.sample_answer import ValueHead, answer_of
 from transfer_queue.live.reading.partition_counter import ANSWER_SECONDS as COUNT_SECONDS
 from transfer_queue.live.reading.partition_counter import ColumnSums, PartitionCounter
 from transfer_queue.live.reading.system_source import SystemSource
-from transfer_queue.messages.reports.overview import MOST_COLUMNS, ColumnCounts, CountColumns
+from transfer_queue.messages.reports.overview import MAX_COLUMNS, ColumnCounts, CountColumns
 from transfer_queue.messages.reports.samples import LIVE, UNKNOWN, SampleReport
 from transfer_queue.node.system.launcher import RunningSystem, find
 from transfer_queue.token_text import TokenText
@@ -104,7 +104,7 @@ class Questions:
 # ------------------------------------------------------------ the matrix
 
 ROWS_LIMIT = (1 << 63) - 1
-LEAST_GROUPS = 16  # of fewer groups, a column is a sample and not a group
+MIN_GROUPS = 16  # of fewer groups, a column is a sample and not a group
 
 
 class MatrixCounter:
@@ -126,7 +126,7 @@ class MatrixCounter:
             columns: The number of columns.
             takes: Task -> the fields that its claims name.
         """
-        columns = max(1, min(columns, MOST_COLUMNS))
+        columns = max(1, min(columns, MAX_COLUMNS))
         # Without counting anything: how many rows there are, and the size of a group.
         task = next(iter(takes), "")
         probe = CountColumns(partition, ROWS_LIMIT, ROWS_LIMIT, takes={}, group_task=task or "-")
@@ -136,7 +136,7 @@ class MatrixCounter:
         first = min(first, found.rows)
         stop = found.rows if last is None else max(min(last, found.rows), first)
         width = max(-(-(stop - first) // columns), 1)
-        if found.group_size > 1 and (width > 1 or stop - first >= LEAST_GROUPS * found.group_size):
+        if found.group_size > 1 and (width > 1 or stop - first >= MIN_GROUPS * found.group_size):
             width = -(-width // found.group_size) * found.group_size
         key = partition, first, stop, columns
         counter = self._counters.pop(key, None) or PartitionCounter(self._client, partition)

@@ -25,7 +25,7 @@ from transfer_queue.messages.reports.samples import (
 )
 
 LONGEST_TAG = 2000
-MOST_FIELDS = 200
+MAX_FIELDS = 200
 HIDDEN = "values are hidden: start `tq live` with --values, or set live.values"
 
 
@@ -51,10 +51,10 @@ def answer_of(report: SampleReport, task: str, heads: Mapping[str, ValueHead] | 
         task: The task at the end, for the command that explains the sample.
         heads: The beginnings of the values; None if the page may not show values.
     """
-    fields = [_field(field, heads) for field in report.fields[:MOST_FIELDS]]
+    fields = [_field(field, heads) for field in report.fields[:MAX_FIELDS]]
     fields += [
         answers.SampleFieldView(name, False, "", None, None, None, "", "", None, name in report.lost)
-        for name in report.missing[:MOST_FIELDS]
+        for name in report.missing[:MAX_FIELDS]
     ]
     tags = [
         answers.SampleTagView(str(name), None if heads is None else _text(value)) for name, value in report.tags.items()

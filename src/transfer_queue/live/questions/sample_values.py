@@ -14,7 +14,7 @@ from transfer_queue.token_text import TokenText
 
 FIRST = 16  # values of a tensor
 LONGEST_TEXT = 2000  # characters
-MOST_BYTES = 64 << 10  # that are read for one sample
+MAX_BYTES = 64 << 10  # that are read for one sample
 
 
 class ValueReader:
@@ -38,8 +38,8 @@ class ValueReader:
 
     def read(self, report: SampleReport) -> dict[str, ValueHead]:
         """Return the beginnings of the values of a sample, the smallest values first, up to the limit."""
-        left, found = MOST_BYTES, {}
-        for field in sorted(report.fields, key=lambda each: each.nbytes if each.nbytes is not None else MOST_BYTES + 1):
+        left, found = MAX_BYTES, {}
+        for field in sorted(report.fields, key=lambda each: each.nbytes if each.nbytes is not None else MAX_BYTES + 1):
             if field.nbytes is None or field.nbytes > left:
                 size = "its size is not known" if field.nbytes is None else f"{field.nbytes:,} bytes"
                 found[field.name] = ValueHead(note=f"too large to be read for the page ({size})")

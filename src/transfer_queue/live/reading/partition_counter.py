@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from transfer_queue.client.control_client import ControlClient
-from transfer_queue.messages.reports.overview import MOST_COLUMNS, ColumnCounts, CountColumns
+from transfer_queue.messages.reports.overview import MAX_COLUMNS, ColumnCounts, CountColumns
 
 ANSWER_SECONDS = 1.5
 DUTY = 100.0  # a count is repeated after this many times the seconds that it took, so that it takes 1 % of the time
@@ -26,7 +26,7 @@ class ColumnSums:
     reserved: int = 0
     group_size: int = 0
     used: int = 0
-    index: np.ndarray = field(default_factory=lambda: np.full(MOST_COLUMNS, -1, np.int64))
+    index: np.ndarray = field(default_factory=lambda: np.full(MAX_COLUMNS, -1, np.int64))
     produced: dict[str, np.ndarray] = field(default_factory=dict)
     lost: dict[str, np.ndarray] = field(default_factory=dict)
     tasks: dict[str, np.ndarray] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class ColumnSums:
         self.index[columns][unknown] = index[unknown]
         for into, lines in ((self.produced, page.produced), (self.lost, page.lost)):
             for name, line in lines.items():
-                into.setdefault(name, np.zeros(MOST_COLUMNS, np.int64))[columns] += np.frombuffer(line, "<i4")
+                into.setdefault(name, np.zeros(MAX_COLUMNS, np.int64))[columns] += np.frombuffer(line, "<i4")
         for task, states in page.tasks.items():
-            total = self.tasks.setdefault(task, np.zeros((len(states), MOST_COLUMNS), np.int64))
+            total = self.tasks.setdefault(task, np.zeros((len(states), MAX_COLUMNS), np.int64))
             for number, line in enumerate(states):
                 total[number, columns] += np.frombuffer(line, "<i4")
         self.whole, self.lack_field = self.whole + page.whole, self.lack_field + page.lack_field

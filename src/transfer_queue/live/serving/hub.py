@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MOST_VIEWERS = 8
+MAX_VIEWERS = 8
 SECONDS = 1.0  # between two views
 OVERLOADED_SECONDS = 5.0  # the same while this process is overloaded
 LATE_SECONDS = 0.05  # a loop that is later than this is overloaded
@@ -135,7 +135,7 @@ class Hub:
 
     def join(self) -> Viewer | None:
         """Return a new viewer; None if there are too many."""
-        if len(self.viewers) >= MOST_VIEWERS:
+        if len(self.viewers) >= MAX_VIEWERS:
             return None
         viewer = Viewer()
         self.viewers.append(viewer)

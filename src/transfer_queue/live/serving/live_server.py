@@ -29,7 +29,7 @@ from transfer_queue.utils.host_addresses import public_host
 logger = logging.getLogger(__name__)
 
 FAREWELL_SECONDS = 2  # for streams to end
-MOST_CONNECTIONS = 128
+MAX_CONNECTIONS = 128
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class LiveServer:
             files = {"ssl_certfile": options.tls["certificate"], "ssl_keyfile": options.tls["private_key"]}
         config = uvicorn.Config(
             app, log_config=None, access_log=False, server_header=False, http="h11", ws="none", loop="asyncio",
-            proxy_headers=False, timeout_graceful_shutdown=FAREWELL_SECONDS, limit_concurrency=MOST_CONNECTIONS,
+            proxy_headers=False, timeout_graceful_shutdown=FAREWELL_SECONDS, limit_concurrency=MAX_CONNECTIONS,
             **files,
         )  # fmt: skip
         self._server = _Server(config, self.hub)

@@ -22,8 +22,8 @@ from transfer_queue.live.answers import ExplainAnswer, Problem
 from transfer_queue.live.payload import LiveView, to_json
 from transfer_queue.live.serving.hub import Hub, Viewer
 from transfer_queue.live.snapshot import PageAnswers, encode_snapshot, file_name, take_snapshot
-from transfer_queue.live.view.opened_bands import MOST_OPENED_LANES
-from transfer_queue.messages.reports.overview import MOST_COLUMNS
+from transfer_queue.live.view.opened_bands import MAX_OPENED_LANES
+from transfer_queue.messages.reports.overview import MAX_COLUMNS
 
 PAGE = Path(__file__).parent.parent / "page"
 TYPES = {
@@ -33,7 +33,7 @@ TYPES = {
 }  # fmt: skip
 COLUMNS = 256
 LONGEST_NAME = 1024
-MOST_QUESTIONS = 32  # that wait at a time
+MAX_QUESTIONS = 32  # that wait at a time
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Pages:
         first, last = _number(request, "from", 0), _number(request, "to", None)
         columns = _number(request, "columns", COLUMNS) or COLUMNS
         partition = _name(request, "partition")
-        found = self._questions.matrix(partition, first or 0, last, min(columns, MOST_COLUMNS))
+        found = self._questions.matrix(partition, first or 0, last, min(columns, MAX_COLUMNS))
         if found is None:
             return problem(404, f"partition {partition[:200]!r} does not exist")
         headers = {"etag": f'"{found.epoch}"', "cache-control": "no-cache"}
@@ -126,7 +126,7 @@ class Pages:
     def lanes(self, request: Request) -> Response:
         """Answer `/api/lanes`. The thread that computes the views answers, because it has the recording."""
         task, first = _name(request, "task"), _number(request, "from", 0) or 0
-        count = _number(request, "count", MOST_OPENED_LANES) or MOST_OPENED_LANES
+        count = _number(request, "count", MAX_OPENED_LANES) or MAX_OPENED_LANES
         after = request.query_params.get("after", "")
         _check_length(after)
         found = self._hub.source.lanes(task, first, count, after)
@@ -168,7 +168,7 @@ class Pages:
 
     async def ask(self, answer: Callable[[Request], Response], request: Request, *, ask: Ask | None = None) -> Response:
         """Answer a question, in the thread of questions unless `ask` calls it in another one."""
-        if self._waiting >= MOST_QUESTIONS:
+        if self._waiting >= MAX_QUESTIONS:
             return problem(503, "too many questions wait for the controller; try again")
         self._waiting += 1
         try:

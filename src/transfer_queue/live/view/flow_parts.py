@@ -19,13 +19,13 @@ from transfer_queue.timeline.event_table import EventTable, sum_by
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.spans import SpanState
 
-MOST_TASKS = 16
-MOST_FIELDS = 50
-MOST_LETTERS = 64  # ranks of a task whose states are shown one by one
-MOST_WAITS = 5
-MOST_RANKS = 16  # the number of ranks that a wait names
+MAX_TASKS = 16
+MAX_FIELDS = 50
+MAX_LETTERS = 64  # ranks of a task whose states are shown one by one
+MAX_WAITS = 5
+MAX_RANKS = 16  # the number of ranks that a wait names
 RECENT = 10.0  # seconds in which a partition was claimed or put into
-MOST_RECENT = 1 << 16  # events of this time
+MAX_RECENT = 1 << 16  # events of this time
 POINT = 2.0  # seconds of a point of the rates
 OTHER = "other"
 
@@ -146,7 +146,7 @@ def active_partitions(account: Account) -> list[str]:
             weights[int(table.task_of_worker[worker])][wait.partition] += len(recording.events) + 1
     for kind in (EventKind.CLAIM, EventKind.PUT):
         events = table.of(kind)
-        first = max(events.first_after(recording.now - RECENT), len(events) - MOST_RECENT)
+        first = max(events.first_after(recording.now - RECENT), len(events) - MAX_RECENT)
         for numbers, count in sum_by(np.ones(len(events) - first), events.task[first:], events.partition[first:]):
             weights[numbers[0]][recording.partitions[numbers[1]]] += int(count)
     order = [table.workers.tasks.index(name) for name in reversed(task_order(account))]
@@ -162,9 +162,9 @@ def task_parts(account: Account) -> list[payload.TaskView]:
     """Return the tasks in the order of the flow."""
     order = [name for name in task_order(account) if name in account.tasks]
     order = [name for name in order if name or account.tasks[name].put_rate > 0]
-    if len(order) > MOST_TASKS:
+    if len(order) > MAX_TASKS:
         weight = {name: account.tasks[name].alive + account.tasks[name].claim_rate for name in order}
-        kept = set(sorted(order, key=lambda name: -weight[name])[: MOST_TASKS - 1])
+        kept = set(sorted(order, key=lambda name: -weight[name])[: MAX_TASKS - 1])
         rest = [name for name in order if name not in kept]
         return [*(_task_part(account, name) for name in order if name in kept), _other_tasks(account, rest)]
     return [_task_part(account, name) for name in order]
@@ -175,7 +175,7 @@ def _task_part(account: Account, name: str) -> payload.TaskView:
     only_puts = bool(its.puts) and not its.takes
     letters = _letters(account, its, only_puts)
     text = "".join(letters[worker] for worker in letters)
-    few = len(letters) <= MOST_LETTERS
+    few = len(letters) <= MAX_LETTERS
     works = its.busy if only_puts else its.works
     return payload.TaskView(
         name, its.alive + its.gone, its.alive, its.gone,
@@ -215,8 +215,8 @@ def _other_tasks(account: Account, names: list[str]) -> payload.TaskView:
     return payload.TaskView(
         OTHER, sum(each.alive + each.gone for each in parts), sum(each.alive for each in parts),
         sum(each.gone for each in parts),
-        sorted({field for each in parts for field in each.takes})[:MOST_FIELDS],
-        sorted({field for each in parts for field in each.puts})[:MOST_FIELDS],
+        sorted({field for each in parts for field in each.takes})[:MAX_FIELDS],
+        sorted({field for each in parts for field in each.puts})[:MAX_FIELDS],
         _rate(sum(each.claim_rate for each in parts)), _rate(sum(each.put_rate for each in parts)),
         mean(each.busy for each in parts), mean(each.waits for each in parts), mean(each.held for each in parts),
         0.0, {}, "", len(names),
@@ -247,17 +247,17 @@ def field_parts(account: Account, names: Iterable[str]) -> list[payload.FieldVie
     known.update(dict.fromkeys(field for name in names for field in account.tasks[name].takes))
     fields = list(known)
     found = []
-    for field in fields[: MOST_FIELDS if len(fields) <= MOST_FIELDS else MOST_FIELDS - 1]:
+    for field in fields[: MAX_FIELDS if len(fields) <= MAX_FIELDS else MAX_FIELDS - 1]:
         producers = account.producers_of(field)
         found.append(
             payload.FieldView(
-                field, sorted(producers, key=lambda task: (-producers[task], task))[:MOST_TASKS],
+                field, sorted(producers, key=lambda task: (-producers[task], task))[:MAX_TASKS],
                 [name for name in names if field in account.tasks[name].takes],
                 _rate(sum(producers.values())),
             )
         )  # fmt: skip
-    if len(fields) > MOST_FIELDS:
-        rest = set(fields[MOST_FIELDS - 1 :])
+    if len(fields) > MAX_FIELDS:
+        rest = set(fields[MAX_FIELDS - 1 :])
         rate = sum(flow.rows for flow in account.flows if flow.field in rest)
         found.append(payload.FieldView(OTHER, [], [], _rate(rate)))
     return found
@@ -310,13 +310,13 @@ def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
         view = payload.WaitView(
             task, "held" if holds else "wait", _labels(account, ranks),
             len(ranks), len(ranks) if its is None else max(its.alive + its.gone, len(ranks)),
-            max(recording.open[at].rows for at in places), list(fields[:MOST_FIELDS]), field, producer or "", partition,
+            max(recording.open[at].rows for at in places), list(fields[:MAX_FIELDS]), field, producer or "", partition,
             round(since, 1), _share(share), words, explained.sample,
         )  # fmt: skip
         # Waits of some milliseconds are a part of normal work, so that what has waited longer comes first.
         found.append((len(ranks) * max(share, 0.01) + (recording.now - since) / 1e3, view))
     found += [(len(its.workers) * 1.0, _gone_part(account, its)) for its in account.tasks.values() if its.gone]
-    return [view for _, view in sorted(found, key=lambda each: -each[0])[:MOST_WAITS]]
+    return [view for _, view in sorted(found, key=lambda each: -each[0])[:MAX_WAITS]]
 
 
 def _missing_of(account: Account, task: str, fields: tuple[str, ...]) -> tuple[str, str | None]:
@@ -337,7 +337,7 @@ def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:
 
 def _labels(account: Account, workers: Iterable[int]) -> list[str]:
     known = account.table.workers
-    return [known.lanes[worker].label for worker in sorted(workers, key=known.rank.__getitem__)[:MOST_RANKS]]
+    return [known.lanes[worker].label for worker in sorted(workers, key=known.rank.__getitem__)[:MAX_RANKS]]
 
 
 # ------------------------------------------------------------ policy

@@ -14,9 +14,9 @@ from transfer_queue.timeline.event_table import EventTable, order_by_flow
 from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.spans import STATE_NAMES, SpanState, WorkerSpans, measure_spans
 
-MOST_LANES = 64
+MAX_LANES = 64
 OWN_LANES = 3  # of the ranks of a task that is joined to a band
-MOST_TASKS = 16
+MAX_TASKS = 16
 FINEST = 0.05  # seconds of a bin; with many lanes, bins are wider
 BIN_LANES = 16  # at most this many lanes have bins of the finest width
 SLICE = 30.0  # seconds that are binned in one step, to bound the memory
@@ -123,7 +123,7 @@ class LaneBook:
         for worker in np.flatnonzero(seen).tolist():
             mine.setdefault(workers.tasks[workers.task[worker]], []).append(worker)
         mine = {task: sorted(mine[task], key=lambda each: _rank_order(account, each)) for task in order if task in mine}
-        if sum(map(len, mine.values())) <= MOST_LANES:
+        if sum(map(len, mine.values())) <= MAX_LANES:
             return {worker_key(account, worker): [worker] for task in mine for worker in mine[task]}
         if now - self._own[0] >= KEPT_LANES:
             self._own = now, frozenset(self._worst(account, mine))
@@ -131,7 +131,7 @@ class LaneBook:
         for number, (task, all_) in enumerate(mine.items()):
             own = [worker for worker in all_ if worker_key(account, worker) in self._own[1]]
             rest = [worker for worker in all_ if worker_key(account, worker) not in self._own[1]]
-            name = task if number < MOST_TASKS - 1 or len(mine) <= MOST_TASKS else "other"
+            name = task if number < MAX_TASKS - 1 or len(mine) <= MAX_TASKS else "other"
             if rest:
                 groups.setdefault((name, -1, "*"), []).extend(rest)
             groups.update({worker_key(account, worker): [worker] for worker in own})
@@ -142,7 +142,7 @@ class LaneBook:
         shares = account.spans.shares()
         badness = shares[:, SpanState.WAITS] + shares[:, SpanState.HELD] + 2.0 * shares[:, SpanState.GONE]
         found = []
-        for task in list(mine)[: MOST_TASKS - 1]:
+        for task in list(mine)[: MAX_TASKS - 1]:
             worst = sorted(mine[task], key=lambda worker: -badness[worker])[:OWN_LANES]
             found += [worker_key(account, worker) for worker in worst]
         return found

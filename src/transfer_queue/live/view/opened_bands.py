@@ -9,8 +9,8 @@ from transfer_queue.live.answers import LanesAnswer
 from transfer_queue.live.view.lane_book import Key, LaneBook, worker_key
 from transfer_queue.timeline.account import Account
 
-MOST_OPENED_LANES = 64
-MOST_BOOKS = 8  # as many as there may be viewers
+MAX_OPENED_LANES = 64
+MAX_BOOKS = 8  # as many as there may be viewers
 EPOCH = re.compile(r"(\d{1,18})-(\d{1,18}(?:\.\d{1,4})?)")
 
 
@@ -54,13 +54,13 @@ class OpenedBands:
             count: The number of ranks, which is reduced to 64.
             after: The `epoch` of the previous answer, to get what is new since then; "" to get everything.
         """
-        count = max(1, min(count, MOST_OPENED_LANES))
+        count = max(1, min(count, MAX_OPENED_LANES))
         if first >= len(joined):
             first = max(len(joined) - 1, 0) // count * count
         key = task, first, count
         book = self._books.pop(key, None) or BandBook(self._start)
         self._books[key] = book  # the most recent one is last
-        while len(self._books) > MOST_BOOKS:
+        while len(self._books) > MAX_BOOKS:
             del self._books[next(iter(self._books))]
         book.chosen = joined[first : first + count]
         until = book.update(account).until

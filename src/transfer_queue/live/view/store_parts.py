@@ -14,7 +14,7 @@ from transfer_queue.metrics.timing import LOOP_BOUNDS, quantile
 
 LISTED = 20
 """Partitions that are listed in addition to those that are shown."""
-MOST_LEASES = 16
+MAX_LEASES = 16
 
 
 def partitions_part(seen: Observation, waits: list[payload.WaitView]) -> payload.PartitionsView:
@@ -102,7 +102,7 @@ def _units(seen: Observation) -> list[payload.UnitView]:
 
 def _leases(seen: Observation) -> list[payload.LeaseView]:
     if seen.servers is not None:
-        listed = sorted(seen.servers.leases, key=lambda each: -each.rows)[:MOST_LEASES]
+        listed = sorted(seen.servers.leases, key=lambda each: -each.rows)[:MAX_LEASES]
         return [
             payload.LeaseView(each.task, each.count, each.rows, None if each.oldest is None else round(each.oldest, 1))
             for each in listed
@@ -112,7 +112,7 @@ def _leases(seen: Observation) -> list[payload.LeaseView]:
         for task in partition.tasks:
             if task.claimed:
                 rows[task.name] = rows.get(task.name, 0) + task.claimed
-    return [payload.LeaseView(task, -1, count) for task, count in list(rows.items())[:MOST_LEASES]]
+    return [payload.LeaseView(task, -1, count) for task, count in list(rows.items())[:MAX_LEASES]]
 
 
 def servers_part(seen: Observation) -> payload.ServersView:

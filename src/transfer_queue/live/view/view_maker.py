@@ -23,8 +23,8 @@ from transfer_queue.timeline.events import EventKind
 from transfer_queue.timeline.recording import Recording
 from transfer_queue.timeline.verdict import judge_with_account
 
-MOST_WAITING = 8
-MOST_STEPS = 32
+MAX_WAITING = 8
+MAX_STEPS = 32
 UNITS = "unit-"  # the names with which storage units connect to the controller begin with it
 
 Parts = dict[str, object]
@@ -60,7 +60,7 @@ class StepTimes:
         by_version = bool(self._versions)
         begun = {f"v{version}": at for version, at in self._versions.items()} if by_version else self._partitions
         for known in (self._versions, self._partitions):
-            while len(known) > MOST_STEPS + 1:
+            while len(known) > MAX_STEPS + 1:
                 del known[next(iter(known))]  # type: ignore[arg-type]
         # A version names the step that it ends; a partition names the step that its first claim begins.
         steps = [
@@ -70,7 +70,7 @@ class StepTimes:
         ]
         since = next(reversed(begun.values()), math.nan)
         return payload.StepsView(
-            "version" if by_version else "partition", last, steps[-MOST_STEPS:],
+            "version" if by_version else "partition", last, steps[-MAX_STEPS:],
             None if math.isnan(since) else round(since, 2),
         )  # fmt: skip
 
@@ -225,7 +225,7 @@ def _clients(seen: Observation, *, empty: bool) -> payload.ClientsView:
             words = f"{who}: for {what}, since {recording.now - wait.since:.0f} s"
             waiting.setdefault(f"{lane.client} {wait.partition}", words)
     clients = sum(not client.startswith(UNITS) for client in recording.connected)
-    return payload.ClientsView(max(clients - seen.own_clients, 0), list(waiting.values())[:MOST_WAITING])
+    return payload.ClientsView(max(clients - seen.own_clients, 0), list(waiting.values())[:MAX_WAITING])
 
 
 def _next_step(seen: Observation) -> str:

@@ -12,13 +12,13 @@ from transfer_queue.messages.reports.unit_reports import ServerMeasures, UnitMea
 from transfer_queue.messages.storage import ReadHold
 from transfer_queue.messages.system import SystemStatus
 
-MOST_PARTITIONS = 64
+MAX_PARTITIONS = 64
 """Partitions of a `ProgressReply`."""
-MOST_COLUMNS = 1024
+MAX_COLUMNS = 1024
 """Columns of a `CountColumns`."""
-MOST_FIELDS = 50
+MAX_FIELDS = 50
 """Fields of a `CountColumns`."""
-MOST_TASKS = 16
+MAX_TASKS = 16
 """Tasks of a `CountColumns`."""
 
 Width = Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
@@ -46,7 +46,7 @@ class ProgressReply(Reply, frozen=True):
     """The progress of some partitions, and the totals of all."""
 
     status: SystemStatus
-    """The partitions, and everything else of a status. At most `MOST_PARTITIONS`."""
+    """The partitions, and everything else of a status. At most `MAX_PARTITIONS`."""
     numbers: list[int]
     """The number of each of these partitions. Another one that was created under the same name has another number."""
     newest: list[str]
@@ -74,9 +74,9 @@ class CountColumns(RequestBody, frozen=True):
     first: Natural = 0
     """The position, among the live rows, of the first row of the first column."""
     last: Natural = (1 << 63) - 1
-    """The position behind the last row. At most `MOST_COLUMNS` columns are counted."""
+    """The position behind the last row. At most `MAX_COLUMNS` columns are counted."""
     takes: dict[str, list[str]] = {}
-    """Task -> the fields that its claims name. At most `MOST_TASKS` tasks are counted."""
+    """Task -> the fields that its claims name. At most `MAX_TASKS` tasks are counted."""
     group_task: str = ""
     """The task whose fields a complete group has; "" counts no groups."""
     made: Natural | None = None

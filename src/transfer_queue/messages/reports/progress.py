@@ -9,7 +9,7 @@ from transfer_queue.display import count_text, list_workers
 from transfer_queue.messages.base import Finite, Message, Natural
 from transfer_queue.messages.storage import ReadHold
 
-MOST_RANKS = 8  # that a text names
+MAX_RANKS = 8  # that a text names
 _LOSS = re.compile(
     r" [\d,]+ samples? of partition (?:(?! may be lost to ).)+ may be lost to task .+?: "
     r"call (?P<remedy>reset_consumption\(.+?\)) to deliver .+? to avoid such losses\.",
@@ -30,7 +30,7 @@ def describe_held(task: str, held: Mapping[int, int], ranks: int) -> str:
         return ""
     task = task if task.isprintable() else repr(task)
     named = sorted(held)
-    some = ", ".join(map(str, named[:MOST_RANKS])) + (", ..." if len(named) > MOST_RANKS else "")
+    some = ", ".join(map(str, named[:MAX_RANKS])) + (", ..." if len(named) > MAX_RANKS else "")
     rows = count_text(sum(held.values()), "sample")
     are, whom = ("is" if sum(held.values()) == 1 else "are"), f"dp_rank{'s' if len(named) > 1 else ''} {some}"
     have = "have" if len(named) > 1 else "has"

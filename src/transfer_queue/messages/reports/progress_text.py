@@ -40,11 +40,11 @@ NOTES: tuple[Callable[[PartitionProgress], str | None], ...] = (
 )
 """The texts after a partition's name, in this order. A function that returns None or "" adds nothing."""
 
-MOST_LINES = 40
+MAX_LINES = 40
 """The lines about partitions in a notebook."""
-MOST_OF_PARTITION = 8
+MAX_OF_PARTITION = 8
 """The fields, and the tasks, of one partition in a notebook."""
-MOST_UNITS = 8
+MAX_UNITS = 8
 """The storage units in a notebook."""
 
 
@@ -119,7 +119,7 @@ def _partition_table(partitions: Sequence[PartitionProgress]) -> HtmlTable:
     shown = 0
     for partition in partitions:
         lines = [GroupHeading(partition.name, ", ".join(notes_of(partition))), *_lines(partition)]
-        if rows and len(rows) + len(lines) > MOST_LINES:
+        if rows and len(rows) + len(lines) > MAX_LINES:
             break
         rows += lines
         shown += 1
@@ -128,12 +128,12 @@ def _partition_table(partitions: Sequence[PartitionProgress]) -> HtmlTable:
 
 
 def _lines(partition: PartitionProgress) -> Iterator[Row]:
-    for field in partition.fields[:MOST_OF_PARTITION]:
+    for field in partition.fields[:MAX_OF_PARTITION]:
         lost = f", {field.lost:,} LOST with their storage unit; put them again" if field.lost else ""
         progress = ProgressCell(field.produced, partition.rows)
         yield ["field", field.name, progress, f"{short_name(field.type)}{lost}"]
     yield from _left(len(partition.fields), "field")
-    for task in partition.tasks[:MOST_OF_PARTITION]:
+    for task in partition.tasks[:MAX_OF_PARTITION]:
         skipped = sum(partition.passed.get(task.name, {}).values())
         texts = [
             f"{task.claimed:,} claimed, not acknowledged yet" if task.claimed else "",
@@ -148,8 +148,8 @@ def _lines(partition: PartitionProgress) -> Iterator[Row]:
 
 
 def _left(every: int, noun: str) -> Iterator[Row]:
-    if every > MOST_OF_PARTITION:
-        yield ["", f"… {count_text(every - MOST_OF_PARTITION, 'more ' + noun)}", None, ""]
+    if every > MAX_OF_PARTITION:
+        yield ["", f"… {count_text(every - MAX_OF_PARTITION, 'more ' + noun)}", None, ""]
 
 
 def _unit_table(units: Sequence[UnitProgress]) -> HtmlTable:
@@ -158,7 +158,7 @@ def _unit_table(units: Sequence[UnitProgress]) -> HtmlTable:
             unit.unit, tier_name(unit.tier), SizeCell(unit.leased), SizeCell(unit.capacity) if unit.capacity else None,
             "being drained" if unit.drained else "",
         ]
-        for unit in units[:MOST_UNITS]
+        for unit in units[:MAX_UNITS]
     ]  # fmt: skip
     left = len(units) - len(rows)
     more = count_text(left, "more storage unit") if left else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transfer_queue.errors import ConnectionLostError
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import NOT_MADE, Outcome
-from transfer_queue.net.drivers.join_queues import AT_ONCE, LONGEST_WAIT, MOST_AT_ONCE, JoinQueue
+from transfer_queue.net.drivers.join_queues import AT_ONCE, LONGEST_WAIT, MAX_AT_ONCE, JoinQueue
 
 if TYPE_CHECKING:
     from transfer_queue.net.calls import Call, Join, JoinKey
@@ -121,7 +121,7 @@ class AsyncJoins:
             if not queue.planned:
                 queue.planned = True
                 self._loop.call_soon(self._begin, queue)
-        elif queue.alarm is None and queue.flights < MOST_AT_ONCE:
+        elif queue.alarm is None and queue.flights < MAX_AT_ONCE:
             queue.alarm = self._loop.call_later(LONGEST_WAIT, self._begin_late, queue)
 
     def _begin(self, queue: _LoopQueue, most_at_once: int = AT_ONCE) -> None:
@@ -140,7 +140,7 @@ class AsyncJoins:
     def _begin_late(self, queue: _LoopQueue) -> None:
         queue.alarm = None
         if queue.waiting:
-            self._begin(queue, min(queue.flights + 1, MOST_AT_ONCE))
+            self._begin(queue, min(queue.flights + 1, MAX_AT_ONCE))
 
     async def _fly(self, queue: _LoopQueue, waiters: list[_WaitingTask]) -> None:
         calls = [waiter.call for waiter in waiters]

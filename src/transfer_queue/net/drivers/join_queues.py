@@ -16,9 +16,9 @@ from transfer_queue.net.calls import Join, JoinKey
 
 AT_ONCE = 2
 """Flights of equal keys that are under way at once: one is prepared while the server carries out the other."""
-MOST_AT_ONCE = 4
+MAX_AT_ONCE = 4
 """The same if operations have waited for LONGEST_WAIT."""
-MOST_JOINED = 256
+MAX_JOINED = 256
 """Operations of one flight. The controller carries them out in one piece, which must not hold others up."""
 LONGEST_WAIT = 0.001
 """Seconds that an operation waits for a flight to end, before another one begins. A round trip on one node is
@@ -60,7 +60,7 @@ class JoinQueue(Generic[W]):
     def take(self, most_at_once: int = AT_ONCE) -> list[W]:
         """Begin a flight and return its operations; an empty list if no flight can begin now."""
         taken: list[W] = []
-        while self.flights < most_at_once and self.waiting and len(taken) < MOST_JOINED:
+        while self.flights < most_at_once and self.waiting and len(taken) < MAX_JOINED:
             waiter = self.waiting.popleft()
             if not waiter.left:
                 taken.append(waiter)

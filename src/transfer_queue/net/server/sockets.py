@@ -127,7 +127,7 @@ class Waker:
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
-MOST_EVENTS = 4096
+MAX_EVENTS = 4096
 """Events that one `poll` returns; the others are returned by the next ones."""
 
 
@@ -161,7 +161,7 @@ class Poller:
 
     def poll(self, seconds: float | None) -> list[tuple[Any, int]]:
         """Return (data, events) of the sockets that have events. Waits for these, at most `seconds`; None: forever."""
-        found = self._epoll.poll(seconds, MOST_EVENTS)
+        found = self._epoll.poll(seconds, MAX_EVENTS)
         data = self._data
         return [(data[descriptor], events) for descriptor, events in found]
 

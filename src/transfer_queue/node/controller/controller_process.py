@@ -39,7 +39,7 @@ from transfer_queue.node.controller.state_files import StateFiles
 from transfer_queue.node.hosting.service_base import ProcessMetrics, resident_bytes
 from transfer_queue.node.system.sampler_transfer import PickledSampler
 from transfer_queue.node.unit.mirror_folders import boot_ids
-from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.storage.arena.remote_access import MAX_WRITTEN
 from transfer_queue.system_folder.liveness import DepartedClients, handed_over, is_client_alive
 from transfer_queue.system_folder.paths import SystemFolder, is_network_storage
 
@@ -116,7 +116,7 @@ def build_controller(
     states = StateFiles(system.states, loaded)
     service = ControllerService(controller, states, journaling, DepartedClients(system.clients), files, term)
     server = ServerLoop(
-        service, key, max_payload=MOST_WRITTEN, served=service.serve_puts, commit=service.commit,
+        service, key, max_payload=MAX_WRITTEN, served=service.serve_puts, commit=service.commit,
         longest=service.load.longest,
     )  # fmt: skip
     service.attach(server.call_soon)

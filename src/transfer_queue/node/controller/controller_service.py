@@ -51,7 +51,7 @@ from transfer_queue.node.controller.sampler_host import SamplerHost
 from transfer_queue.node.controller.sampler_loading import AnyMade, SamplerFiles
 from transfer_queue.node.controller.state_files import StateFiles, StateWriter
 from transfer_queue.node.hosting.service_base import BackgroundThread, EnvelopeService
-from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.storage.arena.remote_access import MAX_WRITTEN
 from transfer_queue.system_folder.liveness import DepartedClients
 from transfer_queue.wire.objects.object_values import decode_tag_value_copied
 
@@ -304,7 +304,7 @@ class ControllerService(EnvelopeService):
         """Read or write a state file for a client on another node, which cannot access the folder of state files."""
         try:
             if isinstance(request, FetchState):
-                left, data = self._states.piece(request.name, max(0, request.start), min(request.length, MOST_WRITTEN))
+                left, data = self._states.piece(request.name, max(0, request.start), min(request.length, MAX_WRITTEN))
                 return self.answer(peer, sequence, Done(left), [memoryview(data)] if data else ())
             if request.start < 0:
                 self._states.remove(check_file_name(request.name))

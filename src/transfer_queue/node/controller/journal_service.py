@@ -103,7 +103,7 @@ def _sync(files: list[int]) -> None:
 # ---------------------------------------------------------------- the journal
 
 SNAPSHOT_RECORDS = 20_000  # since the last snapshot; a replay of them takes a third of a second
-MOST_RECORDS = 100_000  # with more records, the next snapshot begins without a rest
+MAX_RECORDS = 100_000  # with more records, the next snapshot begins without a rest
 SNAPSHOT_BYTES = 32 << 20
 REST = 10.0  # times the duration of the last snapshot
 FAILED_SECONDS = 30.0  # between a snapshot that failed and the next attempt
@@ -268,7 +268,7 @@ class Journaling:
             return False
         if self._writer is None or self.snapshotting:
             return False
-        return (records >= MOST_RECORDS and not self._failing) or time.monotonic() >= self._next_try
+        return (records >= MAX_RECORDS and not self._failing) or time.monotonic() >= self._next_try
 
     def _snapshot(self) -> None:
         assert self._writer is not None

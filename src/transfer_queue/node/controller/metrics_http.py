@@ -16,7 +16,7 @@ from transfer_queue.utils.host_addresses import public_host
 
 logger = logging.getLogger(__name__)
 
-MOST_READERS = 16  # at a time; the oldest connection is closed for the next one
+MAX_READERS = 16  # at a time; the oldest connection is closed for the next one
 PAUSE = 0.0002  # seconds; long enough that another thread which waits for the interpreter gets it
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -34,7 +34,7 @@ class _MetricsServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._open.append(request)
-        if len(self._open) > MOST_READERS:
+        if len(self._open) > MAX_READERS:
             with contextlib.suppress(OSError):  # it is closed already
                 self._open.pop(0).shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)

@@ -1,7 +1,7 @@
 """The log files of the servers, with a bound on their size.
 
 A log file contains the log lines of a server, and everything that the server or a user's code prints. Repeated lines
-are counted instead of written. When a file has grown to MOST_BYTES, it replaces the file before it, and a new one is
+are counted instead of written. When a file has grown to MAX_BYTES, it replaces the file before it, and a new one is
 started. So a server cannot fill the disk with its log.
 """
 
@@ -19,12 +19,12 @@ from pathlib import Path
 
 from transfer_queue.config import environment
 
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 OLD = ".1"  # suffix of the former file
 PERIOD = 10.0  # seconds
 LOG_SECONDS = 5.0  # between two checks of the size of a log, in addition to the check at each line
 LINES_A_PERIOD = 20  # similar lines that are written in a period; more are only counted
-MOST_KINDS = 1024  # kinds of lines that are remembered
+MAX_KINDS = 1024  # kinds of lines that are remembered
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -50,7 +50,7 @@ class RepeatLimit(logging.Filter):
             seen = self._seen.get(kind)
             if seen is None or now >= seen[0] + PERIOD:
                 silent = 0 if seen is None else max(0, int(seen[1]) - LINES_A_PERIOD)
-                if len(self._seen) >= MOST_KINDS:
+                if len(self._seen) >= MAX_KINDS:
                     self._seen.clear()
                 self._seen[kind] = [now, 1]
                 if silent:
@@ -79,9 +79,9 @@ class LogFile:
         os.close(file)
 
     def limit_size(self) -> None:
-        """Start a new file if this one has grown to MOST_BYTES; this one replaces the former file."""
+        """Start a new file if this one has grown to MAX_BYTES; this one replaces the former file."""
         with self._lock, contextlib.suppress(OSError):  # a full disk must not end the server
-            if os.fstat(2).st_size >= MOST_BYTES:
+            if os.fstat(2).st_size >= MAX_BYTES:
                 with contextlib.suppress(FileNotFoundError):  # the last attempt could not create the new file
                     self._path.replace(self._path.with_name(self._path.name + OLD))
                 self._begin()

@@ -35,7 +35,7 @@ from transfer_queue.node.system.store_process import read_status, store_lifetime
 from transfer_queue.node.unit.mirror_folders import PLAIN
 from transfer_queue.node.unit.unit_service import UnitService, fetch_blocks
 from transfer_queue.storage.arena.arena import Arena
-from transfer_queue.storage.arena.remote_access import MOST_WRITTEN
+from transfer_queue.storage.arena.remote_access import MAX_WRITTEN
 from transfer_queue.storage.arena.writer_locks import SlotFolder
 from transfer_queue.storage.stores.base import connect
 from transfer_queue.storage.unit.extent_pool import ArenaPool, DiskPool, ExtentPool, MirrorPool, RetiredPool
@@ -159,7 +159,7 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         threading.Thread(target=run, name="fetch blocks", daemon=True).start()
 
     service = UnitService(unit, session, registration, lost, end=lambda: server.stop(), fetch=fetch)
-    server = ServerLoop(service, key, max_payload=MOST_WRITTEN, idle=service.work_ahead, longest=service.load.longest)
+    server = ServerLoop(service, key, max_payload=MAX_WRITTEN, idle=service.work_ahead, longest=service.load.longest)
     service.meter = ProcessMetrics(server, service.load)
     secret = server_context(settings.tls)
     for listener in place.listeners:

@@ -309,7 +309,7 @@ def _check_columns(order: unit_reports.Move) -> None:
 
 CALL_SECONDS = 30.0  # for one reply of another unit
 AT_ONCE = 256 << 20  # bytes of one reply
-MOST_LANES = 8  # units from which blocks are fetched at once
+MAX_LANES = 8  # units from which blocks are fetched at once
 
 
 def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) -> set[int]:
@@ -328,7 +328,7 @@ def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) ->
             except (OSError, KeyError, TransferQueueError) as error:
                 logger.warning("%d blocks cannot be fetched from storage unit %d: %s", len(wanted), unit, error)
 
-    lanes = [units[first::MOST_LANES] for first in range(min(MOST_LANES, len(units)))]
+    lanes = [units[first::MAX_LANES] for first in range(min(MAX_LANES, len(units)))]
     threads = [threading.Thread(target=receive, args=(lane,), name="fetch blocks", daemon=True) for lane in lanes]
     for thread in threads:
         thread.start()

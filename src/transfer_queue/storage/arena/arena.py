@@ -45,7 +45,7 @@ MAGIC = "transfer_queue arena"
 VERSION = 1
 SEGMENT = 64 * 1024 * 1024
 """The bytes by which an arena usually grows."""
-LEAST_SHARED_MEMORY = 256 * 1024 * 1024
+MIN_SHARED_MEMORY = 256 * 1024 * 1024
 """Bytes that must be free in a memory file system before an arena is put there."""
 
 _GENERATION_BYTES = 8
@@ -82,7 +82,7 @@ class FolderChoice(NamedTuple):
 
 
 def choose_folder(
-    shared_memory: Path = Path("/dev/shm"), fallback: Path | None = None, least: int = LEAST_SHARED_MEMORY
+    shared_memory: Path = Path("/dev/shm"), fallback: Path | None = None, least: int = MIN_SHARED_MEMORY
 ) -> FolderChoice:
     """Return the folder of shared memory if it is writable and has `least` bytes free, else the fallback.
 

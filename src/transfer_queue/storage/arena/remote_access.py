@@ -14,10 +14,10 @@ from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE, LeasedExtent
 from transfer_queue.wire.buffers.copies import gather_pieces
 
-MOST_PIECES = 1 << 16  # of one request
+MAX_PIECES = 1 << 16  # of one request
 SMALL = 16 << 10  # pieces that are smaller than this on average are copied together and sent as one
-MOST_WRITTEN = 4 << 20  # bytes that one request may write
-MOST_COPIED = 8 << 20  # bytes in small pieces that one request may read: a few milliseconds
+MAX_WRITTEN = 4 << 20  # bytes that one request may write
+MAX_COPIED = 8 << 20  # bytes in small pieces that one request may read: a few milliseconds
 
 
 def read_pieces(arena: Arena, request: ReadPieces) -> list[memoryview] | None:
@@ -35,9 +35,9 @@ def read_pieces(arena: Arena, request: ReadPieces) -> list[memoryview] | None:
     starts, lengths, offsets, generations = (np.frombuffer(column, "<i8") for column in columns)
     if len(starts) != len(lengths) or len(offsets) != len(generations):
         raise ProtocolError("a request to read has columns of different lengths")
-    if len(starts) > MOST_PIECES:
+    if len(starts) > MAX_PIECES:
         raise InvalidArgumentError(
-            f"a request to read may have at most {MOST_PIECES} pieces, got {len(starts)}; ask in parts"
+            f"a request to read may have at most {MAX_PIECES} pieces, got {len(starts)}; ask in parts"
         )
     for begins, sizes in ((starts, lengths), (offsets, np.ones_like(offsets))):
         # this form of the comparison cannot overflow
@@ -47,9 +47,9 @@ def read_pieces(arena: Arena, request: ReadPieces) -> list[memoryview] | None:
         return None
     total = int(lengths.sum())
     if len(starts) > 1 and total < SMALL * len(starts):
-        if total > MOST_COPIED:
+        if total > MAX_COPIED:
             raise InvalidArgumentError(
-                f"a request may read at most {MOST_COPIED} bytes in small pieces, got {total}; ask in parts"
+                f"a request may read at most {MAX_COPIED} bytes in small pieces, got {total}; ask in parts"
             )
         return [gather_pieces(arena.memory, starts, lengths).data]
     view = arena.memory.data

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NO_SPACE, NOT_WHOLE, NOT_FOUND = -200, -703, -704
 DEAD_OWNER = (-800, -600)  # the owner of the memory does not respond, or cannot be found
-LEAST_BUFFER = 64 * 1024
+MIN_BUFFER = 64 * 1024
 LARGE = 1024 * 1024  # destinations of at least this size are registered; smaller reads go through a buffer of the pool
 DEAD_SECONDS = 2.0  # after which bytes that cannot be read from their owner count as lost
 WRITE_SECONDS = 10.0  # for which a writer tries again if an owner is dead, until the store chooses another one
@@ -130,7 +130,7 @@ class MooncakeStore(Store):
     @contextlib.contextmanager
     def buffer(self, key: str, nbytes: int) -> Iterator[Bytes]:
         """See `Store.buffer`: registered memory of a pool."""
-        memory = self._take(max(LEAST_BUFFER, 1 << (nbytes - 1).bit_length()))
+        memory = self._take(max(MIN_BUFFER, 1 << (nbytes - 1).bit_length()))
         try:
             yield memory[:nbytes]
         finally:
@@ -300,7 +300,7 @@ def _check(code: int, what: str) -> None:
 
 SETTING = "backend.MooncakeStore.use_gdr"
 WITHOUT_CUDA = "mooncake-transfer-engine-non-cuda"
-LEAST_REGISTERED = 1 << 20  # bytes of the smallest registration
+MIN_REGISTERED = 1 << 20  # bytes of the smallest registration
 
 
 def gpu_direct(store: MooncakeStore, protocol: str, most: int) -> GpuDirect | None:
@@ -349,7 +349,7 @@ class GpuDirect(DevicePath):
     @contextlib.contextmanager
     def buffer(self, device: torch.device, nbytes: int) -> Iterator[torch.Tensor | None]:
         """See `DevicePath.buffer`: registered memory of a pool."""
-        memory = self._take(device, max(LEAST_REGISTERED, 1 << (nbytes - 1).bit_length()))
+        memory = self._take(device, max(MIN_REGISTERED, 1 << (nbytes - 1).bit_length()))
         try:
             yield None if memory is None else memory[:nbytes]
         finally:

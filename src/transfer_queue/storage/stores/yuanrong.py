@@ -22,7 +22,7 @@ from transfer_queue.storage.stores import mooncake
 from transfer_queue.storage.stores.base import DevicePath, Forks, Piece, Store, retry_attempt
 from transfer_queue.storage.stores.yuanrong_npu import (
     CONNECT_SECONDS,
-    MOST_KEYS,
+    MAX_KEYS,
     REQUEST_SECONDS,
     is_missing,
     name_of,
@@ -139,8 +139,8 @@ class YuanrongStore(Store):
         wanted = {key: list(some) for key, some in groupby(pieces, key=lambda piece: piece.key)}
         missing: list[str] = []
         keys = list(wanted)
-        for first in range(0, len(keys), MOST_KEYS):
-            some = keys[first : first + MOST_KEYS]
+        for first in range(0, len(keys), MAX_KEYS):
+            some = keys[first : first + MAX_KEYS]
             found: list[Any] = []
 
             def attempt(some: list[str] = some, found: list[Any] = found) -> Exception | None:
@@ -164,9 +164,9 @@ class YuanrongStore(Store):
 
     def remove(self, keys: Sequence[str]) -> None:
         """See `Store.remove`."""
-        for first in range(0, len(keys), MOST_KEYS):
+        for first in range(0, len(keys), MAX_KEYS):
             try:
-                self.connect().delete([name_of(key) for key in keys[first : first + MOST_KEYS]])
+                self.connect().delete([name_of(key) for key in keys[first : first + MAX_KEYS]])
             except RuntimeError as error:
                 if not is_missing(error):
                     raise self._lost("cannot remove blocks", error) from error
@@ -174,8 +174,8 @@ class YuanrongStore(Store):
     def missing(self, keys: Sequence[str]) -> list[str]:
         """See `Store.missing`. Waits for a worker that is restarting."""
         gone: list[str] = []
-        for first in range(0, len(keys), MOST_KEYS):
-            some = list(keys[first : first + MOST_KEYS])
+        for first in range(0, len(keys), MAX_KEYS):
+            some = list(keys[first : first + MAX_KEYS])
             there: list[bool] = []
 
             def attempt(some: list[str] = some, there: list[bool] = there) -> Exception | None:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 # constants of the library, used also without NPUs
 CONNECT_SECONDS = 2.0
 REQUEST_SECONDS = 2.0
-MOST_KEYS = 1000  # of one request
+MAX_KEYS = 1000  # of one request
 MISSING = ("[Key not found]", "no object copy exists")
 """What errors say of a key that does not exist, and of one whose worker has died: it stays recorded without a place."""
 
@@ -36,8 +36,8 @@ SETTING = "backend.Yuanrong.enable_yr_npu_transport"
 LEAST = 64 << 10  # bytes of the smallest block of which a copy is made
 MOST = 1 << 30  # bytes of copies that a process keeps on its NPU
 REST_SECONDS = 60.0  # after a failure, in which values come from the worker
-MOST_ROUNDS = 8  # requests for the pieces of one block, because a request can contain a block only once
-MOST_OFFSET = 2**31 - 1  # in a copy: the library uses 32 bits
+MAX_ROUNDS = 8  # requests for the pieces of one block, because a request can contain a block only once
+MAX_OFFSET = 2**31 - 1  # in a copy: the library uses 32 bits
 
 _FAILURES = (ImportError, RuntimeError, TypeError, ValueError)  # errors of the library
 
@@ -130,7 +130,7 @@ class NpuTransport(DevicePath):
         left: list[Piece] = []
         for _, group in groupby(pieces, key=lambda piece: piece.key):
             some = list(group)
-            if len(some) > MOST_ROUNDS or max(piece.start for piece in some) > MOST_OFFSET:
+            if len(some) > MAX_ROUNDS or max(piece.start for piece in some) > MAX_OFFSET:
                 left += some
                 continue
             for number, piece in enumerate(some):
@@ -138,8 +138,8 @@ class NpuTransport(DevicePath):
                     rounds.append([])
                 rounds[number].append(piece)
         for one in rounds:
-            for first in range(0, len(one), MOST_KEYS):
-                asked = one[first : first + MOST_KEYS]
+            for first in range(0, len(one), MAX_KEYS):
+                asked = one[first : first + MAX_KEYS]
                 names = [_copy_of(piece.key) for piece in asked]
                 ranges = [CopyRange(piece.start, piece.at, piece.length) for piece in asked]
                 failed = self._try_call(partial(self._get, names, into, ranges))
@@ -194,8 +194,8 @@ class NpuTransport(DevicePath):
             self._bytes -= sum(copy.numel() for copy in gone.values())
         for device in {copy.device for copy in gone.values()}:
             names = [_copy_of(key) for key, copy in gone.items() if copy.device == device]
-            for first in range(0, len(names), MOST_KEYS):
-                self._try_call(partial(self._delete, device, names[first : first + MOST_KEYS]))
+            for first in range(0, len(names), MAX_KEYS):
+                self._try_call(partial(self._delete, device, names[first : first + MAX_KEYS]))
 
     def _delete(self, device: torch.device, names: list[str]) -> None:
         self._client(device).dev_local_delete(names)

@@ -364,21 +364,21 @@ class DiskPool(ArenaPool):
 # one `fsync`.
 
 
-MOST_SPARED = 256 << 20
-LEAST_SPARED = 12 << 20  # while the journal begins a new file, it has reserved space in two
+MAX_SPARED = 256 << 20
+MIN_SPARED = 12 << 20  # while the journal begins a new file, it has reserved space in two
 
 
 class MirrorPool(DiskPool):
     """The extent pool of an arena on disk that survives the failure of the machine.
 
-    It leaves a tenth of its file system free, from LEAST_SPARED to MOST_SPARED bytes. If the disk is full, the journal
+    It leaves a tenth of its file system free, from MIN_SPARED to MAX_SPARED bytes. If the disk is full, the journal
     there can still be written, so that samples can be cleared and the mirror gets space again.
     """
 
     def __init__(self, arena: Arena, begin: Begin) -> None:
         super().__init__(arena)
         disk = os.statvfs(arena.folder)
-        arena.spared = min(MOST_SPARED, max(LEAST_SPARED, disk.f_blocks * disk.f_frsize // 10))
+        arena.spared = min(MAX_SPARED, max(MIN_SPARED, disk.f_blocks * disk.f_frsize // 10))
         self._begin = begin
 
     def settle(self, then: Callable[[str], list[Effect]]) -> list[Effect]:

@@ -40,7 +40,7 @@ MAGIC = "transfer_queue names"
 VERSION = 1
 UNLIMITED = 1 << 62
 ALIGNMENT = 64
-MOST_REMOVED = 512  # names in one request
+MAX_REMOVED = 512  # names in one request
 RETRY_SECONDS = 1.0  # between two attempts to remove blocks
 REWRITE_SECONDS = 1.0  # between two times that a block is written again
 LIFE_SECONDS = 0.5  # between two checks whether the store is still the same
@@ -282,7 +282,7 @@ class ObjectPool(ExtentPool):
         if self._busy:
             return
         waiting = (number for number in self._doomed if number not in self._rewriting)
-        numbers = list(itertools.islice(waiting, MOST_REMOVED))
+        numbers = list(itertools.islice(waiting, MAX_REMOVED))
         if not numbers:
             return
         self._busy = True

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from transfer_queue.wire.blocks.device_memory import device_to_host, flat_on_device
-from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, allocate
+from transfer_queue.wire.buffers.copies import MIN_PART, U8, Copies, allocate
 from transfer_queue.wire.buffers.tensors import copy_elements, view_as_integers
 from transfer_queue.wire.objects.extensions import Buffer
 
-LEAST_SAVED = 16 << 10
+MIN_SAVED = 16 << 10
 """Bytes that a column must save to be stored once. A further block costs the put as much as copying these bytes."""
 
 
@@ -107,7 +107,7 @@ class TensorMemory(_Tensor):
     def write(self, memory: U8, address: int, start: int, later: Copies) -> None:
         """See `ColumnSource.write`."""
         nbytes = self.tensor.nbytes
-        if nbytes < LEAST_PART:
+        if nbytes < MIN_PART:
             ctypes.memmove(address + start, self.tensor.data_ptr(), nbytes)
         else:
             later.append((memory[start : start + nbytes], self._flat()))

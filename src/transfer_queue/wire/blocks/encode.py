@@ -28,7 +28,7 @@ from tensordict import (
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages.descriptors import NESTED, SEPARATOR, FieldSpec
 from transfer_queue.wire.blocks.column_sources import (
-    LEAST_SAVED,
+    MIN_SAVED,
     ArrayColumn,
     ColumnSource,
     DeviceColumn,
@@ -60,7 +60,7 @@ from transfer_queue.wire.objects.object_encoder import Refusal, encode_parts
 Columns = Union[TensorDictBase, Mapping[str, Any]]
 
 _NUMERIC = "biufc"
-MOST_STACKED = 1 << 14
+MAX_STACKED = 1 << 14
 """Elements of tensors that torch joins. It would use its threads for several times as many (decision 0004)."""
 
 
@@ -218,7 +218,7 @@ class EncodedBlock:
 
 
 def encode_put(fields: Columns, rows: int, *, allow_pickle: bool = True) -> EncodedBlock:
-    """Encode a batch. A value that several rows share in memory is encoded once if that saves `LEAST_SAVED` bytes.
+    """Encode a batch. A value that several rows share in memory is encoded once if that saves `MIN_SAVED` bytes.
 
     Rows share a value if they are expanded (a stride of 0), the same object, or tensors over the same elements.
     For containers and errors see `encode_columns`.
@@ -388,7 +388,7 @@ def _tensor(name: str, value: torch.Tensor, rows: int, share: bool) -> Column:
     shape = tensor.shape[1:]
     spec = _spec(name, "tensor", NAMES[tensor.dtype], len(shape), False)
     nbytes = tensor.nbytes
-    if share and nbytes > LEAST_SAVED and value.stride(0) == 0 and nbytes - nbytes // rows >= LEAST_SAVED:
+    if share and nbytes > MIN_SAVED and value.stride(0) == 0 and nbytes - nbytes // rows >= MIN_SAVED:
         one = tensor[:1]
         return spec, _i8(shape), one.nbytes, _dense(one), rows_of_one_value(rows).slots
     return spec, _i8(shape), nbytes, _dense(tensor), None
@@ -434,7 +434,7 @@ def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool, share:
         return _values(name, array_rows(value), allow_pickle, share)
     spec, dims = _spec(name, "tensor", value.dtype.name, value.ndim - 1, False), _i8(value.shape[1:])
     slots = None
-    if share and value.strides[0] == 0 and value.nbytes - value.nbytes // rows >= LEAST_SAVED:
+    if share and value.strides[0] == 0 and value.nbytes - value.nbytes // rows >= MIN_SAVED:
         value, slots = value[:1], rows_of_one_value(rows).slots
     return spec, dims, value.nbytes, ArrayColumn(np.asarray(value), value.dtype.newbyteorder("<")), slots
 
@@ -491,7 +491,7 @@ def _stacked(name: str, values: list[torch.Tensor]) -> Column:
     For small tensors this is several times as fast as a copy of each.
     """
     shapes = [value.shape for value in values]
-    if max(map(torch.Size.numel, shapes)) * len(values) > MOST_STACKED:
+    if max(map(torch.Size.numel, shapes)) * len(values) > MAX_STACKED:
         return _rows(name, values, False)
     ragged = shapes.count(shapes[0]) != len(shapes)
     joined = torch.cat([value.reshape(-1) for value in values]) if ragged else torch.stack(values)
@@ -518,7 +518,7 @@ def _objects(name: str, values: list[Any], allow_pickle: bool, share: bool, one:
 def _saves_enough(lengths: list[int], slots: NDArray[np.int32]) -> bool:
     """Whether a column of rows with these slots is worth storing its values, which have these lengths, once."""
     each = np.array(lengths, np.int64)
-    return int(each[slots].sum() - each.sum()) >= LEAST_SAVED
+    return int(each[slots].sum() - each.sum()) >= MIN_SAVED
 
 
 def _encoded(name: str, values: list[Any], encoded: list[list[Buffer]], slots: Slots) -> Column:

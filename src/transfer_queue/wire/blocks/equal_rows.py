@@ -19,7 +19,7 @@ from transfer_queue.wire.blocks.repack import repack_block
 from transfer_queue.wire.buffers.block_layout import columns
 from transfer_queue.wire.buffers.copies import U8
 
-LEAST_HASHED = 4096
+MIN_HASHED = 4096
 """Bytes from which a row is hashed."""
 
 I4 = NDArray[np.int32]
@@ -31,7 +31,7 @@ class HashedField:
 
     name: str
     digests: list[bytes]
-    """The distinct digests of rows of at least `LEAST_HASHED` bytes, in the order of their first rows."""
+    """The distinct digests of rows of at least `MIN_HASHED` bytes, in the order of their first rows."""
     numbers: I4
     """For each row of the put the position of its digest; -1 for a shorter row."""
 
@@ -94,7 +94,7 @@ def hash_put(put: EncodedBlock, matches: Callable[[str], bool]) -> HashedPut | N
     hashed = {}
     for column in put.columns:
         spec, slots = column[0], column[4]
-        if spec.kind != NESTED and column[2] >= LEAST_HASHED and matches(spec.name):
+        if spec.kind != NESTED and column[2] >= MIN_HASHED and matches(spec.name):
             found = _hash_column(column, put.rows if slots is None else int(slots.max()) + 1)
             if found is not None:
                 hashed[spec.name] = found
@@ -144,12 +144,12 @@ def _hash_column(column: Column, rows: int) -> _HashedColumn | None:
     (layout,) = columns([spec], np.frombuffer(column[1], "<i8"), rows)
     all_rows = np.arange(rows)
     _, lengths = layout.locate(0, all_rows)
-    if int(lengths.max(initial=0)) < LEAST_HASHED:
+    if int(lengths.max(initial=0)) < MIN_HASHED:
         return None
     shapes = layout.row_shapes(0, all_rows)
     pieces = list(_cut(column[3].memory(), lengths.tolist()))
     digests = [
-        None if length < LEAST_HASHED else _digest(piece, f"{spec.kind} {spec.dtype} {shape}")
+        None if length < MIN_HASHED else _digest(piece, f"{spec.kind} {spec.dtype} {shape}")
         for piece, length, shape in zip(pieces, lengths.tolist(), shapes.tolist(), strict=True)
     ]
     return _HashedColumn(column, rows, digests, pieces)

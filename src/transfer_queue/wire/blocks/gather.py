@@ -51,7 +51,7 @@ from transfer_queue.wire.objects.object_decoder import decode_object
 I8 = NDArray[np.int64]
 Layout = Literal["jagged", "dense", "padded", "list"]
 LAYOUTS = get_args(Layout)
-LEAST_SHARE = 16
+MIN_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
 View = Union[U8, None]
 """Held bytes of an arena; None if they cannot be held."""
@@ -281,7 +281,7 @@ class _ColumnMaker:
             return tensor_over(view, dtype, shape)
         unit, start, nbytes = rows.run
         memory = rows.memory(unit)
-        if unit == HERE and nbytes * LEAST_SHARE >= len(memory) and self._may_stay(rows):
+        if unit == HERE and nbytes * MIN_SHARE >= len(memory) and self._may_stay(rows):
             return tensor_over(memory[start : start + nbytes], dtype, shape)
         return copy_tensor(memory, start, nbytes, dtype, shape, self.later)
 

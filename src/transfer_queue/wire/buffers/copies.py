@@ -30,7 +30,7 @@ PARALLEL = 8 << 20
 """Bytes from which threads share a copy."""
 PER_THREAD = 4 << 20
 """The least number of bytes for each thread."""
-LEAST_PART = 1 << 20
+MIN_PART = 1 << 20
 """The least number of bytes that a thread copies at a time."""
 
 _most = min(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -89,9 +89,9 @@ def run_in_parts(count: int, nbytes: int, work: Callable[[int, int], None]) -> N
 def _bounds(count: int, nbytes: int, threads: int) -> list[int]:
     """Return the bounds of the parts of `nbytes` in `count` steps.
 
-    Each part is the rest divided by twice the number of threads, and at least LEAST_PART.
+    Each part is the rest divided by twice the number of threads, and at least MIN_PART.
     """
-    bounds, least = [0], max(1, LEAST_PART * count // nbytes)
+    bounds, least = [0], max(1, MIN_PART * count // nbytes)
     while bounds[-1] < count:
         bounds.append(min(count, bounds[-1] + max(least, (count - bounds[-1]) // (2 * threads))))
     return bounds
@@ -264,7 +264,7 @@ def copy_range(memory: U8, start: int, length: int, later: Copies | None = None,
     """Return a copy of memory[start : start + length]. For `later` and `into` see `gather_pieces`."""
     destination = allocate(length) if into is None else into
     copies = [(destination, memory[start : start + length])]
-    if later is not None and length >= LEAST_PART:
+    if later is not None and length >= MIN_PART:
         later += copies
     else:
         copy_all(copies)

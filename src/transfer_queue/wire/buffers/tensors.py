@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from transfer_queue.errors import FieldTypeError
 from transfer_queue.wire.buffers.block_layout import ITEM_SIZES
-from transfer_queue.wire.buffers.copies import LEAST_PART, U8, Copies, address_of, allocate, copy_range
+from transfer_queue.wire.buffers.copies import MIN_PART, U8, Copies, address_of, allocate, copy_range
 
 I8 = NDArray[np.int64]
 
@@ -186,7 +186,7 @@ def copy_tensor(memory: U8, start: int, nbytes: int, name: str, shape: Sequence[
     A large copy is not made but added to `later`, for a `copy_all` by the caller. The caller has checked that the range
     is inside the memory.
     """
-    if nbytes >= LEAST_PART:
+    if nbytes >= MIN_PART:
         return tensor_over(copy_range(memory, start, nbytes, later), name, shape)
     # an array and views of it would need three times as long
     made = torch.empty(shape, dtype=DTYPES[name], device="cpu")
