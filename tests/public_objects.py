@@ -14,7 +14,7 @@ from transfer_queue import errors
 MODULES: dict[str, list[str] | None] = {
     "transfer_queue": None,
     "transfer_queue.client": None,
-    "transfer_queue.client.checkpoint.checkpoint_report": ["CheckpointReport"],
+    "transfer_queue.client.checkpoint.checkpoint_data": ["CheckpointReport"],
     "transfer_queue.controller": None,
     "transfer_queue.dataloader.streaming_dataset": None,
     "transfer_queue.dataloader.streaming_dataloader": ["StreamingDataLoader"],

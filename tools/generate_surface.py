@@ -41,7 +41,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from transfer_queue.net.calls import Operation
 from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
-from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
+from transfer_queue.client.checkpoint.checkpoint_data import CheckpointReport
 from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Fence, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.operations.fetch_operations import Readiness

@@ -35,7 +35,7 @@ from transfer_queue.attachment import CURRENT, current_client, find_system
 from transfer_queue.attachment import attach as attach_to_running
 from transfer_queue.client import TransferQueueClient
 from transfer_queue.client.checkpoint import checkpoint_folder
-from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport, warn_of_losses
+from transfer_queue.client.checkpoint.checkpoint_data import CheckpointReport, warn_of_losses
 from transfer_queue.client.control_client import still_runs
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.conversion.arguments import introduction

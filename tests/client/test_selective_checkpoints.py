@@ -12,8 +12,8 @@ from test_checkpoints import save, values
 from test_lost_units import lose
 
 from simulated import Start, numbers, ragged, rows_of, same, table
+from transfer_queue.client.checkpoint.checkpoint_data import CheckpointReport, warn_of_losses
 from transfer_queue.client.checkpoint.checkpoint_folder import METADATA, STATE, write_json
-from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport, warn_of_losses
 from transfer_queue.client.conversion.arguments import consumed_by
 from transfer_queue.core.checkpoints import Checkpoints
 from transfer_queue.errors import (

@@ -1,7 +1,8 @@
 """The data of a checkpoint: which files of blocks a save writes, and how a load copies their blocks into arenas.
 
 A save links to those files of the previous checkpoint that contain enough of the needed blocks, and writes the rest
-into a new file. A load copies the needed blocks out of the files into space that a client has reserved.
+into a new file. A load copies the needed blocks out of the files into space that a client has reserved, without values
+that need pickle if these are refused.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from msgspec.msgpack import Ext
 
 from transfer_queue.client.checkpoint.block_file import BlockFile, BlockSource, space_of_blocks, write_blocks
 from transfer_queue.client.checkpoint.checkpoint_folder import (
@@ -23,15 +27,168 @@ from transfer_queue.client.checkpoint.checkpoint_folder import (
     read_manifest,
     write_manifest,
 )
-from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport
-from transfer_queue.client.checkpoint.pickled_values import PickledValues
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.core.columns.schema import MOST
+from transfer_queue.core.state.partition import Partition
+from transfer_queue.core.state.restore import lost_values
 from transfer_queue.core.state.serialization import Columns
+from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.blocks import PLACE
-from transfer_queue.errors import CheckpointError, TransferQueueError
+from transfer_queue.core.tables.rows import Chunk
+from transfer_queue.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    ProtocolError,
+    TransferQueueError,
+    UncarriableValueError,
+)
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.protocols import Bytes, Reserved
+from transfer_queue.utils.logging_utils import get_logger
+from transfer_queue.wire.buffers.block_layout import columns
+from transfer_queue.wire.objects.extensions import encode_refused
+from transfer_queue.wire.objects.object_decoder import decode_object
+from transfer_queue.wire.objects.object_values import OBJECT_CODE
+
+_logger = get_logger(__name__)
+
+MAX_NAMED = 5  # samples that a warning names
+
+
+@dataclass(frozen=True)
+class CheckpointReport:
+    """What was saved or loaded by `tq.save_checkpoint` and `tq.load_checkpoint` with `partitions`.
+
+    Example:
+        >>> meta = tq.kv_put("a", "train_0", {"prompt": torch.tensor([1, 2])})
+        >>> tq.save_checkpoint("checkpoint", partitions="train_0")
+        CheckpointReport(samples={'train_0': 1}, lost={})
+    """
+
+    samples: dict[str, int]
+    """Partition -> number of samples."""
+    lost: dict[str, dict[str | int, list[str]]] = field(default_factory=dict)
+    """Partition -> key of a sample (its global index in the saved system if it has none) -> fields whose values are
+    lost.
+
+    Their storage unit was lost before the save. Put these fields again, or clear the samples.
+    """
+
+
+def warn_of_losses(report: CheckpointReport) -> None:
+    """Log a warning that names the lost values, if there are any."""
+    for partition, samples in report.lost.items():
+        named = ", ".join(f"{key!r} ({', '.join(fields)})" for key, fields in list(samples.items())[:MAX_NAMED])
+        more = f" and {len(samples) - MAX_NAMED} more" if len(samples) > MAX_NAMED else ""
+        _logger.warning(
+            "%d samples of partition %r in the checkpoint have values that were lost with their storage unit: %s%s; "
+            "put these fields again, or clear the samples",
+            len(samples), partition, named, more,
+        )  # fmt: skip
+
+
+def report_on(state: State) -> CheckpointReport:
+    """Return the report on a saved state."""
+    samples = {name: partition.row_count for name, partition in state.partitions.items()}
+    return CheckpointReport(samples, lost_values(state))
+
+
+class PickledValues:
+    """Removes the values of a saved state that need pickle."""
+
+    def __init__(self, state: State) -> None:
+        self.found: Counter[tuple[str, str]] = Counter()
+        """(partition, field or tag) -> number of removed values."""
+        self._blocks = state.blocks
+        self._objects = {at for at, schema in enumerate(state.blocks.schemas.values) if _has_objects(schema)}
+        self._rows: dict[tuple[int, str, int], tuple[str, int]] = {}
+        """(block, field, row in the block) -> partition and global index, for all objects."""
+        for partition in state.partitions.values():
+            self._note_rows(partition)
+
+    def _note_rows(self, partition: Partition) -> None:
+        for name, column in partition.fields.items():
+            if column.kind == "tensor":
+                continue
+            for chunk in partition.rows.chunks.values():
+                if name in chunk.column:
+                    numbers, slots = chunk.column[name]
+                    at = np.flatnonzero(numbers)
+                    for number, slot, index in zip(numbers[at].tolist(), slots[at].tolist(), chunk.index[at].tolist()):
+                        self._rows[number, name, slot] = (partition.name, index)
+
+    def strip(self, number: int, content: np.ndarray) -> None:
+        """Overwrite the values that need pickle in the bytes (u1) of a block."""
+        schema, dims, rows = self._blocks.shape_source(number)
+        if not _has_objects(schema):
+            return
+        for column in columns(schema, np.frombuffer(dims, "<i8"), rows):
+            if column.spec.kind != "object":
+                continue
+            starts, lengths = column.locate(0, np.arange(rows))
+            for slot, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+                value = content[start : start + length]
+                if len(value) and needs_pickle(value.tobytes()):
+                    partition, index = self._rows.get((number, column.spec.name, slot), ("", -1))
+                    words = f"field {column.spec.name!r} of row {index} of partition {partition!r}"
+                    self.found[partition, f"field {column.spec.name!r}"] += index >= 0
+                    value[:] = np.frombuffer(encode_refused(len(value), words), "u1")
+
+    def strip_tags(self, state: State) -> None:
+        """Replace the values that need pickle in the tags of all rows."""
+        for partition in state.partitions.values():
+            for chunk in partition.rows.chunks.values():
+                if chunk.tags is not None:
+                    self._strip_tags_of(partition, chunk)
+
+    def _strip_tags_of(self, partition: Partition, chunk: Chunk) -> None:
+        tags = chunk.tag_columns()
+        for at, tag in enumerate(tags.rows(slice(0, chunk.size))):
+            for name, value in tag.items():
+                words = f"tag {name!r} of row {int(chunk.index[at])} of partition {partition.name!r}"
+                kept = _without_pickle(value, words)
+                if kept is not value:
+                    tags.put([at], [{name: kept}])
+                    self.found[partition.name, f"tag {name!r}"] += 1
+
+    def report(self) -> None:
+        """Log how many values were refused."""
+        counts = [f"{what} of {partition!r}: {count}" for (partition, what), count in self.found.items() if count]
+        if counts:
+            get_logger(__name__).warning(
+                "the checkpoint was loaded with allow_pickle=False; values that need pickle cannot be read: %s",
+                "; ".join(counts[:20]),
+            )
+
+
+def needs_pickle(data: bytes) -> bool:
+    """Whether decoding an object from these bytes needs pickle."""
+    try:
+        decode_object(data, allow_pickle=False)
+    except UncarriableValueError:
+        return True
+    except (ProtocolError, InvalidArgumentError):
+        return False  # every reader fails before it reaches pickle
+    return False
+
+
+def _has_objects(schema: Any) -> bool:
+    return any(spec.kind == "object" for spec in schema or ())
+
+
+def _without_pickle(value: Any, words: str) -> Any:
+    """Return the value of a tag, in which each value that needs pickle is replaced."""
+    if isinstance(value, Ext):
+        data = bytes(value.data)
+        return Ext(value.code, encode_refused(0, words)) if value.code == OBJECT_CODE and needs_pickle(data) else value
+    if isinstance(value, list):
+        kept: Any = [_without_pickle(each, words) for each in value]
+        return value if all(a is b for a, b in zip(kept, value)) else kept
+    if isinstance(value, dict):
+        kept = {key: _without_pickle(each, words) for key, each in value.items()}
+        return value if all(kept[key] is value[key] for key in value) else kept
+    return value
+
 
 PIECE = 16 << 20
 """Bytes that a load reserves at once. A larger block is reserved alone."""

@@ -20,9 +20,13 @@ import numpy as np
 from transfer_queue.client.attachment import UNCERTAIN, Attachment
 from transfer_queue.client.checkpoint import checkpoint_data, checkpoint_folder
 from transfer_queue.client.checkpoint.block_file import BlockFile
-from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave, Loaded
-from transfer_queue.client.checkpoint.checkpoint_report import CheckpointReport, report_on
-from transfer_queue.client.checkpoint.pickled_values import PickledValues
+from transfer_queue.client.checkpoint.checkpoint_data import (
+    CheckpointReport,
+    CheckpointSave,
+    Loaded,
+    PickledValues,
+    report_on,
+)
 from transfer_queue.client.checkpoint.unit_blocks import UnitBlocks, fetch_state, remove_sent, send_state
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.operations.topic import Topic
