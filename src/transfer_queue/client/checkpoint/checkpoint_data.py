@@ -111,8 +111,8 @@ class PickledValues:
             if column.kind == "tensor":
                 continue
             for chunk in partition.rows.chunks.values():
-                if name in chunk.column:
-                    numbers, slots = chunk.column[name]
+                if name in chunk.field:
+                    numbers, slots = chunk.field[name]
                     at = np.flatnonzero(numbers)
                     for number, slot, index in zip(numbers[at].tolist(), slots[at].tolist(), chunk.index[at].tolist()):
                         self._rows[number, name, slot] = (partition.name, index)
