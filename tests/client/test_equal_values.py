@@ -19,6 +19,7 @@ from differential import differential
 from simulated import Start, rows_of, table
 from tests.simulation.faulty_cluster import FaultyCluster
 from transfer_queue.client.operations.operations import Operations
+from transfer_queue.client.writer import Writer
 from transfer_queue.core.units import migration_planner
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.net.calls import CONTROLLER
@@ -82,12 +83,12 @@ def before_publication(client: Client, action: Callable[[], object]) -> None:
     """Let something happen before the client's next publication."""
     actions = iter([action])
 
-    class Interrupted(Operations):
-        def _publish_written(self, *given: Any, **target: Any) -> Any:
+    class Interrupted(Writer):
+        def _write(self, *given: Any) -> Any:
             next(actions, lambda: None)()
-            return (yield from super()._publish_written(*given, **target))
+            return (yield from super()._write(*given))
 
-    client.operations = Interrupted(client.state)
+    client.operations = Operations(client.state, Interrupted(client.state))
 
 
 def test_values_that_are_freed_before_the_publication_are_written(a: Client, b: Client, cluster: Cluster) -> None:

@@ -171,7 +171,7 @@ class TestRenewal:
         again = fetch(b, timeout=20.0)
         a.pause_renewals(False)
         cluster.advance(30.0)
-        assert a.operations.renewals.next_deadline() is None
+        assert a.state.renewals.next_deadline() is None
         assert not a.ack(meta)
         assert b.ack(again)
 
@@ -186,7 +186,7 @@ class TestRenewal:
         a.put(numbers(2), partition_id="p")
         meta = pickle.loads(pickle.dumps(fetch(a)))
         for lease in meta._leases:
-            b.operations.renewals.add(lease)
+            b.state.renewals.add(lease)
         a.die()
         cluster.advance(100.0)
         assert b.ack(meta)

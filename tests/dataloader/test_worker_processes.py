@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 import transfer_queue as tq
 import warm
+from server_processes import until
 from simulated import numbers, take, values
 from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader, identity
@@ -136,6 +137,25 @@ class TestSequence:
             return default_fetch_batch_fn(**arguments)
 
         assert values(StreamingDataLoader(dataset(fetch_batch_fn=fetch), num_workers=2)) == list(range(ROWS))
+
+    def test_workers_fetch_no_batch_that_the_buffer_replays(self, dataset: Build, filled: str, tmp_path: Path) -> None:
+        """The consumer of the replay may be slow: a batch that was not kept cannot be fetched again."""
+        fetched = tmp_path / "fetched"
+
+        def fetch(**arguments: Any) -> Any:
+            with open(fetched, "a") as file:
+                file.write(f"{arguments['batch_index']} ")
+            return default_fetch_batch_fn(**arguments)
+
+        loader = StreamingDataLoader(dataset(fetch_batch_fn=fetch), num_workers=1)
+        assert values(loader) == list(range(ROWS))
+        fetched.write_text("")
+        loader.reset()
+        items = iter(loader)
+        first = values(take(items, 1))
+        until(lambda: fetched.read_text().split())
+        assert set(map(int, fetched.read_text().split())) == {len(loader.get_buffer())}
+        assert first + values(items) == list(range(ROWS))
 
     def test_rows_that_come_one_by_one(self, dataset: Build, partition: str) -> None:
         def produce() -> None:

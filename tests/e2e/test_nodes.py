@@ -123,8 +123,8 @@ def test_a_value_that_rows_share_comes_once_from_another_node(
 
     def noted(session: Session, pool: Pool, calls: Sequence[Call]) -> None:
         for call in calls:
-            if isinstance(call.request, ReadPieces):
-                received.append(int(np.frombuffer(call.request.lengths, "<i8").sum()))
+            if isinstance(call.body, ReadPieces):
+                received.append(int(np.frombuffer(call.body.lengths, "<i8").sum()))
         run_parallel(session, pool, calls)
 
     monkeypatch.setattr("transfer_queue.net.drivers.blocking_driver.run_parallel", noted)
@@ -290,7 +290,7 @@ def test_a_node_that_dies_while_several_are_read_is_waited_for_until_it_is_known
         with ThreadPoolExecutor(1) as pool:
             reading = pool.submit(third.get_data, whole)
             limit = time.monotonic() + SECONDS
-            while dead not in third.storage_manager.unreachable:
+            while dead not in third.storage_manager.units.unreachable:
                 assert time.monotonic() < limit
             nodes.report_gone(1)
             with pytest.raises(StorageKeyNotFoundError, match=f"lost with storage unit {dead}"):

@@ -149,7 +149,7 @@ class TestConnections:
         b.put(numbers(1), partition_id="p")
         task = b.start(b.operations.put(numbers(1), partition_id="p"))
         assert task.call is not None
-        assert isinstance(task.call.request, Publish)
+        assert isinstance(task.call.body, Publish)
         b.disconnect()
         cluster.run()
         assert not task.done

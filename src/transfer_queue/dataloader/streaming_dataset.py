@@ -829,6 +829,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._cut_and_open(found.batch, finish)
         return True
 
+    @property
+    def _next_fetch(self) -> int:
+        """The number of the next batch to fetch: the one at the position, or the first one after the buffer."""
+        end = self._kept_from + len(self.buffer)
+        return end if self._kept_from <= self.batch_index < end else self.batch_index
+
     def _position(self) -> tuple[str, int, int]:
         return self.partition_id, number_in_rank(self.batch_index), self.moves
 

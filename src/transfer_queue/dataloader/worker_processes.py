@@ -216,7 +216,8 @@ class Workers:
                 for one, so that orders cannot fill a pipe that is not read.
         """
         with self._ordering:
-            place = (dataset.moves, dataset.partition_id, dataset.batch_index)
+            start = dataset._next_fetch
+            place = (dataset.moves, dataset.partition_id, start)
             if (place == self._place and not self._ended) or (later and not self._heard and not self._waiting):
                 return
             self._version += 1
@@ -226,11 +227,9 @@ class Workers:
             # more may have been made, so one item of each worker is skipped.
             item = self._taken + self._on_order + self._count if self._version > 1 else 0
             self._channel.send_order(
-                StartFetching(
-                    self._version, dataset.partition_id, dataset.batch_index, self._given, item, dataset._received
-                )
+                StartFetching(self._version, dataset.partition_id, start, self._given, item, dataset._received)
             )
-            self._place, self._given = place, dataset.batch_index
+            self._place, self._given = place, start
 
     def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
         """Wait for the batch at the dataset's position, for at most this time, and return it."""
