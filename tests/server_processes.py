@@ -60,9 +60,8 @@ def server_process(name: str, system: RunningSystem | None = None) -> psutil.Pro
     It is the newest that was started. Raises `psutil.NoSuchProcess` if it has ended and was collected.
     """
     system = system or CURRENT.system
-    log, up = system.logs / f"{name}.log", "up, process "
-    text = until(lambda: up in (text := log.read_text()) and text)  # a page is served a moment before
-    return psutil.Process(int(text.rsplit(up, 1)[1].split()[0]))
+    text = (system.logs / f"{name}.log").read_text()
+    return psutil.Process(int(text.rsplit("up, process ", 1)[1].split()[0]))
 
 
 def living_server(name: str) -> psutil.Process | None:

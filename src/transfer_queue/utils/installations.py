@@ -14,8 +14,6 @@ from pathlib import Path
 
 from transfer_queue.utils.logging_utils import get_logger
 
-_logger = get_logger(__name__)
-
 PACKAGE = "transfer_queue"
 REINSTALL = "`pip install --force-reinstall --no-deps .` in a clone of the repository of this package"
 """What installs all files of this package again."""
@@ -91,7 +89,7 @@ def warn_of_other_installations() -> None:
     """Log a warning if another distribution has files of the package."""
     others = other_installations()
     if others:
-        _logger.warning(
+        get_logger(__name__).warning(
             "other distributions have files of the import name %s: %s; this package is in %s, and modules of one may "
             "have replaced modules of the other: %s",
             PACKAGE,

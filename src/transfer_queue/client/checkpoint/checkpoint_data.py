@@ -50,8 +50,6 @@ from transfer_queue.wire.objects.extensions import encode_refused
 from transfer_queue.wire.objects.object_decoder import decode_object
 from transfer_queue.wire.objects.object_values import OBJECT_CODE
 
-_logger = get_logger(__name__)
-
 MAX_NAMED = 5  # samples that a warning names
 
 
@@ -80,7 +78,7 @@ def warn_of_losses(report: CheckpointReport) -> None:
     for partition, samples in report.lost.items():
         named = ", ".join(f"{key!r} ({', '.join(fields)})" for key, fields in list(samples.items())[:MAX_NAMED])
         more = f" and {len(samples) - MAX_NAMED} more" if len(samples) > MAX_NAMED else ""
-        _logger.warning(
+        get_logger(__name__).warning(
             "%d samples of partition %r in the checkpoint have values that were lost with their storage unit: %s%s; "
             "put these fields again, or clear the samples",
             len(samples), partition, named, more,
