@@ -39,9 +39,7 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from transfer_queue.net.calls import Operation
-from transfer_queue.client.checkpoint.checkpoint_data import CheckpointSave
-from transfer_queue.client.checkpoint.checkpoint_data import CheckpointReport
+from transfer_queue.client.checkpoint.checkpoint_data import CheckpointReport, CheckpointSave
 from transfer_queue.client.conversion.arguments import Columns, ConsumedBy, DataParser, Fence, Tags
 from transfer_queue.client.conversion.change_events import PartitionChange
 from transfer_queue.client.operations.fetch_operations import Readiness
@@ -52,6 +50,7 @@ from transfer_queue.messages.reports.samples import SampleReport, StuckReport
 from transfer_queue.messages.reports.timeline import Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.net.calls import Operation
 
 T = TypeVar("T")
 
