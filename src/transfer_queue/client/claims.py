@@ -91,9 +91,10 @@ class Claims:
         if task is None:
             raise InvalidArgumentError("a fetch needs task_name: the name of the task that consumes the samples")
         task = arguments.validated_text(task, "task_name")
-        for name in options.keys() & _VALIDATORS.keys():
-            if options[name] is not None or name not in _OPTIONAL:
-                options[name] = _VALIDATORS[name](options[name])
+        for name, value in options.items():
+            validate = _VALIDATORS.get(name)
+            if validate is not None and (value is not None or name not in _OPTIONAL):
+                options[name] = validate(value)
         hands_over = options.get("lease") is None and not options.get("probe") and self.known is None
         return Claim(
             partition_id, task, fields, count, sampling, wait, hand_over=hands_over, again=self.again, **options
@@ -130,6 +131,19 @@ class Claims:
             self._attachment.renewals.add(held)
         return meta
 
+    def take(self, claim: Claim) -> Operation[tuple[BatchMeta, bool]]:
+        """Make a claim. Return the metadata of its batch, which is handed over, and whether the task is at its end."""
+        reply = yield from self.make(claim)
+        try:
+            meta = self.meta(claim.partition, reply, claim.lease)
+        except Exception:  # a tag that this process cannot read
+            yield Notice(ReportBatches(returned=[(claim.partition, reply.token)]))
+            raise
+        notice = self._note_handed_over(claim, reply)
+        if notice is not None:
+            yield notice
+        return meta, reply.ended
+
     def hand_over(self, claim: Claim, reply: ClaimReply, work: Operation[T], *, read: bool = False) -> Operation[T]:
         """Run what is left of a call whose claim was answered, and hand its batch over with the result.
 
@@ -141,18 +155,23 @@ class Claims:
             work: What is left of the call.
             read: Whether the rows may be removed afterwards (`create_partition(free_when=...)`). Default: False.
         """
-        if not reply.token:
-            return (yield from work)
-        batch = [(claim.partition, reply.token)]
         try:
             result = yield from work
         except GeneratorExit:
             raise
         except BaseException:
-            yield Notice(ReportBatches(returned=batch))
+            if reply.token:
+                yield Notice(ReportBatches(returned=[(claim.partition, reply.token)]))
             raise
-        if self.held is None and claim.lease is None:
-            report = ReportBatches(finished=batch) if read else ReportBatches(handed_over=batch)
-            if not self._attachment.note_handed_over(report):
-                yield Notice(report)
+        notice = self._note_handed_over(claim, reply, read)
+        if notice is not None:
+            yield notice
         return result
+
+    def _note_handed_over(self, claim: Claim, reply: ClaimReply, read: bool = False) -> Notice | None:
+        """Note that the batch of a claim is handed over. Returns what must be written at once, if it cannot wait."""
+        if not reply.token or self.held is not None or claim.lease is not None:
+            return None
+        batch = [(claim.partition, reply.token)]
+        report = ReportBatches(finished=batch) if read else ReportBatches(handed_over=batch)
+        return None if self._attachment.note_handed_over(report) else Notice(report)

@@ -1,7 +1,7 @@
 """How a client puts values: it writes a block into leased space, and publishes it. A put that fails leaves nothing.
 
-A put passes through *stages*, each of which hands it to the next one: trace, retry, deduplicate, write. They are put
-together for the first put; a stage that the system's configuration does not need is absent.
+A put is traced and repeated here, and passes through *stages*, each of which hands it to the next one: deduplicate,
+write. They are put together for the first put; a stage that the system's configuration does not need is absent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from transfer_queue.client.data.device_copies import KIND, MIN_REGISTERED
 from transfer_queue.client.data.extent_allocator import aligned
 from transfer_queue.client.data.remote_io import UnitSilentError, write_remote
 from transfer_queue.client.space import FREEING_SECONDS, BlockGroup
-from transfer_queue.client.tracing import Tracing
 from transfer_queue.errors import EqualValueGoneError, FieldTypeError, ProtocolError, TransferQueueError, UnitLostError
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock, schema_parts
 from transfer_queue.messages.envelopes import AnyReply
@@ -76,12 +75,22 @@ class Writer:
     def publish(
         self, encoded: EncodedBlock | None, put: Publish, within: float | None = None
     ) -> Operation[PublishReply]:
-        """Write a block, if there is one with fields, and publish it. A put that failed leaves nothing.
+        """Write a block, if there is one with fields, and publish it: `_publish`, which may have a span.
 
         Args:
             encoded: The block.
             put: The request without its blocks.
             within: See `Request`.
+        """
+        operation, tracing = self._publish(encoded, put, within), self._attachment.tracing
+        return operation if tracing is None else tracing.put(operation, encoded, put, self._attachment.introduction)
+
+    def _publish(self, encoded: EncodedBlock | None, put: Publish, within: float | None) -> Operation[PublishReply]:
+        """Write a block, if there is one with fields, and publish it. A put that failed leaves nothing.
+
+        If a field holds tensors and the block has other values of it, the client writes these as tensors. It learns
+        this when the controller refuses the first such put, and remembers it, so that later puts are not refused.
+        If the storage unit of the block is lost or stops to reply, the block is written into another one.
 
         Raises:
             UnitLostError: The storage unit was lost in each of PUT_ATTEMPTS attempts.
@@ -89,10 +98,25 @@ class Writer:
         arguments.check_partition_id(put.partition)
         arguments.validated_seconds(put.wait)
         within = arguments.validated_seconds(within)
-        kinds = self._attachment.kinds
+        kinds, stage = self._attachment.kinds, self._first_stage or self._make_stages()
         if encoded is not None:
             kinds.expect(put.partition, encoded)
-        reply = yield from (self._first_stage or self._make_stages())(encoded, put, within)
+        refused = lost = 0
+        while True:
+            try:
+                reply = yield from stage(encoded, put, within)
+                break
+            except (UnitLostError, UnitSilentError):
+                lost += 1
+                if lost == PUT_ATTEMPTS:
+                    raise
+                yield from self._units.refresh()
+            except FieldTypeError as error:
+                refused += 1
+                if encoded is None or refused == KIND_ATTEMPTS or not encoded.hold_as_tensors(error.tensors):
+                    if encoded is not None and error.field:
+                        error.args = (f"{error} {_first_mismatch(encoded, error, put)}",)
+                    raise
         if not isinstance(reply, PublishReply):
             raise ProtocolError(f"the controller replied to Publish with {type(reply).__name__}")
         if encoded is not None:
@@ -108,42 +132,8 @@ class Writer:
         stage: Stage = self._write
         if self._attachment.settings.dedup_fields:
             stage = partial(self._deduplicate, stage)
-        stage = partial(self._retry, stage)
-        if self._attachment.tracing is not None:
-            stage = partial(self._trace, self._attachment.tracing, stage)
         self._first_stage = stage
         return stage
-
-    def _trace(
-        self, tracing: Tracing, stage: Stage, encoded: EncodedBlock | None, put: Publish, within: float | None
-    ) -> Operation[AnyReply]:
-        """Stage: give the put a span."""
-        return tracing.put(stage(encoded, put, within), encoded, put, self._attachment.introduction)
-
-    def _retry(
-        self, stage: Stage, encoded: EncodedBlock | None, put: Publish, within: float | None
-    ) -> Operation[AnyReply]:
-        """Stage: repeat a put whose unit is lost, or whose values must be tensors.
-
-        If a field holds tensors and the block has other values of it, the client writes these as tensors. It learns
-        this when the controller refuses the first such put, and remembers it, so that later puts are not refused.
-        If the storage unit of the block is lost or stops to reply, the block is written into another one.
-        """
-        refused = lost = 0
-        while True:
-            try:
-                return (yield from stage(encoded, put, within))
-            except (UnitLostError, UnitSilentError):
-                lost += 1
-                if lost == PUT_ATTEMPTS:
-                    raise
-                yield from self._units.refresh()
-            except FieldTypeError as error:
-                refused += 1
-                if encoded is None or refused == KIND_ATTEMPTS or not encoded.hold_as_tensors(error.tensors):
-                    if encoded is not None and error.field:
-                        error.args = (f"{error} {_first_mismatch(encoded, error, put)}",)
-                    raise
 
     def _deduplicate(
         self, stage: Stage, encoded: EncodedBlock | None, put: Publish, within: float | None

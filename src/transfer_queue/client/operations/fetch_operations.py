@@ -17,7 +17,7 @@ from transfer_queue.client.operations.topic import Topic
 from transfer_queue.client.reader import FetchOptions
 from transfer_queue.config.environment import get_metadata_timeout, pre_alloc_sample_num
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
-from transfer_queue.messages.claims import Claim, ClaimReply
+from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.puts import Reserve
 from transfer_queue.messages.queries import Lookup, LookupReply, ShowRows
 from transfer_queue.metadata import BatchMeta
@@ -136,7 +136,7 @@ class FetchOperations(Topic):
             partition_id, task_name, fields, batch_size, sampling_config, timeout, hold=hold, lease=lease,
             replicas=replicas,
         )  # fmt: skip
-        return (yield from self._take_meta(claim))[0]
+        return (yield from self.claims.take(claim))[0]
 
     def await_batch(
         self,
@@ -190,7 +190,7 @@ class FetchOperations(Topic):
             finite=finite, hold=hold, lease=lease, replicas=replicas, ahead=ahead,
         )  # fmt: skip
         try:
-            return (yield from self._take_meta(claim))
+            return (yield from self.claims.take(claim))
         except WaitTimeoutError:  # a call that took too long
             return BatchMeta(), False
 
@@ -406,16 +406,6 @@ class FetchOperations(Topic):
 
         partitions = ", ".join(name for name, _ in parts)
         return (yield from self._reader.read(look, options, partitions, task))
-
-    def _take_meta(self, claim: Claim) -> Operation[tuple[BatchMeta, bool]]:
-        """Return the metadata of the batch of a claim, and whether the task has reached its end."""
-        reply = yield from self.claims.make(claim)
-
-        def read() -> Operation[BatchMeta]:
-            yield from ()
-            return self.claims.meta(claim.partition, reply, claim.lease)  # fails if a tag cannot be read here
-
-        return (yield from self.claims.hand_over(claim, reply, read())), reply.ended
 
 
 def _wait_of(timeout: float | None) -> float | None:
