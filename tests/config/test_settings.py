@@ -31,7 +31,7 @@ class TestSettings:
     def test_defaults(self):
         """Without a conf, each setting has its declared default; `test_declaration` has the file that shows them."""
         declared = {name: each.default for name, each in declared_settings(Settings).items()}
-        del declared["offload_enabled"]  # without it there is no path
+        del declared["offload_enabled"]  # `from_config` expresses it by `offload_path`, which is None
         assert Settings.from_config().to_json() == {**declared, "sampler_args": {}}
 
     def test_json(self):

@@ -13,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -48,17 +48,12 @@ from transfer_queue.utils.logging_utils import get_logger
 from transfer_queue.wire.blocks.encode import EncodedBlock
 from transfer_queue.wire.buffers.copies import set_copy_threads
 
-if TYPE_CHECKING:
-    pass
-
 T = TypeVar("T")
 
 MAX_WARNINGS = 1000
 """A client logs at most this many different warnings."""
 UNCERTAIN = (ConnectionLostError, NotInitializedError, WaitTimeoutError, ProtocolError, AuthenticationError)
 """After these errors it is unknown whether a request was carried out. Any other error means that it was refused."""
-
-
 MAX_REMEMBERED = 1024
 """The number of (partition, field) that a client remembers. A put of a forgotten one is refused once and repeated."""
 

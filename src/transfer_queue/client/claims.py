@@ -21,8 +21,6 @@ T = TypeVar("T")
 
 HELD_SECONDS = 30.0
 """Seconds for which a batch is held without contact to the controller, until it is handed over."""
-
-
 _VALIDATORS: dict[str, Callable[[Any], Any]] = {
     "ahead": partial(arguments.validated_count, what="ahead"),
     "finite": partial(arguments.validated_bool, what="finite"),
@@ -137,7 +135,8 @@ class Claims:
         try:
             meta = self.meta(claim.partition, reply, claim.lease)
         except Exception:  # a tag that this process cannot read
-            yield Notice(ReportBatches(returned=[(claim.partition, reply.token)]))
+            if reply.token:
+                yield Notice(ReportBatches(returned=[(claim.partition, reply.token)]))
             raise
         notice = self._note_handed_over(claim, reply)
         if notice is not None:

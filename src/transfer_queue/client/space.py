@@ -29,8 +29,6 @@ FREEING_SECONDS = 0.25
 """Seconds until a unit knows that an extent is free, after the controller does."""
 OFFLOAD_SECONDS = 2.0
 """Seconds that a put waits at most until blocks are moved to disk, before it is written to disk itself."""
-
-
 MAX_KNOWN = 100_000
 """The number of fields whose backend is remembered."""
 
