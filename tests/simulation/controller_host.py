@@ -47,6 +47,23 @@ class Turn:
     committed: bool = False
 
 
+@dataclass(frozen=True)
+class WrittenFrame:
+    """A frame of a journal. segment: The number of its segment. end: The position in it at which the frame ends."""
+
+    records: list[AnyRecord]
+    segment: int
+    end: int
+
+    def is_in(self, folder: Path) -> bool:
+        """Return whether a journal, which may be a copy, has the frame."""
+        _, snapshots = list_numbers(folder)
+        if snapshots and snapshots[-1] > self.segment:
+            return True
+        path = segment_path(folder, self.segment)
+        return path.exists() and path.stat().st_size >= self.end
+
+
 @dataclass(eq=False)
 class ControllerHost:
     """See the module.
@@ -59,8 +76,7 @@ class ControllerHost:
     freeze_at: The point of one of its next turns at which it is frozen.
     cut_off: It does not reach the storage of the journal.
     ended: Its process does not exist any more, and is not started again.
-    unsettled: The records that it has written, or was about to write, since the last check of its term.
-    end: The segment of the journal, and the position in it, at which these records end.
+    unsettled: The frames that it has written, or was about to write, since the last check of its term.
     """
 
     number: int
@@ -73,8 +89,7 @@ class ControllerHost:
     freeze_at: str = ""
     cut_off: bool = False
     ended: bool = False
-    unsettled: list[AnyRecord] = field(default_factory=list)
-    end: tuple[int, int] = (0, 0)
+    unsettled: list[WrittenFrame] = field(default_factory=list)
 
     @property
     def clock(self) -> ClockIdentity:
@@ -86,14 +101,10 @@ class ControllerHost:
         if self.cut_off:
             raise OSError(errno.EIO, "the node does not reach the storage")
 
-    def has_written(self, folder: Path) -> bool:
-        """Return whether a journal, which may be a copy, has the unsettled records."""
-        segment, end = self.end
-        _, snapshots = list_numbers(folder)
-        if snapshots and snapshots[-1] > segment:
-            return True
-        path = segment_path(folder, segment)
-        return path.exists() and path.stat().st_size >= end
+    def take_unsettled(self, folder: Path | None = None) -> list[AnyRecord]:
+        """Return the unsettled records, of those frames only that a journal has, which may be a copy. None is left."""
+        frames, self.unsettled = self.unsettled, []
+        return [record for frame in frames if folder is None or frame.is_in(folder) for record in frame.records]
 
 
 class WatchedJournal(Journal):
@@ -113,8 +124,7 @@ class WatchedJournal(Journal):
     def append(self, records: Sequence[AnyRecord]) -> None:
         """See `Journal.append`."""
         super().append(records)
-        self._host.unsettled += records
-        self._host.end = self.number, self._segment.size
+        self._host.unsettled.append(WrittenFrame(list(records), self.number, self._segment.size))
 
     def commit(self) -> None:
         """See `Journal.commit`."""

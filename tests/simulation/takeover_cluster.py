@@ -285,7 +285,7 @@ class TakeoverCluster(FaultyCluster):
                 if not self._commit():
                     return
                 turn.committed = True
-                records, host.unsettled = host.unsettled, []
+                records = host.take_unsettled()
                 if host is self.current:
                     self._happened(records)
                 self._point("checked")
@@ -352,15 +352,13 @@ class TakeoverCluster(FaultyCluster):
     def _may_answer(self) -> bool:
         if not self.host.term.is_current():
             return False
-        self.host.unsettled = []
+        self.host.unsettled.clear()
         return True
 
     def _settle(self, folder: Path) -> None:
         """Decide whether the records of the last turn happened, by the journal with which a controller continues."""
-        host = self.host
-        if host.unsettled and host.has_written(folder):
-            self._happened(host.unsettled)
-        host.unsettled = []
+        if records := self.host.take_unsettled(folder):
+            self._happened(records)
 
     # ------------------------------------------------------------ freezing and killing
 
