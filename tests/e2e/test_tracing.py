@@ -26,8 +26,7 @@ import transfer_queue as tq
 import warm
 from tracing_program import put_one
 from transfer_queue.client import tracing
-from transfer_queue.client.tracing import Tracing, bytes_of, find_tracing
-from transfer_queue.messages.claims import Claim
+from transfer_queue.client.tracing import Tracers, bytes_of, find_tracer
 
 OTEL = [name for name in os.environ if name.startswith("OTEL_")]
 
@@ -193,13 +192,8 @@ def test_a_claim_at_the_end_of_a_partition(
 # ---------------------------------------------------------------- off
 
 
-def claim_operation() -> Any:
-    yield
-
-
-def test_without_a_provider_an_operation_runs_as_it_is() -> None:
-    operation, claim = claim_operation(), Claim("p", "t", ["x"], 1)
-    assert Tracing().claim(operation, claim) is operation
+def test_without_a_provider_no_tracer_is_found() -> None:
+    assert Tracers().find() is None
 
 
 def test_a_provider_that_is_set_later_gets_the_next_spans(
@@ -237,15 +231,13 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_variables_that_name_no_exporter(fresh: pytest.MonkeyPatch, variables: Mapping[str, str]) -> None:
     for name, value in variables.items():
         fresh.setenv(name, value)
-    found = find_tracing()
-    assert found is not None, "the program may set a provider later"
-    assert found.tracer() is None
+    assert find_tracer()() is None
 
 
 def test_the_variable_that_disables_opentelemetry(fresh: pytest.MonkeyPatch) -> None:
     fresh.setenv("OTEL_SDK_DISABLED", "True")
     fresh.setenv("OTEL_TRACES_EXPORTER", "console")
-    assert find_tracing() is None
+    assert find_tracer()() is None
 
 
 # ---------------------------------------------------------------- a real receiver

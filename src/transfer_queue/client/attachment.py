@@ -22,7 +22,7 @@ from transfer_queue.client.data.device_copies import Devices
 from transfer_queue.client.data.lease_renewal import Renewals
 from transfer_queue.client.data.timeline_reader import TimelineReader
 from transfer_queue.client.space import WriteSpace
-from transfer_queue.client.tracing import find_tracing
+from transfer_queue.client.tracing import find_tracer
 from transfer_queue.client.units import SystemAddress, Units
 from transfer_queue.config.environment import copy_threads
 from transfer_queue.config.settings import Settings
@@ -154,8 +154,8 @@ class Attachment:
         self.timeline = TimelineReader(lambda: session.clock())
         """What this client knows of the timeline."""
         self.kinds = FieldKinds()
-        self.tracing = find_tracing()
-        """Makes the spans of OpenTelemetry; None if the environment disables them."""
+        self.tracer = find_tracer()
+        """Returns the tracer of OpenTelemetry for spans that begin now; None if no exporter would receive them."""
         self.config: dict[str, Any] = {}
         """The system's configuration; empty before `learn` has run."""
         self._lock = threading.Lock()

@@ -10,6 +10,7 @@ import numpy as np
 
 from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.conversion import arguments, replies
+from transfer_queue.client.tracing import trace_claim
 from transfer_queue.errors import InvalidArgumentError, WaitTimeoutError
 from transfer_queue.messages.claims import Claim, ClaimReply, ReportBatches
 from transfer_queue.messages.queries import ShowRows
@@ -104,8 +105,8 @@ class Claims:
             operation = self._attachment.ask(claim, ClaimReply, None, parked=claim.wait)
         else:
             operation = self._show_known(claim, self.known)
-        tracing = self._attachment.tracing
-        return operation if tracing is None else tracing.claim(operation, claim)
+        tracer = self._attachment.tracer()
+        return operation if tracer is None else trace_claim(tracer, operation, claim)
 
     def _show_known(self, claim: Claim, known: KnownRows) -> Operation[ClaimReply]:
         """Return known rows instead of the reply to a claim."""

@@ -67,8 +67,7 @@ class PutJoiner:
 
     def key_of(self, partition: str, fields: object, group: str | None) -> JoinKey | None:
         """Return what a put has in common with those that it may join; None if it must go alone."""
-        tracing = self._attachment.tracing
-        if self._attachment.settings.dedup_fields or (tracing is not None and tracing.tracer() is not None):
+        if self._attachment.settings.dedup_fields or self._attachment.tracer() is not None:
             return None
         shape: list[Any] = [partition, group is None]
         if fields is not None:

@@ -18,7 +18,7 @@ from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.data.device_copies import HostArenas
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
-from transfer_queue.client.tracing import MAX_NAMES, bytes_of
+from transfer_queue.client.tracing import MAX_NAMES, bytes_of, trace_get
 from transfer_queue.errors import ConnectionLostError, StorageKeyNotFoundError
 from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.queries import LookupReply
@@ -85,8 +85,8 @@ class Reader:
             partition: The partition.
             task: The task that has claimed the samples in the same operation, for the span.
         """
-        operation, tracing = self._read(look, options, partition), self._attachment.tracing
-        return operation if tracing is None else tracing.get(operation, partition, task)
+        operation, tracer = self._read(look, options, partition), self._attachment.tracer()
+        return operation if tracer is None else trace_get(tracer, operation, partition, task)
 
     def _read(
         self, look: Callable[[], Operation[LookupReply]], options: FetchOptions, partition: str

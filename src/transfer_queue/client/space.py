@@ -11,13 +11,14 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
 
 from transfer_queue.client.data.extent_allocator import ExtentAllocator, aligned
 from transfer_queue.client.units import Units
 from transfer_queue.config.settings import Settings
 from transfer_queue.config.store_options import SIMPLE
-from transfer_queue.errors import CapacityError, DeadlockError, NotInitializedError, TransferQueueError
+from transfer_queue.errors import CapacityError, DeadlockError, TransferQueueError
 from transfer_queue.messages.descriptors import DISK, MEMORY, parents
 from transfer_queue.net.calls import Operation
 from transfer_queue.net.session import Session
@@ -33,7 +34,7 @@ MAX_KNOWN = 100_000
 """The number of fields whose backend is remembered."""
 
 
-class BlockGroup(NamedTuple):
+class BlockGroup(msgspec.Struct):
     """Blocks of one backend that get one reservation."""
 
     backend: str
@@ -66,13 +67,22 @@ class BackendRoutes:
 
     def group(self, encoded: EncodedBlock) -> list[BlockGroup]:
         """Return the blocks as which a put is written, the one with most fields first."""
-        if not self._patterns:
-            return _groups_of(self._default, encoded)
+        groups: list[BlockGroup] = []
+        for backend, block in (self._divide(encoded) if self._patterns else {self._default: encoded}).items():
+            blocks = block.split()
+            if backend == SIMPLE:
+                groups.append(BlockGroup(backend, blocks))
+            else:  # each block is an object, so that each is reserved by itself
+                groups += [BlockGroup(backend, [each]) for each in blocks]
+        return groups if len(groups) == 1 else sorted(groups, key=lambda group: -len(group.blocks[0].schema))
+
+    def _divide(self, encoded: EncodedBlock) -> dict[str, EncodedBlock]:
+        """Return the columns of each backend."""
         places: dict[str, list[int]] = {}
         for at, spec in enumerate(encoded.schema):
             places.setdefault(self.backend_of(spec.name), []).append(at)
         if len(places) == 1:
-            return _groups_of(next(iter(places)), encoded)
+            return {next(iter(places)): encoded}
         made = {backend: encoded.with_columns(columns) for backend, columns in places.items()}
         bare = [backend for backend, block in made.items() if backend != SIMPLE and not block.nbytes]
         if bare:  # a store has no object without bytes, which would count as lost: such columns join another block
@@ -80,14 +90,7 @@ class BackendRoutes:
             joined = sorted(at for backend in {*bare, into} for at in places[backend])
             made = {backend: block for backend, block in made.items() if backend not in bare}
             made[into] = encoded.with_columns(joined)
-        groups = [group for backend, block in made.items() for group in _groups_of(backend, block)]
-        return sorted(groups, key=lambda group: -len(group.blocks[0].schema))
-
-
-def _groups_of(backend: str, encoded: EncodedBlock) -> list[BlockGroup]:
-    """Return the blocks of one backend: in a store each is an object, so that each is reserved by itself."""
-    blocks = encoded.split()
-    return [BlockGroup(backend, blocks)] if backend == SIMPLE else [BlockGroup(backend, [block]) for block in blocks]
+        return made
 
 
 def _fits_any(pattern: str, names: Sequence[str]) -> bool:
@@ -118,12 +121,13 @@ class WriteSpace:
         self._allocators: dict[str, ExtentAllocator] = {}
         self._only: ExtentAllocator | None = None
         """The allocator of the backend if there is only one."""
-        self._routes: BackendRoutes | None = None
+        self.routes = BackendRoutes(SIMPLE, {})
+        """The backend of each field."""
         units.on_change = self._follow_units
 
     def begin(self, settings: Settings) -> None:
         """Make the allocators of the system's backends."""
-        self._routes = BackendRoutes(settings.storage_backend, settings.field_backends)
+        self.routes = BackendRoutes(settings.storage_backend, settings.field_backends)
         allocators = {backend: self._make(backend, settings.replicas) for backend in settings.backends}
         self._only = next(iter(allocators.values())) if len(allocators) == 1 else None
         self._allocators = allocators
@@ -142,13 +146,6 @@ class WriteSpace:
         for backend, allocator in self._allocators.items():
             memory, disk = (self._units.of_tier(backend, tier) for tier in (MEMORY, DISK))
             allocator.set_units(memory, disk, self._units.nodes)
-
-    @property
-    def routes(self) -> BackendRoutes:
-        """The backend of each field. `begin` must have run."""
-        if self._routes is None:
-            raise NotInitializedError("the client has not reached its system yet")
-        return self._routes
 
     @property
     def allocators(self) -> Collection[ExtentAllocator]:
@@ -214,13 +211,6 @@ class WriteSpace:
             with contextlib.suppress(TransferQueueError):  # return an extent that was leased for one of two replicas
                 yield from allocator.return_extents()
             raise
-
-    def take_closes(self, spaces: Sequence[Reserved]) -> list[tuple[int, int]]:
-        """Take the extents that get no more blocks after this put. See `ExtentAllocator.take_closes`."""
-        closes: list[tuple[int, int]] = []
-        for reserved in spaces:
-            closes += self.of(reserved).take_closes(reserved)
-        return closes
 
     def restore_closes(self, spaces: Sequence[Reserved], closes: list[tuple[int, int]], certain: bool = True) -> None:
         """Keep these extents for the next put. See `ExtentAllocator.restore_closes`."""

@@ -44,8 +44,8 @@ MAX_NAMES = 32
 """Names of fields that a span has."""
 
 
-class Tracing:
-    """Makes the spans of the operations of a client.
+class Tracers:
+    """Finds the tracer that makes the spans of the operations of a client.
 
     Args:
         own: The provider that is used while the program has not set one; None: no spans are made.
@@ -56,7 +56,7 @@ class Tracing:
         self._provider: Any = None
         self._tracer: Tracer | None = None
 
-    def tracer(self) -> Tracer | None:
+    def find(self) -> Tracer | None:
         """Return the tracer for spans that begin now; None if no exporter would receive them."""
         api: Any = sys.modules.get(API)  # a program that traces has imported it
         if api is None:
@@ -72,55 +72,46 @@ class Tracing:
             self._tracer = self._own if isinstance(provider, api.ProxyTracerProvider) else provider.get_tracer(NAME)
         return self._tracer
 
-    def put(
-        self,
-        operation: Operation[T],
-        encoded: EncodedBlock | None,
-        put: Publish,
-        introduction: Introduce,
-    ) -> Operation[T]:
-        """Return the put, with a span if there is a tracer.
 
-        Args:
-            operation: The put.
-            encoded: Its values; None if it has none.
-            put: Its request without blocks.
-            introduction: What the client has said of itself.
-        """
-        tracer = self.tracer()
-        if tracer is None:
-            return operation
-        nbytes, schema = (0, []) if encoded is None else (encoded.nbytes, encoded.schema)
-        attributes = {
-            "tq.partition": put.partition, "tq.rows": put.count, "tq.bytes": nbytes,
-            "tq.fields": [spec.name for spec in schema[:MAX_NAMES]],
-            **_task(introduction.task or None),
-        }  # fmt: skip
-        return _traced(partial(tracer.start_span, "tq.put", kind=_kind("PRODUCER"), attributes=attributes), operation)
+def trace_put(
+    tracer: Tracer, operation: Operation[T], encoded: EncodedBlock | None, put: Publish, introduction: Introduce
+) -> Operation[T]:
+    """Return the put with a span.
 
-    def claim(self, operation: Operation[ClaimReply], claim: Claim) -> Operation[ClaimReply]:
-        """Return the claim, with a span if there is a tracer."""
-        tracer = self.tracer()
-        if tracer is None:
-            return operation
-        attributes = {
-            "tq.partition": claim.partition, "tq.requested_rows": claim.count, "tq.fields": claim.fields[:MAX_NAMES],
-            **_task(claim.task),
-        }  # fmt: skip
-        rank = claim.sampling.get("dp_rank")
-        if type(rank) is int:
-            attributes["tq.rank"] = rank
-        start = partial(tracer.start_span, "tq.claim", kind=_kind("CONSUMER"), attributes=attributes)
-        return _traced(start, operation, _describe_claimed)
+    Args:
+        tracer: The tracer.
+        operation: The put.
+        encoded: Its values; None if it has none.
+        put: Its request without blocks.
+        introduction: What the client has said of itself.
+    """
+    nbytes, schema = (0, []) if encoded is None else (encoded.nbytes, encoded.schema)
+    attributes = {
+        "tq.partition": put.partition, "tq.rows": put.count, "tq.bytes": nbytes,
+        "tq.fields": [spec.name for spec in schema[:MAX_NAMES]],
+        **_task(introduction.task or None),
+    }  # fmt: skip
+    return _traced(partial(tracer.start_span, "tq.put", kind=_kind("PRODUCER"), attributes=attributes), operation)
 
-    def get(self, operation: Operation[T], partition: str, task: str | None) -> Operation[T]:
-        """Return the get, with a span if there is a tracer. partition: the names, if there are several."""
-        tracer = self.tracer()
-        if tracer is None:
-            return operation
-        attributes = {"tq.partition": partition, **_task(task)}
-        start = partial(tracer.start_span, "tq.get", kind=_kind("CLIENT"), attributes=attributes)
-        return _traced(start, operation, _describe_values)
+
+def trace_claim(tracer: Tracer, operation: Operation[ClaimReply], claim: Claim) -> Operation[ClaimReply]:
+    """Return the claim with a span."""
+    attributes = {
+        "tq.partition": claim.partition, "tq.requested_rows": claim.count, "tq.fields": claim.fields[:MAX_NAMES],
+        **_task(claim.task),
+    }  # fmt: skip
+    rank = claim.sampling.get("dp_rank")
+    if type(rank) is int:
+        attributes["tq.rank"] = rank
+    start = partial(tracer.start_span, "tq.claim", kind=_kind("CONSUMER"), attributes=attributes)
+    return _traced(start, operation, _describe_claimed)
+
+
+def trace_get(tracer: Tracer, operation: Operation[T], partition: str, task: str | None) -> Operation[T]:
+    """Return the get with a span. partition: the names, if there are several."""
+    attributes = {"tq.partition": partition, **_task(task)}
+    start = partial(tracer.start_span, "tq.get", kind=_kind("CLIENT"), attributes=attributes)
+    return _traced(start, operation, _describe_values)
 
 
 def _traced(
@@ -183,17 +174,21 @@ def _api() -> Any:
 # ---------------------------------------------------------------- the environment
 
 _lock = threading.Lock()
-_made: list[Tracing] = []
+_made: list[Tracers] = []
 
 
-def find_tracing() -> Tracing | None:
-    """Return the maker of the spans of this process; None if the environment disables OpenTelemetry."""
+def find_tracer() -> Callable[[], Tracer | None]:
+    """Return the function that finds the tracer of this process: it returns None if OpenTelemetry is disabled."""
     if environment.otel_sdk_disabled():
-        return None
+        return _no_tracer
     with _lock:
         if not _made:
-            _made.append(Tracing(_provider_of_environment()))
-        return _made[0]
+            _made.append(Tracers(_provider_of_environment()))
+        return _made[0].find
+
+
+def _no_tracer() -> None:
+    """Return no tracer."""
 
 
 def _after_fork() -> None:

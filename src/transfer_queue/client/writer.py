@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -21,7 +22,15 @@ from transfer_queue.client.data.device_copies import KIND, MIN_REGISTERED
 from transfer_queue.client.data.extent_allocator import aligned
 from transfer_queue.client.data.remote_io import UnitSilentError, write_remote
 from transfer_queue.client.space import FREEING_SECONDS, BlockGroup
-from transfer_queue.errors import EqualValueGoneError, FieldTypeError, ProtocolError, TransferQueueError, UnitLostError
+from transfer_queue.client.tracing import trace_put
+from transfer_queue.errors import (
+    EqualValueGoneError,
+    FieldTypeError,
+    InvalidArgumentError,
+    ProtocolError,
+    TransferQueueError,
+    UnitLostError,
+)
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock, schema_parts
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish, PublishReply
@@ -82,8 +91,10 @@ class Writer:
             put: The request without its blocks.
             within: See `Request`.
         """
-        operation, tracing = self._publish(encoded, put, within), self._attachment.tracing
-        return operation if tracing is None else tracing.put(operation, encoded, put, self._attachment.introduction)
+        operation, tracer = self._publish(encoded, put, within), self._attachment.tracer()
+        if tracer is None:
+            return operation
+        return trace_put(tracer, operation, encoded, put, self._attachment.introduction)
 
     def _publish(self, encoded: EncodedBlock | None, put: Publish, within: float | None) -> Operation[PublishReply]:
         """Write a block, if there is one with fields, and publish it. A put that failed leaves nothing.
@@ -158,10 +169,10 @@ class Writer:
         if encoded is None or not encoded.schema:
             return (yield Request(CONTROLLER, put, wait, within))
         groups = self.group(encoded)
-        backend, blocks = groups[0]
-        if len(groups) == len(blocks) == 1:  # the usual put
-            spaces = [(yield from space.reserve(backend, blocks[0].nbytes, wait))]
-            placed = [(blocks[0], spaces[0])]
+        if len(groups) == len(groups[0].blocks) == 1:  # the usual put
+            block = groups[0].blocks[0]
+            spaces = [(yield from space.reserve(groups[0].backend, block.nbytes, wait))]
+            placed = [(block, spaces[0])]
         else:
             spaces = yield from space.reserve_all(groups, wait)
             placed = [each for group, part in zip(groups, spaces) for each in _place_blocks(group.blocks, part)]
@@ -175,8 +186,10 @@ class Writer:
             # units on other nodes may still write the bytes that were sent
             yield from space.abandon(spaces, interrupted=not isinstance(error, Exception), sent=True)
             raise
-        closes = space.take_closes(spaces)
-        first, *further = [_describe_block(block, reserved) for block, reserved in placed]
+        closes: list[tuple[int, int]] = []
+        for reserved in spaces:
+            closes += space.of(reserved).take_closes(reserved)
+        first, *further = starmap(_describe_block, placed)
         put = msgspec.structs.replace(
             put, block=first, further=further, closes=closes, converted=list(encoded.converted)
         )
@@ -258,21 +271,23 @@ def _describe_block(encoded: EncodedBlock, reserved: Reserved) -> NewBlock:
     return NewBlock(
         reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
         [] if parts else encoded.schema, encoded.dims, reserved.length,
-        [
-            BlockLocation(
-                copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease
-            )
-            for copy in reserved.copies
-        ],
+        list(map(_describe_copy, reserved.copies)),
         reserved.session, parts, encoded.slots, *reserved.lease,
+    )  # fmt: skip
+
+
+def _describe_copy(copy: Reserved) -> BlockLocation:
+    return BlockLocation(
+        copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease
     )  # fmt: skip
 
 
 def apply_parser(data: Columns, rows: int, data_parser: DataParser | None) -> Columns:
     """Return the columns that the user's parser makes of these."""
-    arguments.check_data_parser(data_parser)
     if data_parser is None:
         return data
+    if not callable(data_parser):
+        raise InvalidArgumentError(f"data_parser must be a function of a dict of columns, got {data_parser!r}")
     before = parser_columns(data, rows)
     return checked_parser_result(before, data_parser(dict(before)), rows)
 

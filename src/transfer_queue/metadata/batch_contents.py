@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +18,22 @@ from transfer_queue.errors import InvalidArgumentError, OutOfRangeError, Storage
 from transfer_queue.metadata.batch_columns import BatchLease, IntArray, PartitionColumn, TagColumn
 from transfer_queue.metadata.field_columns import FieldColumn
 
+B = TypeVar("B", bound="BatchContents")
+
 
 class BatchContents:
     """The samples of a batch and the schema of their fields, without the values. `BatchMeta` adds selections."""
 
     def _assign(
-        self,
+        self: B,
         rows: IntArray,
         partitions: PartitionColumn,
         fields: dict[str, FieldColumn],
         status: npt.NDArray[np.int8],
         tags: TagColumn,
         extra_info: dict[str, Any],
-    ) -> None:
+    ) -> B:
+        """Set the columns of a new batch, and return it."""
         self._indexes = rows  # int64 [size]; never changed in place, so that copies share it
         self._partitions = partitions
         self._fields = fields  # by name, in order of name
@@ -46,6 +49,7 @@ class BatchContents:
         # columns as Python lists, made at their first use and not pickled
         self._index_list: list[int] | None = None
         self._size_lists: dict[str, list[torch.Size | None]] = {}
+        return self
 
     # ------------------------------------------------------------ reading
 

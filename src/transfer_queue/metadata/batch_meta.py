@@ -167,20 +167,6 @@ class BatchMeta(BatchContents):
         self._assign(rows, PartitionColumn.from_names(partition_ids), fields, status, tags, dict(extra_info or {}))
 
     @classmethod
-    def _make(
-        cls,
-        rows: IntArray,
-        partitions: PartitionColumn,
-        fields: dict[str, FieldColumn],
-        status: npt.NDArray[np.int8],
-        tags: TagColumn,
-        extra_info: dict[str, Any],
-    ) -> BatchMeta:
-        batch = cls.__new__(cls)
-        batch._assign(rows, partitions, fields, status, tags, extra_info)
-        return batch
-
-    @classmethod
     def _from_columns(
         cls,
         rows: IntArray,
@@ -201,7 +187,9 @@ class BatchMeta(BatchContents):
             tags = None
         tag_column = TagColumn(rows.size, tags)
         partitions = PartitionColumn([partition_id])
-        return cls._make(rows, partitions, by_name, status, tag_column, {} if extra_info is None else extra_info)
+        return cls.__new__(cls)._assign(
+            rows, partitions, by_name, status, tag_column, {} if extra_info is None else extra_info
+        )
 
     @classmethod
     def empty(cls, extra_info: Mapping[str, Any] | None = None) -> BatchMeta:
@@ -347,7 +335,7 @@ class BatchMeta(BatchContents):
 
     def _take(self, selection: Selection, fields: dict[str, FieldColumn] | None = None) -> BatchMeta:
         """Return the selected samples, with the fields of the batch or with `fields`, which must have as many rows."""
-        cut = type(self)._make(
+        cut = self.__new__(type(self))._assign(
             # copies, because views of slices would keep the whole arrays in memory
             self._indexes[selection].copy() if isinstance(selection, slice) else self._indexes[selection],
             self._partitions.take(selection),
@@ -396,7 +384,7 @@ class BatchMeta(BatchContents):
                 f"partition_ids do not match: {self._partitions.names} and {other._partitions.names}"
             )
         fields = {**self._fields, **other._fields}
-        both = type(self)._make(
+        both = self.__new__(type(self))._assign(
             self._indexes,
             self._partitions,
             {name: fields[name] for name in sorted(fields)},
@@ -441,7 +429,7 @@ class BatchMeta(BatchContents):
                     f"Field names do not match: {parts[0].field_names} and "
                     f"{next(other.field_names for other in parts if other.field_names != parts[0].field_names)}"
                 )
-        whole = cls._make(
+        whole = cls.__new__(cls)._assign(
             np.concatenate([part._indexes for part in parts]),
             PartitionColumn.join([part._partitions for part in parts], sizes),
             {

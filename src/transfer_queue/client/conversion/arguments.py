@@ -165,12 +165,6 @@ def validated_fence(fence: Fence | None) -> int | None:
     return validated_count(token, "fence (a lock, or its token)")
 
 
-def check_data_parser(data_parser: DataParser | None) -> None:
-    """Check that a data_parser can be called."""
-    if data_parser is not None and not callable(data_parser):
-        raise InvalidArgumentError(f"data_parser must be a function of a dict of columns, got {data_parser!r}")
-
-
 def validated_text(value: str, what: str) -> str:
     """Return a plain str."""
     if not isinstance(value, str):

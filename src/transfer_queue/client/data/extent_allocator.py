@@ -261,7 +261,8 @@ class ExtentAllocator(Allocator[Call]):
         """See `Allocator.mark_published`."""
         with self._mutex:
             for place in reserved.places:
-                extent = self._end(place)
+                extent = self._find(place)
+                extent.flights.remove(place.offset)
                 extent.published = True
                 extent.certain &= certain
                 self._settle(extent)
@@ -270,7 +271,8 @@ class ExtentAllocator(Allocator[Call]):
         """Report that the controller has refused the place of the block: nothing more is put into its extent."""
         with self._mutex:
             for place in reserved.places:
-                extent = self._end(place)
+                extent = self._find(place)
+                extent.flights.remove(place.offset)
                 extent.published, extent.certain, extent.closing = True, False, False
                 self._retire(extent)
 
@@ -279,7 +281,8 @@ class ExtentAllocator(Allocator[Call]):
         size = aligned(reserved.nbytes)
         with self._mutex:
             for place in reserved.places:
-                extent = self._end(place)
+                extent = self._find(place)
+                extent.flights.remove(place.offset)
                 extent.closing = False
                 if not extent.flights and not extent.published:
                     extent.used = 0
@@ -583,11 +586,6 @@ class ExtentAllocator(Allocator[Call]):
             raise InvalidArgumentError(
                 f"{reserved} is not in flight: it was published or abandoned, or is a reservation of another client"
             )
-        return extent
-
-    def _end(self, reserved: Reserved) -> _OpenExtent:
-        extent = self._find(reserved)
-        extent.flights.remove(reserved.offset)
         return extent
 
     def _retire(self, extent: _OpenExtent) -> None:
