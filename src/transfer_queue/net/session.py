@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from itertools import islice
 from numbers import Integral, Real
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Union
 
 import msgspec
@@ -477,10 +478,10 @@ class Notices:
 
 
 def _joined(reports: list[ReportBatches]) -> ReportBatches:
-    return ReportBatches(
-        [batch for each in reports for batch in each.handed_over],
-        [batch for each in reports for batch in each.finished],
-        [batch for each in reports for batch in each.returned],
-        [sequence for each in reports for sequence in each.withdrawn],
-        any(each.left for each in reports),
-    )
+    joined = ReportBatches([], [], [], [], any(map(attrgetter("left"), reports)))
+    for each in reports:
+        joined.handed_over.extend(each.handed_over)
+        joined.finished.extend(each.finished)
+        joined.returned.extend(each.returned)
+        joined.withdrawn.extend(each.withdrawn)
+    return joined

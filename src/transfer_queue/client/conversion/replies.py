@@ -99,18 +99,14 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
 def merged_tags(reply: PublishReply, sent: SentTags | None) -> StoredTags | None:
     """Return the tags that the rows of a put have after it; None if all are empty. sent: those of the put."""
     if sent is not None and (reply.fields is None or reply.tags_as_sent):
-        return tags_of_new(sent)
+        # the rows are new, so they have the tags that were sent, without entries to remove
+        if isinstance(sent, TagTable):
+            return sent.without_deletes()
+        return [
+            {name: value for name, value in (tag or {}).items() if type(value) is not Ext or value.code != DELETE_CODE}
+            for tag in sent
+        ]
     return reply.tags
-
-
-def tags_of_new(sent: SentTags) -> StoredTags:
-    """Return the tags of new rows from the tags that were sent: without entries to remove, as there was nothing."""
-    if isinstance(sent, TagTable):
-        return sent.without_deletes()
-    return [
-        {name: value for name, value in (tag or {}).items() if type(value) is not Ext or value.code != DELETE_CODE}
-        for tag in sent
-    ]
 
 
 @SERVER_REPLY

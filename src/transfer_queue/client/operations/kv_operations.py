@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -483,7 +484,7 @@ class KVOperations(Topic):
         reply = yield from self._writer.publish(encoded, put)
         fields = reply.fields
         if fields is None:  # all keys are new, so their samples have the fields of this put
-            fields = [] if encoded is None else sorted([spec.name for spec in encoded.schema])
+            fields = [] if encoded is None else sorted(map(attrgetter("name"), encoded.schema))
         stored = replies.merged_tags(reply, sent)
         allow_pickle = self.attachment.settings.allow_pickle
         merged = empty_tags(len(keys)) if stored is None else replies.tags(stored, len(keys), allow_pickle)

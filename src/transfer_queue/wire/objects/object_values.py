@@ -87,7 +87,7 @@ def encode_tag_value(value: Any, *, allow_pickle: bool = True, depth: int = 0) -
     kind = type(value)
     if kind in _PLAIN or (kind is int and -(2**63) <= value < 2**64):
         return value
-    if (kind is str and _is_utf8(value)) or (kind is bytes and len(value) < 2**32):
+    if (kind is str and (value.isascii() or _is_utf8(value))) or (kind is bytes and len(value) < 2**32):
         return value
     if kind is _Delete:
         return Ext(DELETE_CODE, b"")
@@ -152,6 +152,7 @@ def _number(value: Any) -> Any:
 
 
 def _is_utf8(text: str) -> bool:
+    """Whether text has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
