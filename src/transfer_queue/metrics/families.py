@@ -338,7 +338,7 @@ ROWS: dict[str, dict[str, Family]] = {
             "1 for every storage unit, with its node.",
             Source(
                 (*ARENA, "node"),
-                lambda snapshot: [((str(unit.unit), unit.told_tier, unit.node), 1) for unit in snapshot.infos],
+                lambda snapshot: [((str(unit.unit), unit.report_tier, unit.node), 1) for unit in snapshot.infos],
             ),
             shown=False,
         ),

@@ -36,10 +36,10 @@ class BrokenInvariant(AssertionError):
     """The state contradicts itself. The message says where."""
 
 
-def require(fine: object, words: str) -> None:
+def require(fine: object, message: str) -> None:
     """Raise BrokenInvariant with these words unless the condition is true."""
     if not fine:
-        raise BrokenInvariant(words)
+        raise BrokenInvariant(message)
 
 
 # ------------------------------------------------------------ forms

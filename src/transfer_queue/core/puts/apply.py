@@ -143,7 +143,7 @@ def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfCh
     if ranks.names:
         for _, chunk, at, _ in rows:
             ranks.add(chunk, at)
-        partition.forget_gone_ranks()
+        partition.forget_empty_ranks()
     if released:
         partition.nbytes -= partition.blocks.release(np.concatenate(released))
     if partition.ready:
@@ -299,14 +299,14 @@ def clear_rows(partition: Partition, positions: np.ndarray, *, withdrawn: bool =
         partition.changes.clear(partition.version, chunk, at)
         _clear_values(partition, chunk, at)
         if chunk.waiting[at].any():
-            gone = set((at[chunk.waiting[at] == 1] + (key << CHUNK_BITS)).tolist())
-            partition.waiting = [p for p in partition.waiting if p not in gone]
+            cleared = set((at[chunk.waiting[at] == 1] + (key << CHUNK_BITS)).tolist())
+            partition.waiting = [p for p in partition.waiting if p not in cleared]
             chunk.waiting[at] = 0
         if partition.rows.drop_if_empty(key):
             partition.changes.forget_chunk(key)
             for ready in partition.ready.values():
                 ready.forget_chunk(key)
-    partition.forget_gone_ranks()
+    partition.forget_empty_ranks()
 
 
 def _forget_member(partition: Partition, number: int, position: int) -> None:

@@ -45,11 +45,11 @@ class Joining(NamedTuple):
         """Return the warning for the client that put late rows; None if there are none."""
         if not self.late:
             return None
-        found = list(self.missing)
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        names = list(self.missing)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return (
             f"{len(self.late)} samples of partition {partition.name!r} were dropped when they were put, because they "
-            f"are late: their groups {found[:3]!r}{more} were dropped before. If they belong to a new attempt, put "
+            f"are late: their groups {names[:3]!r}{more} were dropped before. If they belong to a new attempt, put "
             f"all {partition.groups.size} samples of a group in one call, or give each attempt another group_id."
         )
 

@@ -8,7 +8,7 @@ from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.puts import limits
-from transfer_queue.core.reports.explain import waiting_words
+from transfer_queue.core.reports.explain import describe_waiting
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State, suggestion
 from transfer_queue.core.state.wait_queues import ParkedRequest
@@ -36,7 +36,7 @@ def _describe_wait(context: Context, waiting: ParkedRequest) -> str:
     state, request = context.state, waiting.request
     partition = state.partitions.get(request.partition)
     if isinstance(request, Claim):
-        return waiting_words(state, request, context.services[Plans].of(partition, request).group_size)
+        return describe_waiting(state, request, context.services[Plans].of(partition, request).group_size)
     if isinstance(request, TakeLock):
         waited = context.now - waiting.since
         text = locks.describe_wait(state, waiting.waiter, request, waited, context.now)

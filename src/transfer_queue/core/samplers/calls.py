@@ -60,8 +60,8 @@ class PartitionView(PartitionTags):
         for _, chunk, at, where in self._partition.rows.split(self._partition.rows.positions_of(rows)):
             if chunk.tags is None:
                 continue
-            found = chunk.tags.values(name, at)
-            for place, value in zip(np.arange(len(rows))[where].tolist(), found, strict=True):
+            column = chunk.tags.values(name, at)
+            for place, value in zip(np.arange(len(rows))[where].tolist(), column, strict=True):
                 if value is not ABSENT:
                     entries[place] = value
         values = self._values
@@ -163,10 +163,10 @@ class HostedRunner:
         ask = Ask(self, call, partition, ready)
         if self.answers is None or ask.key not in self.answers.by_key:
             raise ask
-        found = self.answers.by_key[ask.key]
+        given = self.answers.by_key[ask.key]
         if call.kind == "passes_over":
             self.answers.by_key[ask.key] = {}  # these rows are skipped now
-        return found
+        return given
 
     def report_unready(self, rows: list[int]) -> None:
         """Rows of an answer are not ready. Raises RowsTakenError if they were ready when the sampler was called."""
@@ -207,8 +207,8 @@ class UserSampler:
         """Return the ready rows that the task skips, by reason."""
         if not self.runner.facts.passes:
             return {}
-        found = self.runner.run(SamplerCall("passes_over", request_of(claim)), partition, ready)
-        passed = {reason: np.frombuffer(rows, "<i8") for reason, rows in found.items()}
+        skipped = self.runner.run(SamplerCall("passes_over", request_of(claim)), partition, ready)
+        passed = {reason: np.frombuffer(rows, "<i8") for reason, rows in skipped.items()}
         for rows in passed.values():
             self._check_offered(partition, ready, rows)
         return passed
@@ -295,11 +295,11 @@ class UserSampler:
 
     def _check_numbers(self, sampled: Column, consumed: Column, most: int, ranks: int) -> None:
         for rows, what in ((sampled, "sampled"), (consumed, "consumed")):
-            found, counts = np.unique(rows, return_counts=True)
-            if len(found) < len(rows):
+            distinct, counts = np.unique(rows, return_counts=True)
+            if len(distinct) < len(rows):
                 raise SamplerError(
                     f"{self.name} returned rows more than once as {what}, among them "
-                    f"{found[counts > 1][:5].tolist()}; return each row once; nothing was dealt"
+                    f"{distinct[counts > 1][:5].tolist()}; return each row once; nothing was dealt"
                 )
         if len(sampled) > most * ranks:
             raise SamplerError(
@@ -331,8 +331,8 @@ def request_of(claim: Claim, count: int | None = None) -> SamplerRequest:
 
 def watched_tags(*samplers: AnySampler) -> list[str]:
     """Return the tags by which samplers, or those inside them, order rows."""
-    found = (each.runner.facts.tags if isinstance(each, UserSampler) else ranked_tags(each) for each in samplers)
-    return list(dict.fromkeys(tag for tags in found for tag in tags))
+    tag_lists = (each.runner.facts.tags if isinstance(each, UserSampler) else ranked_tags(each) for each in samplers)
+    return list(dict.fromkeys(tag for tags in tag_lists for tag in tags))
 
 
 AnySampler = Union[BaseSampler, UserSampler]

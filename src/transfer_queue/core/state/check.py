@@ -132,15 +132,15 @@ def _check_chunk(chunk: Chunk, where: str) -> None:
 
 
 def _check_values(partition: Partition, blocks: NeededBlocks) -> None:
-    mine = np.zeros(len(blocks.number), bool)
+    used = np.zeros(len(blocks.number), bool)
     for name, field in partition.fields.items():
         where = f"field {name!r} of {partition.name}"
-        columns = [found for chunk in partition.rows.chunks.values() if (found := chunk.field.get(name)) is not None]
+        columns = [pair for chunk in partition.rows.chunks.values() if (pair := chunk.field.get(name)) is not None]
         there = [np.flatnonzero(numbers) for numbers, _ in columns]
         numbers = joined([column[at] for (column, _), at in zip(columns, there, strict=True)])
         slots = joined([column[at] for (_, column), at in zip(columns, there, strict=True)])
         require(field.name == name, f"{where} has the name {field.name!r}")
-        blocks.take(field, numbers, slots, mine, partition.name)
+        blocks.take(field, numbers, slots, used, partition.name)
         require(field.live == len(numbers), f"7: {where} counts {field.live} values, a recount gives {len(numbers)}")
         require(field.live <= field.ever, f"7: {where} has more live values than it ever got")
         require((not field.kind) == (not field.live), f"{where} has values without a type, or a type without values")
@@ -157,11 +157,11 @@ def _check_values(partition: Partition, blocks: NeededBlocks) -> None:
             shapes = all(len(shape) == rank != field.ndim for rank, (shape, _) in field.further.items())
             require(shapes and field.kind == "tensor", f"{where} cannot have these ranks")
             check_ranks(blocks.table, field, numbers, slots, where)
-    require(not (mine & blocks.owned).any(), f"a block of {partition.name} also has values of another partition")
-    blocks.owned |= mine
-    of_it = bool((blocks.owner[mine] == partition.number).all())
+    require(not (used & blocks.owned).any(), f"a block of {partition.name} also has values of another partition")
+    blocks.owned |= used
+    of_it = bool((blocks.owner[used] == partition.number).all())
     require(of_it, f"a block of {partition.name} is recorded as another partition's")
-    require(int(blocks.nbytes[mine].sum()) == partition.nbytes, f"7: {partition.name} miscounts its bytes")
+    require(int(blocks.nbytes[used].sum()) == partition.nbytes, f"7: {partition.name} miscounts its bytes")
 
 
 def _check_losses(partition: Partition) -> None:
@@ -191,12 +191,12 @@ def _check_keys(partition: Partition) -> None:
             require(
                 len(chunk.keys) == chunk.capacity, f"chunk {key} of {partition.name} has keys of another number of rows"
             )
-            mine = {name: at for at, name in enumerate(chunk.keys) if name is not None}
-            require(bool(chunk.alive[list(mine.values())].all()), f"a cleared row of {partition.name} has a key")
-            there = all(partition.keys.get(name) == first + at for name, at in mine.items())
+            names = {name: at for at, name in enumerate(chunk.keys) if name is not None}
+            require(bool(chunk.alive[list(names.values())].all()), f"a cleared row of {partition.name} has a key")
+            there = all(partition.keys.get(name) == first + at for name, at in names.items())
             require(there, f"the keys of {partition.name} are not those of its rows")
             with_key = sum(name is not None for name in chunk.keys)
-            require(len(mine) == with_key, f"two rows of {partition.name} have the same key")
+            require(len(names) == with_key, f"two rows of {partition.name} have the same key")
             count += with_key
     require(count == len(partition.keys), f"the keys of {partition.name} are not those of its rows")
     positions = np.concatenate(waiting).tolist()
@@ -249,14 +249,14 @@ def _check_same(
     in none).
     """
     order = np.argsort(positions)
-    found = [
+    members = [
         (np.flatnonzero(column != none) + (k << CHUNK_BITS), column)
         for k, column, none in columns
         if column is not None
     ]
-    there = joined([at for at, _ in found])
-    said = joined([column[at & (CHUNK - 1)] for at, column in found])
-    same = np.array_equal(there, positions[order]) and np.array_equal(said, numbers[order])
+    there = joined([at for at, _ in members])
+    recorded = joined([column[at & (CHUNK - 1)] for at, column in members])
+    same = np.array_equal(there, positions[order]) and np.array_equal(recorded, numbers[order])
     require(same, f"the column and the lists of {partition.name} disagree on the {what} of a row")
 
 
@@ -458,8 +458,8 @@ class NeededBlocks:
         _check_extents(table, places)
         _check_apart(state, places)
 
-    def take(self, field: FieldStats, numbers: np.ndarray, slots: np.ndarray, mine: np.ndarray, where: str) -> None:
-        """Count the values of a field in these rows of these blocks. `mine` marks the blocks of the partition."""
+    def take(self, field: FieldStats, numbers: np.ndarray, slots: np.ndarray, used: np.ndarray, where: str) -> None:
+        """Count the values of a field in these rows of these blocks. `used` marks the blocks of the partition."""
         name = field.name
         if not len(numbers):
             return
@@ -477,7 +477,7 @@ class NeededBlocks:
             self.used[low:high] += np.bincount(at - low, minlength=high - low)
         else:
             np.add.at(self.used, at, 1)
-        mine[at] = True
+        used[at] = True
 
     def check_all_used(self) -> None:
         """Check, after all partitions, that every block is needed for as many values as were found in it."""
@@ -487,10 +487,10 @@ class NeededBlocks:
 def check_ranks(table: BlockTable, field: FieldStats, numbers: np.ndarray, slots: np.ndarray, where: str) -> None:
     """Check the counts of the ranks of a field, which has these live values."""
     ranks = value_ranks(table, field.name, numbers, slots)
-    found = dict(zip(*(each.tolist() for each in np.unique(ranks, return_counts=True)), strict=True))
+    recounted = dict(zip(*(each.tolist() for each in np.unique(ranks, return_counts=True)), strict=True))
     first = field.live - field.counts.total()
     counted = {field.ndim: first, **field.counts} if field.live else {}
-    require(found == counted, f"7: {where} counts rows of ranks {counted}, a recount gives {found}")
+    require(recounted == counted, f"7: {where} counts rows of ranks {counted}, a recount gives {recounted}")
 
 
 def check_digests(state: State, blocks: NeededBlocks) -> None:

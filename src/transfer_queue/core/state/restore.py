@@ -133,7 +133,7 @@ def free_partitions(partitions: list[Partition]) -> None:
 def _join(state: State, blocks: BlockTable) -> None:
     """Check that the extents of the blocks are new, and add the present extents that writers still fill."""
     check_new_extents(state, blocks)
-    blocks.freed, blocks.untold = state.blocks.freed, state.blocks.untold
+    blocks.freed, blocks.unreported = state.blocks.freed, state.blocks.unreported
     for place, before in state.blocks.extents.items():
         blocks.enter_empty(place, before)
     blocks.close([place for place, before in state.blocks.extents.items() if before.closed])
@@ -462,11 +462,11 @@ def _written_rows(partition: Partition) -> np.ndarray:
 
 def lost_values(state: State) -> Lost:
     """Return the samples of a state with lost values."""
-    found: Lost = {}
+    lost_fields: Lost = {}
     for partition in state.partitions.values():
         positions, fields = partition.losses.lost_since(-1)
         keys, indexes = partition.keys_of(positions), partition.rows.indexes_of(positions).tolist()
         for at, (key, index) in enumerate(zip(keys, indexes, strict=True)):
             names = [name for name, lost in fields.items() if lost[at]]
-            found.setdefault(partition.name, {})[index if key is None else key] = names
-    return found
+            lost_fields.setdefault(partition.name, {})[index if key is None else key] = names
+    return lost_fields

@@ -159,8 +159,8 @@ def pair_sums(firsts: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> li
     other, to = np.unique(seconds, return_inverse=True)
     pairs = at * len(other) + to
     totals, there = np.bincount(pairs, values), np.unique(pairs)
-    found = one[there // len(other)], other[there % len(other)], totals[there].astype("i8")
-    return list(zip(*(column.tolist() for column in found)))
+    columns = one[there // len(other)], other[there % len(other)], totals[there].astype("i8")
+    return list(zip(*(column.tolist() for column in columns)))
 
 
 def _renumber(column: np.ndarray, at: np.ndarray, numbers: dict[int, int]) -> None:
@@ -314,8 +314,8 @@ class BlockTable(PublishedExtents):
         units = columns["unit"][at]
         distinct = set(units.tolist())
         for unit in distinct:
-            mine = at if len(distinct) == 1 else at[units == unit]
-            for extent, blocks in _count_distinct(columns["extent"][mine]):
+            of_unit = at if len(distinct) == 1 else at[units == unit]
+            for extent, blocks in _count_distinct(columns["extent"][of_unit]):
                 self.extents[unit, extent].blocks -= blocks
                 self.free_if_done((unit, extent))
 
@@ -432,10 +432,10 @@ class BlockTable(PublishedExtents):
         columns["unit"][at], columns["extent"][at] = place.unit, place.extent
         columns["offset"][at], columns["generation"][at] = offsets, place.generation
 
-    def remove_lost_locations(self, gone: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    def remove_lost_locations(self, is_lost: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
         """Remove locations that are gone from blocks that have another one. Return the other blocks (i8, ascending).
 
-        `gone` returns for arrays of units and extents which locations are gone.
+        `is_lost` returns for arrays of units and extents which locations are gone.
         """
         self.changes += 1
         lost = [np.zeros(0, "i8")]
@@ -443,15 +443,15 @@ class BlockTable(PublishedExtents):
             chunk = self.chunks[key]
             columns, second = chunk.columns, chunk.second
             at = np.flatnonzero(columns["live"])
-            first_gone = gone(columns["unit"][at], columns["extent"][at])
+            first_lost = is_lost(columns["unit"][at], columns["extent"][at])
             if not second:
-                lost.append(at[first_gone] + (key << CHUNK_BITS))
+                lost.append(at[first_lost] + (key << CHUNK_BITS))
                 continue
             there = second["extent"][at] > 0
-            other_gone = there & gone(second["unit"][at], second["extent"][at])
-            alone = first_gone & (other_gone | ~there)
+            other_lost = there & is_lost(second["unit"][at], second["extent"][at])
+            alone = first_lost & (other_lost | ~there)
             lost.append(at[alone] + (key << CHUNK_BITS))
-            swap, rid = at[first_gone & there & ~other_gone], at[other_gone & ~first_gone]
+            swap, rid = at[first_lost & there & ~other_lost], at[other_lost & ~first_lost]
             self._leave(chunk, columns, swap)
             self._leave(chunk, second, rid)
             for name in PLACE:

@@ -165,13 +165,13 @@ class MirrorWriter(Policy):
 
     def check(self) -> None:
         """Find again what is behind. Raises AssertionError if this object differs."""
-        found = {number for number, _ in self._find_behind()}
-        missing = found - self._behind.keys()
+        behind = {number for number, _ in self._find_behind()}
+        missing = behind - self._behind.keys()
         assert not missing, f"blocks {sorted(missing)} are in no mirror, and not known to be behind"
         assert self.behind_bytes == sum(nbytes for nbytes, _ in self._behind.values()), "bytes behind"
         assert list(self._behind) == sorted(self._behind), "order of the blocks that are behind"
         needed = self.state.blocks.needed_of(np.fromiter(self._behind, "i8", len(self._behind))).tolist()
-        assert set(needed) == found, "blocks of mirrors that are said to be behind"
+        assert set(needed) == behind, "blocks of mirrors that are said to be behind"
 
     # ------------------------------------------------------------ replies
 
@@ -281,10 +281,10 @@ class MirrorWriter(Policy):
 
     def _oldest(self) -> np.ndarray:
         """Return the oldest blocks that are behind, for one order."""
-        found, total = list[int](), 0
+        numbers, total = list[int](), 0
         for number, (nbytes, _) in self._behind.items():
-            if found and (total + nbytes > self._limit or len(found) == ORDER_BLOCKS):
+            if numbers and (total + nbytes > self._limit or len(numbers) == ORDER_BLOCKS):
                 break
-            found.append(number)
+            numbers.append(number)
             total += nbytes
-        return self._still_behind(np.array(found, "i8"))
+        return self._still_behind(np.array(numbers, "i8"))

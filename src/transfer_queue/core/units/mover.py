@@ -59,8 +59,8 @@ class Mover(CoreService):
         if unit in self.context.state.draining:
             self.unsent.append((unit, DrainFinished(True)))
 
-    def on_unit_gone(self, unit: int) -> None:
-        """See `CoreService.on_unit_gone`. Its orders are dropped."""
+    def on_unit_removed(self, unit: int) -> None:
+        """See `CoreService.on_unit_removed`. Its orders are dropped."""
         self.units.discard(unit)
         self.short.discard(unit)
         self.lines.pop(unit, None)

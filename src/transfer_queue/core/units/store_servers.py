@@ -145,12 +145,12 @@ class StoreServers(CoreService):
         """Return which servers of a unit's store have ended recently, for the message that its values are lost."""
         info, now = self._state.units.get(unit), self.context.now
         backend = backend_of(info.store) if info is not None and info.store else ""
-        found = {
+        causes = {
             server.place: f"{server.place} had ended {now - at:.1f} s before"
             for at, server in self._ended
             if server.backend == backend and now - at <= RECENT_SECONDS
         }
-        return "; ".join(found.values())
+        return "; ".join(causes.values())
 
     # ------------------------------------------------------------ checks
 

@@ -51,8 +51,8 @@ class UnitConnections(CoreService):
     def _forget(self, unit: int) -> None:
         """Forget the connection of a unit, and what it has reported on it."""
         self.context.connections.units.pop(unit, None)
-        for service in self.context.services.with_hook["on_unit_gone"]:
-            service.on_unit_gone(unit)
+        for service in self.context.services.with_hook["on_unit_removed"]:
+            service.on_unit_removed(unit)
 
     def on_extents_unneeded(self) -> list[Effect]:
         """Order the units to free what nobody needs."""

@@ -168,7 +168,7 @@ class UnitServer(Message, frozen=True):
     unit: int
     node: str
     tier: str
-    """See `UnitInfo.told_tier`."""
+    """See `UnitInfo.report_tier`."""
     capacity: int
     """The capacity in bytes; 0 if it is not known."""
     live: int

@@ -130,7 +130,7 @@ class Collector:
             answer = answers.get(number)
             units.append(
                 UnitServer(
-                    number, unit.node, unit.told_tier, unit.capacity, live[number], number in core.state.draining,
+                    number, unit.node, unit.report_tier, unit.capacity, live[number], number in core.state.draining,
                     None if answer is None else answer.server, None if answer is None else answer.storage,
                 )
             )  # fmt: skip
