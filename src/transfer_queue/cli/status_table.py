@@ -131,7 +131,7 @@ def format_table(
     for cost in status.samplers:
         took = f"{cost.seconds:.2f} s, the longest {cost.longest * 1000:.1f} ms"
         again = f"; its process was restarted {_times(cost.restarts)}" if cost.restarts else ""
-        parts.append(f"sampler {cost.name}: called {_times(cost.asked)}, {took}{again}")
+        parts.append(f"sampler {cost.name}: called {_times(cost.calls)}, {took}{again}")
     if status.requests:
         parts.append("\n".join(_loop(status, layout)))
     return "\n\n".join(parts)

@@ -448,7 +448,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_sampler_asked_total": counter(
             "Calls of a user's sampler.",
-            per_sampler(lambda cost: cost.asked),
+            per_sampler(lambda cost: cost.calls),
             "Calls and restarts per second",
             "{{sampler}}: calls",
         ),

@@ -68,8 +68,8 @@ class NameTable(Generic[T]):
 
     def positions_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the position of each number; 0 for a number without a name."""
-        found, which = np.unique(numbers, return_inverse=True)
-        return np.array([self.position_of(number) for number in found.tolist()], np.uint32)[which]
+        distinct, which = np.unique(numbers, return_inverse=True)
+        return np.array([self.position_of(number) for number in distinct.tolist()], np.uint32)[which]
 
     def forget_boot(self) -> None:
         """Forget the numbers, which mean something else after a restart of the controller."""

@@ -250,7 +250,7 @@ def list_load(status: SystemStatus, before: SystemStatus | None, elapsed: float)
         )  # fmt: skip
     yield from sorted(rows, key=lambda row: (-(row.busy or 0.0), -row.typical * row.total))
     for cost in status.samplers:
-        yield LoadRow(cost.name, None, None, cost.seconds / max(cost.asked, 1), cost.longest, cost.asked, True)
+        yield LoadRow(cost.name, None, None, cost.seconds / max(cost.calls, 1), cost.longest, cost.calls, True)
 
 
 def list_ranks(picture: Picture, task: str) -> list[RankRow]:

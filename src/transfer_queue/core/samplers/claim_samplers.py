@@ -81,7 +81,7 @@ class SamplerRegistry:
         """Count a call of the user's sampler of this name that took this time."""
         before = self.costs.get(name, SamplerCost(name, 0, 0.0, 0.0))
         self.costs[name] = SamplerCost(
-            name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds), self.restarts[name]
+            name, before.calls + 1, before.seconds + seconds, max(before.longest, seconds), self.restarts[name]
         )  # fmt: skip
 
     def of_task(self, task: str) -> AnySampler:

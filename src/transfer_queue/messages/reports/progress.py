@@ -224,7 +224,7 @@ class SamplerCost(Message, frozen=True):
 
     name: str
     """The name of the sampler."""
-    asked: int
+    calls: int
     """The number of its calls."""
     seconds: float
     """The total time of these calls in seconds."""

@@ -273,7 +273,7 @@ def handle_order(unit: StorageUnit, request: AnyRequest) -> list[Effect]:
     if isinstance(request, unit_reports.ReleaseExtents):
         return unit.free(request.extents)
     if isinstance(request, unit_reports.RefuseWriters):
-        return unit.refuse(request.words)
+        return unit.refuse(request.message)
     if isinstance(request, unit_reports.Move):
         return unit.move(request)
     if isinstance(request, unit_reports.DrainFinished):
