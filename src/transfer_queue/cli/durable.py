@@ -114,12 +114,12 @@ def _folder_of(name: str | None) -> Path:
     from transfer_queue.system_folder.paths import DEFAULT_NAME
 
     wanted = name or environment.system_name() or DEFAULT_NAME
-    found = [identity.folder for identity in known_folders() if identity.name == wanted]
-    if len(found) == 1:
-        return Path(found[0])
-    if found:
+    folders = [identity.folder for identity in known_folders() if identity.name == wanted]
+    if len(folders) == 1:
+        return Path(folders[0])
+    if folders:
         raise StartError(
-            f"several durable folders were used by systems named {wanted!r}: {', '.join(found)}; choose one with "
+            f"several durable folders were used by systems named {wanted!r}: {', '.join(folders)}; choose one with "
             f"--folder"
         )
     raise AttachError(

@@ -210,10 +210,10 @@ def _mirror(mirror: MirrorProgress) -> str:
     wait = "waits" if mirror.waiting == 1 else "wait"
     waits = f"; {count_text(mirror.waiting, 'put')} {wait} for the disk" if mirror.waiting else ""
     full = "; THE DISK IS FULL: clear samples, or free some space there" if mirror.full else ""
-    gone = "" if mirror.connected else "; ITS UNIT IS NOT CONNECTED"
+    disconnected = "" if mirror.connected else "; ITS UNIT IS NOT CONNECTED"
     stored = f"{size_text(mirror.stored)} in {size_text(mirror.leased)}"
     retired = f"; {size_text(mirror.retired)} are in mirrors of earlier controllers" if mirror.retired else ""
-    return f"copies on disk: {stored}; behind: {behind} ({most}){waits}{full}{gone}{retired}"
+    return f"copies on disk: {stored}; behind: {behind} ({most}){waits}{full}{disconnected}{retired}"
 
 
 class _PartitionText:

@@ -86,7 +86,7 @@ class Supervisor:
         """The sockets of all servers."""
         self._is_up = False
         """All servers were up once."""
-        self._asked = False
+        self._is_stop_requested = False
         """SIGTERM was received."""
         self._wake, wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -102,14 +102,14 @@ class Supervisor:
 
     def _take_possession(self) -> None:
         """Lock the folder. Raises StartError if the launcher died and the folder is gone or another start owns it."""
-        if self._is_ours():
+        if self._owns_folder():
             hold_liveness(self._system.alive)
-        if not self._is_ours():
+        if not self._owns_folder():
             raise StartError(
                 f"{self._system.folder} is not the folder that the launcher created; start the system again"
             )
 
-    def _is_ours(self) -> bool:
+    def _owns_folder(self) -> bool:
         return self._system.identity() == self._start.identity
 
     def run(self) -> None:
@@ -132,7 +132,7 @@ class Supervisor:
         self._end(crashed)
 
     def _request_stop(self, *_: object) -> None:
-        self._asked = True
+        self._is_stop_requested = True
 
     # ------------------------------------------------------------ starting
 
@@ -369,7 +369,7 @@ class Supervisor:
         return min(waits) * 1000 + 1 if waits else None
 
     def _check_end(self) -> None:
-        if self._asked:
+        if self._is_stop_requested:
             raise _ShutdownReason("it received SIGTERM")
         if self._starter is not None and self._starter.has_ended():
             now = time.monotonic()
@@ -382,10 +382,10 @@ class Supervisor:
     def _look_for_heir(self) -> None:
         """Continue with the process that replaces the dead starter, if there is one."""
         assert self._starter is not None
-        found = self._system.read_heir()
-        if found is None or found[0] == self._starter.pid:
+        heir_process = self._system.read_heir()
+        if heir_process is None or heir_process[0] == self._starter.pid:
             return
-        heir = processes.Process(*found)
+        heir = processes.Process(*heir_process)
         if heir.has_ended():
             heir.close()
             return
@@ -396,9 +396,9 @@ class Supervisor:
     def _read_report(self, child: ChildServer) -> None:
         child.read_report()
         if child.failed and not self._is_up:
-            words = child.said.decode("utf-8", "replace")
-            words = words or "it ended without a message; its log:\n" + log_tail(self._system, child.name)
-            raise _ShutdownReason(f"the {child.name} could not be started:\n{words}")
+            report = child.report.decode("utf-8", "replace")
+            report = report or "it ended without a message; its log:\n" + log_tail(self._system, child.name)
+            raise _ShutdownReason(f"the {child.name} could not be started:\n{report}")
         if child.up and self._is_up:
             logger.warning("the supervisor restarted the %s: it is up again, process %d", child.name, child.pid)
 
@@ -449,13 +449,13 @@ class Supervisor:
             if child.due is not None and child.due <= now:
                 self._fork(child, now + self._start.seconds)
             elif child.ready is not None and child.deadline < now:
-                words = f"the {child.name} was not up within {self._start.seconds:.1f} s"
+                problem = f"the {child.name} was not up within {self._start.seconds:.1f} s"
                 if not self._is_up:
-                    said = f"{words}; its log:\n{log_tail(self._system, child.name)}"
+                    message = f"{problem}; its log:\n{log_tail(self._system, child.name)}"
                     if child.name != "controller" and not self._start.seat.controller:
-                        said += f"\nand the log of the controller:\n{log_tail(self._system, 'controller')}"
-                    raise _ShutdownReason(said)
-                logger.error("%s; the supervisor kills it and tries again", words)
+                        message += f"\nand the log of the controller:\n{log_tail(self._system, 'controller')}"
+                    raise _ShutdownReason(message)
+                logger.error("%s; the supervisor kills it and tries again", problem)
                 child.close()
                 if child.pid is not None:
                     os.kill(child.pid, signal.SIGKILL)
@@ -465,8 +465,8 @@ class Supervisor:
         ended = []
         for child in self._children:
             if child.pid is not None:
-                found, status = os.waitpid(child.pid, os.WNOHANG)
-                if found:
+                pid, status = os.waitpid(child.pid, os.WNOHANG)
+                if pid:
                     ended.append((child, child.pid, os.waitstatus_to_exitcode(status)))
         return ended
 
@@ -481,7 +481,7 @@ class Supervisor:
     def _end(self, crashed: bool) -> None:
         """Stop every process and remove every file; after a crash, keep the logs."""
         self._system.description.unlink(missing_ok=True)  # from now on no process finds the system
-        if self._asked and self._is_up:
+        if self._is_stop_requested and self._is_up:
             self._folders.mark_stopped()
         for listener in self._listeners:
             listener.close()

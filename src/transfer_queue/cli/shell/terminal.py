@@ -124,10 +124,10 @@ def wrap(text: str, width: int | None, indent: str = "") -> list[str]:
     return lines
 
 
-def sentence_lines(words: str) -> str:
+def sentence_lines(text: str) -> str:
     """Return an explanation with a line for each clause and sample."""
-    words = words.replace("; it ", ";\n  it ").replace("Nearest to ready: sample ", "Nearest to ready:\nSample ", 1)
-    return _SENTENCES.sub("\n", words)
+    text = text.replace("; it ", ";\n  it ").replace("Nearest to ready: sample ", "Nearest to ready:\nSample ", 1)
+    return _SENTENCES.sub("\n", text)
 
 
 def table_lines(
@@ -149,12 +149,12 @@ def table_lines(
         return [[style(lines[0], "dim")], *([line] for line in lines[1:])] if lines else []
     begin = columns_text([row[:-1] for row in cells], aligned)
     start = max(map(len, begin)) + 2
-    found = []
+    padded_lines = []
     for head, row in zip(begin, cells):
         parts = textwrap.wrap(row[-1], max(width - start, 12), break_on_hyphens=False) or [""]
         padded = [f"{head if at == 0 else '':<{start}}{part}".rstrip() for at, part in enumerate(parts)]
-        found.append(padded)
-    return [[style(line, "dim") for line in found[0]], *found[1:]]
+        padded_lines.append(padded)
+    return [[style(line, "dim") for line in padded_lines[0]], *padded_lines[1:]]
 
 
 def cut(line: str, width: int) -> str:

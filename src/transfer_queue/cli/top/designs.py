@@ -58,8 +58,8 @@ def _progress(done: int, total: int, width: int, role: str) -> Cell:
 
 def _ranks(row: StageRow, width: int) -> Cell:
     its = row.account
-    gone = [(f" ×{its.gone:,}", "gone")] if its.gone else []
-    return [(f"{its.alive:,}", "" if its.alive else "gone"), *gone]
+    missing = [(f" ×{its.gone:,}", "gone")] if its.gone else []
+    return [(f"{its.alive:,}", "" if its.alive else "gone"), *missing]
 
 
 def _where_time_goes(row: StageRow, width: int) -> Cell:
@@ -201,8 +201,8 @@ def _rarest(row: PartitionRow, width: int) -> Cell:
     if not row.progress.fields:
         return [("no fields", "dim")]
     rows = row.progress.rows
-    words = count_text(len(row.progress.fields), "field") if produced >= rows else name_text(name)
-    return [*_share(produced / rows if rows else 0.0, 12, "works"), (f" {words}", "dim")]
+    label = count_text(len(row.progress.fields), "field") if produced >= rows else name_text(name)
+    return [*_share(produced / rows if rows else 0.0, 12, "works"), (f" {label}", "dim")]
 
 
 def _slowest(row: PartitionRow, width: int) -> Cell:
@@ -210,8 +210,8 @@ def _slowest(row: PartitionRow, width: int) -> Cell:
     if not row.progress.tasks:
         return [("no task", "dim")]
     rows = row.progress.rows
-    words = count_text(len(row.progress.tasks), "task") if consumed >= rows else task_text(name)
-    return [*_share(consumed / rows if rows else 0.0, 12, "good"), (f" {words}", "dim")]
+    label = count_text(len(row.progress.tasks), "task") if consumed >= rows else task_text(name)
+    return [*_share(consumed / rows if rows else 0.0, 12, "good"), (f" {label}", "dim")]
 
 
 def _policy(row: PartitionRow, width: int) -> Cell:
@@ -281,15 +281,15 @@ FIELDS: TableDesign[FieldRow] = TableDesign(
 
 
 def _task_notes(row: TaskRow, width: int) -> Cell:
-    its, words = row.progress, []
+    its, notes = row.progress, []
     if its.claimed:
-        words.append(f"{its.claimed:,} claimed, not acknowledged")
+        notes.append(f"{its.claimed:,} claimed, not acknowledged")
     if its.held:
-        words.append(its.held_text)
+        notes.append(its.held_text)
     for reason, number in row.partition.passed.get(its.name, {}).items():
-        words.append(f"{number:,} skipped ({'poison' if reason == POISON else printable_name(reason)})")
+        notes.append(f"{number:,} skipped ({'poison' if reason == POISON else printable_name(reason)})")
     waits = [(f"{its.waiting:,} wait, {duration(its.longest_wait)}  ", "waits")] if its.waiting else []
-    return [*waits, (", ".join(words), "dim")]
+    return [*waits, (", ".join(notes), "dim")]
 
 
 TASKS: TableDesign[TaskRow] = TableDesign(

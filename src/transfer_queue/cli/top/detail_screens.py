@@ -110,22 +110,22 @@ class TaskScreen(DetailScreen):
         row = event.row
         waits = self.state.shown.picture.waits if self.state.shown is not None else ()
         if isinstance(row, RankRow):
-            mine = (each for each in waits if each.task == self.task_name)
-            found = next((each for each in mine if any(one.rank == row.name for one in each.members)), None)
-            if found is not None:
-                self.app.push_screen(WaitScreen(self.state, found))
+            waits_of_task = (each for each in waits if each.task == self.task_name)
+            wait = next((each for each in waits_of_task if any(one.rank == row.name for one in each.members)), None)
+            if wait is not None:
+                self.app.push_screen(WaitScreen(self.state, wait))
             else:
                 self.notify(f"{row.name} does not wait at this moment.", markup=False, timeout=3)
 
 
 def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
     its = row.account
-    gone: list[Piece] = []
+    missing: list[Piece] = []
     if its.gone:
         since = f" since {time_of_day(its.gone_since)}" if its.gone_since is not None else ""
-        gone = [(f"  × {its.gone:,} gone{since}", "gone")]
+        missing = [(f"  × {its.gone:,} gone{since}", "gone")]
     slowest: list[Piece] = [("  ▲ the slowest stage", "slowest")] if row.slowest else []
-    yield "ranks", [(f"{its.alive:,} connected", ""), *gone, *slowest]
+    yield "ranks", [(f"{its.alive:,} connected", ""), *missing, *slowest]
     shares: list[Piece] = []
     for state, share in (("works", its.works), ("waits", its.waits), ("held", its.held), ("idle", its.idle)):
         name = "puts or is idle" if state == "idle" and not its.takes else state
@@ -182,10 +182,10 @@ class ExplainedScreen(DetailScreen):
 
     def __init__(self, state: LiveState) -> None:
         super().__init__(state)
-        self._asked = False
+        self._is_waiting = False
         self._explanation = Static(id="explanation", markup=False)
 
-    def words(self, can_focus: bool = False) -> Widget:
+    def explanation(self, can_focus: bool = False) -> Widget:
         """Return the widget that shows the explanation. can_focus: whether keys scroll it."""
         return VerticalScroll(self._explanation, id="words", can_focus=can_focus)
 
@@ -195,13 +195,13 @@ class ExplainedScreen(DetailScreen):
 
     def show_picture(self, picture: Picture) -> None:
         """See `TopScreen`."""
-        if not self._asked:
-            self._asked = True
-            self.state.ask(self.question(), self._show_words)
+        if not self._is_waiting:
+            self._is_waiting = True
+            self.state.ask(self.question(), self._show_text)
 
-    def _show_words(self, words: Any) -> None:
-        self._asked = False
-        self.put(self._explanation, [(str(words), "waits" if isinstance(words, Exception) else "")])
+    def _show_text(self, text: Any) -> None:
+        self._is_waiting = False
+        self.put(self._explanation, [(str(text), "waits" if isinstance(text, Exception) else "")])
 
 
 class WaitScreen(ExplainedScreen):
@@ -225,7 +225,7 @@ class WaitScreen(ExplainedScreen):
     def compose_body(self) -> Iterable[Widget]:
         """See `TopScreen`."""
         yield self.facts
-        yield self.words()
+        yield self.explanation()
         yield self.members
 
     def question(self) -> Callable[[Any], str]:
@@ -445,7 +445,7 @@ class SampleScreen(ExplainedScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """See `TopScreen`."""
-        yield self.words(can_focus=True)
+        yield self.explanation(can_focus=True)
 
     def question(self) -> Callable[[Any], str]:
         """See `ExplainedScreen`."""

@@ -175,7 +175,7 @@ def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
         process = _process(workers, worker) if worker >= 0 else ""
         groups[key].append(WaitMember(name, process, max(recording.now - wait.since, 0.0), wait.rows))
     progress = {each.name: each for each in status.partitions}
-    found = []
+    rows = []
     for (kind, task, partition, fields, demand), members in groups.items():
         members.sort(key=lambda each: -each.seconds)
         its = progress.get(partition)
@@ -183,10 +183,10 @@ def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
         rarest = min(fields, key=lambda name: produced.get(name, 0), default="")
         others = tuple(maker for maker in account.table.producers.get(rarest, ()) if maker != task)
         oldest = members[0]
-        found.append(
+        rows.append(
             WaitRow(task, partition, fields, kind, oldest.seconds, oldest.rows, tuple(members), rarest, others, demand)
         )
-    yield from sorted(found, key=lambda row: (row.kind == "early", -row.seconds))
+    yield from sorted(rows, key=lambda row: (row.kind == "early", -row.seconds))
 
 
 def list_partitions(account: Account, status: SystemStatus) -> Iterator[PartitionRow]:
@@ -259,16 +259,16 @@ def list_ranks(picture: Picture, task: str) -> list[RankRow]:
     if task not in account.tasks:
         return []
     its, spans, workers = account.tasks[task], account.spans, account.table.workers
-    mine, seconds = its.workers, max(spans.line.length, 1e-9)
+    of_task, seconds = its.workers, max(spans.line.length, 1e-9)
     rows = account.rows_of(EventKind.CLAIM if its.takes else EventKind.PUT)
-    first, last = np.searchsorted(spans.worker, mine), np.searchsorted(spans.worker, mine, side="right")
-    found = []
-    for worker, begin, end in zip(mine.tolist(), first.tolist(), last.tolist()):
+    first, last = np.searchsorted(spans.worker, of_task), np.searchsorted(spans.worker, of_task, side="right")
+    ranks = []
+    for worker, begin, end in zip(of_task.tolist(), first.tolist(), last.tolist()):
         its_spans = spans.start[begin:end], spans.end[begin:end], spans.state[begin:end]
         current = end > begin and spans.end[end - 1] >= spans.line.end - 1e-3
         present = max(float(spans.seconds[worker, SpanState.IDLE :].sum()), 1e-300)
         shares = {name: float(spans.seconds[worker, state]) / present for state, name in STATE_NAMES.items()}
-        found.append(
+        ranks.append(
             RankRow(
                 worker, workers.name(worker), int(workers.rank[worker]), workers.clients[worker],
                 _process(workers, worker),
@@ -277,7 +277,7 @@ def list_ranks(picture: Picture, task: str) -> list[RankRow]:
                 shares, float(rows[worker]) / seconds, its_spans,
             )
         )  # fmt: skip
-    return sorted(found, key=lambda row: (row.number < 0, row.number, row.client))
+    return sorted(ranks, key=lambda row: (row.number < 0, row.number, row.client))
 
 
 def queues_of(picture: Picture, task: str) -> list[tuple[str, int, int]]:

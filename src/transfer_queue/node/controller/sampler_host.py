@@ -146,13 +146,13 @@ class SamplerHost:
 
     def _spawn(self) -> None:
         self._ended = [process for process in self._ended if process.poll() is None]
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self._sock, self._reader = ours, FrameReader()
+        own, other = socket.socketpair()
+        own.setblocking(False)
+        self._sock, self._reader = own, FrameReader()
         self._out: deque[memoryview] = deque()
         self._up = False
-        with theirs:
-            self._process = _start_process(theirs)
+        with other:
+            self._process = _start_process(other)
         self._put(self._load)
 
     def _wait(self) -> Facts:
@@ -264,8 +264,8 @@ class SamplerHost:
             for body, _ in self._reader.feed(data):
                 yield _decoder.decode(body)
         except (ProtocolError, *UNREADABLE) as error:
-            words = f"the process of a sampler has sent invalid bytes; its code must not use file descriptor {CHANNEL}"
-            raise SamplerError(f"{words} ({error})") from error
+            text = f"the process of a sampler has sent invalid bytes; its code must not use file descriptor {CHANNEL}"
+            raise SamplerError(f"{text} ({error})") from error
 
     def _handle_message(self, message: FromSampler) -> Iterable[Outgoing]:
         if isinstance(message, SamplerLoaded):
@@ -304,13 +304,13 @@ class SamplerHost:
         self._deadline = None
         return self._answered(number, outcome)
 
-    def _fail(self, words: str, error: TransferQueueError | None = None) -> Iterable[Outgoing]:
+    def _fail(self, message: str, error: TransferQueueError | None = None) -> Iterable[Outgoing]:
         """End the process after a failure, and answer the call under way with an error."""
-        logger.error("%s", words)
+        logger.error("%s", message)
         self.close()
         if self._call is None:
             return ()
-        return self._answer(self._call[0], error or SamplerError(words))
+        return self._answer(self._call[0], error or SamplerError(message))
 
     def _method(self) -> str:
         kind = "no call" if self._call is None else self._call[1].kind
@@ -324,7 +324,7 @@ def _describe_exit(code: int | None) -> str:
     return f" (signal {-code})" if code < 0 else f" (exit status {code})"
 
 
-def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _start_process(channel: socket.socket) -> subprocess.Popen[bytes]:
     """Start a process with this socket as descriptor 3, with no other descriptors of this process, and with its log."""
     import subprocess
 
@@ -333,5 +333,5 @@ def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
         f"(n == {CHANNEL}) or (os.dup2(n, {CHANNEL}), os.close(n)); "
         f"from transfer_queue.node.controller.sampler_process import main; main()"
     )
-    arguments = [sys.executable, "-c", code, str(os.getpid()), str(theirs.fileno())]
-    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), close_fds=True)
+    arguments = [sys.executable, "-c", code, str(os.getpid()), str(channel.fileno())]
+    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=(channel.fileno(),), close_fds=True)

@@ -144,9 +144,9 @@ class _Channel:
     def read(self, question: Question) -> ViewReply:
         """Return the controller's reply to what the sampler reads during a call."""
         self.send(SamplerReads(question))
-        told = self.receive()
-        assert isinstance(told, ToldSampler)
-        return told.reply
+        received = self.receive()
+        assert isinstance(received, ToldSampler)
+        return received.reply
 
 
 def serve(sock: socket.socket) -> None:

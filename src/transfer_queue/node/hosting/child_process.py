@@ -54,7 +54,7 @@ class ChildServer:
     """The process that runs the server; None if there is none."""
     ready: int | None = None
     """The pipe on which the process reports that it is up; None after that."""
-    said: bytes = b""
+    report: bytes = b""
     """What the process has written to that pipe so far."""
     up: bool = False
     due: float | None = None
@@ -70,16 +70,16 @@ class ChildServer:
     def record_fork(self, pid: int, ready: int, deadline: float) -> None:
         """Record that a process was forked for this server."""
         self.pid, self.ready, self.deadline = pid, ready, deadline
-        self.said, self.up, self.due = b"", False, None
+        self.report, self.up, self.due = b"", False, None
 
     def read_report(self) -> None:
         """Read what the process reports. At the end of the pipe the server is up, or has failed."""
         assert self.ready is not None
         piece = os.read(self.ready, 1 << 16)
-        self.said += piece
+        self.report += piece
         if not piece:
             self.close()
-            self.up = self.said == READY
+            self.up = self.report == READY
             self._up_since = time.monotonic()
 
     @property

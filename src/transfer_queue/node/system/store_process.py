@@ -243,7 +243,7 @@ def check_all_objects(system: SystemFolder) -> None:
 def store_lifetime(store: Path) -> str:
     """Return a text that changes with each process of the store server, and with `check_all_objects`."""
     try:
-        found = store.stat()
+        status = store.stat()
     except OSError:
         return ""
-    return f"{found.st_ino} {found.st_mtime_ns}"
+    return f"{status.st_ino} {status.st_mtime_ns}"

@@ -230,9 +230,9 @@ class Arena(ArenaMemory):
                     mode = os.O_RDWR if owner or name == "arena" else os.O_RDONLY
                     files.append(os.open(folder / name, mode | _SAFELY))
                     (on_failure if owner else closing).callback(os.close, files[-1])
-                    found = os.fstat(files[-1])
-                    if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-                        raise AttachError(f"{folder / name} has {found.st_size} bytes, but its header says {size}; "
+                    status = os.fstat(files[-1])
+                    if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+                        raise AttachError(f"{folder / name} has {status.st_size} bytes, but its header says {size}; "
                                           f"the arena is damaged, restart the system")  # fmt: skip
                 arena = cls(folder, header, files[0], files[1], files[2] if owner else None)
             except OSError as error:
@@ -535,12 +535,12 @@ def check_files(folder: Path) -> None:
     for name, size in sizes.items():
         path = folder / name
         try:
-            found = path.lstat()
+            facts = path.lstat()
         except FileNotFoundError:
             raise StartError(f"the arena in {folder} lacks its file {name!r}. {_accept_the_loss(folder)}") from None
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size != size:
             raise StartError(
-                f"{path} has {found.st_size} bytes, but the header of its arena says {size}. {_accept_the_loss(folder)}"
+                f"{path} has {facts.st_size} bytes, but the header of its arena says {size}. {_accept_the_loss(folder)}"
             )
 
 

@@ -344,9 +344,9 @@ class ObjectPool(ExtentPool):
                 self._unsure.update(dict.fromkeys(numbers))
                 self._ask = self._clock() + RETRY_SECONDS
                 return then([], "", str(outcome))
-            gone = [names[key] for key in outcome]
-            ended = partial(then, gone, time.strftime(_WHEN), "")
-            return ended() if report is None else self._rewrite(sorted({*numbers}.difference(gone)), ended)
+            missing = [names[key] for key in outcome]
+            ended = partial(then, missing, time.strftime(_WHEN), "")
+            return ended() if report is None else self._rewrite(sorted({*numbers}.difference(missing)), ended)
 
         self._begin(lambda: self._store.missing(list(names)), looked)
         return []
