@@ -108,9 +108,9 @@ class ControllerActor:
     def _left_here(self) -> RunningSystem | None:
         """Return the servers that the actor before this one has left on this node; None if there are none."""
         for name in (self._order.name, self._successor_name):
-            found = replace_supervisor(name, self._node)
-            if found is not None:
-                return found
+            running = replace_supervisor(name, self._node)
+            if running is not None:
+                return running
         return None
 
     @property
@@ -380,5 +380,5 @@ def _produced(page: SnapshotReply, fields: list[str]) -> np.ndarray:
 
 
 def _consumed(page: SnapshotReply, task: str) -> np.ndarray:
-    found = page.consumed.get(task)
-    return np.zeros(len(page.rows) // 8, "i1") if found is None else np.frombuffer(found, "i1")
+    column = page.consumed.get(task)
+    return np.zeros(len(page.rows) // 8, "i1") if column is None else np.frombuffer(column, "i1")

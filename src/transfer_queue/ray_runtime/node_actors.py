@@ -146,7 +146,7 @@ class Nodes:
         self._leaving = leaving
         self._known = set(known)
         """Nodes of which it is not known whether they are gone."""
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Nodes that are about to leave, and were passed to `leaving`."""
         self._changed = threading.Condition()
         self._nodes: dict[str, _Node] = {}
@@ -191,19 +191,19 @@ class Nodes:
         with self._changed:
             if self._ended:
                 return
-            gone = [node for node in {**self._nodes, **dict.fromkeys(self._known)} if node not in everywhere]
-            for node in gone:
+            removed = [node for node in {**self._nodes, **dict.fromkeys(self._known)} if node not in everywhere]
+            for node in removed:
                 self._nodes.pop(node, None)
             self._known.clear()
             for number, its in there.items():
                 if number not in self._nodes:
                     self._start(number, its["NodeManagerAddress"], its["Resources"])
-        for node in gone:
+        for node in removed:
             logger.warning("node %s is gone; the values that only its storage units had are lost", node)
             self._lost(node)
-        for node in leaving_nodes() & there.keys() - self._told:
+        for node in leaving_nodes() & there.keys() - self._reported:
             logger.warning("node %s is about to leave; its blocks are moved to other nodes", node)
-            self._told.add(node)
+            self._reported.add(node)
             self._leaving(node)
 
     def _start(self, number: str, address: str, resources: dict[str, float]) -> None:
@@ -276,8 +276,8 @@ def leaving_nodes() -> set[str]:
     """Return the nodes that Ray has begun to drain, for example before a preemption; none if this Ray has no list."""
     from ray._private.state import state
 
-    asked = getattr(state, "get_draining_nodes", None)
-    return set() if asked is None else set(asked())
+    list_nodes = getattr(state, "get_draining_nodes", None)
+    return set() if list_nodes is None else set(list_nodes())
 
 
 def folder_name(system: str, node: str) -> str:

@@ -53,13 +53,13 @@ class Board:
 
     def recall(self, slot: str, among: Container[Offer] | None = None) -> list[Offer]:
         """See `SimulatedSlots.recall`."""
-        found = []
+        offers = []
         for entry in self._entries.get(slot, {}).values():
             offer = entry.extent, entry.used
             if entry.extent and not entry.locked and (among is None or offer in among):
                 entry.recalled = True
-                found.append(offer)
-        return found
+                offers.append(offer)
+        return offers
 
 
 class HoldsHere(ReadHolds):

@@ -196,8 +196,8 @@ def _check_waiting(state: State) -> None:
 def _check_watches(state: State, watches: WatchQueue, name: str) -> list[RequestKey]:
     require(bool(watches.groups) and all(watches.groups.values()), f"an empty queue of watches of {name} was left")
     for key, group in watches.groups.items():
-        alike = {watches.key(waiting.watch) for waiting in group.values()}
-        require(alike == {key}, f"a watch of {name} is in the group of another key")
+        keys = {watches.key(waiting.watch) for waiting in group.values()}
+        require(keys == {key}, f"a watch of {name} is in the group of another key")
     return [waiter for group in watches.groups.values() for waiter in group]
 
 

@@ -135,16 +135,16 @@ class EncodedBlock:
         """Return the blocks to write: this one, or one for each set of columns whose rows share values alike."""
         if not self._shares:
             return [self]
-        alike: dict[bytes | None, list[Column]] = {}
+        by_slots: dict[bytes | None, list[Column]] = {}
         for each in self.columns:
             slots = each[4]
-            alike.setdefault(None if slots is None else slots.tobytes(), []).append(each)
-        shared = next((some for packed, some in alike.items() if packed is not None and some[0][4].min() >= 0), None)  # type: ignore[union-attr]
-        if shared is not None and None in alike and not any(each[2] or each[0].ragged for each in alike[None]):
+            by_slots.setdefault(None if slots is None else slots.tobytes(), []).append(each)
+        shared = next((some for packed, some in by_slots.items() if packed is not None and some[0][4].min() >= 0), None)  # type: ignore[union-attr]
+        if shared is not None and None in by_slots and not any(each[2] or each[0].ragged for each in by_slots[None]):
             # columns without bytes need no block of their own, which an external store could not have
-            shared += [(*each[:4], shared[0][4]) for each in alike.pop(None)]
+            shared += [(*each[:4], shared[0][4]) for each in by_slots.pop(None)]
         blocks = []
-        for packed, some in alike.items():
+        for packed, some in by_slots.items():
             slots = some[0][4]
             blocks.append(EncodedBlock(self.rows if slots is None else int(slots.max()) + 1, some, packed))
         return blocks
@@ -596,10 +596,10 @@ def _name(name: Any) -> str:
     return str.__str__(name)
 
 
-def _check_length(name: str, wanted: int, found: int) -> None:
-    if wanted != found:
-        raise _wrong_length(name, wanted, found)
+def _check_length(name: str, wanted: int, length: int) -> None:
+    if wanted != length:
+        raise _wrong_length(name, wanted, length)
 
 
-def _wrong_length(name: Any, wanted: int, found: int) -> InvalidArgumentError:
-    return InvalidArgumentError(f"field {name!r} must have {wanted} rows, got {found}")
+def _wrong_length(name: Any, wanted: int, length: int) -> InvalidArgumentError:
+    return InvalidArgumentError(f"field {name!r} must have {wanted} rows, got {length}")

@@ -71,11 +71,11 @@ class HashedPut:
         put.converted = self.put.converted
         return put
 
-    def known_digests(self, told: Sequence[bytes]) -> dict[str, set[bytes]]:
+    def known_digests(self, reported: Sequence[bytes]) -> dict[str, set[bytes]]:
         """Return the known digests of each field, from the reply to the digests of all fields."""
         return {
             field.name: {digest for digest, there in zip(field.digests, known, strict=True) if there}
-            for field, known in zip(self.fields, told, strict=True)
+            for field, known in zip(self.fields, reported, strict=True)
         }
 
     def describe(self, known: Mapping[str, Collection[bytes]]) -> list[EqualField]:
@@ -95,9 +95,9 @@ def hash_put(put: EncodedBlock, matches: Callable[[str], bool]) -> HashedPut | N
     for column in put.columns:
         spec, slots = column[0], column[4]
         if spec.kind != NESTED and column[2] >= MIN_HASHED and matches(spec.name):
-            found = _hash_column(column, put.rows if slots is None else int(slots.max()) + 1)
-            if found is not None:
-                hashed[spec.name] = found
+            hashed_column = _hash_column(column, put.rows if slots is None else int(slots.max()) + 1)
+            if hashed_column is not None:
+                hashed[spec.name] = hashed_column
     return HashedPut(put, hashed) if hashed else None
 
 

@@ -23,7 +23,7 @@ from transfer_queue.wire.buffers.copies import MIN_PART, U8, Copies, address_of,
 I8 = NDArray[np.int64]
 
 DTYPES: dict[str, torch.dtype] = {
-    name: found for name in ITEM_SIZES if isinstance(found := getattr(torch, name, None), torch.dtype)
+    name: dtype for name in ITEM_SIZES if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
