@@ -31,9 +31,9 @@ class TaskAccount:
     """The positions of its workers in `TaskWorkers`."""
     alive: int
     """The number of workers that are connected."""
-    gone_workers: np.ndarray
+    lost_workers: np.ndarray
     """The positions of the workers whose connection has ended, that did not close, and that were not replaced."""
-    gone_since: float | None
+    lost_since: float | None
     """When the last one of them ended, in Unix seconds; None if none did."""
     waits: float
     """The share of the time of its connected workers for which they wait."""
@@ -61,9 +61,9 @@ class TaskAccount:
     """The number of workers that have closed in order."""
 
     @property
-    def gone(self) -> int:
+    def lost(self) -> int:
         """The number of workers that are gone."""
-        return len(self.gone_workers)
+        return len(self.lost_workers)
 
     @property
     def busy(self) -> float:
@@ -386,7 +386,7 @@ class _Attendance:
         there[spans.worker[last & (spans.state != SpanState.GONE)]] = True
         self.alive = table.connected if table.recording.connected else there
         """The workers that are connected."""
-        self.gone = np.isfinite(table.gone_since) & ~self.alive
+        self.lost = np.isfinite(table.departed_at) & ~self.alive
         """The workers whose newest client is gone."""
         self.closed = table.closed & ~self.alive
         """The workers that have closed in order."""
@@ -394,13 +394,13 @@ class _Attendance:
         known = np.isfinite(table.first_seen)
         self.first = np.where(known, table.first_seen, -np.inf)
         """When each worker came; minus infinity if that was before the recording."""
-        left = np.where(self.gone, table.gone_since, table.last_left)
+        left = np.where(self.lost, table.departed_at, table.last_left)
         self.left = np.where(self.alive, np.inf, np.where(np.isfinite(left), left, np.where(known, np.inf, -np.inf)))
         """When each worker left; infinity if it did not."""
 
     def of(self, workers: np.ndarray) -> tuple[int, np.ndarray, float | None]:
         """Return how many workers are connected, which are gone, and when the last of the latter ended."""
-        alive, missing = int(self.alive[workers].sum()), workers[self.gone[workers]]
+        alive, missing = int(self.alive[workers].sum()), workers[self.lost[workers]]
         if len(missing) and (self.ranks[missing] < 0).all():  # clients without a rank replace each other
             count = min(len(missing), max(self._most(workers) - alive, 0))
             missing = missing[np.argsort(self.left[missing], kind="stable")][len(missing) - count :]

@@ -92,7 +92,7 @@ def find_bottleneck(account: Account, noticed: float = NOTICED) -> Bottleneck | 
     if held:
         start = max(held, key=lambda each: each.held * each.alive)
         return _conclude(account, _Walker(account).follow(start.name))
-    ended = [each for each in tasks.values() if each.gone and not each.alive and each.takes]
+    ended = [each for each in tasks.values() if each.lost and not each.alive and each.takes]
     ended = [each for each in ended if each.arrival_rate > 0 or each.queue_rows > 0]
     if ended:
         stage = max(ended, key=lambda each: (each.queue_rows, each.arrival_rate))
@@ -124,7 +124,7 @@ def find_dead_stages(account: Account, status: SystemStatus | None) -> list[str]
     which a task waits and that no task has put.
     """
     tasks, table = account.tasks, account.table
-    dead = [each.name for each in tasks.values() if each.gone and not each.alive]
+    dead = [each.name for each in tasks.values() if each.lost and not each.alive]
     alive = [each for each in tasks.values() if each.alive]
     if not dead or not alive:
         return []

@@ -245,9 +245,9 @@ class EventTable:
         return np.array([client in closed for client in self.workers.clients], bool)
 
     @cached_property
-    def gone_since(self) -> np.ndarray:
+    def departed_at(self) -> np.ndarray:
         """When the newest client of each worker was gone; NaN if it is not, or if that is not known."""
-        ended_at = self.recording.gone
+        ended_at = self.recording.departed
         return np.array([ended_at.get(client, np.nan) for client in self.workers.clients], np.float64)
 
     @cached_property

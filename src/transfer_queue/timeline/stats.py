@@ -112,7 +112,7 @@ def _system_figures(status: SystemStatus) -> dict[str, float]:
 def _task_figures(account: Account, task: TaskAccount) -> dict[str, float]:
     figures: dict[str, float] = {
         "workers": task.alive,
-        "workers_gone": task.gone,
+        "workers_gone": task.lost,
         "wait_share": task.waits,
         "held_share": task.held,
         "rate": task.claim_rate if task.takes else task.put_rate,

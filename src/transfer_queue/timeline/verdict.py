@@ -183,7 +183,7 @@ def _all_gone(account: Account, names: list[str]) -> Verdict:
     return Verdict(
         _sentence("Stopped", [cause, *_ways(bottleneck), _queue_text(stage)]), STOPPED, stage.name,
         hops[-1].field if hops and hops[-1].producer == stage.name else None, hops[0].share if hops else 0.0,
-        stage.queue_rows, stage.queue_growth, stage.gone_since, cause,
+        stage.queue_rows, stage.queue_growth, stage.lost_since, cause,
     )  # fmt: skip
 
 
@@ -198,7 +198,7 @@ def _with_gone(verdict: Verdict, account: Account) -> Verdict:
     If nothing is slow, these are the ones that the recording has seen, because the others are not missed.
     """
     seen = account.table.recording.start if verdict.state in (FLOWING, IDLE) else -math.inf
-    ended = [(each.gone_since, each) for each in account.tasks.values() if each.name and each.gone_since is not None]
+    ended = [(each.lost_since, each) for each in account.tasks.values() if each.name and each.lost_since is not None]
     names = [
         each.name for since, each in ended if since >= seen and _describe_gone(account, each) not in verdict.cause
     ]  # fmt: skip
@@ -283,7 +283,7 @@ def _queue_text(stage: TaskAccount) -> str:
 
 def _cause(account: Account, bottleneck: Bottleneck, stage: TaskAccount | None) -> str:
     """Return why the stage is slow, or why no single one is; "" if the timeline does not show it."""
-    if stage is not None and stage.gone:
+    if stage is not None and stage.lost:
         return _describe_gone(account, stage)
     if stage is not None and stage.closed and not stage.alive:
         return f"every {_task(stage.name)} worker has closed"
@@ -307,20 +307,20 @@ def _held_hop(bottleneck: Bottleneck) -> Hop | None:
 
 def _is_held(bottleneck: Bottleneck, stage: TaskAccount | None) -> bool:
     """Return whether the cause is that a task is held."""
-    return not (stage is not None and (stage.gone or bottleneck.slow_rank)) and _held_hop(bottleneck) is not None
+    return not (stage is not None and (stage.lost or bottleneck.slow_rank)) and _held_hop(bottleneck) is not None
 
 
 def _describe_gone(account: Account, stage: TaskAccount) -> str:
-    processes = account.table.workers.describe_processes(stage.gone_workers.tolist())
-    since = f" since {time_of_day(stage.gone_since)}" if stage.gone_since is not None else ""
+    processes = account.table.workers.describe_processes(stage.lost_workers.tolist())
+    since = f" since {time_of_day(stage.lost_since)}" if stage.lost_since is not None else ""
     kind = "clients without a task" if not stage.name else f"{stage.name} workers"
-    if not stage.alive and stage.gone == 1:
+    if not stage.alive and stage.lost == 1:
         only = f"{stage.name} worker" if stage.name else "client without a task"
         return f"the only {only} is gone ({processes}){since}"
     if not stage.alive:
         return f"all {kind} are gone ({processes}){since}"
-    are = "is" if stage.gone == 1 else "are"
-    return f"{stage.gone:,} of {stage.alive + stage.gone:,} {kind} {are} gone ({processes}){since}"
+    are = "is" if stage.lost == 1 else "are"
+    return f"{stage.lost:,} of {stage.alive + stage.lost:,} {kind} {are} gone ({processes}){since}"
 
 
 def _describe_long_work(account: Account, stage: TaskAccount) -> str:
@@ -340,7 +340,7 @@ def _since(account: Account, stage: TaskAccount) -> float | None:
     recording, events = account.table.recording, account.table.of(EventKind.CLAIM if stage.takes else EventKind.PUT)
     is_of_stage = np.isin(events.worker, stage.workers)
     changed = last_rate_change(events.time[is_of_stage], events.rows[is_of_stage], recording.start, recording.now)
-    return max((each for each in (changed, stage.gone_since) if each is not None), default=None)
+    return max((each for each in (changed, stage.lost_since) if each is not None), default=None)
 
 
 def _advice(account: Account, bottleneck: Bottleneck, stage: TaskAccount) -> str:

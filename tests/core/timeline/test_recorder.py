@@ -258,7 +258,7 @@ class TestGoneClients:
     """Which clients a reply names as gone."""
 
     def gone(self, h: Harness) -> dict[str, float]:
-        return h.look(ReadTimeline()).gone  # type: ignore[no-any-return]
+        return h.look(ReadTimeline()).departed  # type: ignore[no-any-return]
 
     def test_a_client_that_dies_is_gone_until_it_connects_again(self, h):
         h.put(4)

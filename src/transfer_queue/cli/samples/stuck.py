@@ -104,7 +104,7 @@ class KnownWorkers:
         """Return what a recording says."""
         from transfer_queue.timeline.event_table import EventTable
 
-        return cls(EventTable(recording).producers, frozenset(recording.gone))
+        return cls(EventTable(recording).producers, frozenset(recording.departed))
 
 
 class _Cause(NamedTuple):

@@ -58,7 +58,7 @@ def _progress(done: int, total: int, width: int, role: str) -> Cell:
 
 def _ranks(row: StageRow, width: int) -> Cell:
     its = row.account
-    missing = [(f" ×{its.gone:,}", "gone")] if its.gone else []
+    missing = [(f" ×{its.lost:,}", "gone")] if its.lost else []
     return [(f"{its.alive:,}", "" if its.alive else "gone"), *missing]
 
 
@@ -111,7 +111,7 @@ STAGES: TableDesign[StageRow] = TableDesign(
         TableColumn("", lambda row, _: [state_piece("slowest" if row.slowest else row.state)], 1),
         TableColumn("stage", lambda row, _: [(task_text(row.name), "strong" if row.slowest else "")], 8, 24, fits=True,
                sort=lambda row: row.name),
-        TableColumn("ranks", _ranks, 5, 10, right=True, fits=True, sort=lambda row: row.account.gone, descending=True),
+        TableColumn("ranks", _ranks, 5, 10, right=True, fits=True, sort=lambda row: row.account.lost, descending=True),
         TableColumn("waiting", _waiting, 12, 24, sort=lambda row: max(row.account.waits, row.account.held),
                     descending=True),
         TableColumn("works █ held ▒ waits ░", _where_time_goes, 22, 40, rank=4),

@@ -121,9 +121,9 @@ class TaskScreen(DetailScreen):
 def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
     its = row.account
     missing: list[Piece] = []
-    if its.gone:
-        since = f" since {time_of_day(its.gone_since)}" if its.gone_since is not None else ""
-        missing = [(f"  × {its.gone:,} gone{since}", "gone")]
+    if its.lost:
+        since = f" since {time_of_day(its.lost_since)}" if its.lost_since is not None else ""
+        missing = [(f"  × {its.lost:,} gone{since}", "gone")]
     slowest: list[Piece] = [("  ▲ the slowest stage", "slowest")] if row.slowest else []
     yield "ranks", [(f"{its.alive:,} connected", ""), *missing, *slowest]
     shares: list[Piece] = []

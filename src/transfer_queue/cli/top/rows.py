@@ -45,7 +45,7 @@ class StageRow:
         """What it does for the largest part of its time: waits, held, works, idle; or gone, if no rank is left."""
         its = self.account
         if not its.alive:
-            return "gone" if its.gone else "ended"
+            return "gone" if its.lost else "ended"
         shares = {"waits": its.waits, "held": its.held, "works": its.works, "idle": its.idle}
         state = max(shares, key=lambda name: shares[name])
         return "works" if state == "idle" and not its.takes else state

@@ -68,23 +68,23 @@ def _describe_put(state: State, request: Publish | Reserve) -> str:
 def _describe_watch(state: State, partition: Partition | None, watch: Watch) -> str:
     since = "" if watch.since is None else f" after version {watch.since}"
     tags = f" of samples with the tags {sorted(watch.where)}" if watch.where else ""
-    words = f"A call of wait_for_change waits for changes{tags}{since} in partition {watch.partition!r}; "
+    text = f"A call of wait_for_change waits for changes{tags}{since} in partition {watch.partition!r}; "
     if partition is None:
-        return f"{words}the partition does not exist yet ({suggestion(watch.partition, state.partitions)})."
-    return f"{words}it has {count_text(partition.row_count, 'sample')} and is at version {partition.version}."
+        return f"{text}the partition does not exist yet ({suggestion(watch.partition, state.partitions)})."
+    return f"{text}it has {count_text(partition.row_count, 'sample')} and is at version {partition.version}."
 
 
 def _describe_demand(state: State, partition: Partition | None, request: TakeGroupDemand, size: int) -> str:
     task = request.task
-    words = f"A producer (wanted) waits until task {task!r} misses groups in partition {request.partition!r}; "
+    text = f"A producer (wanted) waits until task {task!r} misses groups in partition {request.partition!r}; "
     if partition is None:
-        return f"{words}the partition does not exist yet ({suggestion(request.partition, state.partitions)})."
+        return f"{text}the partition does not exist yet ({suggestion(request.partition, state.partitions)})."
     wanted = partition.wants.groups.get(task)
     if wanted is None:
-        return f"{words}no group demand of this task is set (want)."
+        return f"{text}no group demand of this task is set (want)."
     promised = -(-partition.wants.promised_rows(task) // (partition.groups.size or size))
     return (
-        f"{words}its group demand is {wanted}, and as many groups exist that it has not consumed or are promised by "
+        f"{text}its group demand is {wanted}, and as many groups exist that it has not consumed or are promised by "
         f"producers ({promised} are promised){_staleness_limit(partition)}."
     )
 

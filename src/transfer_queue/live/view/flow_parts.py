@@ -178,7 +178,7 @@ def _task_part(account: Account, name: str) -> payload.TaskView:
     few = len(letters) <= MAX_LETTERS
     works = its.busy if only_puts else its.works
     return payload.TaskView(
-        name, its.alive + its.gone, its.alive, its.gone,
+        name, its.alive + its.lost, its.alive, its.lost,
         list(its.takes), list(its.puts), _rate(its.put_rate if only_puts else its.claim_rate), _rate(its.put_rate),
         _share(works), _share(its.waits), _share(its.held), _share(0.0 if only_puts else its.idle),
         {state: text.count(letter) for letter, state in STATE_OF.items()}, text if few else "",
@@ -196,7 +196,7 @@ def _letters(account: Account, its: TaskAccount, only_puts: bool) -> dict[int, s
     letters = {}
     for worker in order:
         state = SpanState(int(last[worker]))
-        if worker in its.gone_workers:
+        if worker in its.lost_workers:
             letters[worker] = "x"
         elif connected[worker]:
             idle = state in (SpanState.IDLE, SpanState.UNKNOWN)
@@ -213,8 +213,8 @@ def _other_tasks(account: Account, names: list[str]) -> payload.TaskView:
         return _share(sum(value * each.alive for value, each in zip(values, parts)) / alive)
 
     return payload.TaskView(
-        OTHER, sum(each.alive + each.gone for each in parts), sum(each.alive for each in parts),
-        sum(each.gone for each in parts),
+        OTHER, sum(each.alive + each.lost for each in parts), sum(each.alive for each in parts),
+        sum(each.lost for each in parts),
         sorted({field for each in parts for field in each.takes})[:MAX_FIELDS],
         sorted({field for each in parts for field in each.puts})[:MAX_FIELDS],
         _rate(sum(each.claim_rate for each in parts)), _rate(sum(each.put_rate for each in parts)),
@@ -306,16 +306,16 @@ def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
         field, producer = ("", None) if holds else _missing_of(account, task, fields)
         explained = seen.explained.get((task, partition, fields), Explained())
         since = min(recording.open[at].since for at in places)
-        text = HELD_WORDS[account.hold_causes.get(task, "capacity")] if holds else explained.words
+        text = HELD_WORDS[account.hold_causes.get(task, "capacity")] if holds else explained.text
         view = payload.WaitView(
             task, "held" if holds else "wait", _labels(account, ranks),
-            len(ranks), len(ranks) if its is None else max(its.alive + its.gone, len(ranks)),
+            len(ranks), len(ranks) if its is None else max(its.alive + its.lost, len(ranks)),
             max(recording.open[at].rows for at in places), list(fields[:MAX_FIELDS]), field, producer or "", partition,
             round(since, 1), _share(share), text, explained.sample,
         )  # fmt: skip
         # Waits of some milliseconds are a part of normal work, so that what has waited longer comes first.
         waits.append((len(ranks) * max(share, 0.01) + (recording.now - since) / 1e3, view))
-    waits += [(len(its.workers) * 1.0, _gone_part(account, its)) for its in account.tasks.values() if its.gone]
+    waits += [(len(its.workers) * 1.0, _gone_part(account, its)) for its in account.tasks.values() if its.lost]
     return [view for _, view in sorted(waits, key=lambda each: -each[0])[:MAX_WAITS]]
 
 
@@ -325,13 +325,13 @@ def _missing_of(account: Account, task: str, fields: tuple[str, ...]) -> tuple[s
 
 
 def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:
-    processes = account.table.workers.describe_processes(its.gone_workers.tolist())
+    processes = account.table.workers.describe_processes(its.lost_workers.tolist())
     text = f"Their connections ended without a close: {processes}."
-    total = its.alive + its.gone
+    total = its.alive + its.lost
     return payload.WaitView(
-        its.name, "gone", _labels(account, its.gone_workers.tolist()), its.gone, total, 0, [], "", "", "",
-        round(its.gone_since if its.gone_since is not None else account.table.recording.start, 1),
-        _share(its.gone / max(total, 1)), text,
+        its.name, "gone", _labels(account, its.lost_workers.tolist()), its.lost, total, 0, [], "", "", "",
+        round(its.lost_since if its.lost_since is not None else account.table.recording.start, 1),
+        _share(its.lost / max(total, 1)), text,
     )  # fmt: skip
 
 
