@@ -65,8 +65,8 @@ def _content(folder: Path, identity: Identity) -> dict[str, Any]:
 def _lines(identity: Identity, content: dict[str, Any]) -> list[str]:
     now = time.time()
     fate = "are read from the copies on disk" if content["mirror"] else "are lost"
-    there = "" if Path(identity.arenas).is_dir() else f", which do not exist any more: their values {fate}"
-    memory = f"{size_text(content['memory'])} in the arenas {identity.arenas}{there}"
+    missing = "" if Path(identity.arenas).is_dir() else f", which do not exist any more: their values {fate}"
+    memory = f"{size_text(content['memory'])} in the arenas {identity.arenas}{missing}"
     lines = [
         f"adopted: {printable_name(identity.folder)}, of the system {printable_name(identity.name)}",
         f"  made {duration_text(now - identity.created_at, units=1)} ago, used last "

@@ -55,19 +55,19 @@ def run(options: argparse.Namespace) -> int:
         onlooker.read_timeline(recording)
         status = onlooker.status()
     known = {partition.name: partition for partition in status.partitions}
-    there = options.partition in known
-    notes = list(_unused(known[options.partition], options.task, options.fields or [])) if there else []
+    exists = options.partition in known
+    notes = list(_unused(known[options.partition], options.task, options.fields or [])) if exists else []
     verdict = judge(recording, status)
     notes += [without_repeated_losses(verdict.text, explanation)] if verdict.state in (SLOW, STOPPED) else []
     if options.json:
-        print_json({"partition": options.partition, "exists": there, "explanation": explanation, "notes": notes})
-    elif there:
+        print_json({"partition": options.partition, "exists": exists, "explanation": explanation, "notes": notes})
+    elif exists:
         width = width_of_output() if is_terminal() else None
         lines = explanation if width is None else sentence_lines(explanation)
         print("\n".join(line for part in [lines, *notes] for line in wrap(part, width, "  ")))
     else:
         print(f"tq: {explanation}", file=sys.stderr)
-    return 0 if there else 1
+    return 0 if exists else 1
 
 
 def _unused(partition: PartitionProgress, task: str | None, fields: list[str]) -> Iterator[str]:

@@ -158,7 +158,7 @@ def _not_running(name: str | None) -> str:
     folders = [SystemFolder(path) for path in runtime_dir().iterdir() if not path.name.startswith(".")]
     running = sorted(folder.name for folder in folders if folder.description.exists() and folder.name != sought.name)
     meant = nearest(wanted, running)
-    there = f"; running: {', '.join(map(repr, running))}" if running else ""
+    hint = f"; running: {', '.join(map(repr, running))}" if running else ""
     if meant:
-        there = f" (did you mean {meant[0]!r}?)"
-    return f"no system is running {looked}{sought.describe_crash()}{there}"
+        hint = f" (did you mean {meant[0]!r}?)"
+    return f"no system is running {looked}{sought.describe_crash()}{hint}"

@@ -70,8 +70,8 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
     """Show a system until it ends."""
     before: tuple[float, SystemStatus] | None = None
     recording = Recording()
-    its = system.description
-    with ControlClient(system) as onlooker, closing(Process(its.pid, its.started)) as supervisor:
+    description = system.description
+    with ControlClient(system) as onlooker, closing(Process(description.pid, description.started)) as supervisor:
         while True:
             try:
                 onlooker.read_timeline(recording, timeout=ANSWER_SECONDS)

@@ -134,7 +134,7 @@ class AbsentHolders(CoreService):
     def on_due(self) -> list[Effect]:
         """Check the clients of which a check is due, and end what those hold that are gone."""
         for client, is_dead in self._take_ended():
-            self._end_holds(client, "gone", locks=is_dead)
+            self._end_holds(client, "gone", ends_locks=is_dead)
             for waiting in self._state.waiting.space.values():
                 self.drop_abandoned(waiting.request.partition)
         return []
@@ -155,9 +155,9 @@ class AbsentHolders(CoreService):
                 ended.append((client, self._verifiable.pop(client, False)))
         return ended
 
-    def _end_holds(self, client: str, reason: str, *, locks: bool = True) -> None:
+    def _end_holds(self, client: str, reason: str, *, ends_locks: bool = True) -> None:
         """End what a client still holds: batches that it has not handed over, and its locks. reason: of the records."""
-        released = release_all(self._state, client) if locks else []
+        released = release_all(self._state, client) if ends_locks else []
         settled = row_leases.settle_unseen(self._state, self.context.config.handed_over, client, reason)
         self.context.log.apply_all([*settled, *released])
 

@@ -267,8 +267,8 @@ class SnapshotAnswers(PageAnswers):
 
     def sample(self, partition: str, index: int | None, key: str | None) -> SampleAnswer | None:
         """Return a sample that the page named."""
-        there = [each for each in self._snapshot.samples if each.partition == partition]
-        sample = next((each for each in there if (each.key == key if index is None else each.index == index)), None)
+        samples = [each for each in self._snapshot.samples if each.partition == partition]
+        sample = next((each for each in samples if (each.key == key if index is None else each.index == index)), None)
         if sample is None:
             named = ", ".join(f"{each.index:,} of {each.partition[:40]!r}" for each in self._snapshot.samples) or "none"
             raise InvalidArgumentError(

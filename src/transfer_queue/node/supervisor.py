@@ -240,7 +240,7 @@ class Supervisor:
                 f"live.host): {error}; choose another port or address (StartError)"
             ) from error
         child = self._child("live", partial(_build_page, self._system, settings, secrets.token_urlsafe(32), listener))
-        child.essential = False
+        child.is_essential = False
         self._start_child(child)
 
     def _check_tokenizer(self) -> None:
@@ -305,7 +305,7 @@ class Supervisor:
         """Fork a server and wait until it is up. Raises _ShutdownReason with its traceback if it does not start."""
         self._children.append(child)
         self._fork(child, self._deadline)
-        self._watch(lambda: child.up or child not in self._children)
+        self._watch(lambda: child.is_up or child not in self._children)
 
     def _fork(self, child: ChildServer, deadline: float) -> None:
         ready, say = os.pipe()
@@ -399,7 +399,7 @@ class Supervisor:
             report = child.report.decode("utf-8", "replace")
             report = report or "it ended without a message; its log:\n" + log_tail(self._system, child.name)
             raise _ShutdownReason(f"the {child.name} could not be started:\n{report}")
-        if child.up and self._is_up:
+        if child.is_up and self._is_up:
             logger.warning("the supervisor restarted the %s: it is up again, process %d", child.name, child.pid)
 
     def _check_children(self) -> None:
@@ -420,7 +420,7 @@ class Supervisor:
             with contextlib.suppress(OSError), open(self._system.log(child.name), "a", opener=no_link) as log:
                 log.write(f"the {child.name}, process {pid}, {how}\n")
             logger.error("the %s, process %d, %s; its log: %s", child.name, pid, how, self._system.log(child.name))
-            if self._is_up and not child.essential:
+            if self._is_up and not child.is_essential:
                 if not again:
                     logger.error("the supervisor gives up the %s: %s", child.name, how)
             elif not (self._is_up and child.restarts):
@@ -478,7 +478,7 @@ class Supervisor:
             launcher_protocol.send(self._channel, launcher_protocol.StartFailure(reason), RECEIVE_SECONDS)
         self._channel.close()
 
-    def _end(self, crashed: bool) -> None:
+    def _end(self, has_crashed: bool) -> None:
         """Stop every process and remove every file; after a crash, keep the logs."""
         self._system.description.unlink(missing_ok=True)  # from now on no process finds the system
         if self._is_stop_requested and self._is_up:
@@ -491,7 +491,7 @@ class Supervisor:
             self._wait_for_children(seconds)
         if self._pids():
             logger.error("the supervisor sent SIGKILL, but processes %s have not ended", self._pids())
-        if crashed:
+        if has_crashed:
             self._system.remove_all_but_logs()
         else:
             self._system.remove()

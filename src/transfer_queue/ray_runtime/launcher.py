@@ -319,11 +319,11 @@ def _roll_back(ray: Any, handle: Any) -> None:
 def _missing_resources(ray: Any, options: dict[str, Any]) -> str:
     """Return why an actor does not come up, judging by Ray's resources, and what to do."""
     wanted = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
-    there = ray.available_resources()
+    available = ray.available_resources()
     lacking = [
-        f"{amount:g} {name} (there are {there.get(name, 0):g})"
+        f"{amount:g} {name} (there are {available.get(name, 0):g})"
         for name, amount in wanted.items()
-        if amount and there.get(name, 0) < amount
+        if amount and available.get(name, 0) < amount
     ]
     if lacking:
         return f"ray.actor_options ask for {', '.join(lacking)}: ask for less, or add nodes"

@@ -150,7 +150,7 @@ class Nodes:
         """Nodes that are about to leave, and were passed to `leaving`."""
         self._changed = threading.Condition()
         self._nodes: dict[str, _Node] = {}
-        self._ended = False
+        self._has_ended = False
 
     def begin(self, seconds: float, strict: bool) -> None:
         """Start the system's part on all current nodes, and on later ones as they appear.
@@ -187,21 +187,21 @@ class Nodes:
     def look(self) -> None:
         """Start on new nodes, and report nodes that are gone."""
         everywhere = {node["NodeID"]: node for node in all_nodes()}
-        there = {number: node for number, node in everywhere.items() if number != self._home}
+        others = {number: node for number, node in everywhere.items() if number != self._home}
         with self._changed:
-            if self._ended:
+            if self._has_ended:
                 return
             removed = [node for node in {**self._nodes, **dict.fromkeys(self._known)} if node not in everywhere]
             for node in removed:
                 self._nodes.pop(node, None)
             self._known.clear()
-            for number, its in there.items():
+            for number, facts in others.items():
                 if number not in self._nodes:
-                    self._start(number, its["NodeManagerAddress"], its["Resources"])
+                    self._start(number, facts["NodeManagerAddress"], facts["Resources"])
         for node in removed:
             logger.warning("node %s is gone; the values that only its storage units had are lost", node)
             self._lost(node)
-        for node in leaving_nodes() & there.keys() - self._reported:
+        for node in leaving_nodes() & others.keys() - self._reported:
             logger.warning("node %s is about to leave; its blocks are moved to other nodes", node)
             self._reported.add(node)
             self._leaving(node)
@@ -220,11 +220,11 @@ class Nodes:
     def _await(self, number: str, node: _Node, seconds: float) -> None:
         import ray
 
-        folder, failure, there = None, "", True
+        folder, failure, is_listed = None, "", True
         try:
             folder = ray.get(node.handle.start.remote(), timeout=seconds + END_SECONDS)
         except ray.exceptions.ActorUnschedulableError:
-            there = False  # Ray lists a dead node for some more seconds, in which `look` tries again
+            is_listed = False  # Ray lists a dead node for some more seconds, in which `look` tries again
             logger.warning(
                 "the system cannot be started on node %s, because Ray cannot run an actor there", node.address
             )
@@ -233,7 +233,7 @@ class Nodes:
             logger.error("%s", failure)
         with self._changed:
             node.folder, node.failure = folder, failure
-            if not there and self._nodes.get(number) is node:
+            if not is_listed and self._nodes.get(number) is node:
                 del self._nodes[number]
             self._changed.notify_all()
 
@@ -246,14 +246,14 @@ class Nodes:
 
     def _is_ended_within(self, seconds: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self._ended, seconds)
+            return self._changed.wait_for(lambda: self._has_ended, seconds)
 
     def stop(self) -> None:
         """Stop the system's part on all nodes."""
         import ray
 
         with self._changed:
-            self._ended = True
+            self._has_ended = True
             nodes = list(self._nodes.values())
             self._nodes.clear()
             self._changed.notify_all()

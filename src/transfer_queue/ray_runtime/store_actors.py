@@ -194,11 +194,11 @@ class DirectKeeperActor(BlockStore):
     def _hold(self, key: str, block: RegisteredBlock) -> None:
         """Store a block, unless a later attempt of its writer ended earlier."""
         with self._lock:
-            there = self._held.get(key)
-            stale = there is not None and there.attempt > block.attempt
+            held = self._held.get(key)
+            stale = held is not None and held.attempt > block.attempt
             if not stale:
                 self._held[key] = block
-        self._free_blocks([block if stale else there])
+        self._free_blocks([block if stale else held])
 
     def _free_blocks(self, blocks: list[Any]) -> None:
         with self._lock:
@@ -266,10 +266,10 @@ def start_store_actor(
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     context = ray.get_runtime_context()
     listens = f"tq-ray-{uuid.uuid4().hex}"
-    memory, there = arena_bytes(capacity) if direct else 0, ray.available_resources().get("memory", 0)
-    if memory > there:
+    memory, available = arena_bytes(capacity) if direct else 0, ray.available_resources().get("memory", 0)
+    if memory > available:
         raise StartError(
-            f"backend.RayStore.capacity of {capacity} needs {memory} bytes of memory, but Ray has only {there:g} "
+            f"backend.RayStore.capacity of {capacity} needs {memory} bytes of memory, but Ray has only {available:g} "
             f"unreserved bytes: lower it, or start Ray with more memory"
         )
     if direct:

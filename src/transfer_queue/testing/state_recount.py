@@ -68,9 +68,9 @@ def _check_fields(partition: Partition) -> None:
         require(several == bool(field.further), f"field {field_name} of {partition.name} has several ranks, or not")
         if field.kind == "tensor":
             numbers, slots = partition.blocks_of(field_name, positions)
-            there = numbers > 0
+            has_value = numbers > 0
             check_ranks(
-                partition.blocks, field, numbers[there], slots[there], f"field {field_name} of {partition.name}"
+                partition.blocks, field, numbers[has_value], slots[has_value], f"field {field_name} of {partition.name}"
             )
 
 

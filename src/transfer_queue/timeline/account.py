@@ -280,8 +280,8 @@ class _Window:
         rates = {(flow.task, flow.field): flow.rows for flow in self.flows}
         put = {flow.field: flow.rows * self.seconds for flow in self.flows}
         for (task, partition, fields), total in seconds.items():
-            its = self.produced.get(partition, put)
-            rows = {name: its.get(name, 0) for name in fields}
+            produced = self.produced.get(partition, put)
+            rows = {name: produced.get(name, 0) for name in fields}
             # If several fields have equally many rows, the one that most tasks wait for is made first.
             name = min(fields, key=lambda each: (rows[each], -len(wanted_by[each])), default="")
             makers = [each for each, fields in self.table.puts.items() if name in fields and each != task]
@@ -382,9 +382,9 @@ class _Attendance:
 
     def __init__(self, table: EventTable, spans: WorkerSpans) -> None:
         last = spans.end >= spans.line.end - SAME_TIME
-        there = np.zeros(len(table.workers), bool)
-        there[spans.worker[last & (spans.state != SpanState.GONE)]] = True
-        self.alive = table.connected if table.recording.connected else there
+        is_present = np.zeros(len(table.workers), bool)
+        is_present[spans.worker[last & (spans.state != SpanState.GONE)]] = True
+        self.alive = table.connected if table.recording.connected else is_present
         """The workers that are connected."""
         self.lost = np.isfinite(table.departed_at) & ~self.alive
         """The workers whose newest client is gone."""

@@ -154,10 +154,10 @@ def find_slow_rank(account: Account, task: str) -> SlowRank | None:
     """Return the rank of a task that takes more than twice as long for a row as the median of the others."""
     workers = account.tasks[task].workers
     rows, seconds = rows_and_seconds(account, task)
-    there = seconds > 0
-    if np.count_nonzero(there) < 2 or rows.sum() <= 0:
+    has_worked = seconds > 0
+    if np.count_nonzero(has_worked) < 2 or rows.sum() <= 0:
         return None
-    workers, rows, seconds = workers[there], rows[there], seconds[there]
+    workers, rows, seconds = workers[has_worked], rows[has_worked], seconds[has_worked]
     claim = _rows_of_a_claim(account, task)
     # A count of complete claims is on average half a claim too small for the seconds.
     cost = seconds / np.maximum(rows + claim / 2, claim)

@@ -233,10 +233,10 @@ class EventTable:
     @cached_property
     def connected(self) -> np.ndarray:
         """Whether a client of each worker is connected at the end; False for all if that is not known."""
-        there = np.zeros(len(self.workers), bool)
+        is_connected = np.zeros(len(self.workers), bool)
         lanes = np.array([lane.client in self.recording.connected for lane in self.recording.lanes], bool)
-        there[self.workers.of_lane[lanes & (self.workers.of_lane >= 0)]] = True
-        return there
+        is_connected[self.workers.of_lane[lanes & (self.workers.of_lane >= 0)]] = True
+        return is_connected
 
     @cached_property
     def closed(self) -> np.ndarray:

@@ -175,10 +175,10 @@ def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:
     concerned = np.zeros(len(table.workers) + 1, bool)
     concerned[left] = True
     worker = table.workers.of_lane[table.lanes]
-    there = np.flatnonzero(concerned[worker])
-    there = there[order_of(worker[there])]
-    at, events = worker[there], table.recording.events
-    time, since, kind = events["time"][there], events["since"][there], table.kind[there]
+    chosen = np.flatnonzero(concerned[worker])
+    chosen = chosen[order_of(worker[chosen])]
+    at, events = worker[chosen], table.recording.events
+    time, since, kind = events["time"][chosen], events["since"][chosen], table.kind[chosen]
     leaving = kind == EventKind.GONE
     order = np.arange(len(at))
     begin = np.searchsorted(at, at)  # where the events of the same worker begin
@@ -188,7 +188,7 @@ def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:
     back = np.minimum.accumulate(np.where(returns, order, len(at))[::-1])[::-1]
     back = np.where(back < len(at), back, 0)
     until = np.where((back > order) & (at[back] == at), since[back], line.end)
-    finished = events["flags"][there] & CLOSED != 0
+    finished = events["flags"][chosen] & CLOSED != 0
     returned = table.connected[at] & (until >= line.end)
     lost, closed = leaving & ~finished & ~returned, leaving & finished & ~returned
     return line.place(at[lost], time[lost], until[lost]), line.place(at[closed], time[closed], until[closed])

@@ -69,8 +69,8 @@ class _Trace:
             yield _metadata("process_name", number + 1, 0, task or "clients without a task")
         kinds = (None, *map(self.table.of, (EventKind.PUT, EventKind.CLAIM, EventKind.READ)))
         for track, kind in enumerate(kinds):
-            there = range(len(self.workers)) if kind is None else np.unique(kind.worker[kind.worker >= 0]).tolist()
-            for worker in there:
+            workers = range(len(self.workers)) if kind is None else np.unique(kind.worker[kind.worker >= 0]).tolist()
+            for worker in workers:
                 name = self.workers.name(worker) + TRACKS[track]
                 yield _metadata("thread_name", self.process(worker), _thread(worker, track), name)
 
@@ -226,8 +226,8 @@ def find_sources(puts: KindColumns, claims: KindColumns) -> np.ndarray:
     return sources
 
 
-def _hold_args(count: int, demand: bool) -> TraceEvent:
-    return {"for": "group demand", "groups": count} if demand else {"for": "capacity or policy", "rows": count}
+def _hold_args(count: int, is_demand: bool) -> TraceEvent:
+    return {"for": "group demand", "groups": count} if is_demand else {"for": "capacity or policy", "rows": count}
 
 
 def _thread(worker: int, track: int) -> int:

@@ -37,9 +37,9 @@ def check() -> Iterator[Finding]:
     yield _installations()
     yield _compared("Python", platform.python_version(), PYTHON, f"this one is {sys.executable}")
     for package, least in NEEDED.items():
-        yield _package(package, least, needed=True)
+        yield _package(package, least, is_needed=True)
     for package, least in OPTIONAL.items():
-        yield _package(package, least, needed=False)
+        yield _package(package, least, is_needed=False)
     yield _kernel()
 
 
@@ -56,11 +56,11 @@ def _installations() -> Finding:
     return Finding("installation", OK, f"{own_folder()}, and no other distribution has files there", values=values)
 
 
-def _package(package: str, least: tuple[int, ...], needed: bool) -> Finding:
+def _package(package: str, least: tuple[int, ...], is_needed: bool) -> Finding:
     version = version_of(package)
     if version is not None:
         return _compared(package, version, least, f"pip install '{package}>={_dotted(least)}'")
-    if needed:
+    if is_needed:
         advice = f"pip install '{package}>={_dotted(least)}'"
         return Finding(package, PROBLEM, "not installed", advice, {"version": None})
     return Finding(package, OK, "not installed, and not needed", values={"version": None})

@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
             names = [partition.name for partition in onlooker.status().partitions]
             if options.partition not in names:
                 nearest = did_you_mean(options.partition, names)
-                there = nearest or f"; the partitions are: {listed_names(names)}"
-                print(f"tq: partition {options.partition!r} does not exist{there}", file=sys.stderr)
+                hint = nearest or f"; the partitions are: {listed_names(names)}"
+                print(f"tq: partition {options.partition!r} does not exist{hint}", file=sys.stderr)
                 return 1
         report = onlooker.find_stuck(options.partition, options.seconds, options.limit)
         if report.total and not options.json:

@@ -72,10 +72,10 @@ def duration_text(seconds: float, units: int = 2) -> str:
 
 def clock_text(when: float, now: float) -> str:
     """Return the local time of day with milliseconds, and the date if it is not today's."""
-    there = time.localtime(when)
-    text = f"{time.strftime('%H:%M:%S', there)}.{int(when % 1 * 1000):03d}"
-    same = time.strftime("%Y-%m-%d", there) == time.strftime("%Y-%m-%d", time.localtime(now))
-    return text if same else f"{time.strftime('%Y-%m-%d', there)} {text}"
+    local_time = time.localtime(when)
+    text = f"{time.strftime('%H:%M:%S', local_time)}.{int(when % 1 * 1000):03d}"
+    same = time.strftime("%Y-%m-%d", local_time) == time.strftime("%Y-%m-%d", time.localtime(now))
+    return text if same else f"{time.strftime('%Y-%m-%d', local_time)} {text}"
 
 
 def columns_text(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), indent: str = "  ") -> list[str]:
@@ -186,10 +186,10 @@ def plain(value: Any) -> Any:
 
 def system_as_json(system: RunningSystem) -> dict[str, Any]:
     """Return what identifies a running system."""
-    its = system.description
+    facts = system.description
     return {
-        "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
-        "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
+        "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": facts.pid,
+        "starter_pid": facts.starter_pid, "starter_command": facts.starter_command, "started_at": facts.started_at,
     }  # fmt: skip
 
 

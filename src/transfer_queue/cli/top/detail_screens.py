@@ -119,43 +119,43 @@ class TaskScreen(DetailScreen):
 
 
 def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
-    its = row.account
+    stage = row.account
     missing: list[Piece] = []
-    if its.lost:
-        since = f" since {time_of_day(its.lost_since)}" if its.lost_since is not None else ""
-        missing = [(f"  × {its.lost:,} gone{since}", "gone")]
+    if stage.lost:
+        since = f" since {time_of_day(stage.lost_since)}" if stage.lost_since is not None else ""
+        missing = [(f"  × {stage.lost:,} gone{since}", "gone")]
     slowest: list[Piece] = [("  ▲ the slowest stage", "slowest")] if row.slowest else []
-    yield "ranks", [(f"{its.alive:,} connected", ""), *missing, *slowest]
+    yield "ranks", [(f"{stage.alive:,} connected", ""), *missing, *slowest]
     shares: list[Piece] = []
-    for state, share in (("works", its.works), ("waits", its.waits), ("held", its.held), ("idle", its.idle)):
-        name = "puts or is idle" if state == "idle" and not its.takes else state
+    for state, share in (("works", stage.works), ("waits", stage.waits), ("held", stage.held), ("idle", stage.idle)):
+        name = "puts or is idle" if state == "idle" and not stage.takes else state
         if share >= 0.005:
             shares += [state_piece(state), (f" {name} {percent(share)}   ", state)]
     yield "time", shares or [("nothing is known", "dim")]
-    if its.takes:
-        growth = f", {rate(abs(its.queue_growth))} {'more' if its.queue_growth > 0 else 'fewer'} each second"
+    if stage.takes:
+        growth = f", {rate(abs(stage.queue_growth))} {'more' if stage.queue_growth > 0 else 'fewer'} each second"
         yield (
             "takes",
             [
-                (listed_names(its.takes), ""),
-                (f"  {rate(its.claim_rate)} samples each second", "dim"),
-                (f", a claim every {duration(its.step)}" if its.step else "", "dim"),
+                (listed_names(stage.takes), ""),
+                (f"  {rate(stage.claim_rate)} samples each second", "dim"),
+                (f", a claim every {duration(stage.step)}" if stage.step else "", "dim"),
             ],
         )
         yield (
             "ready",
             [
-                (f"{its.queue_rows:,} samples", ""),
-                (growth if abs(its.queue_growth) >= 0.05 else "", "dim"),
+                (f"{stage.queue_rows:,} samples", ""),
+                (growth if abs(stage.queue_growth) >= 0.05 else "", "dim"),
                 (_queues(picture, row.name), "dim"),
             ],
         )
-    if its.puts:
-        yield "puts", [(listed_names(its.puts), ""), (f"  {rate(its.put_rate)} samples each second", "dim")]
+    if stage.puts:
+        yield "puts", [(listed_names(stage.puts), ""), (f"  {rate(stage.put_rate)} samples each second", "dim")]
     waits: list[Piece] = []
     for field, maker, share in row.missing[:4]:
         by = "which no task puts" if maker is None else f"put by {task_text(maker)}"
-        waits += [(f"{percent(share * its.waits)} ", "waits"), (name_text(field), "strong"), (f" {by}   ", "dim")]
+        waits += [(f"{percent(share * stage.waits)} ", "waits"), (name_text(field), "strong"), (f" {by}   ", "dim")]
     if waits:
         yield "waits for", waits
     if row.age is not UNKNOWN or row.staleness is not UNKNOWN:
@@ -293,7 +293,7 @@ class PartitionScreen(DetailScreen):
         self.tasks_table = LiveTable(TASKS, "2", "tasks")
         self.samples = LiveTable(SAMPLES, "3", "samples")
         self._pages: list[SamplePage] = []
-        self._reads = False
+        self._is_reading = False
         self._read_at = -math.inf
         self._more_wanted = False
 
@@ -341,13 +341,13 @@ class PartitionScreen(DetailScreen):
 
     def _read(self, start: int, made: int | None) -> None:
         """Read a page of samples."""
-        if not self._reads:
-            self._reads = True
+        if not self._is_reading:
+            self._is_reading = True
             request = TakeSnapshot(self.partition, made, start)
             self.state.ask(lambda client: client.request(request, SnapshotReply), self._show_page)
 
     def _show_page(self, reply: Any) -> None:
-        self._reads, self._read_at = False, time.monotonic()
+        self._is_reading, self._read_at = False, time.monotonic()
         if not isinstance(reply, SnapshotReply) or not reply.known:
             return
         page = make_page(reply)
@@ -408,8 +408,8 @@ class PartitionScreen(DetailScreen):
 
 
 def _partition_facts(row: PartitionRow) -> Cell:
-    its = row.progress
-    pieces: list[Piece] = [(", ".join(notes_of(its)), "")]
+    progress = row.progress
+    pieces: list[Piece] = [(", ".join(notes_of(progress)), "")]
     if row.put_rate or row.claim_rate:
         pieces.append((f"\n{rate(row.put_rate)} rows are put each second, {rate(row.claim_rate)} are claimed", "dim"))
     return pieces

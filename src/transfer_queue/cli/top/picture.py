@@ -128,12 +128,12 @@ def list_stages(account: Account, verdict: Verdict) -> Iterator[StageRow]:
     numbers = {name: number for number, name in enumerate(table.workers.tasks)}
     histories = {kind: _histories(account, kind) for kind in (EventKind.CLAIM, EventKind.PUT)}
     for name in _pipeline_order(account):
-        its = account.tasks[name]
+        task = account.tasks[name]
         missing = sorted(account.missing.get(name, {}).items(), key=lambda each: -each[1])
         total = sum(share for _, share in missing)
-        history = histories[EventKind.CLAIM if its.takes else EventKind.PUT][numbers[name]]
+        history = histories[EventKind.CLAIM if task.takes else EventKind.PUT][numbers[name]]
         yield StageRow(
-            its, verdict.stage == name,
+            task, verdict.stage == name,
             tuple((field, maker, share / total) for (field, maker), share in missing if field and share > 0),
             account.ages.get(name, UNKNOWN), account.staleness.get(name, UNKNOWN),
             float(nbytes[numbers[name] + 1]) / seconds, tuple(history.tolist()), account.hold_causes.get(name, ""),
@@ -178,8 +178,8 @@ def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
     rows = []
     for (kind, task, partition, fields, demand), members in groups.items():
         members.sort(key=lambda each: -each.seconds)
-        its = progress.get(partition)
-        produced = {} if its is None else {each.name: each.produced for each in its.fields if each.name in fields}
+        entry = progress.get(partition)
+        produced = {} if entry is None else {each.name: each.produced for each in entry.fields if each.name in fields}
         rarest = min(fields, key=lambda name: produced.get(name, 0), default="")
         others = tuple(maker for maker in account.table.producers.get(rarest, ()) if maker != task)
         oldest = members[0]
@@ -258,13 +258,13 @@ def list_ranks(picture: Picture, task: str) -> list[RankRow]:
     account = picture.account
     if task not in account.tasks:
         return []
-    its, spans, workers = account.tasks[task], account.spans, account.table.workers
-    of_task, seconds = its.workers, max(spans.line.length, 1e-9)
-    rows = account.rows_of(EventKind.CLAIM if its.takes else EventKind.PUT)
+    stage, spans, workers = account.tasks[task], account.spans, account.table.workers
+    of_task, seconds = stage.workers, max(spans.line.length, 1e-9)
+    rows = account.rows_of(EventKind.CLAIM if stage.takes else EventKind.PUT)
     first, last = np.searchsorted(spans.worker, of_task), np.searchsorted(spans.worker, of_task, side="right")
     ranks = []
     for worker, begin, end in zip(of_task.tolist(), first.tolist(), last.tolist()):
-        its_spans = spans.start[begin:end], spans.end[begin:end], spans.state[begin:end]
+        rank_spans = spans.start[begin:end], spans.end[begin:end], spans.state[begin:end]
         current = end > begin and spans.end[end - 1] >= spans.line.end - 1e-3
         present = max(float(spans.seconds[worker, SpanState.IDLE :].sum()), 1e-300)
         shares = {name: float(spans.seconds[worker, state]) / present for state, name in STATE_NAMES.items()}
@@ -274,7 +274,7 @@ def list_ranks(picture: Picture, task: str) -> list[RankRow]:
                 _process(workers, worker),
                 STATE_NAMES.get(SpanState(int(spans.state[end - 1])), "") if current else "",
                 spans.line.end - float(spans.start[end - 1]) if current else float("nan"),
-                shares, float(rows[worker]) / seconds, its_spans,
+                shares, float(rows[worker]) / seconds, rank_spans,
             )
         )  # fmt: skip
     return sorted(ranks, key=lambda row: (row.number < 0, row.number, row.client))

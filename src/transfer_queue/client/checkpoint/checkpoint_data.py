@@ -250,8 +250,8 @@ def save_blocks(
     units: dict[str, list[int]] = {}
     for each in np.unique(cut.blocks["unit"][left]).tolist():
         units.setdefault(backend_of(each), []).append(each)
-    for backend, its in units.items():
-        name, chosen = uuid.uuid4().hex, left & np.isin(cut.blocks["unit"], its)
+    for backend, unit_numbers in units.items():
+        name, chosen = uuid.uuid4().hex, left & np.isin(cut.blocks["unit"], unit_numbers)
         columns = [cut.blocks[column][chosen] for column in ("number", "unit", "offset", "nbytes")]
         number, unit, offset, nbytes = columns
         size = write_blocks(draft / f"{name}{SUFFIX}", cut.origin, number, unit, offset, nbytes, held)
@@ -364,15 +364,15 @@ def block_sources(
     return BlockLoadSource(files, chosen["file"], chosen["number"], chosen["position"], chosen["nbytes"])
 
 
-def layout_pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def layout_pieces(source: BlockLoadSource, is_external: bool = False) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Divide the blocks into pieces of space: return (piece of each block, its offset there, bytes of each piece).
 
     In an external store, an extent is one object, which is freed as a whole, so each large block has its own piece.
     """
     taken = space_of_blocks(source.nbytes)
     end = np.cumsum(taken)
-    piece = (end - taken) // (GRANULE if external else PIECE)
-    if external:
+    piece = (end - taken) // (GRANULE if is_external else PIECE)
+    if is_external:
         large = taken >= GRANULE
         apart = (np.diff(piece, prepend=-1) != 0) | large
         apart[1:] |= large[:-1]
@@ -381,7 +381,7 @@ def layout_pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.n
     within = end - taken - (end - taken)[first][piece]
     sizes = np.zeros(len(first), "i8")
     np.maximum.at(sizes, piece, within + taken)
-    return piece, within, (sizes if external else np.maximum(sizes, MIN_PIECE)).tolist()
+    return piece, within, (sizes if is_external else np.maximum(sizes, MIN_PIECE)).tolist()
 
 
 def layout_by_backend(
@@ -399,8 +399,8 @@ def layout_by_backend(
         blocks = np.flatnonzero((of_file == backend)[source.file])
         if len(blocks):
             columns = (source.file[blocks], source.number[blocks], source.position[blocks], source.nbytes[blocks])
-            its, starts, lengths = layout_pieces(BlockLoadSource(source.files, *columns), backend != SIMPLE)
-            piece[blocks], within[blocks] = its + len(sizes), starts
+            pieces, starts, lengths = layout_pieces(BlockLoadSource(source.files, *columns), backend != SIMPLE)
+            piece[blocks], within[blocks] = pieces + len(sizes), starts
             sizes += [(backend, length) for length in lengths]
     return piece, within, sizes
 
@@ -457,12 +457,12 @@ def block_locations(
     order = np.argsort(source.number)
     locations = []
     for copy in range(max((len(space.places) for space in reserved), default=0)):
-        there = np.array([len(space.places) > copy for space in reserved])
+        has_copy = np.array([len(space.places) > copy for space in reserved])
         spaces = [space.places[min(copy, len(space.places) - 1)] for space in reserved]
         columns = {name: np.array([getattr(space, name) for space in spaces], "i8")[piece] for name in PLACE}
         columns["offset"] = columns["offset"] + within
         columns["number"] = source.number
-        chosen = order[there[piece][order]]
+        chosen = order[has_copy[piece][order]]
         locations.append({name: column[chosen] for name, column in columns.items()})
     return locations or [dict.fromkeys(("number", *PLACE), np.zeros(0, "i8"))]
 

@@ -302,14 +302,14 @@ def _manifest(storage: Path) -> list[BlockFileEntry]:
         entries = msgspec.json.decode(path.read_bytes(), type=list[BlockFileEntry])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: bytes that are not text
         raise CheckpointError(f"{path} cannot be read: {error}; load another checkpoint") from None
-    there = sorted(file.name for file in storage.iterdir() if file.name != MANIFEST)
+    files = sorted(file.name for file in storage.iterdir() if file.name != MANIFEST)
     named = sorted(entry.file for entry in entries)
-    if len(there) != len(named):
+    if len(files) != len(named):
         raise CheckpointError(
-            f"count mismatch: {path} names {len(named)} files of data, but there are {len(there)} ({there[:4]}); the "
+            f"count mismatch: {path} names {len(named)} files of data, but there are {len(files)} ({files[:4]}); the "
             f"checkpoint is not complete"
         )
-    if there != named:
-        strange = sorted(set(named) ^ set(there))[:4]
+    if files != named:
+        strange = sorted(set(named) ^ set(files))[:4]
         raise CheckpointError(f"count mismatch: {path} does not name the files of data that there are: {strange}")
     return entries

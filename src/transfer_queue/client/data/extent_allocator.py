@@ -395,8 +395,8 @@ class ExtentAllocator(Allocator[Call]):
         with self._mutex:
             self._nodes = dict(nodes or {})
             removed = {*self.units, *self.disks} - {*units, *disks}
-            there = [unit for unit in self.units if unit not in removed]
-            self.units = self._nearest([*there, *(unit for unit in units if unit not in there)])
+            kept = [unit for unit in self.units if unit not in removed]
+            self.units = self._nearest([*kept, *(unit for unit in units if unit not in kept)])
             self.disks = self._nearest(disks)
             self._forget(removed)
 
@@ -420,9 +420,9 @@ class ExtentAllocator(Allocator[Call]):
 
     def _copy_targets(self, first: int, units: Sequence[int]) -> list[int]:
         """Return the units for a copy, those on other nodes than the first copy first."""
-        there = self._nodes.get(first, "")
+        node = self._nodes.get(first, "")
         others = [unit for unit in units if unit != first]
-        return sorted(others, key=lambda unit: self._nodes.get(unit, "") == there)
+        return sorted(others, key=lambda unit: self._nodes.get(unit, "") == node)
 
     def _forget(self, removed: Collection[int]) -> None:
         """Forget all space in these units."""

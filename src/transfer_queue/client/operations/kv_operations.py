@@ -352,16 +352,16 @@ class KVOperations(Topic):
             raise InvalidArgumentError(
                 "the KVBatchMeta has no partition_id; set it, or use the KVBatchMeta that a put returned"
             )
-        there = meta.fields
-        if there is None:
+        known = meta.fields
+        if known is None:
             raise InvalidArgumentError(
                 f"select_fields {select_fields} not found in the KVBatchMeta, whose fields are None: set meta.fields, "
                 f"as a put returns them, or call kv_batch_get"
             )
-        fields = there if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
-        absent = [name for name in fields if name not in there]
+        fields = known if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
+        absent = [name for name in fields if name not in known]
         if absent:
-            raise InvalidArgumentError(f"select_fields {absent} not found in the KVBatchMeta, whose fields are {there}")
+            raise InvalidArgumentError(f"select_fields {absent} not found in the KVBatchMeta, whose fields are {known}")
         return (
             yield from self.kv_batch_get(
                 meta.keys,

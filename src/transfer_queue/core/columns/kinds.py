@@ -56,10 +56,10 @@ class _Columns(Column):
         arrays = {name: getattr(part, name) for name in self._dtypes}
         if not self._optional:
             return arrays
-        there = {name: array for name, array in arrays.items() if array is not None}
-        if there and len(there) < len(arrays):
-            raise ValueError(f"`{self.key}` has the columns {list(there)}, but not all of {list(arrays)}")
-        return there
+        present = {name: array for name, array in arrays.items() if array is not None}
+        if present and len(present) < len(arrays):
+            raise ValueError(f"`{self.key}` has the columns {list(present)}, but not all of {list(arrays)}")
+        return present
 
     def check(self, table: Any, where: str) -> None:
         for name, array in getattr(table, self.name).items():
@@ -132,9 +132,9 @@ class PerRow(Column):
         shown: dict[str, Any] = {}
         for name, each in sorted(value.items()):
             first, *others = each if isinstance(each, tuple) else (each,)
-            there = np.flatnonzero(first[: table.size] != self._fill)
-            if len(there):
-                shown[name] = [there.tolist(), *(array[there].tolist() for array in (first, *others))]
+            places = np.flatnonzero(first[: table.size] != self._fill)
+            if len(places):
+                shown[name] = [places.tolist(), *(array[places].tolist() for array in (first, *others))]
         return shown
 
     def check(self, table: Any, where: str) -> None:

@@ -504,9 +504,9 @@ def _check_conditions(state: State, partition: Partition | None, request: Publis
             f"{len(request.expected)} bytes of versions"
         )
     versions = np.zeros(len(keys), "i8")
-    there = [i for i, key in enumerate(keys) if key in known]
+    existing = [i for i, key in enumerate(keys) if key in known]
     if partition is not None:
-        versions[there] = partition.changes.versions_of(np.array([known[keys[i]] for i in there], "i8"))
+        versions[existing] = partition.changes.versions_of(np.array([known[keys[i]] for i in existing], "i8"))
     differing = np.flatnonzero(versions != np.frombuffer(request.expected, "<i8")).tolist()
     if differing:
         raise VersionConflictError(

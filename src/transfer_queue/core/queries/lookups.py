@@ -28,9 +28,9 @@ def meta_reply(
     partition: Partition, positions: np.ndarray, rows: np.ndarray, fields: list[str], produced: np.ndarray | None = None
 ) -> ClaimReply:
     """Return the metadata of these rows. rows: their global indexes, also of cleared rows (position -1)."""
-    there = positions >= 0
-    whole = 0 not in there.tobytes()  # faster than `all` for the rows of a batch
-    live = positions if whole else positions[there]
+    is_live = positions >= 0
+    whole = 0 not in is_live.tobytes()  # faster than `all` for the rows of a batch
+    live = positions if whole else positions[is_live]
     types: list[FieldType] = []
     shapes: dict[str, bytes] = {}
     dtypes: dict[str, bytes] = {}
@@ -49,7 +49,7 @@ def meta_reply(
     tags = partition.packed_tags_of(live)
     if tags is not None and not whole:
         living = iter(tag_rows(tags, len(live)))
-        tags = [next(living) if t else {} for t in there.tolist()]
+        tags = [next(living) if t else {} for t in is_live.tolist()]
     return ClaimReply(
         rows=rows.tobytes(), fields=types,
         produced=None if produced is None else produced.astype("i1").tobytes(), tags=tags, shapes=shapes,

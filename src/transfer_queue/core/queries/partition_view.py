@@ -294,12 +294,12 @@ class _Count:
     ) -> None:  # fmt: skip
         ready, claimed, consumed, passed = self.tasks[task]
         state = chunk.consumed.get(task)
-        there = _all_of(fields, have, count) if fields else None
+        complete = _all_of(fields, have, count) if fields else None
         if state is None:
-            _add(ready, columns, edges, there)
+            _add(ready, columns, edges, complete)
             return
         state = state[at]
-        _add(ready, columns, edges, None if there is None else there & (state == 0))
+        _add(ready, columns, edges, None if complete is None else complete & (state == 0))
         _add(claimed, columns, edges, state == CLAIMED)
         done = state == CONSUMED
         codes = self._partition.passed.codes.column_of(task, key)
@@ -343,10 +343,10 @@ def _all_of(fields: list[str], have: Mapping[str, np.ndarray | None], count: int
     """Return which rows have all of these fields."""
     complete = np.ones(count, bool)
     for name in fields:
-        there = have[name]
-        if there is None:
+        has_field = have[name]
+        if has_field is None:
             return np.zeros(count, bool)
-        complete &= there
+        complete &= has_field
     return complete
 
 

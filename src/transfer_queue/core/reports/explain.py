@@ -53,11 +53,11 @@ def explain(state: State, request: Explain, dealt: int | None = None, abandoned:
     """
     partition = state.partitions.get(request.partition)
     if partition is None:
-        there = suggestion(request.partition, state.partitions)
-        end = "" if there.endswith("?") else "."
+        similar = suggestion(request.partition, state.partitions)
+        end = "" if similar.endswith("?") else "."
         return (
             f"Partition {request.partition!r} does not exist (never created, or dropped). "
-            f"{there[0].upper()}{there[1:]}{end}"
+            f"{similar[0].upper()}{similar[1:]}{end}"
         )
     if request.key is not None:
         position = partition.keys.get(request.key, -1)
@@ -121,13 +121,13 @@ def _row_clauses(
     have = [name for name in fields if name not in lack]
     if lack:
         lost = partition.losses.describe(lack, where)
-        there = have or partition.common_fields(where)
+        present = have or partition.common_fields(where)
         clauses.append(
             f"is missing the field{'' if len(lack) == 1 else 's'} {_names(lack)}"
-            + (f" (it has {_names(there)})" if there else " (it has no field)")
+            + (f" (it has {_names(present)})" if present else " (it has no field)")
             + (f": {lost}" if lost else "")
         )
-        if not there:
+        if not present:
             clauses.append("is reserved" + _by_whom(state, partition, where))
     elif fields:
         clauses.append(f"has {'the field' if len(have) == 1 else 'all the fields'} {_names(have)}")
@@ -258,17 +258,17 @@ def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) 
 
 def _describe_by_order(partition: Partition, position: int, fields: list[str], size: int) -> tuple[str, str]:
     first = position // size * size
-    there = range(first, min(first + size, partition.rows.end))
+    members = range(first, min(first + size, partition.rows.end))
     text = f"is number {position - first + 1} of the {size} samples that form a group by order of reservation"
-    if partition.rows.has_cleared(there):
+    if partition.rows.has_cleared(members):
         return text, ", which is orphaned: some of its members were cleared, so it can never be complete"
-    clients = len(np.unique(partition.rows.owners_of(np.array(there))))
+    clients = len(np.unique(partition.rows.owners_of(np.array(members))))
     if clients > 1:
         text += f" (reserved by {clients} clients: put samples with group_ids= so that groups do not mix prompts)"
-    absent = size - len(there)
+    absent = size - len(members)
     if absent and partition.sealed:
         return text, f", which is orphaned: {_count_members(absent)} never put, and the partition is sealed"
-    return text, _waits_for(partition, list(there), fields, absent)
+    return text, _waits_for(partition, list(members), fields, absent)
 
 
 def _waits_for(partition: Partition, members: list[int], fields: list[str], absent: int) -> str:
@@ -473,8 +473,8 @@ def _hindrances(state: State, claim: Claim, dealt: int | None, abandoned: Sequen
     """Return why a claim is not met."""
     partition = state.partitions.get(claim.partition)
     if partition is None:
-        there = suggestion(claim.partition, state.partitions)
-        return f"0 available: the partition does not exist yet ({there})."
+        hint = suggestion(claim.partition, state.partitions)
+        return f"0 available: the partition does not exist yet ({hint})."
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total
     text = f"{ready} available."
     if ready >= claim.count:

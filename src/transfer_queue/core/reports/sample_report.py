@@ -283,16 +283,16 @@ def _group(context: Context, partition: Partition, position: int) -> SampleGroup
         if dealt is None or dealt < 2:
             return None
         first = position // dealt * dealt
-        there = [p for p in range(first, min(first + dealt, partition.rows.end)) if _lives(partition, p)]
-        cleared = min(first + dealt, partition.rows.end) - first - len(there)
-        return SampleGroup(None, dealt, _members(partition, there), len(there), cleared)
+        living = [p for p in range(first, min(first + dealt, partition.rows.end)) if _lives(partition, p)]
+        cleared = min(first + dealt, partition.rows.end) - first - len(living)
+        return SampleGroup(None, dealt, _members(partition, living), len(living), cleared)
     number = int(groups.groups_of(np.array([position]), 1)[0])
     if number < 0:
         return None
     group = groups.declared[number]
-    there = [p for p in group.members[: 16 * MAX_MEMBERS] if _lives(partition, p)]
+    living = [p for p in group.members[: 16 * MAX_MEMBERS] if _lives(partition, p)]
     count = len(group.members) - group.cleared
-    return SampleGroup(group.name, groups.size or dealt, _members(partition, there), count, group.cleared)
+    return SampleGroup(group.name, groups.size or dealt, _members(partition, living), count, group.cleared)
 
 
 def _lives(partition: Partition, position: int) -> bool:

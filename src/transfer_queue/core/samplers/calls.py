@@ -46,9 +46,9 @@ class PartitionView(PartitionTags):
         """Return {global index: tag} for those of these rows that exist."""
         wanted = np.asarray(indexes, "i8")
         positions = self._partition.rows.positions_of(wanted)
-        there = positions >= 0
-        tags = self._partition.tags_of(positions[there])
-        live = wanted[there].tolist()
+        is_live = positions >= 0
+        tags = self._partition.tags_of(positions[is_live])
+        live = wanted[is_live].tolist()
         if tags is None:
             return {i: {} for i in live}
         values = dict if self._values is None else self._values

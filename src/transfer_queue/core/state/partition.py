@@ -310,10 +310,10 @@ class Partition(Persisted):
         done = 0
         while done < len(keys):
             chunk, first = self.rows.chunks.get((start + done) >> CHUNK_BITS), (start + done) & MASK
-            there = [] if chunk is None or chunk.keys is None else chunk.keys[first : first + len(keys) - done]
-            if not there or there != keys[done : done + len(there)]:
+            stored = [] if chunk is None or chunk.keys is None else chunk.keys[first : first + len(keys) - done]
+            if not stored or stored != keys[done : done + len(stored)]:
                 return False
-            done += len(there)
+            done += len(stored)
         return True
 
     def values_of(self, names: Iterable[str], positions: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

@@ -316,10 +316,10 @@ def unknown_partition_warning(partitions: Collection[str], name: str, effect: st
 
 def suggestion(name: str, partitions: Iterable[str]) -> str:
     """Return "did you mean 'x'?" with the nearest partitions, otherwise the first ones, or that none exists."""
-    there = list(partitions)
-    meant = nearest(name, there, most=3)
+    names = list(partitions)
+    meant = nearest(name, names, most=3)
     if meant:
         return f"did you mean {' or '.join(map(repr, meant))}?"
-    if not there:
+    if not names:
         return "no partition exists"
-    return f"the partitions are: {', '.join(map(repr, there[:10]))}{', ...' if len(there) > 10 else ''}"
+    return f"the partitions are: {', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}"

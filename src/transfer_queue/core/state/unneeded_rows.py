@@ -64,8 +64,8 @@ def finish_rows(partition: Partition, task: str, client: str, rows: np.ndarray) 
     if not len(held):
         return []
     positions = partition.rows.positions_of(held)
-    there = positions >= 0
-    free = held[there][partition.holds.finished_rows(positions[there], task, times[there])]
+    is_live = positions >= 0
+    free = held[is_live][partition.holds.finished_rows(positions[is_live], task, times[is_live])]
     return [r.RowsFinished(partition.name, task, client, held.tobytes(), free.tobytes())]
 
 

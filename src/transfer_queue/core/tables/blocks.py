@@ -121,7 +121,7 @@ class BlockChunk(Persisted):
 
     def places(self, at: int) -> list[BlockLocation]:
         """Return the locations of a block."""
-        return [_place(columns, at) for columns, there in self.locations(np.array([at])) if len(there)]
+        return [_place(columns, at) for columns, stored in self.locations(np.array([at])) if len(stored)]
 
 
 _TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
@@ -158,8 +158,8 @@ def pair_sums(firsts: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> li
     one, at = np.unique(firsts, return_inverse=True)
     other, to = np.unique(seconds, return_inverse=True)
     pairs = at * len(other) + to
-    totals, there = np.bincount(pairs, values), np.unique(pairs)
-    columns = one[there // len(other)], other[there % len(other)], totals[there].astype("i8")
+    totals, distinct = np.bincount(pairs, values), np.unique(pairs)
+    columns = one[distinct // len(other)], other[distinct % len(other)], totals[distinct].astype("i8")
     return list(zip(*(column.tolist() for column in columns)))
 
 
@@ -171,8 +171,8 @@ def _renumber(column: np.ndarray, at: np.ndarray, numbers: dict[int, int]) -> No
 
 def places_of(block: NewBlock) -> list[BlockLocation]:
     """Return all locations of a block as its writer publishes it."""
-    its = block.session, block.begin, block.proof
-    first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length, *its)
+    origin = block.session, block.begin, block.proof
+    first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length, *origin)
     return [first, *block.copies]
 
 
@@ -298,8 +298,8 @@ class BlockTable(PublishedExtents):
                 self.equal.forget_block((key << CHUNK_BITS) + number)
         nbytes = int(column["nbytes"][at].sum())
         self.live_bytes -= nbytes
-        for location, there in chunk.locations(at):
-            self._leave(chunk, location, there)
+        for location, places in chunk.locations(at):
+            self._leave(chunk, location, places)
         chunk.alive -= len(at)
         if not chunk.alive:
             del self.chunks[key]
@@ -344,11 +344,11 @@ class BlockTable(PublishedExtents):
             tables: tuple[tuple[InternTable[Any], InternTable[Any], str], ...] = (
                 (self.schemas, other.schemas, "schema"), (self.dims, other.dims, "dims"),
             )  # fmt: skip
-            for table, its, name in tables:
+            for table, values, name in tables:
                 _renumber(
                     columns[name],
                     at,
-                    {value: table.take(its[value], uses) for value, uses in _count_distinct(columns[name][at])},
+                    {value: table.take(values[value], uses) for value, uses in _count_distinct(columns[name][at])},
                 )
             _renumber(columns["owner"], at, owners)
             self.chunks[key + shift] = chunk
@@ -447,11 +447,11 @@ class BlockTable(PublishedExtents):
             if not second:
                 lost.append(at[first_lost] + (key << CHUNK_BITS))
                 continue
-            there = second["extent"][at] > 0
-            other_lost = there & is_lost(second["unit"][at], second["extent"][at])
-            alone = first_lost & (other_lost | ~there)
+            has_copy = second["extent"][at] > 0
+            other_lost = has_copy & is_lost(second["unit"][at], second["extent"][at])
+            alone = first_lost & (other_lost | ~has_copy)
             lost.append(at[alone] + (key << CHUNK_BITS))
-            swap, rid = at[first_lost & there & ~other_lost], at[other_lost & ~first_lost]
+            swap, rid = at[first_lost & has_copy & ~other_lost], at[other_lost & ~first_lost]
             self._leave(chunk, columns, swap)
             self._leave(chunk, second, rid)
             for name in PLACE:
@@ -549,8 +549,8 @@ class BlockTable(PublishedExtents):
         """Count the bytes of these blocks of a chunk, and what they save."""
         if chunk.shared:
             self._count_saved(chunk, at[chunk.shared["values"][at] > 0], 1)
-        for columns, there in chunk.locations(at):
-            self._store(chunk, columns, there)
+        for columns, places in chunk.locations(at):
+            self._store(chunk, columns, places)
 
     def _measure_extents(self) -> None:
         """Compute the used bytes of the extents from the locations of the blocks."""

@@ -331,11 +331,11 @@ class PublishedExtents(Persisted):
         same = (unit[1:] == unit[:-1]) & (number[1:] == number[:-1])
         first = np.concatenate([[0], np.flatnonzero(~same) + 1])
         tops = np.maximum.reduceat(end, first)
-        for own, its, low, top in np.stack([unit[first], number[first], start[first], tops], axis=1).tolist():
-            known = self.extents.get((own, its))
+        for own, extent_number, low, top in np.stack([unit[first], number[first], start[first], tops], axis=1).tolist():
+            known = self.extents.get((own, extent_number))
             if known is not None:
                 known.low, known.top = low, top
-                self._list(own, its, known)
+                self._list(own, extent_number, known)
         for at in np.flatnonzero(same & (start[1:] - end[:-1] >= _ALIGNMENT)).tolist():
             known = self.extents.get((int(unit[at]), int(number[at])))
             if known is not None:

@@ -282,8 +282,8 @@ def with_schema(block: NewBlock) -> NewBlock:
     return msgspec.structs.replace(block, schema=schema, parts=[])
 
 
-def check_block(block: NewBlock, count: int, known: bool = False) -> None:
-    """Raise InvalidArgumentError if the description of a block is wrong. `known`: its shape was checked before."""
+def check_block(block: NewBlock, count: int, is_known: bool = False) -> None:
+    """Raise InvalidArgumentError if the description of a block is wrong. `is_known`: its shape was checked before."""
     if block.slots is not None:
         _check_slots(block, block.slots, count)
     elif block.rows != count or count < 1:
@@ -291,7 +291,7 @@ def check_block(block: NewBlock, count: int, known: bool = False) -> None:
     place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
     if min(place) < 0 or max(place) >= 1 << 62:
         raise InvalidArgumentError("the location of the block is not possible")
-    if known:
+    if is_known:
         return
     names = [spec.name for spec in block.schema]
     if not names or len(set(names)) != len(names):
@@ -447,15 +447,15 @@ def value_layouts(
     Yields:
         The positions of the values in `numbers`, the field in the schema of their blocks, and its part of their dims.
     """
-    there = np.flatnonzero(numbers)
-    if not len(there):
+    filled = np.flatnonzero(numbers)
+    if not len(filled):
         return
-    schemas, dims = (blocks.column(column, numbers[there]).astype("i8") for column in ("schema", "dims"))
+    schemas, dims = (blocks.column(column, numbers[filled]).astype("i8") for column in ("schema", "dims"))
     _, firsts, layouts = np.unique(schemas << 32 | dims, return_index=True, return_inverse=True)
     for layout, first in enumerate(firsts.tolist()):
-        schema, packed, rows = blocks.shape_source(int(numbers[there[first]]))
+        schema, packed, rows = blocks.shape_source(int(numbers[filled[first]]))
         at = next(at for at, spec in enumerate(schema) if spec.name == name)
-        where = there if len(firsts) == 1 else there[np.flatnonzero(layouts.reshape(-1) == layout)]
+        where = filled if len(firsts) == 1 else filled[np.flatnonzero(layouts.reshape(-1) == layout)]
         yield where, schema[at], dims_parts(schema, np.frombuffer(packed, "<i8"), rows)[at]
 
 

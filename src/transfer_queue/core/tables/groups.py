@@ -52,9 +52,9 @@ def _group_columns(declared: dict[int, Group]) -> tuple[Any, ...]:
 
 def _groups(names: list[str], numbers: np.ndarray, cleared: np.ndarray, members: Joined) -> dict[int, Group]:
     groups = []
-    for name, number, count, its in zip(names, numbers.tolist(), cleared.tolist(), split_columns(members), strict=True):
+    for name, number, count, at in zip(names, numbers.tolist(), cleared.tolist(), split_columns(members), strict=True):
         group = Group(name, number)
-        group.members = its.tolist()
+        group.members = at.tolist()
         group.cleared = count
         groups.append((number, group))
     return unique_dict(groups)

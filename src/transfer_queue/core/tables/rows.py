@@ -99,8 +99,8 @@ def count_values(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if int(numbers.max()) - low > 8 * len(numbers):
         return np.unique(numbers, return_counts=True)
     counts = np.bincount(numbers - low)
-    there = counts.nonzero()[0]
-    return there + low, counts[there]
+    present = counts.nonzero()[0]
+    return present + low, counts[present]
 
 
 def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:

@@ -104,9 +104,9 @@ class AbandonedSamples(CoreService):
         known = self._puts.get((cut_text(partition.name), task))
         if known:
             return sorted(known)
-        there = {name for name, stats in partition.fields.items() if stats.live}
+        live = {name for name, stats in partition.fields.items() if stats.live}
         wanted = [*partition.ready, *self._state.waiting.awaited(partition.name)]
-        return sorted({name for other, fields in wanted if other != task for name in fields} - there)
+        return sorted({name for other, fields in wanted if other != task for name in fields} - live)
 
     @staticmethod
     def _unfinished(

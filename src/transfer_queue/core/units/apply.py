@@ -130,12 +130,12 @@ def _apply_repacked(partition: Partition, repacked: r.RowsRepacked, writer: str)
     names = [{spec.name for spec in block.schema} for block in blocks]
     for name in sorted(set().union(*names)):
         having = np.repeat([name in each for each in names], counts)
-        there = np.flatnonzero((positions >= 0) & having)
-        for _, chunk, at, where in partition.rows.split(positions[there]):
+        current = np.flatnonzero((positions >= 0) & having)
+        for _, chunk, at, where in partition.rows.split(positions[current]):
             columns = chunk.field.get(name)
             if columns is None:
                 continue
-            chosen = there[where]
+            chosen = current[where]
             same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
             moved.append((name, columns, np.asarray(at)[same], chosen[same]))
             values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))

@@ -364,12 +364,12 @@ class MigrationPlanner(Policy):
         blocks = self.state.blocks
         numbers = blocks.needed_of(numbers)
         for a, b in split_into_runs(blocks.column("nbytes", numbers), self._size(), ORDER_BLOCKS):
-            there = blocks.needed_of(numbers[a:b])
+            needed = blocks.needed_of(numbers[a:b])
             is_restored = leaving < 0 and other in self.state.mirrors
             to = self._roomiest() if is_restored else self._target(leaving, {other, leaving})
-            if to is None or not len(there):
+            if to is None or not len(needed):
                 continue
-            brought = yield from self._bring(leaving, to, there)
+            brought = yield from self._bring(leaving, to, needed)
             if brought is None:
                 return
             if brought and leaving in self.state.mirrors & self.state.draining:
@@ -453,8 +453,8 @@ class MigrationPlanner(Policy):
 
     def _still_needed(self, sparse: list[SparseBlock]) -> list[SparseBlock]:
         """Return those of these blocks that a live row still needs."""
-        there = set(self.state.blocks.needed_of(np.array([block.number for block in sparse], "i8")).tolist())
-        return [block for block in sparse if block.number in there]
+        needed = set(self.state.blocks.needed_of(np.array([block.number for block in sparse], "i8")).tolist())
+        return [block for block in sparse if block.number in needed]
 
     def _target(self, unit: int, taken: set[int]) -> int | None:
         """Return the unit for blocks of this unit (-1: for copies): itself, or the emptiest one that is not in `taken`.

@@ -66,7 +66,7 @@ class MirrorWriter(Policy):
         """The bytes of the blocks that no mirror has."""
         self.copied_bytes = 0
         """The bytes that were copied since the controller started."""
-        self.full = False
+        self.is_full = False
         """Whether the mirror had no space for the last order."""
         self._behind: OrderedDict[int, tuple[int, float]] = OrderedDict()
         """Number -> (bytes, time of publication) of the blocks that no mirror has, ascending.
@@ -227,7 +227,7 @@ class MirrorWriter(Policy):
             most_bytes=self.lag.nbytes,
             most_seconds=self.lag.seconds,
             waiting=len(self.held),
-            full=self.full,
+            full=self.is_full,
             connected=bool(self.mover.present_mirrors()),
             retired=sum(in_unit[unit] for unit in mirrors & self.state.draining),
         )
@@ -261,16 +261,16 @@ class MirrorWriter(Policy):
         now = self.context.now
         self._retry = now + PAUSE  # until the report has shown that blocks were copied
         if not report.extent:
-            self.full = not report.failed
-            self.mover.set_waiting_writers(mirror, self.full)  # its mostly dead extents are compacted meanwhile
-            if self.full and len(numbers) > 1:
+            self.is_full = not report.failed
+            self.mover.set_waiting_writers(mirror, self.is_full)  # its mostly dead extents are compacted meanwhile
+            if self.is_full and len(numbers) > 1:
                 self._limit, self._retry = int(np.frombuffer(blocks.nbytes, "<i8").sum()) // 2, now
             return []
         offsets = np.frombuffer(report.offsets, "<i8")
         if (offsets < 0).all():
             return close_reported_extents(self.state, mirror, [report.extent])
         self.mover.set_waiting_writers(mirror, False)
-        self.full, self._limit, self._retry = False, ORDER_BYTES, now
+        self.is_full, self._limit, self._retry = False, ORDER_BYTES, now
         needed = self.state.blocks.needed_of(numbers[offsets >= 0])
         _, second = self.state.blocks.units_of(needed)
         # a block has two locations at most, so the mirror takes the place of a second one; the others are ordered again

@@ -66,9 +66,9 @@ class Mover(CoreService):
         self.lines.pop(unit, None)
         self.unsent = [order for order in self.unsent if order[0] != unit]
 
-    def set_waiting_writers(self, unit: int, writers: bool) -> None:
+    def set_waiting_writers(self, unit: int, has_writers: bool) -> None:
         """Note whether writers wait for space in a unit."""
-        (self.short.add if writers and unit in self.units else self.short.discard)(unit)
+        (self.short.add if has_writers and unit in self.units else self.short.discard)(unit)
 
     def drain(self, unit: int, draining: bool) -> None:
         """Start or stop the drain of a unit."""

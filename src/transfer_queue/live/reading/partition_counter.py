@@ -58,10 +58,10 @@ class ColumnSums:
         numbers, which = np.unique(parts[:, 0], return_inverse=True)
         members = np.bincount(which, parts[:, 1], minlength=len(numbers))
         complete = np.bincount(which, parts[:, 2], minlength=len(numbers))
-        there = members >= self.group_size
-        whole = self.whole + int(np.count_nonzero(there & (complete >= members)))
-        lack_field = self.lack_field + int(np.count_nonzero(there & (complete < members)))
-        return self.group_size, whole, lack_field, int(np.count_nonzero(~there))
+        is_full = members >= self.group_size
+        whole = self.whole + int(np.count_nonzero(is_full & (complete >= members)))
+        lack_field = self.lack_field + int(np.count_nonzero(is_full & (complete < members)))
+        return self.group_size, whole, lack_field, int(np.count_nonzero(~is_full))
 
 
 class PartitionCounter:

@@ -171,32 +171,32 @@ def task_parts(account: Account) -> list[payload.TaskView]:
 
 
 def _task_part(account: Account, name: str) -> payload.TaskView:
-    its = account.tasks[name]
-    only_puts = bool(its.puts) and not its.takes
-    letters = _letters(account, its, only_puts)
+    task = account.tasks[name]
+    only_puts = bool(task.puts) and not task.takes
+    letters = _letters(account, task, only_puts)
     text = "".join(letters[worker] for worker in letters)
     few = len(letters) <= MAX_LETTERS
-    works = its.busy if only_puts else its.works
+    works = task.busy if only_puts else task.works
     return payload.TaskView(
-        name, its.alive + its.lost, its.alive, its.lost,
-        list(its.takes), list(its.puts), _rate(its.put_rate if only_puts else its.claim_rate), _rate(its.put_rate),
-        _share(works), _share(its.waits), _share(its.held), _share(0.0 if only_puts else its.idle),
+        name, task.alive + task.lost, task.alive, task.lost,
+        list(task.takes), list(task.puts), _rate(task.put_rate if only_puts else task.claim_rate), _rate(task.put_rate),
+        _share(works), _share(task.waits), _share(task.held), _share(0.0 if only_puts else task.idle),
         {state: text.count(letter) for letter, state in STATE_OF.items()}, text if few else "",
     )  # fmt: skip
 
 
-def _letters(account: Account, its: TaskAccount, only_puts: bool) -> dict[int, str]:
+def _letters(account: Account, task: TaskAccount, only_puts: bool) -> dict[int, str]:
     """Return the state of each worker now, ordered by rank, of those that are connected or gone."""
     spans, workers = account.spans, account.table.workers
     last = np.full(len(workers), SpanState.UNKNOWN, np.int64)
     at_end = spans.end >= spans.line.end - 1e-6
     last[spans.worker[at_end]] = spans.state[at_end]
     connected = account.table.connected if account.table.recording.connected else last != SpanState.GONE
-    order = sorted(its.workers.tolist(), key=lambda each: (int(workers.rank[each]) < 0, int(workers.rank[each])))
+    order = sorted(task.workers.tolist(), key=lambda each: (int(workers.rank[each]) < 0, int(workers.rank[each])))
     letters = {}
     for worker in order:
         state = SpanState(int(last[worker]))
-        if worker in its.lost_workers:
+        if worker in task.lost_workers:
             letters[worker] = "x"
         elif connected[worker]:
             idle = state in (SpanState.IDLE, SpanState.UNKNOWN)
@@ -227,13 +227,13 @@ def queue_parts(account: Account, names: Iterable[str]) -> list[payload.QueueVie
     """Return what queues before each of these tasks."""
     queues = []
     for name in names:
-        its = account.tasks.get(name)
-        if its is None or not its.takes:
+        task = account.tasks.get(name)
+        if task is None or not task.takes:
             continue
         age = account.ages.get(name)
         queues.append(
             payload.QueueView(
-                name, its.queue_rows, None if age is None else round(age.median, 2),
+                name, task.queue_rows, None if age is None else round(age.median, 2),
                 None if age is None else round(age.largest, 2),
             )
         )  # fmt: skip
@@ -269,17 +269,17 @@ def life_parts(account: Account, last: str) -> list[payload.LifePart]:
     task, seen = last, set[str]()
     while task in account.tasks and account.tasks[task].takes and task not in seen and len(parts) < 16:
         seen.add(task)
-        its, age = account.tasks[task], account.ages.get(task)
+        stage, age = account.tasks[task], account.ages.get(task)
         if age is None:
             break
         parts = [
             payload.LifePart("queue", task, round(age.median, 2)),
-            payload.LifePart("work", task, round(its.step * its.works, 2)),
+            payload.LifePart("work", task, round(stage.step * stage.works, 2)),
             *parts,
         ]
         makers = {
             maker: account.ages[maker].median
-            for field in its.takes
+            for field in stage.takes
             for maker in account.producers_of(field)
             if maker in account.ages and account.tasks[maker].takes
         }
@@ -300,22 +300,22 @@ def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
     waits: list[tuple[float, payload.WaitView]] = []
     for (task, holds, fields), places in groups.items():
         partition = Counter(recording.open[at].partition for at in places).most_common(1)[0][0]
-        its = account.tasks.get(task)
+        stage = account.tasks.get(task)
         ranks = dict.fromkeys(int(workers.of_lane[recording.open[at].lane]) for at in places)
-        share = 0.0 if its is None else its.held if holds else its.waits
+        share = 0.0 if stage is None else stage.held if holds else stage.waits
         field, producer = ("", None) if holds else _missing_of(account, task, fields)
         explained = seen.explained.get((task, partition, fields), Explained())
         since = min(recording.open[at].since for at in places)
         text = HELD_WORDS[account.hold_causes.get(task, "capacity")] if holds else explained.text
         view = payload.WaitView(
             task, "held" if holds else "wait", _labels(account, ranks),
-            len(ranks), len(ranks) if its is None else max(its.alive + its.lost, len(ranks)),
+            len(ranks), len(ranks) if stage is None else max(stage.alive + stage.lost, len(ranks)),
             max(recording.open[at].rows for at in places), list(fields[:MAX_FIELDS]), field, producer or "", partition,
             round(since, 1), _share(share), text, explained.sample,
         )  # fmt: skip
         # Waits of some milliseconds are a part of normal work, so that what has waited longer comes first.
         waits.append((len(ranks) * max(share, 0.01) + (recording.now - since) / 1e3, view))
-    waits += [(len(its.workers) * 1.0, _gone_part(account, its)) for its in account.tasks.values() if its.lost]
+    waits += [(len(stage.workers) * 1.0, _gone_part(account, stage)) for stage in account.tasks.values() if stage.lost]
     return [view for _, view in sorted(waits, key=lambda each: -each[0])[:MAX_WAITS]]
 
 
@@ -324,14 +324,14 @@ def _missing_of(account: Account, task: str, fields: tuple[str, ...]) -> tuple[s
     return (field, producer) if field in fields else ("", None)
 
 
-def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:
-    processes = account.table.workers.describe_processes(its.lost_workers.tolist())
+def _gone_part(account: Account, task: TaskAccount) -> payload.WaitView:
+    processes = account.table.workers.describe_processes(task.lost_workers.tolist())
     text = f"Their connections ended without a close: {processes}."
-    total = its.alive + its.lost
+    total = task.alive + task.lost
     return payload.WaitView(
-        its.name, "gone", _labels(account, its.lost_workers.tolist()), its.lost, total, 0, [], "", "", "",
-        round(its.lost_since if its.lost_since is not None else account.table.recording.start, 1),
-        _share(its.lost / max(total, 1)), text,
+        task.name, "gone", _labels(account, task.lost_workers.tolist()), task.lost, total, 0, [], "", "", "",
+        round(task.lost_since if task.lost_since is not None else account.table.recording.start, 1),
+        _share(task.lost / max(total, 1)), text,
     )  # fmt: skip
 
 

@@ -27,12 +27,12 @@ def partitions_part(seen: Observation, waits: list[payload.WaitView]) -> payload
     return payload.PartitionsView(seen.count, seen.rows, seen.nbytes, parts, rest, rest_rows)
 
 
-def _partition_part(its: PartitionProgress, shown: bool, waits: list[payload.WaitView]) -> payload.ListedPartition:
-    wait = next((each for each in waits if each.kind == "wait" and each.partition == its.name and each.field), None)
+def _partition_part(entry: PartitionProgress, shown: bool, waits: list[payload.WaitView]) -> payload.ListedPartition:
+    wait = next((each for each in waits if each.kind == "wait" and each.partition == entry.name and each.field), None)
     field = "" if wait is None else wait.field
-    have = next((each.produced for each in its.fields if each.name == field), 0)
+    have = next((each.produced for each in entry.fields if each.name == field), 0)
     return payload.ListedPartition(
-        its.name, its.rows, its.sealed, shown, max(its.rows - have, 0) if field else 0, field,
+        entry.name, entry.rows, entry.sealed, shown, max(entry.rows - have, 0) if field else 0, field,
         None if wait is None else wait.sample,
     )  # fmt: skip
 
@@ -55,12 +55,12 @@ def group_parts(seen: Observation, task: str) -> list[payload.GroupView]:
     for name in seen.shown:
         if name in seen.groups and name in seen.partitions:
             size, whole, lack_field, lack_member = seen.groups[name]
-            its = seen.partitions[name]
-            passed = sum(its.passed.get(task, {}).values())
+            progress = seen.partitions[name]
+            passed = sum(progress.passed.get(task, {}).values())
             views.append(
                 payload.GroupView(
-                    name, size, task, whole, lack_field, lack_member, its.orphaned_groups, passed,
-                    sum(its.dropped.values()),
+                    name, size, task, whole, lack_field, lack_member, progress.orphaned_groups, passed,
+                    sum(progress.dropped.values()),
                 )
             )  # fmt: skip
     return views

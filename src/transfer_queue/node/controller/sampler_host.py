@@ -75,7 +75,7 @@ class SamplerHost:
         self._deadline: float | None = None
         self._status_until: float | None = None
         """Set while the process has closed its end of the channel and its exit status is not known yet."""
-        self._up = False
+        self._is_up = False
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: list[subprocess.Popen[bytes]] = []
         """Killed processes to be reaped."""
@@ -102,7 +102,7 @@ class SamplerHost:
             self.restarts += 1
             self._spawn()
             self._deadline = time.monotonic() + self._start_seconds
-        if self._up:
+        if self._is_up:
             self._make()
 
     def next_deadline(self) -> float | None:
@@ -116,7 +116,7 @@ class SamplerHost:
         if self._status_until is not None:
             return self._await_status(now)
         what = f"did not return from {self._method()} within {self._seconds:g} s (timeouts.sampler)"
-        if not self._up:
+        if not self._is_up:
             what = f"was not loaded within {self._start_seconds:g} s (timeouts.start)"
         return self._fail(
             f"the sampler {self.facts.name} {what}; its process was ended, and the next call starts a new one"
@@ -139,7 +139,7 @@ class SamplerHost:
         self._process.kill()
         self._ended.append(self._process)
         self._process = None
-        self._up = False
+        self._is_up = False
         self._deadline = self._status_until = None
 
     # ------------------------------------------------------------ the process
@@ -150,7 +150,7 @@ class SamplerHost:
         own.setblocking(False)
         self._sock, self._reader = own, FrameReader()
         self._out: deque[memoryview] = deque()
-        self._up = False
+        self._is_up = False
         with other:
             self._process = _start_process(other)
         self._put(self._load)
@@ -173,7 +173,7 @@ class SamplerHost:
                     if isinstance(message, CallFailed):
                         raise by_name(message.kind)(message.message)
                     assert isinstance(message, SamplerLoaded)
-                    self._up = True
+                    self._is_up = True
                     return message.facts
         except BaseException:
             self.stop()
@@ -237,7 +237,7 @@ class SamplerHost:
         if data == b"":
             assert self._loop is not None
             self._loop.unwatch(self._sock)
-            self._up = False
+            self._is_up = False
             now = time.monotonic()
             self._status_until = now + REAP_SECONDS
             return self._await_status(now)
@@ -269,7 +269,7 @@ class SamplerHost:
 
     def _handle_message(self, message: FromSampler) -> Iterable[Outgoing]:
         if isinstance(message, SamplerLoaded):
-            self._up = True
+            self._is_up = True
             self._deadline = None
             if self._call is not None:
                 self._make()
@@ -288,7 +288,7 @@ class SamplerHost:
             outcome = by_name(message.kind)(message.message)
             if call.kind == "clear_cache":
                 logger.error("the sampler %s could not forget a partition: %s", self.facts.name, outcome)
-            if not self._up:  # it could not be loaded again
+            if not self._is_up:  # it could not be loaded again
                 return self._fail(f"{outcome}", outcome)
         return self._answer(number, outcome)
 

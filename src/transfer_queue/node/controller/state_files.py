@@ -105,7 +105,7 @@ class StateWriter:
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], Any]], object]) -> None:
-        self.busy = False
+        self.is_busy = False
         """Whether a child is writing."""
         self._call_soon = call_soon
 
@@ -115,7 +115,7 @@ class StateWriter:
         At the end, `done` is called in the loop's thread with None or with the text of the error. For `sync` see
         `state_file.write`. Raises OSError if the process cannot fork.
         """
-        assert not self.busy
+        assert not self.is_busy
         read_end, write_end = os.pipe()
         die_with_parent = death_signal()
         try:
@@ -127,14 +127,14 @@ class StateWriter:
         if not pid:
             _write(path, tree, sync, write_end, die_with_parent)
         os.close(write_end)
-        self.busy = True
+        self.is_busy = True
         threading.Thread(target=self._wait, args=(pid, read_end, done), name="state writer", daemon=True).start()
 
     def _wait(self, pid: int, read_end: int, done: Done) -> None:
         message = _wait_for_child(pid, read_end)
 
         def ended() -> Any:
-            self.busy = False
+            self.is_busy = False
             return done(message)
 
         self._call_soon(ended)

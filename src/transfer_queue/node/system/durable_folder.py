@@ -325,12 +325,12 @@ class DurableFolder:
                 f"this process runs as {user_name(os.geteuid())}: run `tq adopt {self.folder}` to make them this "
                 f"user's, or choose another folder"
             )
-        there = next((place for place in known.places if place.is_dir()), None)
-        if wanted.arenas is None and there is not None:
+        existing = next((place for place in known.places if place.is_dir()), None)
+        if wanted.arenas is None and existing is not None:
             raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) keeps values in {there} on this machine, which a system "
+                f"the durable folder {self.folder} ({_KEY}) keeps values in {existing} on this machine, which a system "
                 f"under Ray does not use: continue with runtime: local. If the copies on disk are enough, remove "
-                f"{there}; the values that only it has are then reported as lost"
+                f"{existing}; the values that only it has are then reported as lost"
             )
         for key, has, asks in (
             ("backend.SimpleStorage.num_data_storage_units", known.units, wanted.units),

@@ -128,9 +128,9 @@ class RunningSystem:
 
     def describe(self) -> str:
         """Return who started the system: "started by pid 123 (python train.py) of user x at 2026-01-31 12:00:00"."""
-        its = self.description
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(its.started_at))
-        return f"started by pid {its.starter_pid} ({its.starter_command}) of user {its.starter_user} at {at}"
+        start = self.description
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.started_at))
+        return f"started by pid {start.starter_pid} ({start.starter_command}) of user {start.starter_user} at {at}"
 
     def settings_warning(self, differing: list[str]) -> str:
         """Return a message that the system runs with other settings than requested, and what to do.
@@ -168,8 +168,8 @@ class RunningSystem:
 
     def is_abandoned(self) -> bool:
         """Whether only stopped processes can be left of the system: its supervisor has ended, and it is still alive."""
-        its = self.description
-        same = its.pid_namespace in (0, processes.pid_namespace()) and not its.is_outpost
+        description = self.description
+        same = description.pid_namespace in (0, processes.pid_namespace()) and not description.is_outpost
         return same and self._is_supervisor_dead() and bool(self.describe_stopped())
 
     def _is_supervisor_dead(self) -> bool:
@@ -298,12 +298,12 @@ class RunningSystem:
         """Whether the folder belongs to this system, and not to a later start that continues it."""
         if not self._owns_folder():
             return False
-        current, its = None, self.description
+        current, own = None, self.description
         with contextlib.suppress(AttachError):  # it cannot be read
             current = self._system.read_description()
         if current is None:  # it starts, ends or crashed
             return self._system.identity() == self._folder_identity
-        return (current.pid, current.started) == (its.pid, its.started)
+        return (current.pid, current.started) == (own.pid, own.started)
 
     def _owns_folder(self) -> bool:
         """Whether the folder belongs to this system, and not to a later one of its name."""
@@ -343,8 +343,8 @@ def find_successor(system: str | None, old: RunningSystem | None) -> RunningSyst
         return None  # it is still starting
     if later is None or old is None:
         return later
-    its, was = later.description, old.description  # a start that continues a durable system has the same key
-    return later if (later.key, its.pid, its.started) != (old.key, was.pid, was.started) else None
+    new, was = later.description, old.description  # a start that continues a durable system has the same key
+    return later if (later.key, new.pid, new.started) != (old.key, was.pid, was.started) else None
 
 
 def _folder_of(system: str | None) -> SystemFolder:

@@ -98,16 +98,16 @@ class ExtentFile:
         """Record the new, shorter length of the extent."""
         self._store(self._entries[extent.offset // GRANULE], _LENGTH, length)
 
-    def mark(self, first: int, end: int, hole: bool) -> None:
+    def mark(self, first: int, end: int, is_hole: bool) -> None:
         """Record whether these granules, which are not leased, were returned to the file system."""
         for granule in range(first, end):
-            self._store(self._entries[granule], _LENGTH, _HOLE if hole else 0)
+            self._store(self._entries[granule], _LENGTH, _HOLE if is_hole else 0)
 
     def holes(self) -> npt.NDArray[np.bool_]:
         """Return which granules of the whole capacity were returned. Entries beyond `held` are not read, see above."""
         is_hole = np.zeros(len(self._entries), bool)
-        there = self.held // GRANULE
-        np.equal(self._entries[:there, _LENGTH], _HOLE, out=is_hole[:there])
+        count = self.held // GRANULE
+        np.equal(self._entries[:count, _LENGTH], _HOLE, out=is_hole[:count])
         return is_hole
 
     def read(self, folder: Path, boot_id: str) -> list[LeasedExtent]:

@@ -343,7 +343,7 @@ class GpuDirect(DevicePath):
         self._pool: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
         """(Device, size) -> unused registered memory of that size, at most `_most` bytes in total."""
         self._pooled = 0
-        self._refused = False
+        self._is_refused = False
         """Whether the library failed to register memory of a device. It is not asked again then."""
 
     @contextlib.contextmanager
@@ -364,7 +364,7 @@ class GpuDirect(DevicePath):
             if free:
                 self._pooled -= size
                 return free.pop()
-            if self._refused:
+            if self._is_refused:
                 return None
         memory = allocate_on_device(device, size)
         if memory is None:
@@ -373,7 +373,7 @@ class GpuDirect(DevicePath):
         if not code:
             return memory
         with self._lock:
-            was_refused, self._refused = self._refused, True
+            was_refused, self._is_refused = self._is_refused, True
         if not was_refused:
             warn_of_host_copies(
                 SETTING, f"{size} bytes of {device} cannot be registered (code {code})",

@@ -176,24 +176,24 @@ class YuanrongStore(Store):
         missing: list[str] = []
         for first in range(0, len(keys), MAX_KEYS):
             some = list(keys[first : first + MAX_KEYS])
-            there: list[bool] = []
+            exists: list[bool] = []
 
-            def attempt(some: list[str] = some, there: list[bool] = there) -> Exception | None:
+            def attempt(some: list[str] = some, exists: list[bool] = exists) -> Exception | None:
                 client = self.connect()
                 from yr.datasystem.kv_client import ReadParam
 
                 try:
                     # `exist` also lists blocks of a dead worker
                     results = client.read([ReadParam(name_of(key), 0, 1) for key in some])
-                    there[:] = [each is not None for each in results]
+                    exists[:] = [each is not None for each in results]
                 except RuntimeError as error:
                     if not is_missing(error):
                         return self._lost("does not respond", error)
-                    there[:] = [False] * len(some)
+                    exists[:] = [False] * len(some)
                 return None
 
             retry_attempt(10.0, attempt)
-            missing += [key for key, is_there in zip(some, there, strict=True) if not is_there]
+            missing += [key for key, is_present in zip(some, exists, strict=True) if not is_present]
         return missing
 
     def rewrite(self, keys: Sequence[str]) -> None:

@@ -146,14 +146,14 @@ class ObjectNames:
         return LeasedExtent(number, number * GRANULE, nbytes, slot, sequence)
 
     def _grow(self) -> bool:
-        there = len(self._entries)
+        count = len(self._entries)
         try:
-            os.posix_fallocate(self._file, _HEAD_BYTES + there * _ENTRY_BYTES, _GROWTH * _ENTRY_BYTES)
+            os.posix_fallocate(self._file, _HEAD_BYTES + count * _ENTRY_BYTES, _GROWTH * _ENTRY_BYTES)
         except OSError as error:
             logger.error("the storage unit's file of extents in %s cannot grow: %s", self.folder, error)
             return False
         self._map()
-        self._free = list(range(there + _GROWTH - 1, there - 1, -1))
+        self._free = list(range(count + _GROWTH - 1, count - 1, -1))
         return True
 
     def mark_removing(self, number: int) -> None:
@@ -225,7 +225,7 @@ class ObjectPool(ExtentPool):
             self.table.add(extent)
         self._doomed = {extent.number: extent.length for extent in doomed}
         self._doomed_bytes = sum(self._doomed.values())
-        self._busy = False
+        self._is_busy = False
         """A removal is in progress."""
         self._retry: float | None = None if not doomed else 0.0
         self._serve: Callable[[], list[Effect]] = list
@@ -279,17 +279,17 @@ class ObjectPool(ExtentPool):
         """See `ExtentPool.cut`. Does nothing, because there is nothing behind the block."""
 
     def _remove(self) -> None:
-        if self._busy:
+        if self._is_busy:
             return
         waiting = (number for number in self._doomed if number not in self._rewriting)
         numbers = list(itertools.islice(waiting, MAX_REMOVED))
         if not numbers:
             return
-        self._busy = True
+        self._is_busy = True
         keys = [key_of(self.boot_id, number * GRANULE) for number in numbers]
 
         def removed(outcome: object) -> list[Effect]:
-            self._busy = False
+            self._is_busy = False
             if isinstance(outcome, Exception):
                 logger.warning(
                     "storage unit in %s: the store cannot remove %d blocks, and is asked again in %g s: %s",
@@ -400,7 +400,7 @@ class ObjectPool(ExtentPool):
 
     def next_deadline(self) -> float | None:
         """See `ExtentPool.next_deadline`."""
-        times = [] if self._retry is None or self._busy else [self._retry]
+        times = [] if self._retry is None or self._is_busy else [self._retry]
         if self.table.leased:
             times.append(self._look)
         if self._unsure:

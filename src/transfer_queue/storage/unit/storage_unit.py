@@ -98,7 +98,7 @@ class _UnitSlot:
     number: int
     writer: str
     path: str
-    opening: bool = True
+    is_opening: bool = True
     remote: bool = False
     """The writer is on another node and holds no lock: it is gone when its last connection ends."""
     peers: set[int] = field(default_factory=set)
@@ -179,7 +179,7 @@ class StorageUnit:
         """The number of the current move."""
         self._reported: tuple[list[str], int] = [], 0
         """The waiting writers, and `_freed`, as last reported to the controller."""
-        self._store_changed = False
+        self._has_store_changed = False
         """The store may have lost blocks, and this is not reported yet."""
         pool.attach(self._serve, self._find_missing, self.note_store_change)
         self._take_up()
@@ -194,7 +194,7 @@ class StorageUnit:
                 else:
                     self._files.forget(number)
                 continue
-            slot = _UnitSlot(number, known.writer, self._files.path(number), opening=not count)
+            slot = _UnitSlot(number, known.writer, self._files.path(number), is_opening=not count)
             for extent in map(self.table.get, self.table.extents_of_slot(number)[-RECENT_ANSWERS:]):
                 if extent is not None:
                     slot.note(extent.sequence, extent.number)
@@ -287,8 +287,8 @@ class StorageUnit:
     def take_reports(self) -> list[Report]:
         """Return reports on extents that were freed or recalled, and on the store. Call it after every event."""
         reports = [Report(recalled) for recalled in self._recalls.take_reports()]
-        if self._store_changed:
-            self._store_changed = False
+        if self._has_store_changed:
+            self._has_store_changed = False
             reports.append(Report(store_reports.StoreChanged(self.number, self.pool.next_extent)))
         if self._confirm or self._not_freed:
             extents, self._confirm = self._confirm, []
@@ -522,7 +522,7 @@ class StorageUnit:
         if not slot.remote and self._files.is_dead(slot.number):
             raise ProtocolError(f"{writer!r} does not hold the lock of slot {slot.number} ({slot.path}); a writer must "
                                 f"lock it first, and no other code of its process may open it")  # fmt: skip
-        slot.opening = False
+        slot.is_opening = False
         # The new lease is queued like all others: an earlier one that can be met now goes first.
         key = (slot.number, sequence)
         self._parked[key] = parked
@@ -564,15 +564,15 @@ class StorageUnit:
                 effects.append(SendReply(*request, Done(unknown or len(self._leased_of(numbers)) < len(numbers))))
             return [*effects, *self._serve()]
 
-        there = self._leased_of(numbers)
-        return self.pool.check_content(there, looked, report) if there else looked([], "", "")
+        leased = self._leased_of(numbers)
+        return self.pool.check_content(leased, looked, report) if leased else looked([], "", "")
 
     def _leased_of(self, numbers: Sequence[int]) -> list[int]:
         return [number for number in numbers if self.table.get(number) is not None]
 
     def note_store_change(self) -> list[Effect]:
         """Note that the store may have lost blocks. The controller, which knows the published ones, orders a check."""
-        self._store_changed = True
+        self._has_store_changed = True
         return []
 
     def check_extents(self, order: store_reports.CheckExtents) -> list[Effect]:
@@ -636,7 +636,7 @@ class StorageUnit:
             self._dead[slot.number] = slot.writer
         else:
             self._files.forget(slot.number)
-        if slot.opening:
+        if slot.is_opening:
             return []
         return [self._report(slot.number, slot.writer)]
 

@@ -501,11 +501,11 @@ def _stacked(name: str, values: list[torch.Tensor]) -> Column:
     return spec, dims.tobytes(), tensor.nbytes, _dense(tensor), None
 
 
-def _objects(name: str, values: list[Any], allow_pickle: bool, share: bool, one: bool = False) -> Column:
-    """Encode objects, one for each row. one: all rows have the same object."""
+def _objects(name: str, values: list[Any], allow_pickle: bool, share: bool, is_one: bool = False) -> Column:
+    """Encode objects, one for each row. is_one: all rows have the same object."""
     shared: SharedRows | None = None
-    if len(values) > 1 and (one or share):
-        shared = rows_of_one_value(len(values)) if one else find_same_objects(values)
+    if len(values) > 1 and (is_one or share):
+        shared = rows_of_one_value(len(values)) if is_one else find_same_objects(values)
     if shared is None:
         parts = [_parts(name, row, value, allow_pickle) for row, value in enumerate(values)]
         return _encoded(name, values, parts, None)

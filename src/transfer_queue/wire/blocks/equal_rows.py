@@ -74,7 +74,7 @@ class HashedPut:
     def known_digests(self, reported: Sequence[bytes]) -> dict[str, set[bytes]]:
         """Return the known digests of each field, from the reply to the digests of all fields."""
         return {
-            field.name: {digest for digest, there in zip(field.digests, known, strict=True) if there}
+            field.name: {digest for digest, exists in zip(field.digests, known, strict=True) if exists}
             for field, known in zip(self.fields, reported, strict=True)
         }
 
