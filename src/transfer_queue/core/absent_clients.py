@@ -171,7 +171,7 @@ class AbsentHolders(CoreService):
         return bool(records)
 
 
-class GoneClients(CoreService):
+class ClientRemoval(CoreService):
     """Ends what depends on a client that is gone."""
 
     runs_always = True

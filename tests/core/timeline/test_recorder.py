@@ -292,7 +292,7 @@ class TestGoneClients:
         assert ends == [("r", CLOSED), ("s", 0)]
 
     def test_the_oldest_clients_are_forgotten(self, h, monkeypatch):
-        monkeypatch.setattr(recorder, "MAX_GONE", 2)
+        monkeypatch.setattr(recorder, "MAX_DEPARTED", 2)
         h.put(4)
         for name in ("a", "b", "c"):
             h.dealt(1, name=name)

@@ -183,7 +183,7 @@ MEANINGS = (
     ("idle", "idle: in no other state"),
     ("gone", "gone: the connection ended before the end of the partition"),
 )
-WORDS = (
+TERMS = (
     ("ranks", "connected ranks; × ranks that are gone and were not replaced"),
     ("ready", "samples that have all fields that the task takes, and that it has not claimed"),
     ("+/s", "by how many samples that queue grows each second"),
@@ -215,7 +215,7 @@ class HelpScreen(ModalScreen[None]):
         lines.append((("", ""), ""))
         lines += [((SHAPES[state], state), meaning) for state, meaning in MEANINGS]
         lines.append((("", ""), ""))
-        lines += [((word, "strong"), meaning) for word, meaning in WORDS]
+        lines += [((term, "strong"), meaning) for term, meaning in TERMS]
         grid = Table.grid(padding=(0, 2))
         for (text, role), meaning in lines:
             grid.add_row(Text(text, style_of(self.app, role) if role else "", no_wrap=True), Text(meaning))

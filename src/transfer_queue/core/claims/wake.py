@@ -2,7 +2,7 @@
 
 A thousand claims may wait, and most still lack rows. Claims of a list have one plan, and differ only in their rank.
 They are met together if the sampler would deal the same rows to one large claim as to these claims one after the other,
-or if their batches were dealt before. At most TOGETHER claims are met at once, so that the replies to the first ones
+or if their batches were dealt before. At most MAX_GROUP claims are met at once, so that the replies to the first ones
 are sent while the others are decided.
 """
 
@@ -23,7 +23,7 @@ from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, Req
 from transfer_queue.core.waiting import ChangeSet
 from transfer_queue.messages.claims import Claim
 
-TOGETHER = 128  # claims
+MAX_GROUP = 128  # claims
 _REQUESTED = attrgetter(
     "count", "fields", "lease", "replicas", "hand_over", "since", "least", "probe", "ahead"
 )  # what claims that are met together have in common
@@ -139,7 +139,7 @@ class Wake(msgspec.Struct):
                 return claims
             ranks.add(key[0])
         for waiting in islice(queued, at + 1, None):
-            if len(claims) == TOGETHER or have < (len(claims) + 1) * plan.count or not _is_equal(claim, waiting.claim):
+            if len(claims) == MAX_GROUP or have < (len(claims) + 1) * plan.count or not _is_equal(claim, waiting.claim):
                 break
             if waiting.waiter not in self.connected:
                 continue
@@ -158,7 +158,7 @@ class Wake(msgspec.Struct):
             if waiting.waiter not in self.connected:
                 continue
             claim = waiting.claim
-            if group and (len(group) == TOGETHER or not _is_equal(group[0].claim, claim)):
+            if group and (len(group) == MAX_GROUP or not _is_equal(group[0].claim, claim)):
                 yield group
                 group = []
             if group or _is_simple(self.plans.of(self.partition, claim), claim):

@@ -124,7 +124,7 @@ class BlockChunk(Persisted):
         return [_place(columns, at) for columns, stored in self.locations(np.array([at])) if len(stored)]
 
 
-_TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
+_SENT = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
 MAX_PLACES = 2
 _MOVES = ("unit", "offset", "generation")  # those of them that depend on the location
 
@@ -479,10 +479,10 @@ class BlockTable(PublishedExtents):
         """Return these blocks as a reply contains them."""
         if len(numbers) == 1:  # a single block is usual, and needs no search for equal values
             only, at = self.chunks[int(numbers[0]) >> CHUNK_BITS].columns, int(numbers[0]) & (CHUNK - 1)
-            unit, offset, generation, nbytes, rows = (only[name][at : at + 1].tobytes() for name in _TOLD)
+            unit, offset, generation, nbytes, rows = (only[name][at : at + 1].tobytes() for name in _SENT)
             schema, shapes = self.schemas[int(only["schema"][at])], self.dims[int(only["dims"][at])]
             return Blocks(unit, offset, generation, nbytes, rows, bytes(4), bytes(4), [list(schema)], [shapes])
-        columns = self._columns([*_TOLD, "schema", "dims"], numbers)
+        columns = self._columns([*_SENT, "schema", "dims"], numbers)
         schemas, schema_at = _number_distinct(columns["schema"])
         dims, dims_at = _number_distinct(columns["dims"])
         return Blocks(

@@ -61,7 +61,7 @@ MANY_RECORDED = 256
 """The same for a put, because its note keeps the record with the keys and tags of its rows."""
 LOOKED_AT = 64
 """Fields of a claim in which the newest block is searched. A claim with more fields is written immediately."""
-MAX_GONE = 1024
+MAX_DEPARTED = 1024
 """Clients that are gone and remembered."""
 LOOKUPS, LOOKUP_SECONDS = 1024, 1.0
 """The newest block is looked up for at most LOOKUPS claims in LOOKUP_SECONDS, so that frequent claims are not slowed
@@ -129,7 +129,7 @@ class TimelineRecorder(CoreService):
         """The times of puts before this time are not known."""
         self.departed: dict[str, float] = {}
         """Client that claimed or put, and is gone -> when its last connection ended; the oldest first, at most
-        `MAX_GONE`. A client that has closed is not gone, nor is one whose claims were answered with the end."""
+        `MAX_DEPARTED`. A client that has closed is not gone, nor is one whose claims were answered with the end."""
         self._ended: set[tuple[str, str]] = set()
         """(client, task) whose last claim was answered with the end of its partition."""
         self._notes: list[Note] = []
@@ -314,7 +314,7 @@ class TimelineRecorder(CoreService):
             self._append(_GONE, self._clock.now, CLOSED if in_order else 0, lane, "", 0)
             if not in_order:
                 self.departed[client] = self._clock.now
-        while len(self.departed) > MAX_GONE:
+        while len(self.departed) > MAX_DEPARTED:
             del self.departed[next(iter(self.departed))]
         return []
 

@@ -33,7 +33,7 @@ LETTERS = {
     SpanState.UNKNOWN: "x", SpanState.IDLE: "i", SpanState.WORKS: "W", SpanState.HELD: "h", SpanState.WAITS: "w",
     SpanState.GONE: "x",
 }  # fmt: skip
-HELD_WORDS = {
+HELD_REASONS = {
     "policy": "Its puts wait until the policy version advances (set_policy_version).",
     "capacity": "Its puts wait for free space.",
     "demand": "It waits until more groups are wanted (client.want).",
@@ -306,7 +306,7 @@ def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
         field, producer = ("", None) if holds else _missing_of(account, task, fields)
         explained = seen.explained.get((task, partition, fields), Explained())
         since = min(recording.open[at].since for at in places)
-        text = HELD_WORDS[account.hold_causes.get(task, "capacity")] if holds else explained.text
+        text = HELD_REASONS[account.hold_causes.get(task, "capacity")] if holds else explained.text
         view = payload.WaitView(
             task, "held" if holds else "wait", _labels(account, ranks),
             len(ranks), len(ranks) if stage is None else max(stage.alive + stage.lost, len(ranks)),

@@ -31,9 +31,9 @@ from transfer_queue.node.controller.sampler_process import (
     FromSampler,
     LoadSampler,
     MakeCall,
+    QuestionReply,
     SamplerLoaded,
     SamplerReads,
-    ToldSampler,
     ToSampler,
 )
 from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerCall, Shown, ViewReply
@@ -278,7 +278,7 @@ class SamplerHost:
             return ()
         number, call, _ = self._call
         if isinstance(message, SamplerReads):
-            self._put(ToldSampler(self._reads(number, message.question)))
+            self._put(QuestionReply(self._reads(number, message.question)))
             return ()
         outcome: Any = None
         if isinstance(message, CallMade):
