@@ -198,8 +198,8 @@ class ControllerActor:
     def _order_for(self, node: str, address: str, units: int) -> NodeSpec:
         system, order = self._running_now(), self._order
         joins = {backend: address.join for backend, address in system.stores.items()}
-        its = system.description
-        seat = NodeRole(node, address, units, its.remote, joins, term=its.term)
+        description = system.description
+        seat = NodeRole(node, address, units, description.remote, joins, term=description.term)
         name = folder_name(order.name, node)
         return NodeSpec(name, order.config, system.key, seat, order.seconds, order.restart_seconds)
 
@@ -357,9 +357,9 @@ def _snapshot(partition_id: str, pages: list[SnapshotReply]) -> PartitionSnapsho
     tasks = dict.fromkeys(task for page in pages for task in page.consumed)
     keys: list[str | None] = []
     tags: list[dict[str, Any]] = []
-    for page, its in zip(pages, rows, strict=True):
-        keys += page.keys if page.keys is not None else [None] * len(its)
-        tags += tag_rows(page.tags, len(its))
+    for page, numbers in zip(pages, rows, strict=True):
+        keys += page.keys if page.keys is not None else [None] * len(numbers)
+        tags += tag_rows(page.tags, len(numbers))
     return PartitionSnapshot(
         partition_id,
         np.concatenate(rows),

@@ -158,9 +158,9 @@ def _presence(table: EventTable, line: Line) -> Intervals:
     gaps = table.recording.gaps
     edges = [line.start, *(edge for gap in gaps for edge in (gap.start, gap.end)), line.end]
     starts, ends = np.array(edges[::2]), np.array(edges[1::2])
-    everyone = np.repeat(np.arange(len(table.workers)), len(starts))
+    workers = np.repeat(np.arange(len(table.workers)), len(starts))
     starts, ends = np.tile(starts, len(table.workers)), np.tile(ends, len(table.workers))
-    return line.place(everyone, np.maximum(starts, table.first_seen[everyone]), ends)
+    return line.place(workers, np.maximum(starts, table.first_seen[workers]), ends)
 
 
 def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:

@@ -310,6 +310,6 @@ def _manifest(storage: Path) -> list[BlockFileEntry]:
             f"checkpoint is not complete"
         )
     if files != named:
-        strange = sorted(set(named) ^ set(files))[:4]
-        raise CheckpointError(f"count mismatch: {path} does not name the files of data that there are: {strange}")
+        unmatched = sorted(set(named) ^ set(files))[:4]
+        raise CheckpointError(f"count mismatch: {path} does not name the files of data that there are: {unmatched}")
     return entries

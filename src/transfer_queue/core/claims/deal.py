@@ -352,8 +352,8 @@ class Dealing(msgspec.Struct):
         if known is not None:
             return set(range(known))
         dealt = self.partition.dealt.get(self.plan.task)
-        ever = set(dealt.issued) - dealt.left if dealt is not None else set()
-        return self._waiting_ranks() | {key[0]} | ever
+        dealt_ranks = set(dealt.issued) - dealt.left if dealt is not None else set()
+        return self._waiting_ranks() | {key[0]} | dealt_ranks
 
     def _outcome(self, key: Key | None, shares: Shares) -> Outcome:
         """Return the outcome of a deal."""

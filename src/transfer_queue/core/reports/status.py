@@ -123,12 +123,12 @@ def progress(context: Context, partition: Partition, now: float) -> PartitionPro
     for task in sorted({*partition.tasks, *queues}):
         waiting = list(queues[task].claims.values()) if task in queues else []
         longest = max((now - w.since for w in waiting), default=0.0)
-        ever = partition.consumed_ever.get(task, 0)
+        consumed_ever = partition.consumed_ever.get(task, 0)
         consumed, claimed = partition.tasks.get(task, 0), partition.claimed.get(task, 0)
         dealt = partition.dealt.get(task)
         held, ranks = ({}, 0) if dealt is None else (dealt.held_for_unasked(), dealt.rank_count)
         lost = abandoned.get(task, {})
-        tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed, held, ranks, lost))
+        tasks.append(TaskProgress(task, consumed, len(waiting), longest, consumed_ever, claimed, held, ranks, lost))
     losses = partition.losses.counts
     fields = [
         FieldProgress(name, f.live, f.describe(), f.ever, losses.get(name, 0)) for name, f in partition.fields.items()

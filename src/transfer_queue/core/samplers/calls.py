@@ -311,9 +311,9 @@ class UserSampler:
         positions = partition.rows.positions_of(rows)
         if (positions >= 0).all() and ready.has_all(positions, partition.rows):
             return
-        strange = [row for row, p in zip(rows.tolist(), positions.tolist(), strict=True) if p < 0 or p not in ready]
-        self.runner.report_unready(strange)
-        raise self._not_offered_error(strange)
+        unready = [row for row, p in zip(rows.tolist(), positions.tolist(), strict=True) if p < 0 or p not in ready]
+        self.runner.report_unready(unready)
+        raise self._not_offered_error(unready)
 
     def _not_offered_error(self, rows: list[int]) -> SamplerError:
         return SamplerError(

@@ -262,8 +262,8 @@ def _check_same(
 
 def _check_tasks(partition: Partition) -> None:
     name, chunks, positions = partition.name, partition.rows.chunks, partition.rows.live_positions()
-    ever = max(0, partition.admitted + sum(partition.drops.rows.values()))
-    require(partition.done <= ever, f"7: {partition.done} rows of {name} are done, and {ever} were added")
+    added = max(0, partition.admitted + sum(partition.drops.rows.values()))
+    require(partition.done <= added, f"7: {partition.done} rows of {name} are done, and {added} were added")
     require(set(partition.claimed) <= set(partition.tasks), f"{name} has claimed rows of an unknown task")
     for task, count in partition.tasks.items():
         taken = partition.consumption_states(task, positions)

@@ -293,7 +293,7 @@ class MigrationPlanner(Policy):
         """
         at, share = self._shares(chunk)
         first, second = self._codes(chunk, at)
-        nowhere = np.full(len(at), -1)
+        no_unit = np.full(len(at), -1)
         hits = [np.isin(code, victims) for code in (first, second)]
         few = (hits[0] | hits[1]) & (share < SPARSE) & (chunk.columns["rows"][at] > 1)
         if self.has_mirror:
@@ -310,10 +310,10 @@ class MigrationPlanner(Policy):
         for what, chosen, (leaving, other) in (
             (_OFFLOAD, np.isin(first, cold), (first, second)),
             (_OFFLOAD, np.isin(second, cold), (second, first)),
-            (_REPACK, few, (nowhere, nowhere)),
+            (_REPACK, few, (no_unit, no_unit)),
             (_MOVE, hits[0] & ~few, (first, second)),
             (_MOVE, hits[1] & ~few, (second, first)),
-            (_MOVE, alone, (nowhere, first)),
+            (_MOVE, alone, (no_unit, first)),
         ):
             pairs = np.stack([leaving[chosen] >> _UNIT, other[chosen] >> _UNIT], axis=1)
             for pair in np.unique(pairs, axis=0).tolist():

@@ -114,8 +114,8 @@ def step_part(seen: Observation, account: Account, task: str) -> payload.StepVie
         return None
     progress = next((each for each in partition.tasks if each.name == task), None)
     dealt = 0 if progress is None else progress.consumed_ever + progress.claimed
-    ever = max((each.produced_ever for each in partition.fields), default=0)
-    rows = max(ever, partition.rows, dealt) + partition.reserved
+    produced = max((each.produced_ever for each in partition.fields), default=0)
+    rows = max(produced, partition.rows, dealt) + partition.reserved
     rate = account.tasks[task].claim_rate if task in account.tasks else 0.0
     eta = round((rows - dealt) / rate, 1) if rate > 0 and partition.sealed else None
     return payload.StepView(name, dealt, rows, partition.sealed, eta)

@@ -150,8 +150,8 @@ class RunningSystem:
             return ""
         log = self._system.log(target[0] if target[0] == "controller" else f"{target[0]}-{target[1]}")
         # servers whose supervisor was killed remove all files; a supervisor removes the description before it ends
-        doomed = self._system.description.exists() and self._is_supervisor_dead()
-        return str(log) if log.exists() and not doomed else ""
+        is_removed_soon = self._system.description.exists() and self._is_supervisor_dead()
+        return str(log) if log.exists() and not is_removed_soon else ""
 
     def describe_stopped(self) -> str:
         """Return a clause about the processes of the system that are stopped (SIGSTOP), and what to do; "" if none is.

@@ -122,9 +122,9 @@ def _array(values: Numbers, name: str) -> Floats:
         raise BalanceInputError(f"{name} must be a list, got a {type(values).__name__}") from None
     if not all(issubclass(kind, Real) for kind in set(map(type, items))):
         items = [scalar(item) for item in items]
-    strange = {kind for kind in set(map(type, items)) if issubclass(kind, bool) or not issubclass(kind, Real)}
-    if strange:
-        position = next(at for at, item in enumerate(items) if type(item) in strange)
+    wrong_types = {kind for kind in set(map(type, items)) if issubclass(kind, bool) or not issubclass(kind, Real)}
+    if wrong_types:
+        position = next(at for at, item in enumerate(items) if type(item) in wrong_types)
         raise BalanceInputError(
             f"{name} must be numbers, but the one at position {position} is a {type(items[position]).__name__}"
         )

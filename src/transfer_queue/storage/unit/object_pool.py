@@ -219,15 +219,15 @@ class ObjectPool(ExtentPool):
         """Extents whose blocks the store is writing again. They are not removed before that has ended."""
         self._rewritten: dict[int, float] = {}
         """Extents whose blocks were written again in the last REWRITE_SECONDS -> when."""
-        leased, doomed = names.read()
+        leased, unwanted = names.read()
         self.table = LeasedExtents(names.next_extent)
         for extent in leased:
             self.table.add(extent)
-        self._doomed = {extent.number: extent.length for extent in doomed}
-        self._doomed_bytes = sum(self._doomed.values())
+        self._unwanted = {extent.number: extent.length for extent in unwanted}
+        self._unwanted_bytes = sum(self._unwanted.values())
         self._is_busy = False
         """A removal is in progress."""
-        self._retry: float | None = None if not doomed else 0.0
+        self._retry: float | None = None if not unwanted else 0.0
         self._serve: Callable[[], list[Effect]] = list
         self._lost: Callable[[list[int]], list[Effect]] = lambda numbers: []
         self._changed: Callable[[], object] = lambda: None
@@ -239,7 +239,7 @@ class ObjectPool(ExtentPool):
 
     @property
     def _free(self) -> int:
-        return self.capacity - self.table.leased - self._doomed_bytes
+        return self.capacity - self.table.leased - self._unwanted_bytes
 
     def take_slot(self) -> int:
         """See `ExtentPool.take_slot`."""
@@ -270,8 +270,8 @@ class ObjectPool(ExtentPool):
         """See `ExtentPool.free`. The store removes the block a little later. Nobody has views of it."""
         self.table.remove(extent.number)
         self._names.mark_removing(extent.number)
-        self._doomed[extent.number] = extent.length
-        self._doomed_bytes += extent.length
+        self._unwanted[extent.number] = extent.length
+        self._unwanted_bytes += extent.length
         self._remove()
         return True
 
@@ -281,7 +281,7 @@ class ObjectPool(ExtentPool):
     def _remove(self) -> None:
         if self._is_busy:
             return
-        waiting = (number for number in self._doomed if number not in self._rewriting)
+        waiting = (number for number in self._unwanted if number not in self._rewriting)
         numbers = list(itertools.islice(waiting, MAX_REMOVED))
         if not numbers:
             return
@@ -303,7 +303,7 @@ class ObjectPool(ExtentPool):
             self._retry = None
             self._names.mark_removed(numbers)
             for number in numbers:
-                self._doomed_bytes -= self._doomed.pop(number)
+                self._unwanted_bytes -= self._unwanted.pop(number)
             self._remove()
             return self._serve()
 
@@ -395,7 +395,7 @@ class ObjectPool(ExtentPool):
 
     def status(self) -> UnitStatusReply:
         """See `ExtentPool.status`."""
-        held = self.table.leased + self._doomed_bytes
+        held = self.table.leased + self._unwanted_bytes
         return UnitStatusReply(self.capacity, held, self.table.leased, self._free, STORE)
 
     def next_deadline(self) -> float | None:
@@ -426,10 +426,10 @@ class ObjectPool(ExtentPool):
     def check(self) -> None:
         """See `ExtentPool.check`."""
         self.table.check()
-        leased, doomed = self._names.read()
+        leased, unwanted = self._names.read()
         assert leased == self.table.leased_extents(), "the file of extents"
-        assert {extent.number: extent.length for extent in doomed} == self._doomed, "what is to be removed"
-        assert self._doomed_bytes == sum(self._doomed.values()), "bytes to be removed"
+        assert {extent.number: extent.length for extent in unwanted} == self._unwanted, "what is to be removed"
+        assert self._unwanted_bytes == sum(self._unwanted.values()), "bytes to be removed"
 
     def close(self) -> None:
         """Close the file and the connection."""

@@ -630,7 +630,7 @@ class StorageUnit:
         if not self._files.withdraw(slot.number):
             return []
         del self._slots[slot.number], self._writers[slot.writer]
-        self._remote = {client: its for client, its in self._remote.items() if its is not slot}
+        self._remote = {client: remote for client, remote in self._remote.items() if remote is not slot}
         self._trust(slot)
         if self.table.count(slot.number):
             self._dead[slot.number] = slot.writer
