@@ -87,7 +87,7 @@ class CoreSource:
         """See `hub.Source`."""
         return self._maker.renewed
 
-    def ended_words(self) -> str:
+    def describe_end(self) -> str:
         """See `hub.Source`."""
         return ""
 

@@ -30,15 +30,15 @@ class Current:
         """The client of that system; None if it has none."""
         self.by_init = False
         """Whether `init` has attached this process. Otherwise it has attached by itself, or is not attached."""
-        self.found: RunningSystem | None = None
+        self.implicit: RunningSystem | None = None
         """The same system, if the process attached to it without `init`. When it ends, the process attaches again."""
         self.same: tuple[RunningSystem, str] | None = None
         """A system, and another folder in which no other running system was found."""
 
     def has_ended(self) -> bool:
         """Return whether the system that this process attached to without `init` has ended."""
-        found = self.found
-        return found is not None and found is self.system and not found.is_running()
+        attached = self.implicit
+        return attached is not None and attached is self.system and not attached.is_running()
 
 
 CURRENT = Current()
@@ -63,12 +63,12 @@ def attach() -> TransferQueueClient | None:
             CURRENT.client.close()
             if CURRENT.system is not None:
                 CURRENT.system.leave()
-            CURRENT.client = CURRENT.system = CURRENT.found = None
+            CURRENT.client = CURRENT.system = CURRENT.implicit = None
         if CURRENT.client is None:
-            found = find_system() or find()  # on this machine, if Ray runs and has none
-            if found is None:
+            running = find_system() or find()  # on this machine, if Ray runs and has none
+            if running is None:
                 return None
-            CURRENT.system, CURRENT.client, CURRENT.found = found, TransferQueueClient(found), found
+            CURRENT.system, CURRENT.client, CURRENT.implicit = running, TransferQueueClient(running), running
         return CURRENT.client
 
 
@@ -106,9 +106,9 @@ def client_of(config: Any) -> TransferQueueClient:
     if CURRENT.client is None and folder is not None:
         with CURRENT.lock:
             if CURRENT.client is None:
-                found = find(folder)
-                if found is not None:
-                    CURRENT.system, CURRENT.client = found, TransferQueueClient(found)
+                running = find(folder)
+                if running is not None:
+                    CURRENT.system, CURRENT.client = running, TransferQueueClient(running)
     if folder is not None:
         _check_same_system(folder)
     return current_client()

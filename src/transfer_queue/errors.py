@@ -254,9 +254,9 @@ class SamplerValueError(SamplerError, InvalidArgumentError):
 
 def by_name(name: str) -> type[TransferQueueError]:
     """Return the exception class of this name; `TransferQueueError` if there is none."""
-    found = globals().get(name)
-    if isinstance(found, type) and issubclass(found, TransferQueueError):
-        return found
+    kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, TransferQueueError):
+        return kind
     return TransferQueueError
 
 

@@ -154,8 +154,8 @@ def init(
     if attach not in ATTACH_MODES:
         raise InvalidArgumentError(f"attach must be 'auto', 'require' or 'never', got {attach!r}")
     introduction(task, rank)
-    for words in unknown_keys(conf):
-        _logger.warning("the configuration has a key without an effect: %s", words)
+    for unknown in unknown_keys(conf):
+        _logger.warning("the configuration has a key without an effect: %s", unknown)
     with CURRENT.lock:
         if CURRENT.client is not None and CURRENT.system is not None:
             runs = CURRENT.system.is_alive() and still_runs(CURRENT.system)
@@ -178,36 +178,36 @@ def init(
         samplers = sampler_objects(settings, conf)
         warn_of_other_installations()
         while True:
-            found = find_system(settings) or _start(settings, conf, samplers, attach)
+            system = find_system(settings) or _start(settings, conf, samplers, attach)
             try:
-                if still_runs(found):
-                    in_force = _use(found, conf, attach, task, rank)
-                    _TQ_CONTROLLER, CURRENT.by_init = found, True
+                if still_runs(system):
+                    in_force = _use(system, conf, attach, task, rank)
+                    _TQ_CONTROLLER, CURRENT.by_init = system, True
                     return in_force
-                found.leave()
+                system.leave()
             except BaseException as error:
-                found.leave()
-                if found.new or not isinstance(error, ConnectionLostError):  # otherwise it was about to end
+                system.leave()
+                if system.new or not isinstance(error, ConnectionLostError):  # otherwise it was about to end
                     raise
 
 
 def _use(
-    found: RunningSystem, conf: DictConfig | Mapping[str, Any] | None, attach: str, task: str | None, rank: int | None
+    system: RunningSystem, conf: DictConfig | Mapping[str, Any] | None, attach: str, task: str | None, rank: int | None
 ) -> DictConfig:
     """Attach this process to a system that was found or started, and return its configuration."""
-    if not found.new:
-        _refuse_running(found, attach)
-        _logger.info("attached to the system %s", found.describe())
-    if found.live_address:
-        _logger.info("the system is shown at %s", found.live_address)
-    client = _client_of_before(found) or TransferQueueClient(found, task=task, rank=rank)
+    if not system.new:
+        _refuse_running(system, attach)
+        _logger.info("attached to the system %s", system.describe())
+    if system.live_address:
+        _logger.info("the system is shown at %s", system.live_address)
+    client = _client_of_before(system) or TransferQueueClient(system, task=task, rank=rank)
     try:
-        in_force = _in_force(found, client, conf)
+        in_force = _in_force(system, client, conf)
         client._introduce(task, rank)
     except BaseException:
         client.close()
         raise
-    CURRENT.system, CURRENT.client = found, client
+    CURRENT.system, CURRENT.client = system, client
     return in_force
 
 
@@ -238,19 +238,19 @@ def _start(
     merged = merge(conf)
     plain = {"settings": settings.to_json(), "conf": as_json(merged)}
     if under_ray:
-        found = on_ray.start(settings, merged, plain, samplers)
+        system = on_ray.start(settings, merged, plain, samplers)
     else:
         settings.refuse_one_node()
-        found = start_local(
+        system = start_local(
             settings.name,
             plain,
             samplers,
             timeout=settings.start_timeout,
             environment=process_environment(),
         )
-    if found.new:
-        found.conf = merged
-    return found
+    if system.new:
+        system.conf = merged
+    return system
 
 
 def _searched(settings: Settings, under_ray: bool) -> str:

@@ -27,5 +27,5 @@ def nearest(name: str, known: Iterable[str], most: int = 1, least: float = 0.6) 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
     """Return "; did you mean 'x'?" with the nearest known names, or "" if none resembles `name`."""
-    found = nearest(name, known, most)
-    return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
+    similar = nearest(name, known, most)
+    return f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""

@@ -173,19 +173,19 @@ class SummaryLogger:
 
     def _write_to(self, destination: Any) -> Write:
         """Return the function that writes to a destination."""
-        found = _module_of(destination) if isinstance(destination, str) else destination
-        if isinstance(found, ModuleType) and found.__name__ in TRACKERS:
-            found = _active_run(found)
-        package = type(found).__module__.partition(".")[0]
-        if package == "mlflow" and hasattr(found, "info"):
-            return self._at_seconds(_write_to_mlflow(found))
-        if package == "wandb" and hasattr(found, "log"):
-            return _write_to_wandb(found)
-        if _accepts(found, "add_scalar", "name", 0.0, 0):
-            return self._at_seconds(_write_scalars(found))
+        target = _module_of(destination) if isinstance(destination, str) else destination
+        if isinstance(target, ModuleType) and target.__name__ in TRACKERS:
+            target = _active_run(target)
+        package = type(target).__module__.partition(".")[0]
+        if package == "mlflow" and hasattr(target, "info"):
+            return self._at_seconds(_write_to_mlflow(target))
+        if package == "wandb" and hasattr(target, "log"):
+            return _write_to_wandb(target)
+        if _accepts(target, "add_scalar", "name", 0.0, 0):
+            return self._at_seconds(_write_scalars(target))
         for method in ("log_metrics", "log"):
-            if _accepts(found, method, {}, step=0):
-                return self._at_seconds(_write_values(getattr(found, method)))
+            if _accepts(target, method, {}, step=0):
+                return self._at_seconds(_write_values(getattr(target, method)))
         raise InvalidArgumentError(
             "destination must have a method add_scalar(name, value, step), log_metrics(values, step=...) or "
             f"log(values, step=...), got {short_repr(destination)} without one. {_ADVICE}"

@@ -98,7 +98,7 @@ def load(path: Path, store: Store) -> checkpoint_data.Columns:
     """As a client does; each piece in an extent of its own."""
     with BlockFile(path) as file:
         source = checkpoint_data.block_sources([file], None)
-        piece, within, sizes = checkpoint_data.layout_pieces(source, external=True)
+        piece, within, sizes = checkpoint_data.layout_pieces(source, is_external=True)
         reserved = [Reserved(0, n, n * GRANULE, 1, size, size) for n, size in enumerate(sizes, 1)]
         spaces = [[StoreAllocator(store, UNIT, place, place.nbytes, 1.0)] for place in reserved]
         checkpoint_data.copy_blocks(source, piece, within, spaces)  # type: ignore[arg-type]

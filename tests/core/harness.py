@@ -209,7 +209,7 @@ class Harness:
             elif isinstance(effect, WriteState):
                 self.writes.append(effect)
             elif isinstance(effect, SendToUnit) and isinstance(effect.request, RefuseWriters):
-                self.refused.append((effect.unit, effect.request.words))
+                self.refused.append((effect.unit, effect.request.message))
             elif isinstance(effect, SendToUnit) and not isinstance(effect.request, ReleaseExtents):
                 encode(RequestEnvelope(0, 0, effect.request))
                 self.orders.append((effect.unit, effect.request))

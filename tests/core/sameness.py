@@ -40,7 +40,7 @@ LEFT_OUT: dict[type, set[str]] = {
     BlockTable: {
         "changes",
         "newest_schema",  # of the last put, for the timeline
-        "untold",
+        "unreported",
         "leased_in",
         "stored",
         "saved",

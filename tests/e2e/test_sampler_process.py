@@ -52,7 +52,7 @@ def test_requests_that_do_not_use_a_slow_sampler_do_not_wait(client: Any, tmp_pa
         gate.touch()
         assert slow.result() == [0, 1]
     (cost,) = client.status().samplers
-    assert (cost.name, cost.asked, cost.restarts) == ("Gated", 1, 0)
+    assert (cost.name, cost.calls, cost.restarts) == ("Gated", 1, 0)
 
 
 @pytest.mark.parametrize("client", [2], indirect=True)

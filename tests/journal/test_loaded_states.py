@@ -143,7 +143,7 @@ def test_the_turn_that_loads_takes_no_snapshot_and_the_next_one_does(
     begun: list[Path] = []
 
     class Writer:
-        busy = False
+        is_busy = False
 
         def begin(self, path: Path, *_: object) -> None:
             begun.append(path)

@@ -89,7 +89,7 @@ def test_the_parts_have_the_numbers_of_the_account(simulated: Any) -> None:
     assert len(tasks) == len(grpo()) or len(tasks) == len(account.tasks)
     for name, task in tasks.items():
         its = account.tasks[name]
-        assert (task.alive, task.gone) == (its.alive, its.gone)
+        assert (task.alive, task.gone) == (its.alive, its.lost)
         assert task.waits == pytest.approx(its.waits, abs=0.001)
         assert len(task.rank_state) == sum(task.states.values())
         assert task.states["gone"] == task.rank_state.count("x")

@@ -22,7 +22,7 @@ class SnapshotWriter:
     """
 
     def __init__(self, draw: random.Random, later: Callable[[float, Callable[[], object]], None]) -> None:
-        self.busy = self.ended = False
+        self.is_busy = self.ended = False
         self._draw = draw
         self._later = later
         self._under_way: tuple[Path, Path] | None = None
@@ -31,7 +31,7 @@ class SnapshotWriter:
         """See `node.controller.journal_service.Writer.begin`."""
         draft = path.with_name(f".{path.name}.draft")
         state_file.write(draft, tree(), sync=False)
-        self.busy, self._under_way = True, (draft, path)
+        self.is_busy, self._under_way = True, (draft, path)
         self._later(self._draw.uniform(0, MAX_SECONDS), lambda: None if self.ended else self._put(done))
 
     def _put(self, done: Callable[[str | None], Any]) -> None:
@@ -40,7 +40,7 @@ class SnapshotWriter:
             self._name()
         except OSError as error:  # the controller of a later term has removed the folder
             trouble = str(error)
-        self.busy = False
+        self.is_busy = False
         done(trouble)
 
     def _name(self) -> None:

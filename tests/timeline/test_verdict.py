@@ -207,7 +207,7 @@ def test_a_system_without_claims_is_idle():
 def test_workers_that_closed_before_the_recording_began_are_not_gone():
     recording = recorded([event(EventKind.CLAIM, 9, 0, fields=2)], 10.0, connected=["a"])
     verdict, account = judge_with_account(recording)
-    assert (account.tasks["train"].gone, account.tasks["reward"].gone) == (0, 0)
+    assert (account.tasks["train"].lost, account.tasks["reward"].lost) == (0, 0)
     assert "gone" not in verdict.text
 
 

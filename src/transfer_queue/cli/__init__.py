@@ -60,9 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = _names(parser)
         nearest = did_you_mean(given[0], names)
         parser.error(f"unknown command {given[0]!r}{nearest} (the commands are: {', '.join(names)})")
-    options, strange = parser.parse_known_args(given)
-    if strange:
-        _refuse(options.parser, strange)
+    options, unknown = parser.parse_known_args(given)
+    if unknown:
+        _refuse(options.parser, unknown)
     try:
         code = int(options.run(options))
         sys.stdout.flush()
@@ -81,10 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _refuse(command: argparse.ArgumentParser, strange: list[str]) -> NoReturn:
+def _refuse(command: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
     """Exit with a usage error that names the unknown arguments and suggests an option for the first of them."""
     known = [option for action in command._actions for option in action.option_strings]
-    command.error(f"unrecognized arguments: {' '.join(strange)}{did_you_mean(strange[0], known)}")
+    command.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(unknown[0], known)}")
 
 
 def _names(parser: argparse.ArgumentParser) -> list[str]:

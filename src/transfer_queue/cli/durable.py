@@ -65,8 +65,8 @@ def _content(folder: Path, identity: Identity) -> dict[str, Any]:
 def _lines(identity: Identity, content: dict[str, Any]) -> list[str]:
     now = time.time()
     fate = "are read from the copies on disk" if content["mirror"] else "are lost"
-    there = "" if Path(identity.arenas).is_dir() else f", which do not exist any more: their values {fate}"
-    memory = f"{size_text(content['memory'])} in the arenas {identity.arenas}{there}"
+    missing = "" if Path(identity.arenas).is_dir() else f", which do not exist any more: their values {fate}"
+    memory = f"{size_text(content['memory'])} in the arenas {identity.arenas}{missing}"
     lines = [
         f"adopted: {printable_name(identity.folder)}, of the system {printable_name(identity.name)}",
         f"  made {duration_text(now - identity.created_at, units=1)} ago, used last "
@@ -114,12 +114,12 @@ def _folder_of(name: str | None) -> Path:
     from transfer_queue.system_folder.paths import DEFAULT_NAME
 
     wanted = name or environment.system_name() or DEFAULT_NAME
-    found = [identity.folder for identity in known_folders() if identity.name == wanted]
-    if len(found) == 1:
-        return Path(found[0])
-    if found:
+    folders = [identity.folder for identity in known_folders() if identity.name == wanted]
+    if len(folders) == 1:
+        return Path(folders[0])
+    if folders:
         raise StartError(
-            f"several durable folders were used by systems named {wanted!r}: {', '.join(found)}; choose one with "
+            f"several durable folders were used by systems named {wanted!r}: {', '.join(folders)}; choose one with "
             f"--folder"
         )
     raise AttachError(

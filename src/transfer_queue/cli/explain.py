@@ -51,23 +51,23 @@ def run(options: argparse.Namespace) -> int:
         options.parser.error("names no sample and no task: give --index or --key for a sample, or --task for a claim")
     recording = Recording()
     with ControlClient(find_system_that_replies(options.name)) as onlooker:
-        words = onlooker.explain(options.partition, options.index, options.key, options.task, options.fields)
+        explanation = onlooker.explain(options.partition, options.index, options.key, options.task, options.fields)
         onlooker.read_timeline(recording)
         status = onlooker.status()
     known = {partition.name: partition for partition in status.partitions}
-    there = options.partition in known
-    notes = list(_unused(known[options.partition], options.task, options.fields or [])) if there else []
+    exists = options.partition in known
+    notes = list(_unused(known[options.partition], options.task, options.fields or [])) if exists else []
     verdict = judge(recording, status)
-    notes += [without_repeated_losses(verdict.text, words)] if verdict.state in (SLOW, STOPPED) else []
+    notes += [without_repeated_losses(verdict.text, explanation)] if verdict.state in (SLOW, STOPPED) else []
     if options.json:
-        print_json({"partition": options.partition, "exists": there, "explanation": words, "notes": notes})
-    elif there:
+        print_json({"partition": options.partition, "exists": exists, "explanation": explanation, "notes": notes})
+    elif exists:
         width = width_of_output() if is_terminal() else None
-        lines = words if width is None else sentence_lines(words)
+        lines = explanation if width is None else sentence_lines(explanation)
         print("\n".join(line for part in [lines, *notes] for line in wrap(part, width, "  ")))
     else:
-        print(f"tq: {words}", file=sys.stderr)
-    return 0 if there else 1
+        print(f"tq: {explanation}", file=sys.stderr)
+    return 0 if exists else 1
 
 
 def _unused(partition: PartitionProgress, task: str | None, fields: list[str]) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _unused(partition: PartitionProgress, task: str | None, fields: list[str]) -
     for name in fields:
         if name not in produced:
             yield f"No sample has a field {name!r}{_meant(name, produced)}; the fields are: {_list(produced)}."
-    tasks = [found.name for found in partition.tasks]
+    tasks = [each.name for each in partition.tasks]
     if task is not None and task not in tasks:
         begin = f"Task {task!r}{_meant(task, tasks)} has not received a sample yet, and no claim of it waits"
         yield f"{begin}; the tasks are: {_list(tasks)}."
@@ -84,8 +84,8 @@ def _unused(partition: PartitionProgress, task: str | None, fields: list[str]) -
 
 def _meant(name: str, known: list[str]) -> str:
     """Return a question in parentheses that names the known name that is nearest to an unknown one; "" if none is."""
-    found = nearest(name, known)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    similar = nearest(name, known)
+    return f" (did you mean {similar[0]!r}?)" if similar else ""
 
 
 def _list(names: list[str]) -> str:

@@ -100,17 +100,17 @@ def read_conf(path: Path | None, assignments: Sequence[str] = ()) -> DictConfig:
         except UnicodeDecodeError:
             raise InvalidArgumentError(f"--conf {path} is not a text file in UTF-8; give a YAML file") from None
         except (yaml.YAMLError, OmegaConfBaseException) as error:
-            said = " ".join(str(error).split())
-            raise InvalidArgumentError(f"--conf {path} is not valid YAML: {said}; correct the file") from None
+            reason = " ".join(str(error).split())
+            raise InvalidArgumentError(f"--conf {path} is not valid YAML: {reason}; correct the file") from None
         if not isinstance(given, DictConfig):
-            found = "a list" if OmegaConf.is_list(given) else type(given).__name__
-            raise InvalidArgumentError(f"--conf {path} must contain a mapping of settings, but contains {found}")
+            kind = "a list" if OmegaConf.is_list(given) else type(given).__name__
+            raise InvalidArgumentError(f"--conf {path} must contain a mapping of settings, but contains {kind}")
     try:
         return cast(DictConfig, OmegaConf.merge(given, OmegaConf.from_dotlist(list(assignments))))
     except (OmegaConfBaseException, TypeError) as error:
-        said = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise InvalidArgumentError(
-            f"--set {' --set '.join(assignments)} cannot be merged with the other settings: {said}"
+            f"--set {' --set '.join(assignments)} cannot be merged with the other settings: {reason}"
         ) from None
 
 
@@ -158,7 +158,7 @@ def _not_running(name: str | None) -> str:
     folders = [SystemFolder(path) for path in runtime_dir().iterdir() if not path.name.startswith(".")]
     running = sorted(folder.name for folder in folders if folder.description.exists() and folder.name != sought.name)
     meant = nearest(wanted, running)
-    there = f"; running: {', '.join(map(repr, running))}" if running else ""
+    hint = f"; running: {', '.join(map(repr, running))}" if running else ""
     if meant:
-        there = f" (did you mean {meant[0]!r}?)"
-    return f"no system is running {looked}{sought.describe_crash()}{there}"
+        hint = f" (did you mean {meant[0]!r}?)"
+    return f"no system is running {looked}{sought.describe_crash()}{hint}"

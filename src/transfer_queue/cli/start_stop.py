@@ -79,8 +79,8 @@ def describe_settings() -> str:
     lines = ["settings and their defaults, as --set takes them (docs/reference/configuration.md has more):"]
     for each in SETTINGS:
         lines.append(f"  {each.key}={each.default_yaml}")
-        words = f"{each.summary} Allowed: {each.validator.allowed}."
-        lines += textwrap.wrap(words, HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        text = f"{each.summary} Allowed: {each.validator.allowed}."
+        lines += textwrap.wrap(text, HELP_WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
 
 
@@ -94,8 +94,8 @@ def _setting(text: str) -> str:
     try:
         OmegaConf.from_dotlist([text])
     except (yaml.YAMLError, ValueError) as error:
-        said = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise argparse.ArgumentTypeError(f"the value {value!r} of {key} is not valid YAML: {said}") from None
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise argparse.ArgumentTypeError(f"the value {value!r} of {key} is not valid YAML: {reason}") from None
     return text
 
 

@@ -131,7 +131,7 @@ def format_table(
     for cost in status.samplers:
         took = f"{cost.seconds:.2f} s, the longest {cost.longest * 1000:.1f} ms"
         again = f"; its process was restarted {_times(cost.restarts)}" if cost.restarts else ""
-        parts.append(f"sampler {cost.name}: called {_times(cost.asked)}, {took}{again}")
+        parts.append(f"sampler {cost.name}: called {_times(cost.calls)}, {took}{again}")
     if status.requests:
         parts.append("\n".join(_loop(status, layout)))
     return "\n\n".join(parts)
@@ -210,10 +210,10 @@ def _mirror(mirror: MirrorProgress) -> str:
     wait = "waits" if mirror.waiting == 1 else "wait"
     waits = f"; {count_text(mirror.waiting, 'put')} {wait} for the disk" if mirror.waiting else ""
     full = "; THE DISK IS FULL: clear samples, or free some space there" if mirror.full else ""
-    gone = "" if mirror.connected else "; ITS UNIT IS NOT CONNECTED"
+    disconnected = "" if mirror.connected else "; ITS UNIT IS NOT CONNECTED"
     stored = f"{size_text(mirror.stored)} in {size_text(mirror.leased)}"
     retired = f"; {size_text(mirror.retired)} are in mirrors of earlier controllers" if mirror.retired else ""
-    return f"copies on disk: {stored}; behind: {behind} ({most}){waits}{full}{gone}{retired}"
+    return f"copies on disk: {stored}; behind: {behind} ({most}){waits}{full}{disconnected}{retired}"
 
 
 class _PartitionText:

@@ -88,11 +88,11 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the systems."""
-    found = find_systems()
+    systems = find_systems()
     if options.json:
-        print_json({"systems": found})
+        print_json({"systems": systems})
         return 0
-    print("\n".join(lines_of(found, time.time(), width_of_output(), Styles())))
+    print("\n".join(lines_of(systems, time.time(), width_of_output(), Styles())))
     return 0
 
 
@@ -104,10 +104,10 @@ def find_systems() -> list[ListedSystem]:
     paths = [path for path in runtime_dir().iterdir() if not path.name.startswith(".") and path.is_dir()]
     folders = [SystemFolder(path) for path in sorted(paths)]
     with ThreadPoolExecutor(PARALLEL) as pool:
-        found = [each for each in pool.map(_look_at, folders) if each is not None]
-    used = {each.durable for each in found}
+        running = [each for each in pool.map(_look_at, folders) if each is not None]
+    used = {each.durable for each in running}
     kept = [identity for identity in known_folders() if identity.folder not in used and not identity.is_in_use()]
-    return found + [_kept(identity) for identity in kept]
+    return running + [_kept(identity) for identity in kept]
 
 
 def _kept(identity: Identity) -> ListedSystem:
@@ -117,18 +117,18 @@ def _kept(identity: Identity) -> ListedSystem:
 
     folder, remove = Path(identity.folder), f"`tq stop --discard --folder {identity.folder}`"
     if not (folder / "identity.json").exists():
-        words = (
+        text = (
             f"its durable folder does not exist any more: if it was moved, `tq adopt` its new path; otherwise {remove} "
             f"removes its values"
         )
     elif mirror_bytes(folder):
-        words = f"start it with durability.folder to continue, or remove it with {remove}"
+        text = f"start it with durability.folder to continue, or remove it with {remove}"
     elif not Path(identity.arenas).is_dir():
-        words = f"its values are lost, because {identity.arenas} does not exist any more; its state continues"
+        text = f"its values are lost, because {identity.arenas} does not exist any more; its state continues"
     else:
-        words = f"start it with durability.folder to continue, or remove it with {remove}"
+        text = f"start it with durability.folder to continue, or remove it with {remove}"
     return ListedSystem(
-        identity.name, "kept", identity.folder, words, units=identity.units, memory=arena_bytes(identity),
+        identity.name, "kept", identity.folder, text, units=identity.units, memory=arena_bytes(identity),
         durable=identity.folder, journal=journal_bytes(folder), used_at=used_at(identity),
         mirror=mirror_bytes(folder),
     )  # fmt: skip
@@ -151,10 +151,10 @@ def _look_at(system: SystemFolder) -> ListedSystem | None:
         if durable:
             return None  # `find_systems` lists it by its durable folder
         if system.key.exists():
-            words = "all its processes were killed; its files remain until it is started again"
-            return ListedSystem(name, "crashed", folder, words, memory=_held_memory(system))
-        words = system.describe_crash().strip(" ()")
-        return ListedSystem(name, "crashed", folder, words) if words else None
+            text = "all its processes were killed; its files remain until it is started again"
+            return ListedSystem(name, "crashed", folder, text, memory=_held_memory(system))
+        text = system.describe_crash().strip(" ()")
+        return ListedSystem(name, "crashed", folder, text) if text else None
     if description is None:
         return ListedSystem(name, "starting", folder, "it starts or ends")
     known = ListedSystem(
@@ -206,14 +206,14 @@ def _held_memory(system: SystemFolder) -> int | None:
     return allocated_bytes(arenas)
 
 
-def lines_of(found: list[ListedSystem], now: float, width: int, style: Styles) -> list[str]:
+def lines_of(systems: list[ListedSystem], now: float, width: int, style: Styles) -> list[str]:
     """Return the systems as text: a line for each, and a second one with its purpose and its folder."""
-    if not found:
+    if not systems:
         return ["no system of this user is running here; start one with `tq start`"]
     colors = {"running": "green", "silent": "red", "crashed": "red", "starting": "yellow", "private": "yellow"}
     colors["kept"] = "cyan"
     lines: list[str] = []
-    for each, line in zip(found, columns_text([_cells(each, now) for each in found], indent="")):
+    for each, line in zip(systems, columns_text([_cells(each, now) for each in systems], indent="")):
         before, _, after = cut(line, width).partition(f"  {each.state}")
         lines.append(f"{style(before, 'bold')}  {style(each.state, colors[each.state])}{after}")
         lines += [style(cut(f"    {text}", width), "dim") for text in _details(each)]

@@ -70,8 +70,8 @@ def follow(system: RunningSystem, seconds: float, display: Display) -> None:
     """Show a system until it ends."""
     before: tuple[float, SystemStatus] | None = None
     recording = Recording()
-    its = system.description
-    with ControlClient(system) as onlooker, closing(Process(its.pid, its.started)) as supervisor:
+    description = system.description
+    with ControlClient(system) as onlooker, closing(Process(description.pid, description.started)) as supervisor:
         while True:
             try:
                 onlooker.read_timeline(recording, timeout=ANSWER_SECONDS)
@@ -137,7 +137,7 @@ class Screen:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._said = ""
+        self._message = ""
         self._shown = ""
 
     def __enter__(self) -> Screen:
@@ -157,8 +157,8 @@ class Screen:
             signal.signal(number, handler)
         if self._shown:
             print(self._shown)
-        if self._said:
-            print(self._said)
+        if self._message:
+            print(self._message)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """Handle Ctrl-Z: show the normal screen until the process continues."""
@@ -178,19 +178,19 @@ class Screen:
 
     def say(self, line: str) -> None:
         """See `Display`."""
-        self._said = f"{time.strftime('%H:%M:%S')} {line}"
+        self._message = f"{time.strftime('%H:%M:%S')} {line}"
         self._draw()
 
     def _draw(self) -> None:
         size = shutil.get_terminal_size()
-        height = max(1, size.lines - 2 - max(1, len(wrap(self._said, size.columns))))
+        height = max(1, size.lines - 2 - max(1, len(wrap(self._message, size.columns))))
         lines = self._shown.splitlines()
         if len(lines) > height:
             lines = [
                 *lines[: height - 1],
                 f"... and {len(lines) - height + 1} more lines, for which the terminal has no space",
             ]
-        lines += ["", *wrap(self._said, size.columns), f"every {self._seconds:g} s; press Ctrl-C to end"]
+        lines += ["", *wrap(self._message, size.columns), f"every {self._seconds:g} s; press Ctrl-C to end"]
         drawn = (self._END_OF_LINE + "\r\n").join(line[: size.columns] for line in lines)
         self._write(self._HOME + drawn + self._END_OF_LINE + self._END_OF_SCREEN)
 

@@ -56,14 +56,14 @@ class BackendRoutes:
 
     def backend_of(self, name: str) -> str:
         """Return the backend of a field. For a field in a nested TensorDict, a pattern may also fit the latter."""
-        found = self._known.get(name)
-        if found is None:
+        chosen = self._known.get(name)
+        if chosen is None:
             names = [name, *parents(name)]
             fits = (backend for pattern, backend in self._patterns.items() if _fits_any(pattern, names))
-            found = next(fits, self._default)
+            chosen = next(fits, self._default)
             if len(self._known) < MAX_KNOWN:
-                self._known[name] = found
-        return found
+                self._known[name] = chosen
+        return chosen
 
     def group(self, encoded: EncodedBlock) -> list[BlockGroup]:
         """Return the blocks as which a put is written, the one with most fields first."""
@@ -214,7 +214,7 @@ class WriteSpace:
 
     def restore_closes(self, spaces: Sequence[Reserved], closes: list[tuple[int, int]], certain: bool = True) -> None:
         """Keep these extents for the next put. See `ExtentAllocator.restore_closes`."""
-        for allocator in {id(found): found for found in map(self.of, spaces)}.values():
+        for allocator in {id(each): each for each in map(self.of, spaces)}.values():
             allocator.restore_closes(closes, certain)
 
     def mark_published(self, spaces: Sequence[Reserved], certain: bool = True) -> None:

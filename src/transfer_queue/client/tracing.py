@@ -120,10 +120,10 @@ def _traced(
     """Run an operation within a span, which begins with its first step. `describe` adds what its result says."""
     span = start()
     try:
-        found = yield from operation
+        result = yield from operation
         if describe is not None and span.is_recording():
-            describe(span, found)
-        return found
+            describe(span, result)
+        return result
     except Exception as error:
         span.record_exception(error)
         span.set_status(_api().Status(_api().StatusCode.ERROR, f"{type(error).__name__}: {error}"))
@@ -231,9 +231,9 @@ def _exporter(name: str) -> SpanExporter | None:
     if name == "otlp":
         protocol = environment.otel_traces_protocol() or environment.otel_protocol() or "http/protobuf"
         name = PROTOCOLS.get(protocol, protocol)
-    found = metadata.entry_points(group=EXPORTERS, name=name)
+    entry_points = metadata.entry_points(group=EXPORTERS, name=name)
     try:
-        return next(iter(found)).load()()  # type: ignore[no-any-return]
+        return next(iter(entry_points)).load()()  # type: ignore[no-any-return]
     except StopIteration:
         logger.info(
             "the environment asks for traces (OTEL_*), but no installed package has the exporter %r, so no spans are "

@@ -270,10 +270,10 @@ class Units:
                     reply = yield call
                 except ConnectionLostError as error:
                     limit = self._session.clock() + self._session.grace if limit is None else limit
-                    found = yield from self._classify_failure(call, error)
+                    classified = yield from self._classify_failure(call, error)
                     is_over = self._session.clock() > limit or not self._system.will_return()
-                    if found is not error or not patient or is_over:
-                        call = operation.throw(found)
+                    if classified is not error or not patient or is_over:
+                        call = operation.throw(classified)
                     else:
                         yield Pause(RETRY_DELAYS[-1])
                 except BaseException as error:
@@ -298,13 +298,13 @@ class Units:
         self.unreachable.discard(unit)
         return UnitLostError(f"storage unit {unit} is lost with its node: {error}")
 
-    def _receive(self, patient: bool, found: RemoteRanges, pieces: RangePieces, buffer: U8) -> Operation[bool]:
+    def _receive(self, patient: bool, ranges: RemoteRanges, pieces: RangePieces, buffer: U8) -> Operation[bool]:
         """Read the pieces of one unit from its store or from its node. For `patient` see `watch_lost`."""
         external = self.external_store(pieces.unit)
         if external is None:
-            operation = receive_pieces(found, pieces, buffer)
+            operation = receive_pieces(ranges, pieces, buffer)
         else:
-            operation = store_io.read(*external, found, pieces, buffer, self.settings.call_timeout)
+            operation = store_io.read(*external, ranges, pieces, buffer, self.settings.call_timeout)
         return (yield from self.watch_lost(operation, patient))
 
     def external_store(self, unit: int) -> tuple[Store, UnitInfo] | None:
@@ -350,20 +350,20 @@ class Units:
 
         Raises `UnitLostError` if the unit does not exist any more, and `AttachError` if its arena does not.
         """
-        found = self._arenas.get(unit)
-        if found is None:
+        arena = self._arenas.get(unit)
+        if arena is None:
             with self._lock:
-                found = self._arenas.get(unit)
-                if found is None:
+                arena = self._arenas.get(unit)
+                if arena is None:
                     info = self.known.get(unit)
                     if info is None:
                         raise UnitLostError(f"storage unit {unit} does not exist any more")
-                    found = Arena.open(Path(info.arena))
-                    if info.boot_id not in ("", found.boot_id):
-                        found.close()
+                    arena = Arena.open(Path(info.arena))
+                    if info.boot_id not in ("", arena.boot_id):
+                        arena.close()
                         raise AttachError(f"the arena in {info.arena} is not the arena of storage unit {unit}")
-                    self._arenas[unit] = found
-        return found
+                    self._arenas[unit] = arena
+        return arena
 
     def is_in_use(self, unit: int, arena: Arena) -> bool:
         """Whether a unit still exists and this is its mapped arena."""
@@ -374,15 +374,15 @@ class Units:
 
         The caller must compare the generations afterwards.
         """
-        found: list[View] = [None] * len(places)
+        held: list[View] = [None] * len(places)
         for unit in {unit for unit, _, _ in places}:
             views = self.views_of(unit)
             if views is not None:
                 chosen = [at for at, place in enumerate(places) if place[0] == unit]
                 taken = views.take_all(self._session.client_id, [places[at][1:] for at in chosen])
                 for at, view in zip(chosen, taken, strict=True):
-                    found[at] = view
-        return found
+                    held[at] = view
+        return held
 
     def views_of(self, unit: int) -> ArenaViews | None:
         """Return the views of the arena of a unit of this node; None if there can be none."""

@@ -153,8 +153,8 @@ class Writer:
         hashed = None if encoded is None else hash_put(encoded, self._attachment.settings.deduplicates)
         if hashed is None:
             return (yield from stage(encoded, put, within))
-        asked = [(field.name, b"".join(field.digests)) for field in hashed.fields]
-        reply = yield from self._attachment.ask(FindEqual(put.partition, asked), EqualReply, None)
+        digests = [(field.name, b"".join(field.digests)) for field in hashed.fields]
+        reply = yield from self._attachment.ask(FindEqual(put.partition, digests), EqualReply, None)
         known = hashed.known_digests(reply.known)
         try:
             put = msgspec.structs.replace(put, equal=hashed.describe(known))

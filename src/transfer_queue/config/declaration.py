@@ -71,14 +71,14 @@ def declared_settings(kind: type) -> dict[str, Setting]:
     An attribute that is a `Setting` itself is included, too. It is no field, so servers do not get it.
     """
     of_fields = {each.name: each.metadata[_METADATA] for each in fields(kind)}
-    found = {}
+    settings = {}
     for name, annotation in get_type_hints(kind, include_extras=True).items():
         if name in of_fields:
             key, default, meaning = of_fields[name]
-            found[name] = Setting(key, default, validator_of(annotation), meaning)
+            settings[name] = Setting(key, default, validator_of(annotation), meaning)
         elif isinstance(vars(kind).get(name), Setting):
-            found[name] = vars(kind)[name]
-    return found
+            settings[name] = vars(kind)[name]
+    return settings
 
 
 def tree_of_defaults(settings: list[Setting]) -> dict[str, Any]:

@@ -195,9 +195,9 @@ RANKS_OF_NODE = [
         name,
         1,
         _ranks,
-        f"The number of ranks on this node, which share its cores. {whose} sets it.",
+        f"The number of ranks on this node, which share its cores. {launcher} sets it.",
     )
-    for name, whose in (
+    for name, launcher in (
         ("LOCAL_WORLD_SIZE", "Torchrun or Ray Train"),
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI"),
         ("MPI_LOCALNRANKS", "MPICH or Intel MPI"),
@@ -296,8 +296,8 @@ def cgroup_quota(root: Path = Path("/sys/fs/cgroup"), of_process: Path = Path("/
     limits = cgroup_values("cpu.max", root=root, of_process=of_process)
     files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     limits += map(" ".join, zip(*(cgroup_values("", "cpu", each, root=root, of_process=of_process) for each in files)))
-    found = filter(None, (re.fullmatch(r"([1-9]\d*) ([1-9]\d*)", text) for text in limits))  # "max" and -1 are no limit
-    return min((int(each[1]) / int(each[2]) for each in found), default=math.inf)
+    pairs = filter(None, (re.fullmatch(r"([1-9]\d*) ([1-9]\d*)", text) for text in limits))  # "max" and -1 are no limit
+    return min((int(each[1]) / int(each[2]) for each in pairs), default=math.inf)
 
 
 def cgroup_values(
@@ -318,7 +318,7 @@ def cgroup_values(
         root: The folder of all cgroups.
         of_process: The file that names the cgroups of this process.
     """
-    found = []
+    values = []
     with contextlib.suppress(OSError):  # not Linux
         for line in of_process.read_text("utf-8", "replace").splitlines():
             number, controllers, path = line.split(":", 2)
@@ -329,5 +329,5 @@ def cgroup_values(
             # in a container, the path may be that of the host, and the container's own cgroup is the root
             for folder in (inside, *inside.parents):
                 with contextlib.suppress(OSError, UnicodeDecodeError):
-                    found.append((top / folder / file).read_text("ascii").strip())
-    return found
+                    values.append((top / folder / file).read_text("ascii").strip())
+    return values

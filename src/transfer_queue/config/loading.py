@@ -94,10 +94,10 @@ def unknown_keys(conf: DictConfig | Mapping[str, Any] | None, strict: bool | Non
         return []
     plain = _plain_conf(conf)
     known = [*key_paths(_default_tree()), *_SET_BY_INIT]
-    found = [_describe_unknown(key, known) for key in _unknown_paths(plain, set(known), "")]
-    if found and (plain.get("strict") is True if strict is None else strict):
-        raise InvalidArgumentError("\n  ".join(["the configuration has keys without an effect; correct them:", *found]))
-    return found
+    lines = [_describe_unknown(key, known) for key in _unknown_paths(plain, set(known), "")]
+    if lines and (plain.get("strict") is True if strict is None else strict):
+        raise InvalidArgumentError("\n  ".join(["the configuration has keys without an effect; correct them:", *lines]))
+    return lines
 
 
 def differences(conf: DictConfig | Mapping[str, Any] | None, in_force: Mapping[str, Any]) -> list[str]:
@@ -112,20 +112,20 @@ def differences(conf: DictConfig | Mapping[str, Any] | None, in_force: Mapping[s
     if conf is None:
         return []
     named, known = settings_by_path(_plain_conf(conf), _default_tree()), _default_tree()
-    wanted, found = settings_by_path(as_json(merge(conf)), known), settings_by_path(in_force, known)
+    wanted, current = settings_by_path(as_json(merge(conf)), known), settings_by_path(in_force, known)
     return [
-        f"{path}: requested {json.dumps(wanted[path])}, in force {json.dumps(found.get(path))}"
+        f"{path}: requested {json.dumps(wanted[path])}, in force {json.dumps(current.get(path))}"
         for path in named
         if path in wanted
         and not path.startswith(_NOT_COMPARED)
-        and not _same_value(path, wanted[path], found.get(path))
+        and not _same_value(path, wanted[path], current.get(path))
     ]
 
 
-def _same_value(path: str, wanted: Any, found: Any) -> bool:
-    if path == "controller.task_samplers" and isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        return list(map(_sampler_name, wanted.items())) == list(map(_sampler_name, found.items()))
-    return bool(_sampler_name(wanted) == _sampler_name(found) if path == "controller.sampler" else wanted == found)
+def _same_value(path: str, wanted: Any, current: Any) -> bool:
+    if path == "controller.task_samplers" and isinstance(wanted, Mapping) and isinstance(current, Mapping):
+        return list(map(_sampler_name, wanted.items())) == list(map(_sampler_name, current.items()))
+    return bool(_sampler_name(wanted) == _sampler_name(current) if path == "controller.sampler" else wanted == current)
 
 
 def _sampler_name(value: Any) -> Any:
@@ -250,16 +250,16 @@ def key_paths(section: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 def settings_by_path(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a conf by dotted path: the known keys that are not sections, without unknown keys."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in given.items():
         if name not in defaults:
             continue
         default = defaults[name]
         if isinstance(default, Mapping) and default and isinstance(value, Mapping):
-            found.update({f"{name}.{below}": each for below, each in settings_by_path(value, default).items()})
+            settings.update({f"{name}.{below}": each for below, each in settings_by_path(value, default).items()})
         else:
-            found[str(name)] = value
-    return found
+            settings[str(name)] = value
+    return settings
 
 
 def _unknown_paths(section: Mapping[str, Any], known: set[str], above: str) -> Iterator[str]:
@@ -289,8 +289,8 @@ def _has_effect(value: Any) -> bool:
 def _describe_unknown(key: str, known: list[str]) -> str:
     if key in WITHOUT_COUNTERPART:
         return f"{key}: a key of TransferQueue 0.1.11 that has no effect here; {WITHOUT_COUNTERPART[key]}"
-    found = _nearest_key(key, known)
-    return f"{key}: unknown" + (f"; did you mean {found}?" if found else "")
+    similar = _nearest_key(key, known)
+    return f"{key}: unknown" + (f"; did you mean {similar}?" if similar else "")
 
 
 def _nearest_key(key: str, known: list[str]) -> str | None:
@@ -300,9 +300,9 @@ def _nearest_key(key: str, known: list[str]) -> str | None:
     beside = {path.rpartition(".")[2]: path for path in known if path.rpartition(".")[0] == above}
     whole = {path: path for path in known} if not above else {}
     for candidates, least in ((beside, 0.75), (whole, 0.6), (anywhere, 0.6)):
-        found = nearest(name, candidates, least=least)
-        if found:
-            return candidates[found[0]]
+        similar = nearest(name, candidates, least=least)
+        if similar:
+            return candidates[similar[0]]
     return None
 
 

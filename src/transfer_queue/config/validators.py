@@ -31,8 +31,8 @@ def not_allowed(key: str, value: object, allowed: str) -> InvalidArgumentError:
 def unreadable_conf(error: Exception) -> InvalidArgumentError:
     """Return an error of this package for one of OmegaConf."""
     where = getattr(error, "full_key", None) or "its top level"
-    said = (getattr(error, "msg", None) or str(error) or type(error).__name__).splitlines()[0]
-    return InvalidArgumentError(f"conf cannot be read at {where}: {said}")
+    reason = (getattr(error, "msg", None) or str(error) or type(error).__name__).splitlines()[0]
+    return InvalidArgumentError(f"conf cannot be read at {where}: {reason}")
 
 
 class NotAllowedError(Exception):
@@ -234,8 +234,8 @@ class FieldBackends(Validator[dict[str, str]]):
         self._backend = backend
 
     def _accept(self, key: str, value: object) -> dict[str, str]:
-        found = _by_pattern(value)
-        return {pattern: self._backend.convert(f"{key}.{pattern}", name) for pattern, name in found.items()}
+        patterns = _by_pattern(value)
+        return {pattern: self._backend.convert(f"{key}.{pattern}", name) for pattern, name in patterns.items()}
 
 
 def is_loopback(host: str) -> bool:
@@ -297,8 +297,8 @@ class TaskSamplers(Validator[dict[str, TaskSampler]]):
         super().__init__("mapping", f"a mapping from the name or a pattern of tasks to {self._sampler.allowed}")
 
     def _accept(self, key: str, value: object) -> dict[str, TaskSampler]:
-        found = _by_pattern(value)
-        return {pattern: self._task_sampler(f"{key}.{pattern}", sampler) for pattern, sampler in found.items()}
+        patterns = _by_pattern(value)
+        return {pattern: self._task_sampler(f"{key}.{pattern}", sampler) for pattern, sampler in patterns.items()}
 
     def _task_sampler(self, key: str, value: object) -> TaskSampler:
         if not isinstance(value, Mapping):
@@ -328,10 +328,10 @@ class OrNull(Validator[V | None]):
 
 def _by_pattern(value: object) -> Mapping[str, Any]:
     """Return a mapping from patterns. Raise NotAllowedError if it is not one."""
-    found = _resolved(value)
-    if not isinstance(found, Mapping) or not all(isinstance(pattern, str) and pattern for pattern in found):
+    resolved = _resolved(value)
+    if not isinstance(resolved, Mapping) or not all(isinstance(pattern, str) and pattern for pattern in resolved):
         raise NotAllowedError
-    return found
+    return resolved
 
 
 def _resolved(value: object) -> object:

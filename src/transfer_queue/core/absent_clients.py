@@ -133,15 +133,15 @@ class AbsentHolders(CoreService):
 
     def on_due(self) -> list[Effect]:
         """Check the clients of which a check is due, and end what those hold that are gone."""
-        for client, is_dead in self._gone():
-            self._end_holds(client, "gone", locks=is_dead)
+        for client, is_dead in self._take_ended():
+            self._end_holds(client, "gone", ends_locks=is_dead)
             for waiting in self._state.waiting.space.values():
                 self.drop_abandoned(waiting.request.partition)
         return []
 
-    def _gone(self) -> list[tuple[str, bool]]:
+    def _take_ended(self) -> list[tuple[str, bool]]:
         """Return the clients that are gone by the checks that are due, each with whether its process is proven dead."""
-        gone, now = [], self.context.now
+        ended, now = [], self.context.now
         for client, (when, seconds) in list(self._checks.items()):
             if when > now:
                 continue
@@ -152,12 +152,12 @@ class AbsentHolders(CoreService):
                 seconds = min(2 * seconds, LONGEST_CHECK)
                 self._checks[client] = now + seconds, seconds
             else:
-                gone.append((client, self._verifiable.pop(client, False)))
-        return gone
+                ended.append((client, self._verifiable.pop(client, False)))
+        return ended
 
-    def _end_holds(self, client: str, reason: str, *, locks: bool = True) -> None:
+    def _end_holds(self, client: str, reason: str, *, ends_locks: bool = True) -> None:
         """End what a client still holds: batches that it has not handed over, and its locks. reason: of the records."""
-        released = release_all(self._state, client) if locks else []
+        released = release_all(self._state, client) if ends_locks else []
         settled = row_leases.settle_unseen(self._state, self.context.config.handed_over, client, reason)
         self.context.log.apply_all([*settled, *released])
 
@@ -171,12 +171,12 @@ class AbsentHolders(CoreService):
         return bool(records)
 
 
-class GoneClients(CoreService):
+class ClientRemoval(CoreService):
     """Ends what depends on a client that is gone."""
 
     runs_always = True
 
-    def on_client_gone(self, client: str) -> None:
+    def on_client_removed(self, client: str) -> None:
         """End the references to rows that it holds, its promises of groups, and the rows that it has reserved.
 
         Its kept replies are forgotten later, when many more clients have left.

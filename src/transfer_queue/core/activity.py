@@ -91,14 +91,14 @@ class Activity(CoreService):
         """Note that a client has finished the rows that it received."""
         self.busy.get(client, set()).discard(consumer)
 
-    def on_client_gone(self, client: str) -> None:
-        """See `CoreService.on_client_gone`."""
+    def on_client_removed(self, client: str) -> None:
+        """See `CoreService.on_client_removed`."""
         self.actors.pop(client, None)
         self.watchers.pop(client, None)
         self.busy.pop(client, None)
 
-    def on_unit_gone(self, unit: int) -> None:
-        """See `CoreService.on_unit_gone`."""
+    def on_unit_removed(self, unit: int) -> None:
+        """See `CoreService.on_unit_removed`."""
         self.short.pop(unit, None)
 
     @observes(r.PartitionDropped)

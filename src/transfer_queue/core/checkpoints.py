@@ -135,10 +135,10 @@ class Checkpoints(CoreService, Container[ExtentKey]):
 
     def on_client_left(self, client: str, announced: bool) -> list[Effect]:
         """See `CoreService.on_client_left`. Its saves end."""
-        gone = [name for name, save in self.saves.items() if save.client == client and save.is_written]
-        for name in gone:
+        names = [name for name, save in self.saves.items() if save.client == client and save.is_written]
+        for name in names:
             del self.saves[name]
-        return [RemoveState(name) for name in gone]
+        return [RemoveState(name) for name in names]
 
 
 @handles(BeginCheckpoint)
@@ -197,8 +197,8 @@ def _origin(context: Context) -> str:
     checkpoint changes the origin, because it brings the numbers of another system.
     """
     arenas = sorted(unit.boot_id for unit in context.state.units.values())
-    whose = context.config.boot if not all(arenas) else hashlib.sha256(" ".join(arenas).encode()).hexdigest()[:32]
-    return f"{whose}-{context.state.epoch}"
+    system = context.config.boot if not all(arenas) else hashlib.sha256(" ".join(arenas).encode()).hexdigest()[:32]
+    return f"{system}-{context.state.epoch}"
 
 
 @handles(EndCheckpoint)
@@ -237,68 +237,68 @@ def handle_load_state(context: Context, caller: Caller, request: LoadState) -> B
 
 def _load(context: Context, request: LoadState) -> Steps:
     """Load the state of a file. If anything goes wrong, or the client is gone before the end, nothing changes."""
-    watched, found = list(context.state.watched), None
+    watched, saved = list(context.state.watched), None
     try:
         try:
-            found = yield BegunWork(lambda number, resume: [ReadState(number, request.name, watched)])
+            saved = yield BegunWork(lambda number, resume: [ReadState(number, request.name, watched)])
         except GivenUpError as given_up:
-            found = given_up.outcome
+            saved = given_up.outcome
             raise
         except Exception as error:
             raise CheckpointError(f"the state cannot be loaded: {error}") from error
-        record = record_of(context, found)
+        record = record_of(context, saved)
         if request.merge:
-            return _merge_state(context, record, found)
-        kept = {"": found.tree["sampler"], **found.tree.get("task_samplers", {})}
+            return _merge_state(context, record, saved)
+        kept = {"": saved.tree["sampler"], **saved.tree.get("task_samplers", {})}
         states = {
             pattern: kept[pattern]["state"]
             for pattern, sampler in context.samplers.of_users.items()
             if kept.get(pattern) is not None and kept[pattern]["name"] == sampler.name
         }
-        return (yield from _replace_with_samplers(context, record, found, states))
+        return (yield from _replace_with_samplers(context, record, saved, states))
     except (TransferQueueError, GivenUpError):
-        if isinstance(found, SavedState) and found.file:
-            context.emit(ForgetState(found.file))
+        if isinstance(saved, SavedState) and saved.file:
+            context.emit(ForgetState(saved.file))
         raise
 
 
 def _replace_with_samplers(
-    context: Context, record: r.StateLoaded, found: SavedState, states: dict[str, bytes]
+    context: Context, record: r.StateLoaded, saved: SavedState, states: dict[str, bytes]
 ) -> Steps:
     """Replace the state and those of users' samplers, by pattern. If one refuses its part, all get theirs back."""
     samplers = {pattern: sampler for pattern, sampler in context.samplers.of_users.items() if pattern in states}
     before = yield from save_states(context.services[SamplerCalls], samplers)
     try:
         yield from load_states(context.services[SamplerCalls], samplers, states)
-        return _replace_state(context, record, found)
+        return _replace_state(context, record, saved)
     except (TransferQueueError, GivenUpError):
         restore = load_states(context.services[SamplerCalls], samplers, before)
         context.emit(*context.services[Jobs].begin(restore, object()))
         raise
 
 
-def _replace_state(context: Context, record: r.StateLoaded, found: SavedState) -> Decision:
+def _replace_state(context: Context, record: r.StateLoaded, saved: SavedState) -> Decision:
     """Replace the state of the controller by a saved one."""
     before = list(context.state.partitions.values())
-    decision = _apply_loaded(context, record, found)
+    decision = _apply_loaded(context, record, saved)
     _forget_replaced(context, before)
     context.emit(Release(before))
     return decision
 
 
-def _merge_state(context: Context, loaded: r.StateLoaded, found: SavedState) -> Decision:
+def _merge_state(context: Context, loaded: r.StateLoaded, saved: SavedState) -> Decision:
     """Add the partitions of a saved state to the controller's state."""
-    check_merge(context.state, found.state)
-    names = list(found.state.partitions)
-    decision = _apply_loaded(context, r.StateMerged(loaded.state, loaded.time, loaded.file), found)
+    check_merge(context.state, saved.state)
+    names = list(saved.state.partitions)
+    decision = _apply_loaded(context, r.StateMerged(loaded.state, loaded.time, loaded.file), saved)
     for name in names:
         context.changes.changes_of(name).everything = True
     return decision
 
 
-def _apply_loaded(context: Context, record: r.StateLoaded, found: SavedState) -> Decision:
+def _apply_loaded(context: Context, record: r.StateLoaded, saved: SavedState) -> Decision:
     """Apply the record of a saved state, and return the decision that replies with the epoch after it."""
-    context.state.prepared = (record, found.tree, found.state)
+    context.state.prepared = (record, saved.tree, saved.state)
     try:
         context.log.apply(record)
     finally:

@@ -121,10 +121,10 @@ class CoreService:
         """Note that the last connection of a client has ended. announced: the client has said that it closes."""
         raise NotImplementedError
 
-    def on_client_gone(self, client: str) -> None:
+    def on_client_removed(self, client: str) -> None:
         """Forget a client: its last connection has ended, or it has not reconnected in time after a restart."""
 
-    def on_unit_gone(self, unit: int) -> None:
+    def on_unit_removed(self, unit: int) -> None:
         """Forget the connection of a storage unit, and what it has reported on it."""
 
     # ------------------------------------------------------------ requests
@@ -335,8 +335,8 @@ class Context:
     def forget_client(self, client: str) -> None:
         """End what depends on a client that is gone."""
         self.connections.peers.pop(client, None)
-        for service in self.services.with_hook["on_client_gone"]:
-            service.on_client_gone(client)
+        for service in self.services.with_hook["on_client_removed"]:
+            service.on_client_removed(client)
 
     def answer(self, waiter: RequestKey, peer: int, reply: AnyReply) -> Send:
         """Reply to a request that no record tells of, and keep the reply until the client has it.

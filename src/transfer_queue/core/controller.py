@@ -151,8 +151,8 @@ class Controller:
         request = caller.envelope.body
         if type(request) is ReportBatches:
             return self._settle_after(self.change(caller, request))
-        words = f"only a ReportBatches may have the sequence 0, which gets no reply, not a {type(request).__name__}"
-        return [Send(caller.peer, NOTICE, self.context.failure(ProtocolError(words)))]
+        message = f"only a ReportBatches may have the sequence 0, which gets no reply, not a {type(request).__name__}"
+        return [Send(caller.peer, NOTICE, self.context.failure(ProtocolError(message)))]
 
     def handle_puts(self, puts: Sequence[tuple[str, int, RequestEnvelope]], now: float) -> list[Effect]:
         """Puts of different clients arrived at the same time. Those of new samples are decided together if possible.

@@ -82,6 +82,6 @@ class Deadlines(Generic[LeasedT]):
         """Iterate over (partition, lease) whose deadline has passed. The caller ends each one before the next."""
         while (when := self.next_deadline()) is not None and when <= now:
             _, name, token = self._heap[0]
-            found = self._find(name, token)
-            assert found is not None  # `next_deadline` has removed the entries of ended leases
-            yield name, found
+            lease = self._find(name, token)
+            assert lease is not None  # `next_deadline` has removed the entries of ended leases
+            yield name, lease

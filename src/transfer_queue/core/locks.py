@@ -100,9 +100,9 @@ def handle_release_lock(context: Context, caller: Caller, request: ReleaseLock) 
 @handles(ListLocks, reads=True)
 def handle_list_locks(context: Context, caller: Caller, request: ListLocks) -> LocksReply:
     """Reply with a page of the locks and of the requests that wait for one."""
-    found = entries(context.state, context.now, request.partitions)
-    page = list(islice(found, request.start, request.start + PAGE))
-    more = next(found, None) is not None
+    listed = entries(context.state, context.now, request.partitions)
+    page = list(islice(listed, request.start, request.start + PAGE))
+    more = next(listed, None) is not None
     return LocksReply(page, request.start + len(page) if more else None)
 
 
@@ -135,15 +135,15 @@ def must_wait(state: State, request: TakeLock, waiter: RequestKey, connected: Co
 
 def grantable(state: State, partition: str, connected: Container[RequestKey]) -> list[ParkedRequest]:
     """Return the waiting requests of a partition that can be granted now, all of them together."""
-    found, wanted = [], set[str]()
+    granted, wanted = [], set[str]()
     for waiter, waiting in state.waiting.locks.get(partition, {}).items():
         keys = waiting.lock.keys
         if waiter not in connected:
             continue
         if wanted.isdisjoint(keys) and not state.locks.is_any_held(partition, keys):
-            found.append(waiting)
+            granted.append(waiting)
         wanted.update(keys)
-    return found
+    return granted
 
 
 def release(state: State, client: str, token: int) -> list[r.AnyRecord]:
@@ -185,8 +185,8 @@ def entries(state: State, now: float, partitions: list[str] | None = None) -> It
 def _entry(
     state: State, now: float, partition: str, keys: list[str], token: int, client: str, since: float, lease: float
 ) -> LockEntry:
-    said = state.introductions.get(client)
-    about = ("", -1, "", 0) if said is None else (said.task, said.rank, said.host, said.pid)
+    worker = state.introductions.get(client)
+    about = ("", -1, "", 0) if worker is None else (worker.task, worker.rank, worker.host, worker.pid)
     return LockEntry(partition, keys, token, client, max(now - since, 0.0), lease, *about)
 
 
@@ -194,8 +194,8 @@ def summarize(state: State, now: float) -> LockSummary:
     """Return the numbers of locks and waiting requests, and a sentence about the request that waits longest."""
     queues = state.waiting.locks.values()
     first = min((waiting for queue in queues for waiting in queue.values()), key=lambda w: w.since, default=None)
-    words = "" if first is None else describe_wait(state, first.waiter, first.lock, now - first.since, now)
-    return LockSummary(len(state.locks.by_token), sum(map(len, queues)), words)
+    oldest_wait = "" if first is None else describe_wait(state, first.waiter, first.lock, now - first.since, now)
+    return LockSummary(len(state.locks.by_token), sum(map(len, queues)), oldest_wait)
 
 
 def describe_wait(state: State, waiter: RequestKey, request: TakeLock, waited: float, now: float) -> str:
@@ -212,7 +212,7 @@ def describe_wait(state: State, waiter: RequestKey, request: TakeLock, waited: f
     own = any(state.locks.by_token[token].client == waiter[0] for token in tokens)
     same = ["the same client holds a lock that it waits for, and locks are not reentrant"] if own else []
     return (
-        f"a request of {state.describe_client(waiter[0])} waited {waited:.3g} s for a lock of {_keys_words(keys)} of "
+        f"a request of {state.describe_client(waiter[0])} waited {waited:.3g} s for a lock of {_keys_text(keys)} of "
         f"partition {partition!r}: {'; '.join([*held, *ahead, *same]) or 'none of these keys is locked now'}"
     )
 
@@ -221,11 +221,11 @@ def describe_lock(state: State, lock: KeyLock, now: float, keys: set[str] | None
     """Return a clause that names the holder of a lock, and since when. keys: those to name. Default: all its keys."""
     named = lock.keys if keys is None else [key for key in lock.keys if key in keys]
     return (
-        f"{_keys_words(named)} {'is' if len(named) == 1 else 'are'} locked for {max(now - lock.since, 0.0):.3g} s "
+        f"{_keys_text(named)} {'is' if len(named) == 1 else 'are'} locked for {max(now - lock.since, 0.0):.3g} s "
         f"by {state.describe_client(lock.client)} (token {lock.token})"
     )
 
 
-def _keys_words(keys: list[str]) -> str:
+def _keys_text(keys: list[str]) -> str:
     more = f" and {len(keys) - SHOWN} more keys" if len(keys) > SHOWN else ""
     return ", ".join(map(repr, keys[:SHOWN])) + more

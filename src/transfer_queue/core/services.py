@@ -55,9 +55,9 @@ FEATURES: tuple[ModuleType, ...] = (
 )
 
 SERVICES: tuple[type[CoreService], ...] = tuple(
-    found
+    kind
     for module in FEATURES
-    for found in vars(module).values()
-    if isinstance(found, type) and issubclass(found, CoreService) and found.__module__ == module.__name__
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, CoreService) and kind.__module__ == module.__name__
 )
 """The services of the features."""

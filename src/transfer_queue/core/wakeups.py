@@ -64,7 +64,7 @@ class Wakeups(CoreService):
                 effects += service.when_settled()
             if not changes:
                 break
-        if context.state.blocks.untold or self._after_event or context.emitted:
+        if context.state.blocks.unreported or self._after_event or context.emitted:
             effects += self._end()
         return effects
 
@@ -95,7 +95,7 @@ class Wakeups(CoreService):
     def _end(self) -> list[Effect]:
         """Return the effects of what is done after all requests that can be met."""
         effects: list[Effect] = []
-        if self.context.state.blocks.untold:
+        if self.context.state.blocks.unreported:
             for service in self._on_unneeded:
                 effects += service.on_extents_unneeded()
         for service in self._after_event:

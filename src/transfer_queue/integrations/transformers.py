@@ -72,12 +72,12 @@ class TransferQueueCallback(TrainerCallback):  # type: ignore[misc]  # transform
         """Return the arguments of a SummaryLogger for each destination."""
         if self._destination is not None or self._log_dir is not None:
             return [{"destination": self._destination, "log_dir": self._log_dir}]
-        found: list[dict[str, Any]] = [{"destination": name} for name in args.report_to if name in TRACKERS]
+        destinations: list[dict[str, Any]] = [{"destination": name} for name in args.report_to if name in TRACKERS]
         if "tensorboard" in args.report_to:
-            found.append({"log_dir": os.path.join(args.output_dir, FOLDER)})
-        if not found:
+            destinations.append({"log_dir": os.path.join(args.output_dir, FOLDER)})
+        if not destinations:
             raise InvalidArgumentError(
                 f"report_to must name one of {', '.join(['tensorboard', *TRACKERS])}, got {args.report_to}: set it in "
                 f"the arguments of the trainer, or pass a destination to TransferQueueCallback"
             )
-        return found
+        return destinations

@@ -49,12 +49,12 @@ def snapshot_path(folder: Path, number: int) -> Path:
 
 def list_numbers(folder: Path) -> tuple[list[int], list[int]]:
     """Return the numbers of the segments and of the snapshots in a folder, ascending."""
-    found: dict[str, list[int]] = {"segment": [], "state": []}
+    numbers: dict[str, list[int]] = {"segment": [], "state": []}
     for path in folder.iterdir():
         match = _NAME.fullmatch(path.name)
         if match is not None:
-            found[match[1]].append(int(match[2]))
-    return sorted(found["segment"]), sorted(found["state"])
+            numbers[match[1]].append(int(match[2]))
+    return sorted(numbers["segment"]), sorted(numbers["state"])
 
 
 def snapshot_of(state: State, clock: ClockIdentity) -> dict[str, Any]:

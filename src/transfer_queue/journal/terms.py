@@ -93,8 +93,8 @@ class Terms:
 
     def list(self) -> list[Term]:
         """Return all terms, the newest last."""
-        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return [self._term(number) for number in sorted(int(match[1]) for match in found if match is not None)]
+        matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return [self._term(number) for number in sorted(int(match[1]) for match in matches if match is not None)]
 
     def newest(self) -> Term | None:
         """Return the newest term that is complete; None if there is none."""
@@ -212,10 +212,10 @@ class Terms:
     def _remove_before(self, term: Term) -> None:
         for earlier in self.list():
             if earlier.number < term.number:
-                gone = self.folder / _DRAFT.format(secrets.token_hex(8))
+                removed = self.folder / _DRAFT.format(secrets.token_hex(8))
                 with contextlib.suppress(FileNotFoundError):
-                    earlier.folder.rename(gone)  # at once: a controller that copies it must not miss only some files
-                shutil.rmtree(gone, ignore_errors=True)
+                    earlier.folder.rename(removed)  # at once: a controller that copies it must not miss only some files
+                shutil.rmtree(removed, ignore_errors=True)
         for path in _journal_files(self.folder):
             path.unlink(missing_ok=True)
 

@@ -123,7 +123,7 @@ def _missing_parts(view: LiveView) -> list[str]:
 
 def _answered(questions: Iterable[Callable[[], T | None]]) -> list[T]:
     """Return the answers that there are. A controller that does not reply once is not asked again."""
-    found = []
+    replies = []
     for question in questions:
         try:
             answer = question()
@@ -132,8 +132,8 @@ def _answered(questions: Iterable[Callable[[], T | None]]) -> list[T]:
         except (TransferQueueError, OSError):
             continue
         if answer is not None:
-            found.append(answer)
-    return found
+            replies.append(answer)
+    return replies
 
 
 def _without_values(sample: SampleAnswer) -> SampleAnswer:
@@ -260,21 +260,21 @@ class SnapshotAnswers(PageAnswers):
 
     def matrix(self, partition: str, first: int, last: int | None, columns: int) -> MatrixAnswer | None:
         """Return the matrix of a partition that the page showed in full."""
-        found = next((each for each in self._snapshot.matrices if each.partition == partition), None)
-        if found is None:
+        matrix = next((each for each in self._snapshot.matrices if each.partition == partition), None)
+        if matrix is None:
             raise InvalidArgumentError(f"the cells of partition {partition[:200]!r} are not in this snapshot")
-        return found
+        return matrix
 
     def sample(self, partition: str, index: int | None, key: str | None) -> SampleAnswer | None:
         """Return a sample that the page named."""
-        there = [each for each in self._snapshot.samples if each.partition == partition]
-        found = next((each for each in there if (each.key == key if index is None else each.index == index)), None)
-        if found is None:
+        samples = [each for each in self._snapshot.samples if each.partition == partition]
+        sample = next((each for each in samples if (each.key == key if index is None else each.index == index)), None)
+        if sample is None:
             named = ", ".join(f"{each.index:,} of {each.partition[:40]!r}" for each in self._snapshot.samples) or "none"
             raise InvalidArgumentError(
                 f"this sample is not in the snapshot, which has only the samples that the page named: {named}"
             )
-        return found
+        return sample
 
     def explain(self, partition: str, index: int | None, key: str | None, task: str | None) -> str:
         """Refuse: a sample is explained for one task only, in `SampleAnswer.words`."""

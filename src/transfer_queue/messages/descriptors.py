@@ -175,7 +175,7 @@ class UnitInfo(Message, frozen=True):
     store: str = ""
 
     @property
-    def told_tier(self) -> str:
+    def report_tier(self) -> str:
         """The tier of its blocks for reports: `MEMORY`, `DISK`, `MIRROR` or `STORE`."""
         return STORE if self.store else self.tier
 

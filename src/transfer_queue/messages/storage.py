@@ -60,7 +60,7 @@ class UnitStatusReply(Reply, frozen=True):
     free: Bytes
     """Allocated and not leased: `held - leased`."""
     tier: str = MEMORY
-    """See `UnitInfo.told_tier`."""
+    """See `UnitInfo.report_tier`."""
     largest_free: Bytes = 0
     """The longest run of space that is not leased, whether it is allocated in the file system or not."""
     viewed: Bytes = 0

@@ -214,8 +214,8 @@ def tag_rows(tags: StoredTags | None, rows: int) -> list[dict[str, Any]]:
 def slice_tags(tags: StoredTags | None, start: int, end: int) -> StoredTags | None:
     """Return the tags of the rows from `start` to before `end`; None if all are empty."""
     if tags is None or isinstance(tags, list):
-        mine = None if tags is None else tags[start:end]
-        return mine if mine and any(mine) else None
+        part = None if tags is None else tags[start:end]
+        return part if part and any(part) else None
     if end - start < COLUMNS_FROM:
         return slice_tags(tags.to_rows(slice(start, end)), 0, end - start)
     return tags.take(slice(start, end))

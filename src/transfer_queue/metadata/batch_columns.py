@@ -275,10 +275,10 @@ class TagColumn:
         saved = current = None
         if self._saved is not None or other._saved is not None:
             pairs = zip(self._saved_list(), other._saved_list(), strict=True)
-            saved = [{**mine, **theirs} for mine, theirs in pairs]
+            saved = [{**own, **others} for own, others in pairs]
         if self._current is not None or other._current is not None:
             pairs = zip(self._checked(), other._checked(), strict=True)
-            current = [deep_copy({**mine, **theirs}) for mine, theirs in pairs]
+            current = [deep_copy({**own, **others}) for own, others in pairs]
         return TagColumn(self._rows, saved, current)
 
     def changed_entries(self) -> list[dict[str, Any] | None] | None:

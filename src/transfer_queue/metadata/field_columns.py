@@ -194,9 +194,9 @@ class FieldColumn:
         nested = any(column.is_nested for column in columns)
         ndim = first.ndim if len({column.ndim for column in columns}) == 1 else None
         shape = first.shape
-        alike = all(column.shapes is None and column.shape == shape for column in columns)
-        if alike or any(column.shapes is None and column.shape is None for column in columns):
-            if not alike:
+        is_uniform = all(column.shapes is None and column.shape == shape for column in columns)
+        if is_uniform or any(column.shapes is None and column.shape is None for column in columns):
+            if not is_uniform:
                 shape = None
             return cls(first.name, first.dtype, ndim, shape, None, first.is_non_tensor, nested, first.extra, dtypes)
         parts = [column._spread(size) for column, size in zip(columns, sizes, strict=True)]
@@ -469,8 +469,8 @@ def _length(values: Any) -> int | None:
 def _check_rows(name: str, values: Any, rows: int) -> None:
     length = _length(values)
     if length != rows:
-        found = f"a {type(values).__name__} that has no rows" if length is None else f"{length} rows"
-        raise InvalidArgumentError(f"field {name!r} does not match the batch: wanted {rows} rows, got {found}")
+        given = f"a {type(values).__name__} that has no rows" if length is None else f"{length} rows"
+        raise InvalidArgumentError(f"field {name!r} does not match the batch: wanted {rows} rows, got {given}")
 
 
 def _nested_shapes(values: torch.Tensor) -> npt.NDArray[np.int64]:

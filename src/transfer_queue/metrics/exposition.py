@@ -54,16 +54,16 @@ def _requests_of_controller(snapshot: Snapshot) -> dict[str, Timing]:
 
 def _by_op_type(requests: list[Timing], types: dict[str, str]) -> dict[str, Timing]:
     """Return op_type -> its requests together; types that did not occur have none."""
-    found = {op_type: Timing(op_type, [0] * (len(LOOP_BOUNDS) + 1), 0.0) for op_type in types.values()}
+    timings = {op_type: Timing(op_type, [0] * (len(LOOP_BOUNDS) + 1), 0.0) for op_type in types.values()}
     for request in requests:
         op_type = types.get(request.name, request.name)
-        before = found.get(op_type)
+        before = timings.get(op_type)
         if before is None:
-            found[op_type] = request
+            timings[op_type] = request
         else:
             counts = [one + other for one, other in zip(before.counts, request.counts, strict=True)]
-            found[op_type] = Timing(op_type, counts, before.seconds + request.seconds)
-    return found
+            timings[op_type] = Timing(op_type, counts, before.seconds + request.seconds)
+    return timings
 
 
 def _request_samples(snapshot: Snapshot) -> Iterator[Sample]:
@@ -223,12 +223,12 @@ def exposition(snapshot: Snapshot, compatible_names: bool = False) -> Iterator[s
     """
     lines: list[str] = []
     for name, family in {**FAMILIES, **(COMPATIBLE if compatible_names else {})}.items():
-        found = _lines(name, family, snapshot)
-        first = next(found, None)
+        rendered = _lines(name, family, snapshot)
+        first = next(rendered, None)
         if first is None:
             continue
         lines += [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}", first]
-        for line in found:
+        for line in rendered:
             lines.append(line)
             if len(lines) >= LINES:
                 yield "\n".join(lines) + "\n"

@@ -338,7 +338,7 @@ ROWS: dict[str, dict[str, Family]] = {
             "1 for every storage unit, with its node.",
             Source(
                 (*ARENA, "node"),
-                lambda snapshot: [((str(unit.unit), unit.told_tier, unit.node), 1) for unit in snapshot.infos],
+                lambda snapshot: [((str(unit.unit), unit.report_tier, unit.node), 1) for unit in snapshot.infos],
             ),
             shown=False,
         ),
@@ -448,7 +448,7 @@ ROWS: dict[str, dict[str, Family]] = {
         ),
         "tq_sampler_asked_total": counter(
             "Calls of a user's sampler.",
-            per_sampler(lambda cost: cost.asked),
+            per_sampler(lambda cost: cost.calls),
             "Calls and restarts per second",
             "{{sampler}}: calls",
         ),

@@ -215,9 +215,9 @@ def named_tasks(snapshot: Snapshot) -> Iterator[tuple[PartitionProgress, TaskPro
             yield partition, task, name
 
 
-def _bounded(names: Iterable[str], found: Iterable[T]) -> Iterator[tuple[T, str]]:
+def _bounded(names: Iterable[str], values: Iterable[T]) -> Iterator[tuple[T, str]]:
     """Yield each item, and the name under which it is reported."""
-    for number, (name, each) in enumerate(zip(names, found)):
+    for number, (name, each) in enumerate(zip(names, values)):
         yield each, name if number < MAX_OF_A_PARTITION else OTHER
 
 

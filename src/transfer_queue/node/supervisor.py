@@ -86,7 +86,7 @@ class Supervisor:
         """The sockets of all servers."""
         self._is_up = False
         """All servers were up once."""
-        self._asked = False
+        self._is_stop_requested = False
         """SIGTERM was received."""
         self._wake, wake = os.pipe()
         os.set_blocking(self._wake, False)
@@ -102,14 +102,14 @@ class Supervisor:
 
     def _take_possession(self) -> None:
         """Lock the folder. Raises StartError if the launcher died and the folder is gone or another start owns it."""
-        if self._is_ours():
+        if self._owns_folder():
             hold_liveness(self._system.alive)
-        if not self._is_ours():
+        if not self._owns_folder():
             raise StartError(
                 f"{self._system.folder} is not the folder that the launcher created; start the system again"
             )
 
-    def _is_ours(self) -> bool:
+    def _owns_folder(self) -> bool:
         return self._system.identity() == self._start.identity
 
     def run(self) -> None:
@@ -132,7 +132,7 @@ class Supervisor:
         self._end(crashed)
 
     def _request_stop(self, *_: object) -> None:
-        self._asked = True
+        self._is_stop_requested = True
 
     # ------------------------------------------------------------ starting
 
@@ -240,7 +240,7 @@ class Supervisor:
                 f"live.host): {error}; choose another port or address (StartError)"
             ) from error
         child = self._child("live", partial(_build_page, self._system, settings, secrets.token_urlsafe(32), listener))
-        child.essential = False
+        child.is_essential = False
         self._start_child(child)
 
     def _check_tokenizer(self) -> None:
@@ -305,7 +305,7 @@ class Supervisor:
         """Fork a server and wait until it is up. Raises _ShutdownReason with its traceback if it does not start."""
         self._children.append(child)
         self._fork(child, self._deadline)
-        self._watch(lambda: child.up or child not in self._children)
+        self._watch(lambda: child.is_up or child not in self._children)
 
     def _fork(self, child: ChildServer, deadline: float) -> None:
         ready, say = os.pipe()
@@ -369,7 +369,7 @@ class Supervisor:
         return min(waits) * 1000 + 1 if waits else None
 
     def _check_end(self) -> None:
-        if self._asked:
+        if self._is_stop_requested:
             raise _ShutdownReason("it received SIGTERM")
         if self._starter is not None and self._starter.has_ended():
             now = time.monotonic()
@@ -382,10 +382,10 @@ class Supervisor:
     def _look_for_heir(self) -> None:
         """Continue with the process that replaces the dead starter, if there is one."""
         assert self._starter is not None
-        found = self._system.read_heir()
-        if found is None or found[0] == self._starter.pid:
+        heir_process = self._system.read_heir()
+        if heir_process is None or heir_process[0] == self._starter.pid:
             return
-        heir = processes.Process(*found)
+        heir = processes.Process(*heir_process)
         if heir.has_ended():
             heir.close()
             return
@@ -396,10 +396,10 @@ class Supervisor:
     def _read_report(self, child: ChildServer) -> None:
         child.read_report()
         if child.failed and not self._is_up:
-            words = child.said.decode("utf-8", "replace")
-            words = words or "it ended without a message; its log:\n" + log_tail(self._system, child.name)
-            raise _ShutdownReason(f"the {child.name} could not be started:\n{words}")
-        if child.up and self._is_up:
+            report = child.report.decode("utf-8", "replace")
+            report = report or "it ended without a message; its log:\n" + log_tail(self._system, child.name)
+            raise _ShutdownReason(f"the {child.name} could not be started:\n{report}")
+        if child.is_up and self._is_up:
             logger.warning("the supervisor restarted the %s: it is up again, process %d", child.name, child.pid)
 
     def _check_children(self) -> None:
@@ -420,7 +420,7 @@ class Supervisor:
             with contextlib.suppress(OSError), open(self._system.log(child.name), "a", opener=no_link) as log:
                 log.write(f"the {child.name}, process {pid}, {how}\n")
             logger.error("the %s, process %d, %s; its log: %s", child.name, pid, how, self._system.log(child.name))
-            if self._is_up and not child.essential:
+            if self._is_up and not child.is_essential:
                 if not again:
                     logger.error("the supervisor gives up the %s: %s", child.name, how)
             elif not (self._is_up and child.restarts):
@@ -449,13 +449,13 @@ class Supervisor:
             if child.due is not None and child.due <= now:
                 self._fork(child, now + self._start.seconds)
             elif child.ready is not None and child.deadline < now:
-                words = f"the {child.name} was not up within {self._start.seconds:.1f} s"
+                problem = f"the {child.name} was not up within {self._start.seconds:.1f} s"
                 if not self._is_up:
-                    said = f"{words}; its log:\n{log_tail(self._system, child.name)}"
+                    message = f"{problem}; its log:\n{log_tail(self._system, child.name)}"
                     if child.name != "controller" and not self._start.seat.controller:
-                        said += f"\nand the log of the controller:\n{log_tail(self._system, 'controller')}"
-                    raise _ShutdownReason(said)
-                logger.error("%s; the supervisor kills it and tries again", words)
+                        message += f"\nand the log of the controller:\n{log_tail(self._system, 'controller')}"
+                    raise _ShutdownReason(message)
+                logger.error("%s; the supervisor kills it and tries again", problem)
                 child.close()
                 if child.pid is not None:
                     os.kill(child.pid, signal.SIGKILL)
@@ -465,8 +465,8 @@ class Supervisor:
         ended = []
         for child in self._children:
             if child.pid is not None:
-                found, status = os.waitpid(child.pid, os.WNOHANG)
-                if found:
+                pid, status = os.waitpid(child.pid, os.WNOHANG)
+                if pid:
                     ended.append((child, child.pid, os.waitstatus_to_exitcode(status)))
         return ended
 
@@ -478,10 +478,10 @@ class Supervisor:
             launcher_protocol.send(self._channel, launcher_protocol.StartFailure(reason), RECEIVE_SECONDS)
         self._channel.close()
 
-    def _end(self, crashed: bool) -> None:
+    def _end(self, has_crashed: bool) -> None:
         """Stop every process and remove every file; after a crash, keep the logs."""
         self._system.description.unlink(missing_ok=True)  # from now on no process finds the system
-        if self._asked and self._is_up:
+        if self._is_stop_requested and self._is_up:
             self._folders.mark_stopped()
         for listener in self._listeners:
             listener.close()
@@ -491,7 +491,7 @@ class Supervisor:
             self._wait_for_children(seconds)
         if self._pids():
             logger.error("the supervisor sent SIGKILL, but processes %s have not ended", self._pids())
-        if crashed:
+        if has_crashed:
             self._system.remove_all_but_logs()
         else:
             self._system.remove()

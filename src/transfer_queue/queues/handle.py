@@ -38,12 +38,12 @@ def full_error(message: str) -> Exception:
 
 def _make(name: str, message: str) -> Exception:
     # Ray is never imported here: code that catches Ray's exceptions has imported them.
-    theirs = getattr(sys.modules.get("ray.util.queue"), name, None)
-    return (_OWN[name] if theirs is None else _combined(name, theirs))(message)
+    other = getattr(sys.modules.get("ray.util.queue"), name, None)
+    return (_OWN[name] if other is None else _combined(name, other))(message)
 
 
 @lru_cache
-def _combined(name: str, theirs: type[Exception]) -> type[Exception]:
+def _combined(name: str, other: type[Exception]) -> type[Exception]:
     """Return a class that is the exception of this package and that of Ray."""
     own = _OWN[name]
 
@@ -51,7 +51,7 @@ def _combined(name: str, theirs: type[Exception]) -> type[Exception]:
         """Pickle by name, because a process that loads the exception may not have Ray's."""
         return _make, (name, *error.args)
 
-    return type(own.__name__, (own, theirs), {"__module__": own.__module__, "__reduce__": reduce})
+    return type(own.__name__, (own, other), {"__module__": own.__module__, "__reduce__": reduce})
 
 
 Fetch = Callable[["float | None"], "list[Any]"]
@@ -84,8 +84,8 @@ class PrefetchBuffer:
             fetch: Returns one or more items, and waits for them for the given seconds.
         """
         if wait is None:
-            found, item = self._pop(lease)
-            return item if found else self._keep(lease, fetch(None))
+            has_item, item = self._pop(lease)
+            return item if has_item else self._keep(lease, fetch(None))
         deadline = time.monotonic() + wait
         with self._changed:
             while not self._items.get(lease) and lease in self._fetching:
@@ -104,8 +104,8 @@ class PrefetchBuffer:
 
     async def get_async(self, lease: float | None, wait: float | None, fetch: AsyncFetch) -> Any:
         """Return the next item in an event loop. See `get`."""
-        found, item = self._pop(lease)
-        if found:
+        has_item, item = self._pop(lease)
+        if has_item:
             return item
         if wait is None:
             return self._keep(lease, await fetch(None))
@@ -116,8 +116,8 @@ class PrefetchBuffer:
         except asyncio.TimeoutError:
             raise empty_error(f"no item came within {wait:g} s") from None
         try:
-            found, item = self._pop(lease)
-            return item if found else self._keep(lease, await fetch(max(0.0, deadline - time.monotonic())))
+            has_item, item = self._pop(lease)
+            return item if has_item else self._keep(lease, await fetch(max(0.0, deadline - time.monotonic())))
         finally:
             turn.release()
 

@@ -108,9 +108,9 @@ class ControllerActor:
     def _left_here(self) -> RunningSystem | None:
         """Return the servers that the actor before this one has left on this node; None if there are none."""
         for name in (self._order.name, self._successor_name):
-            found = replace_supervisor(name, self._node)
-            if found is not None:
-                return found
+            running = replace_supervisor(name, self._node)
+            if running is not None:
+                return running
         return None
 
     @property
@@ -198,8 +198,8 @@ class ControllerActor:
     def _order_for(self, node: str, address: str, units: int) -> NodeSpec:
         system, order = self._running_now(), self._order
         joins = {backend: address.join for backend, address in system.stores.items()}
-        its = system.description
-        seat = NodeRole(node, address, units, its.remote, joins, term=its.term)
+        description = system.description
+        seat = NodeRole(node, address, units, description.remote, joins, term=description.term)
         name = folder_name(order.name, node)
         return NodeSpec(name, order.config, system.key, seat, order.seconds, order.restart_seconds)
 
@@ -357,9 +357,9 @@ def _snapshot(partition_id: str, pages: list[SnapshotReply]) -> PartitionSnapsho
     tasks = dict.fromkeys(task for page in pages for task in page.consumed)
     keys: list[str | None] = []
     tags: list[dict[str, Any]] = []
-    for page, its in zip(pages, rows, strict=True):
-        keys += page.keys if page.keys is not None else [None] * len(its)
-        tags += tag_rows(page.tags, len(its))
+    for page, numbers in zip(pages, rows, strict=True):
+        keys += page.keys if page.keys is not None else [None] * len(numbers)
+        tags += tag_rows(page.tags, len(numbers))
     return PartitionSnapshot(
         partition_id,
         np.concatenate(rows),
@@ -380,5 +380,5 @@ def _produced(page: SnapshotReply, fields: list[str]) -> np.ndarray:
 
 
 def _consumed(page: SnapshotReply, task: str) -> np.ndarray:
-    found = page.consumed.get(task)
-    return np.zeros(len(page.rows) // 8, "i1") if found is None else np.frombuffer(found, "i1")
+    column = page.consumed.get(task)
+    return np.zeros(len(page.rows) // 8, "i1") if column is None else np.frombuffer(column, "i1")

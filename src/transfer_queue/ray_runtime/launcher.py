@@ -48,8 +48,8 @@ def is_used(runtime: str) -> bool:
         return True
     if runtime != "auto" or _forked:
         return False
-    asked = environment.ray_address() is not None and importlib.util.find_spec("ray") is not None
-    return asked or _is_initialised()
+    is_configured = environment.ray_address() is not None and importlib.util.find_spec("ray") is not None
+    return is_configured or _is_initialised()
 
 
 def _is_initialised() -> bool:
@@ -87,10 +87,10 @@ class RaySystem(RunningSystem):
     """
 
     def __init__(
-        self, found: RunningSystem, name: str | None, namespace: str, handle: Any, owned: bool, keeper: Any = None
+        self, system: RunningSystem, name: str | None, namespace: str, handle: Any, owned: bool, keeper: Any = None
     ) -> None:
         owner = os.getpid() if owned else None
-        super().__init__(found._system, found.description, found.key, owner)
+        super().__init__(system._system, system.description, system.key, owner)
         self.name = name or ACTOR
         self._actor = {"name": _actor_name(name), "namespace": namespace}
         self._handle = handle
@@ -161,9 +161,9 @@ def find(system: str | None, namespace: str, seconds: float) -> RunningSystem | 
         AttachError: If the actor does not say where its system is.
     """
     if system is None and environment.address() is not None:
-        found = find_local(None)
-        if found is not None:
-            return found
+        local = find_local(None)
+        if local is not None:
+            return local
     system = system or environment.system_name()
     ray = _ray()
     try:
@@ -199,12 +199,12 @@ def _place(ray: Any, handle: Any, seconds: float) -> NodeSystem | None:
 
 def _system_at(place: NodeSystem) -> RunningSystem:
     """Return the system at a place of this node."""
-    found = find_local(place.folder)
-    if found is None:
+    system = find_local(place.folder)
+    if system is None:
         raise AttachError(
             f"the system of the actor {ACTOR} is not in {place.folder}: it has just ended; start it again"
         )
-    return found
+    return system
 
 
 def start(settings: Settings, conf: Any, plain: dict[str, Any], samplers: Mapping[str, object]) -> RunningSystem:
@@ -235,10 +235,10 @@ def start(settings: Settings, conf: Any, plain: dict[str, Any], samplers: Mappin
             handle = ray.remote(ControllerActor).options(**options).remote(order)
             break
         except ValueError as error:  # the name is taken: another process was faster, or an actor is about to end
-            found = find(name, settings.ray_namespace, max(0.0, limit - time.monotonic()))
-            if found is not None:
+            system = find(name, settings.ray_namespace, max(0.0, limit - time.monotonic()))
+            if system is not None:
                 _end_store_actor(ray, settings, plain)
-                return found
+                return system
             if time.monotonic() > limit:
                 _end_store_actor(ray, settings, plain)
                 raise StartError(f"the actor {options['name']} cannot be created: {error}") from error
@@ -319,11 +319,11 @@ def _roll_back(ray: Any, handle: Any) -> None:
 def _missing_resources(ray: Any, options: dict[str, Any]) -> str:
     """Return why an actor does not come up, judging by Ray's resources, and what to do."""
     wanted = {"CPU": options.get("num_cpus"), "GPU": options.get("num_gpus"), **(options.get("resources") or {})}
-    there = ray.available_resources()
+    available = ray.available_resources()
     lacking = [
-        f"{amount:g} {name} (there are {there.get(name, 0):g})"
+        f"{amount:g} {name} (there are {available.get(name, 0):g})"
         for name, amount in wanted.items()
-        if amount and there.get(name, 0) < amount
+        if amount and available.get(name, 0) < amount
     ]
     if lacking:
         return f"ray.actor_options ask for {', '.join(lacking)}: ask for less, or add nodes"

@@ -146,11 +146,11 @@ class Nodes:
         self._leaving = leaving
         self._known = set(known)
         """Nodes of which it is not known whether they are gone."""
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Nodes that are about to leave, and were passed to `leaving`."""
         self._changed = threading.Condition()
         self._nodes: dict[str, _Node] = {}
-        self._ended = False
+        self._has_ended = False
 
     def begin(self, seconds: float, strict: bool) -> None:
         """Start the system's part on all current nodes, and on later ones as they appear.
@@ -187,23 +187,23 @@ class Nodes:
     def look(self) -> None:
         """Start on new nodes, and report nodes that are gone."""
         everywhere = {node["NodeID"]: node for node in all_nodes()}
-        there = {number: node for number, node in everywhere.items() if number != self._home}
+        others = {number: node for number, node in everywhere.items() if number != self._home}
         with self._changed:
-            if self._ended:
+            if self._has_ended:
                 return
-            gone = [node for node in {**self._nodes, **dict.fromkeys(self._known)} if node not in everywhere]
-            for node in gone:
+            removed = [node for node in {**self._nodes, **dict.fromkeys(self._known)} if node not in everywhere]
+            for node in removed:
                 self._nodes.pop(node, None)
             self._known.clear()
-            for number, its in there.items():
+            for number, facts in others.items():
                 if number not in self._nodes:
-                    self._start(number, its["NodeManagerAddress"], its["Resources"])
-        for node in gone:
+                    self._start(number, facts["NodeManagerAddress"], facts["Resources"])
+        for node in removed:
             logger.warning("node %s is gone; the values that only its storage units had are lost", node)
             self._lost(node)
-        for node in leaving_nodes() & there.keys() - self._told:
+        for node in leaving_nodes() & others.keys() - self._reported:
             logger.warning("node %s is about to leave; its blocks are moved to other nodes", node)
-            self._told.add(node)
+            self._reported.add(node)
             self._leaving(node)
 
     def _start(self, number: str, address: str, resources: dict[str, float]) -> None:
@@ -220,11 +220,11 @@ class Nodes:
     def _await(self, number: str, node: _Node, seconds: float) -> None:
         import ray
 
-        folder, failure, there = None, "", True
+        folder, failure, is_listed = None, "", True
         try:
             folder = ray.get(node.handle.start.remote(), timeout=seconds + END_SECONDS)
         except ray.exceptions.ActorUnschedulableError:
-            there = False  # Ray lists a dead node for some more seconds, in which `look` tries again
+            is_listed = False  # Ray lists a dead node for some more seconds, in which `look` tries again
             logger.warning(
                 "the system cannot be started on node %s, because Ray cannot run an actor there", node.address
             )
@@ -233,7 +233,7 @@ class Nodes:
             logger.error("%s", failure)
         with self._changed:
             node.folder, node.failure = folder, failure
-            if not there and self._nodes.get(number) is node:
+            if not is_listed and self._nodes.get(number) is node:
                 del self._nodes[number]
             self._changed.notify_all()
 
@@ -246,14 +246,14 @@ class Nodes:
 
     def _is_ended_within(self, seconds: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self._ended, seconds)
+            return self._changed.wait_for(lambda: self._has_ended, seconds)
 
     def stop(self) -> None:
         """Stop the system's part on all nodes."""
         import ray
 
         with self._changed:
-            self._ended = True
+            self._has_ended = True
             nodes = list(self._nodes.values())
             self._nodes.clear()
             self._changed.notify_all()
@@ -276,8 +276,8 @@ def leaving_nodes() -> set[str]:
     """Return the nodes that Ray has begun to drain, for example before a preemption; none if this Ray has no list."""
     from ray._private.state import state
 
-    asked = getattr(state, "get_draining_nodes", None)
-    return set() if asked is None else set(asked())
+    list_nodes = getattr(state, "get_draining_nodes", None)
+    return set() if list_nodes is None else set(list_nodes())
 
 
 def folder_name(system: str, node: str) -> str:

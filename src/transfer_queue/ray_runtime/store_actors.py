@@ -64,21 +64,21 @@ class BlockStore:
             if struct.unpack("3i", who)[1] != os.geteuid():
                 return  # an abstract socket has no permissions of its own, so another user could connect
             try:
-                asked = msgspec.msgpack.decode(receive(connection), type=BlockStoreRequest)
-                connection.sendall(message(self._handle_request(asked)))
+                request = msgspec.msgpack.decode(receive(connection), type=BlockStoreRequest)
+                connection.sendall(message(self._handle_request(request)))
             except (OSError, msgspec.DecodeError):
                 return
 
-    def _handle_request(self, asked: BlockStoreRequest) -> BlockStoreResponse:
+    def _handle_request(self, request: BlockStoreRequest) -> BlockStoreResponse:
         with self._lock:
-            gone = [self._held.pop(key, None) for key in asked.remove]
-            missing = [key for key in asked.missing if key not in self._held]
-        self._free_blocks(gone)  # outside of the lock, because freeing a reference calls its owner
+            removed = [self._held.pop(key, None) for key in request.remove]
+            missing = [key for key in request.missing if key not in self._held]
+        self._free_blocks(removed)  # outside of the lock, because freeing a reference calls its owner
         return BlockStoreResponse(missing, self._life)
 
-    def _free_blocks(self, gone: list[Any]) -> None:
+    def _free_blocks(self, blocks: list[Any]) -> None:
         """Free blocks that were removed; None stands for a block that did not exist."""
-        gone.clear()
+        blocks.clear()
 
 
 class KeeperActor(BlockStore):
@@ -194,24 +194,24 @@ class DirectKeeperActor(BlockStore):
     def _hold(self, key: str, block: RegisteredBlock) -> None:
         """Store a block, unless a later attempt of its writer ended earlier."""
         with self._lock:
-            there = self._held.get(key)
-            stale = there is not None and there.attempt > block.attempt
+            held = self._held.get(key)
+            stale = held is not None and held.attempt > block.attempt
             if not stale:
                 self._held[key] = block
-        self._free_blocks([block if stale else there])
+        self._free_blocks([block if stale else held])
 
-    def _free_blocks(self, gone: list[Any]) -> None:
+    def _free_blocks(self, blocks: list[Any]) -> None:
         with self._lock:
-            for block in gone:
+            for block in blocks:
                 if block is not None and block.extent is not None:
                     self._table.free(block.extent)
 
     def _find(self, wanted: Wanted) -> tuple[dict[str, RegisteredBlock], list[str]]:
         with self._lock:
-            found = {key: self._held.get(key) for key in dict.fromkeys(key for key, _, _ in wanted)}
+            blocks = {key: self._held.get(key) for key in dict.fromkeys(key for key, _, _ in wanted)}
         return (
-            {key: block for key, block in found.items() if block is not None},
-            [key for key, block in found.items() if block is None],
+            {key: block for key, block in blocks.items() if block is not None},
+            [key for key, block in blocks.items() if block is None],
         )
 
     def pieces(self, wanted: Wanted) -> tuple[Bytes, list[str]]:
@@ -219,9 +219,9 @@ class DirectKeeperActor(BlockStore):
         while True:
             blocks, missing = self._find(wanted)
             parts = [blocks[key].memory[start : start + length] for key, start, length in wanted if key in blocks]
-            found: Bytes = np.concatenate(parts) if parts else np.empty(0, np.uint8)
+            content: Bytes = np.concatenate(parts) if parts else np.empty(0, np.uint8)
             if not self.changed([(key, block.stamp) for key, block in blocks.items()]):
-                return found, missing
+                return content, missing
 
     def offer(self, wanted: Wanted) -> tuple[Offer | None, list[tuple[str, int]], list[str]]:
         """Offer pieces. Returns the offer, the argument of `changed` for after the read, and the missing keys.
@@ -266,10 +266,10 @@ def start_store_actor(
     strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     context = ray.get_runtime_context()
     listens = f"tq-ray-{uuid.uuid4().hex}"
-    memory, there = arena_bytes(capacity) if direct else 0, ray.available_resources().get("memory", 0)
-    if memory > there:
+    memory, available = arena_bytes(capacity) if direct else 0, ray.available_resources().get("memory", 0)
+    if memory > available:
         raise StartError(
-            f"backend.RayStore.capacity of {capacity} needs {memory} bytes of memory, but Ray has only {there:g} "
+            f"backend.RayStore.capacity of {capacity} needs {memory} bytes of memory, but Ray has only {available:g} "
             f"unreserved bytes: lower it, or start Ray with more memory"
         )
     if direct:

@@ -267,10 +267,10 @@ class BaseSampler(ABC):
 
     def _cached(self, *path: Any) -> Any:
         """Return the entry at `_states[path[0]][path[1]]...`; None if there is none."""
-        found: Any = self._states
+        entry: Any = self._states
         for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found
+            entry = entry.get(key) if isinstance(entry, dict) else None
+        return entry
 
 
 class RankConsistentSampler(BaseSampler):
@@ -384,16 +384,16 @@ class RankConsistentSampler(BaseSampler):
             >>> tq.RankAwareSampler().ranks({"dp_size": 4})
             4
         """
-        said = validated_count(sampling_config, "dp_size")
-        if said is None:
+        wanted = validated_count(sampling_config, "dp_size")
+        if wanted is None:
             return self.dp_size
-        if self.dp_size_given and self.dp_size not in (None, said):
+        if self.dp_size_given and self.dp_size not in (None, wanted):
             raise InvalidArgumentError(
-                f"dp_size ({said}) must be equal to that of the task's sampler, which is {self.dp_size}. A dataset "
+                f"dp_size ({wanted}) must be equal to that of the task's sampler, which is {self.dp_size}. A dataset "
                 f"that was made without dp_size= sends the number of dp_ranks of the processes of torch.distributed; "
                 f"pass dp_size= to it if these are not all ranks"
             )
-        return said
+        return wanted
 
     def _take_dp_size(self, dp_size: int | None, otherwise: int | None = None) -> None:
         """Set the number of ranks with which the sampler is made. otherwise: the number if it is made without one."""
@@ -545,8 +545,8 @@ class RoundSampler(RankConsistentSampler):
         Raises:
             InvalidArgumentError: A length is not valid, or no deal can have this `batch_size`.
         """
-        found = self.prepare(ready_indexes, batch_size, **config)
-        return {} if found is None else found.run()
+        prepared = self.prepare(ready_indexes, batch_size, **config)
+        return {} if prepared is None else prepared.run()
 
 
 def overrides_sample(sampler: BaseSampler) -> bool:
@@ -624,9 +624,9 @@ def _names(config: Mapping[str, Any]) -> tuple[str, str]:
 
 def copy_saved_part(state: Mapping[str, Any], name: str) -> dict[Any, Any]:
     """Return a copy of one part of a saved state. Raises InvalidArgumentError if it is missing."""
-    found = state.get(name) if isinstance(state, Mapping) else None
-    if not isinstance(found, dict):
+    part = state.get(name) if isinstance(state, Mapping) else None
+    if not isinstance(part, dict):
         raise InvalidArgumentError(
             f"state must be a dict with {name!r} that save_checkpoint returned, got a {type(state).__name__}"
         )
-    return copy.deepcopy(found)
+    return copy.deepcopy(part)

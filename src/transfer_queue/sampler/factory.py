@@ -35,7 +35,7 @@ def sampler_objects(settings: Settings, conf: DictConfig | Mapping[str, Any] | N
     """
     merged = merge(conf)
     given = {SYSTEM: select(merged, KEYS["sampler"]), **select(merged, KEYS["task_samplers"])}
-    found: dict[str, object] = {}
+    samplers: dict[str, object] = {}
     for pattern, (name, args) in settings.samplers.items():
         value = given[pattern]
         try:
@@ -43,12 +43,12 @@ def sampler_objects(settings: Settings, conf: DictConfig | Mapping[str, Any] | N
                 sampler_from(name, args)
                 continue
             value = value[SAMPLER] if isinstance(value, Mapping) else value
-            found[pattern] = sampler_class(value) if isinstance(value, str) else value
+            samplers[pattern] = sampler_class(value) if isinstance(value, str) else value
         except InvalidArgumentError as error:
             if pattern == SYSTEM:
                 raise
             raise InvalidArgumentError(f"{KEYS['task_samplers']}.{pattern}: {error}") from error
-    return found
+    return samplers
 
 
 def sampler_from(value: object, args: Mapping[str, Any] | None = None) -> object:
@@ -115,11 +115,11 @@ def sampler_class(name: str) -> type:
     Raises:
         InvalidArgumentError: There is no such sampler; the message has the name (a ValueError).
     """
-    found = BUILT_IN[name] if name in BUILT_IN else _imported(name)
-    if not isinstance(found, type):
+    cls = BUILT_IN[name] if name in BUILT_IN else _imported(name)
+    if not isinstance(cls, type):
         raise not_allowed(KEYS["sampler"], name, "the import path of a class")
-    _check_sampler(found)
-    return found
+    _check_sampler(cls)
+    return cls
 
 
 def _imported(name: str) -> Any:
@@ -130,12 +130,12 @@ def _imported(name: str) -> Any:
     if not module or not attribute:
         raise InvalidArgumentError(f"{not_allowed(KEYS['sampler'], name, allowed)}{did_you_mean(name, BUILT_IN)}")
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError) as error:
         raise InvalidArgumentError(f"{not_allowed(KEYS['sampler'], name, allowed)}; {error}") from error
-    return found
+    return value
 
 
 def _check_sampler(value: object) -> None:

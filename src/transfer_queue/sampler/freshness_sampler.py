@@ -38,10 +38,10 @@ def too_old(
         InvalidArgumentError: A tag is not a number.
     """
     old = _stale(rows, key, current, max_staleness, group_size)
-    gone = set(old)
-    late = [row for row in rows.orphans(group_size) if row not in gone] if group_size is not None else []
-    found = {f"stale: more than {max_staleness} policy versions behind": old, LATE: late}
-    return {reason: some for reason, some in found.items() if some}
+    stale = set(old)
+    late = [row for row in rows.orphans(group_size) if row not in stale] if group_size is not None else []
+    reasons = {f"stale: more than {max_staleness} policy versions behind": old, LATE: late}
+    return {reason: some for reason, some in reasons.items() if some}
 
 
 def _stale(rows: TaggedIndexes, key: RankKey, current: int, most: int, size: int | None) -> list[int]:
@@ -118,8 +118,8 @@ class FreshnessSampler(SamplerWrapper):
         """Return the rows that are too old or of groups that lost a member, and those that the inner sampler skips."""
         passed = dict(super().passes_over(ready_indexes, **config))
         rows = as_tagged(ready_indexes, config.get("partition"))
-        found = too_old(rows, self.key, self._current(config), self.max_staleness, self._group_size())
-        for reason, some in found.items():
+        reasons = too_old(rows, self.key, self._current(config), self.max_staleness, self._group_size())
+        for reason, some in reasons.items():
             passed[reason] = sorted({*passed.get(reason, ()), *some})
         return passed
 
@@ -131,8 +131,8 @@ class FreshnessSampler(SamplerWrapper):
         """Return the present policy version."""
         current = validated_count(config, "policy_version")
         if current is None:
-            said = getattr(config.get("partition"), "policy_version", 0)
-            current = said if isinstance(said, int) else 0  # a Mock returns another Mock
+            version = getattr(config.get("partition"), "policy_version", 0)
+            current = version if isinstance(version, int) else 0  # a Mock returns another Mock
         return current
 
     def _group_size(self) -> int | None:

@@ -44,10 +44,10 @@ def number(value: object) -> float | None:
     if not isinstance(value, Real) or isinstance(value, bool):
         return None
     try:
-        found = float(value)
+        converted = float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf  # type: ignore[operator]
-    return None if math.isnan(found) else found
+    return None if math.isnan(converted) else converted
 
 
 def numbers_of(values: list[Any]) -> Floats | None:
@@ -55,10 +55,10 @@ def numbers_of(values: list[Any]) -> Floats | None:
     if not set(map(type, values)) <= {int, float}:
         return None
     try:
-        found = np.array(values, np.float64)
+        converted = np.array(values, np.float64)
     except OverflowError:
         return None
-    return None if np.isnan(found).any() else found
+    return None if np.isnan(converted).any() else converted
 
 
 def entries_of(indexes: Sequence[int], tag: str, partition: TagColumns | None) -> list[Any]:
@@ -67,8 +67,8 @@ def entries_of(indexes: Sequence[int], tag: str, partition: TagColumns | None) -
         return [None] * len(indexes)
     if isinstance(partition, PartitionTags):
         return partition.entries_of(np.asarray(indexes, "i8"), tag)
-    found = partition.get_custom_meta(list(indexes))
-    return [(found.get(index) or {}).get(tag) for index in indexes]
+    tags = partition.get_custom_meta(list(indexes))
+    return [(tags.get(index) or {}).get(tag) for index in indexes]
 
 
 def numbers(indexes: Sequence[int], tag: str, partition: TagColumns | None) -> Floats:
@@ -79,10 +79,10 @@ def numbers(indexes: Sequence[int], tag: str, partition: TagColumns | None) -> F
         return quick
     out = np.empty(len(indexes))
     for place, (index, value) in enumerate(zip(indexes, values, strict=True)):
-        found = number(value)
-        if found is None:
+        converted = number(value)
+        if converted is None:
             raise not_a_number_error(index, tag, value)
-        out[place] = found
+        out[place] = converted
     return out
 
 

@@ -119,11 +119,11 @@ class ListedRows(_Rows):
 
     def spoiled(self, key: RankKey, bound: float, size: int) -> list[int]:
         """See `TaggedIndexes`. Only complete groups are known here."""
-        found = set(self.above(key, bound))
+        rows = set(self.above(key, bound))
         for group in self.whole_groups(size):
-            if not found.isdisjoint(group):
-                found.update(group)
-        return sorted(found)
+            if not rows.isdisjoint(group):
+                rows.update(group)
+        return sorted(rows)
 
     def orphans(self, size: int) -> list[int]:
         """Return [], because only complete groups are known here."""
@@ -221,10 +221,10 @@ class DealsGroups:
 
     def _group_size(self, config: Mapping[str, Any]) -> int:
         """Return the group size of one request. Raises InvalidArgumentError if it is not the sampler's own."""
-        said = config.get(GROUP_SIZE)
-        if said is None:
+        requested = config.get(GROUP_SIZE)
+        if requested is None:
             return self.n_samples_per_prompt
-        size = validated_positive(said, GROUP_SIZE)
+        size = validated_positive(requested, GROUP_SIZE)
         if self.size_given and size != self.n_samples_per_prompt:
             raise InvalidArgumentError(
                 f"{GROUP_SIZE} ({size}) must be equal to the sampler's, which is {self.n_samples_per_prompt}; "
@@ -257,8 +257,8 @@ def pick_rows(ready_indexes: Sequence[int], size: int, count: int) -> np.ndarray
     if len(ready_indexes) < size * count:
         return none
     first = getattr(ready_indexes, "first_groups", None)  # the controller's ready rows return all groups at once
-    found = first(size, count) if first is not None else list(islice(whole_groups(ready_indexes, size), count))
-    return np.array(found, "i8").reshape(-1, size) if len(found) == count else none
+    groups = first(size, count) if first is not None else list(islice(whole_groups(ready_indexes, size), count))
+    return np.array(groups, "i8").reshape(-1, size) if len(groups) == count else none
 
 
 def whole_groups(ready_indexes: Sequence[int], size: int) -> Iterator[list[int]]:

@@ -50,12 +50,12 @@ def describe_spec(name: str, arguments: str) -> str:
 
 def _read(name: str, arguments: str) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(arguments)
+        decoded = msgspec.json.decode(arguments)
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"the arguments of {name} must be JSON, got {arguments[:80]!r}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(decoded, dict):
         raise InvalidArgumentError(f"the arguments of {name} must be a mapping, got {arguments[:80]!r}")
-    return found
+    return decoded
 
 
 def _arguments_of(sampler: object) -> dict[str, Any] | None:
@@ -64,7 +64,7 @@ def _arguments_of(sampler: object) -> dict[str, Any] | None:
         return None
     if type(sampler) is not BUILT_IN.get(type(sampler).__name__) or not built_in(sampler):
         return None
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name in _parameters(type(sampler)):
         value = getattr(sampler, name)
         if (name == GROUP_SIZE and not sampler.size_given) or (name == "dp_size" and not sampler.dp_size_given):  # type: ignore[attr-defined]
@@ -74,8 +74,8 @@ def _arguments_of(sampler: object) -> dict[str, Any] | None:
             if inner is None:
                 return None
             value = {SAMPLER: type(value).__name__, ARGUMENTS: inner}
-        found[name] = value
-    return found
+        arguments[name] = value
+    return arguments
 
 
 def _parameters(kind: type[BaseSampler]) -> dict[str, inspect.Parameter]:

@@ -197,16 +197,16 @@ class SeqlenBalancedSampler(RoundSampler, GRPOGroupNSampler):
         quick = numbers_of(values)
         if quick is not None and np.isfinite(quick).all() and (quick >= 0).all():
             return list(quick.tolist())
-        found = list(map(_length, rows, values))
-        missing = found.count(None)
+        sizes = list(map(_length, rows, values))
+        missing = sizes.count(None)
         if missing:
-            counted = "is divided equally, in order" if missing == len(found) else "counts the missing ones as 1"
+            counted = "is divided equally, in order" if missing == len(sizes) else "counts the missing ones as 1"
             self._warn_once(
                 "lengths",
-                f"the tag {_LENGTH_TAG!r} is missing in {missing} of the {len(found)} samples of a deal, first in row "
-                f"{rows[found.index(None)]}: the deal {counted}; put each sample with its number of tokens in this tag",
+                f"the tag {_LENGTH_TAG!r} is missing in {missing} of the {len(sizes)} samples of a deal, first in row "
+                f"{rows[sizes.index(None)]}: the deal {counted}; put each sample with its number of tokens in this tag",
             )
-        return None if missing == len(found) else [1.0 if length is None else length for length in found]
+        return None if missing == len(sizes) else [1.0 if length is None else length for length in sizes]
 
     def _warn_once(self, about: str, text: str) -> None:
         """Log a warning, unless this sampler has logged one about the same before."""

@@ -163,13 +163,13 @@ class TokenBudgetSampler(DealsGroups, RoundSampler):
         rows = list(chain.from_iterable(groups))
         if not rows:
             return []
-        found = numbers(rows, self.tag, partition)
-        wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
+        lengths = numbers(rows, self.tag, partition)
+        wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths >= 0)))
         if len(wrong):
-            value = float(found[wrong[0]])
+            value = float(lengths[wrong[0]])
             shown = "missing" if np.isnan(value) else str(value)
             raise InvalidArgumentError(
                 f"tag {self.tag!r} of row {rows[wrong[0]]} is {shown}, and TokenBudgetSampler needs the number of "
                 f"tokens there, finite and not negative; put it with the sample"
             )
-        return [float(length) for length in found.reshape(len(groups), -1).sum(axis=1)]
+        return [float(length) for length in lengths.reshape(len(groups), -1).sum(axis=1)]

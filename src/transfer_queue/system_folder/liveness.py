@@ -214,12 +214,12 @@ def is_client_alive(folder: Path, client_id: str) -> bool:
 
 def handed_over(folder: Path) -> set[int]:
     """Return the tokens that the clients in a folder have noted last."""
-    found: set[int] = set()
+    tokens: set[int] = set()
     for path in folder.iterdir():
         with contextlib.suppress(OSError):  # it was removed meanwhile
             data = path.read_bytes()
-            found.update(memoryview(data[: len(data) // _MARK * _MARK]).cast("Q"))
-    return found
+            tokens.update(memoryview(data[: len(data) // _MARK * _MARK]).cast("Q"))
+    return tokens
 
 
 class DepartedClients:

@@ -115,10 +115,10 @@ def runtime_dir() -> Path:
     It is TQ_RUNTIME_DIR; else `transfer_queue` in the user's runtime folder /run/user/<uid>; else a folder of the user
     in the folder of temporary files. Raises StartError if other users could create files in it.
     """
-    asked = environment.runtime_dir()
-    if asked is not None:
-        folder = Path(asked)
-    elif _is_ours(Path(f"/run/user/{os.geteuid()}")):
+    configured = environment.runtime_dir()
+    if configured is not None:
+        folder = Path(configured)
+    elif _is_own_folder(Path(f"/run/user/{os.geteuid()}")):
         folder = Path(f"/run/user/{os.geteuid()}/transfer_queue")
     else:
         import tempfile  # imported here, because it takes a megabyte of each server
@@ -126,25 +126,25 @@ def runtime_dir() -> Path:
         folder = Path(tempfile.gettempdir()) / f"transfer_queue-{os.geteuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        facts = folder.stat()
     except OSError as error:
         advice = "set TQ_RUNTIME_DIR to a folder of this user"
         raise StartError(f"the runtime folder {folder} cannot be used: {with_advice(error, advice)}") from error
-    others_write = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
-    if found.st_uid not in (0, os.geteuid()) or others_write:
+    others_write = facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX
+    if facts.st_uid not in (0, os.geteuid()) or others_write:
         raise StartError(
-            f"the runtime folder {folder} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}, so "
+            f"the runtime folder {folder} belongs to user {facts.st_uid} with mode {stat.S_IMODE(facts.st_mode):o}, so "
             f"that others could change it; make it yours with mode 700, or set TQ_RUNTIME_DIR to one that is"
         )
     return folder
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_own_folder(folder: Path) -> bool:
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return False
-    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o077
 
 
 class SystemFolder:
@@ -293,10 +293,10 @@ class SystemFolder:
     def description_identity(self) -> tuple[int, int] | None:
         """Return the inode and modification time of system.json, which identify it; None if there is none."""
         try:
-            found = os.stat(self.description, follow_symlinks=False)
+            status = os.stat(self.description, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def read_heir(self) -> _Heir | None:
         """Return the process that replaced the starter, see `write_heir`; None if there is none."""
@@ -319,15 +319,15 @@ class SystemFolder:
     def check_private(self) -> None:
         """Raise AttachError unless the folder is a real folder that only this user can access."""
         try:
-            found = self.folder.lstat()
+            status = self.folder.lstat()
         except OSError as error:
             raise AttachError(
                 f"no system is running in {self.folder}: {error}; start it, or choose another name"
             ) from error
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise AttachError(
-                f"{self.folder} is not a private folder of this user (owner {found.st_uid}, mode "
-                f"{stat.filemode(found.st_mode)}) and is not trusted; remove it, or choose another name"
+                f"{self.folder} is not a private folder of this user (owner {status.st_uid}, mode "
+                f"{stat.filemode(status.st_mode)}) and is not trusted; remove it, or choose another name"
             )
 
     def read_key(self) -> bytes:
@@ -359,20 +359,20 @@ class SystemFolder:
     def identity(self) -> tuple[int, int] | None:
         """Return what distinguishes this folder from a later one at the same path; None if there is none."""
         try:
-            found = self.folder.lstat()
+            status = self.folder.lstat()
         except OSError:
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def remove(self) -> None:
         """Remove everything of the system; other processes see it vanish at once. No process may still need it."""
         self.remove_arenas()
-        gone = self.folder.with_name(f".{self.name}.{secrets.token_hex(4)}.gone")
+        removed = self.folder.with_name(f".{self.name}.{secrets.token_hex(4)}.gone")
         try:
-            self.folder.rename(gone)
+            self.folder.rename(removed)
         except FileNotFoundError:
             return
-        shutil.rmtree(gone, ignore_errors=True)
+        shutil.rmtree(removed, ignore_errors=True)
 
     def remove_all_but_logs(self) -> None:
         """Remove everything but the logs, which show why the system ended."""
@@ -395,8 +395,8 @@ class SystemFolder:
 
     def sweep(self) -> None:
         """Remove what killed processes left. Call it under the lock, when no process of the system lives."""
-        for gone in self.folder.parent.glob(f".{self.name}.*.gone"):
-            shutil.rmtree(gone, ignore_errors=True)
+        for removed in self.folder.parent.glob(f".{self.name}.*.gone"):
+            shutil.rmtree(removed, ignore_errors=True)
         if self.identity() is not None:
             self.check_private()
             self.remove()
@@ -429,10 +429,10 @@ def read_private(path: Path) -> bytes:
         advice = "check that the system is running and belongs to this user"
         raise AttachError(f"{path} cannot be read: {with_advice(error, advice)}") from error
     with open(file, "rb") as stream:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise AttachError(
-                f"{path} can be accessed by other users (owner {found.st_uid}, mode {stat.filemode(found.st_mode)}) "
+                f"{path} can be accessed by other users (owner {status.st_uid}, mode {stat.filemode(status.st_mode)}) "
                 f"and is not trusted; stop the system and start it again"
             )
         return stream.read(1 << 20)
@@ -457,12 +457,12 @@ def is_network_storage(folder: Path) -> bool:
 
 def mount_of(folder: Path) -> tuple[str, list[str]]:
     """Return the type and the options of the file system that contains a folder."""
-    best, found = "", ("unknown", [""])
+    best, mount = "", ("unknown", [""])
     real = os.path.realpath(folder)
     mounts = Path("/proc/self/mounts")
     for line in mounts.read_text("utf-8", "replace").splitlines() if mounts.exists() else ():
         _, at, kind, options = line.split(" ")[:4]
         at = re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), at)
         if (real == at or real.startswith(at.rstrip("/") + "/")) and len(at) >= len(best):
-            best, found = at, (kind, options.split(","))
-    return found
+            best, mount = at, (kind, options.split(","))
+    return mount

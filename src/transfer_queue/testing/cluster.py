@@ -560,9 +560,9 @@ class Cluster:
         """Copy a state into the journal after a delay, and give its content to the controller after another delay."""
 
         def done() -> None:
-            found = self.states.read(read.name, read.watched)
+            saved = self.states.read(read.name, read.watched)
             self._run_later(
-                lambda: self._run_core_effects(self.controller.on_outcome(read.number, found, self._controller_now))
+                lambda: self._run_core_effects(self.controller.on_outcome(read.number, saved, self._controller_now))
             )
 
         self._run_later(done)

@@ -54,8 +54,8 @@ os._exit(0)
 """
 
 
-def _same(found: Bytes | None, wanted: Bytes) -> bool:
-    return found is not None and np.array_equal(found, wanted)
+def _same(content: Bytes | None, wanted: Bytes) -> bool:
+    return content is not None and np.array_equal(content, wanted)
 
 
 class StoreConformance:
@@ -216,9 +216,9 @@ class StoreConformance:
             key, content = self.put(300_000, 50 + turn)
             remover = threading.Thread(target=self.store.remove, args=([key],))
             remover.start()
-            found = self.get(key, 300_000)
+            result = self.get(key, 300_000)
             remover.join()
-            assert found is None or _same(found, content)
+            assert result is None or _same(result, content)
             assert self.get(key, 300_000) is None
 
     def test_threads(self) -> None:
@@ -253,11 +253,11 @@ class StoreConformance:
     def _elsewhere(self, what: str, key: str, nbytes: int) -> str:
         with self._process(what, key, nbytes) as process:
             try:
-                said, trouble = process.communicate(timeout=OTHER_SECONDS)
+                output, trouble = process.communicate(timeout=OTHER_SECONDS)
             finally:
                 process.kill()
-        assert said, trouble
-        return said.strip()
+        assert output, trouble
+        return output.strip()
 
     def test_another_process_reads_it(self) -> None:
         """Another process reads a block with the same address of the store."""
@@ -270,9 +270,9 @@ class StoreConformance:
         """A block stays if its writer is killed right after `write`."""
         key = f"conformance/{uuid.uuid4().hex}/1"
         assert self._elsewhere("write", key, 250_000) == "written"
-        found = self.get(key, 250_000)
-        assert found is not None
-        assert np.array_equal(found, np.arange(250_000) % 251)
+        result = self.get(key, 250_000)
+        assert result is not None
+        assert np.array_equal(result, np.arange(250_000) % 251)
         self.store.remove([key])
 
     def test_what_a_killed_writer_has_begun_is_removed(self) -> None:
@@ -283,8 +283,8 @@ class StoreConformance:
             for _ in range(3):
                 assert process.stdout.readline() == "writes\n"
             process.kill()
-            said = 3 + process.communicate(timeout=OTHER_SECONDS)[0].count("writes")
-        keys = [f"{key}{n}" for n in range(said)]
+            count = 3 + process.communicate(timeout=OTHER_SECONDS)[0].count("writes")
+        keys = [f"{key}{n}" for n in range(count)]
         self.store.remove(keys)
         assert self.store.missing(keys) == keys
 
@@ -331,9 +331,9 @@ class StoreConformance:
             store = cluster.units[1].pool
             for _ in range(2):
                 meta = writer.put(values, partition_id="p")
-                found = reader.get_data(meta, layout="dense")
-                assert torch.equal(found["stored"], values["stored"])
-                assert torch.equal(found["here"], values["here"])
+                data = reader.get_data(meta, layout="dense")
+                assert torch.equal(data["stored"], values["stored"])
+                assert torch.equal(data["here"], values["here"])
                 before = store.status().leased
                 with contextlib.suppress(CapacityError):  # the arena is full, so nothing may be left in the store
                     writer.put(

@@ -53,13 +53,13 @@ class Board:
 
     def recall(self, slot: str, among: Container[Offer] | None = None) -> list[Offer]:
         """See `SimulatedSlots.recall`."""
-        found = []
+        offers = []
         for entry in self._entries.get(slot, {}).values():
             offer = entry.extent, entry.used
             if entry.extent and not entry.locked and (among is None or offer in among):
                 entry.recalled = True
-                found.append(offer)
-        return found
+                offers.append(offer)
+        return offers
 
 
 class HoldsHere(ReadHolds):
@@ -131,7 +131,7 @@ class SimulatedSlots:
 
     def make(self, slot: int, writer: str) -> str:
         """See `writer_locks.WriterSlots`."""
-        self._known[slot] = KnownSlot(writer, gone=False)
+        self._known[slot] = KnownSlot(writer, is_dead=False)
         return self.path(slot)
 
     def path(self, slot: int) -> str:
@@ -146,7 +146,7 @@ class SimulatedSlots:
         """See `writer_locks.WriterSlots`."""
         if not self.is_dead(slot):
             return False
-        self._known[slot] = KnownSlot(self._known[slot].writer, gone=True)
+        self._known[slot] = KnownSlot(self._known[slot].writer, is_dead=True)
         return True
 
     def forget(self, slot: int) -> None:

@@ -68,9 +68,9 @@ def _check_fields(partition: Partition) -> None:
         require(several == bool(field.further), f"field {field_name} of {partition.name} has several ranks, or not")
         if field.kind == "tensor":
             numbers, slots = partition.blocks_of(field_name, positions)
-            there = numbers > 0
+            has_value = numbers > 0
             check_ranks(
-                partition.blocks, field, numbers[there], slots[there], f"field {field_name} of {partition.name}"
+                partition.blocks, field, numbers[has_value], slots[has_value], f"field {field_name} of {partition.name}"
             )
 
 
@@ -196,8 +196,8 @@ def _check_waiting(state: State) -> None:
 def _check_watches(state: State, watches: WatchQueue, name: str) -> list[RequestKey]:
     require(bool(watches.groups) and all(watches.groups.values()), f"an empty queue of watches of {name} was left")
     for key, group in watches.groups.items():
-        alike = {watches.key(waiting.watch) for waiting in group.values()}
-        require(alike == {key}, f"a watch of {name} is in the group of another key")
+        keys = {watches.key(waiting.watch) for waiting in group.values()}
+        require(keys == {key}, f"a watch of {name} is in the group of another key")
     return [waiter for group in watches.groups.values() for waiter in group]
 
 

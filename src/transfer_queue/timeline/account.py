@@ -31,9 +31,9 @@ class TaskAccount:
     """The positions of its workers in `TaskWorkers`."""
     alive: int
     """The number of workers that are connected."""
-    gone_workers: np.ndarray
+    lost_workers: np.ndarray
     """The positions of the workers whose connection has ended, that did not close, and that were not replaced."""
-    gone_since: float | None
+    lost_since: float | None
     """When the last one of them ended, in Unix seconds; None if none did."""
     waits: float
     """The share of the time of its connected workers for which they wait."""
@@ -61,9 +61,9 @@ class TaskAccount:
     """The number of workers that have closed in order."""
 
     @property
-    def gone(self) -> int:
+    def lost(self) -> int:
         """The number of workers that are gone."""
-        return len(self.gone_workers)
+        return len(self.lost_workers)
 
     @property
     def busy(self) -> float:
@@ -138,11 +138,11 @@ class Account:
         values, task = claims.column(column)[first:], claims.task[first:]
         known = (values >= 0) & (task >= 0)
         values, task = values[known], task[known]
-        found = {}
+        spreads = {}
         for number in np.flatnonzero(np.bincount(task)).tolist():
-            mine = values[task == number]
-            found[self.table.task_name(number)] = Spread(quantile(mine, 0.5), float(mine.mean()), float(mine.max()))
-        return found
+            part = values[task == number]
+            spreads[self.table.task_name(number)] = Spread(quantile(part, 0.5), float(part.mean()), float(part.max()))
+        return spreads
 
     def rows_of(self, kind: EventKind) -> np.ndarray:
         """Return the rows of the events of one kind in the window, for each worker."""
@@ -159,13 +159,13 @@ class Account:
 
     def producers_of(self, name: str) -> dict[str, float]:
         """Return the tasks that put a field, each with rows per second; 0 for one that puts it no longer."""
-        found = {flow.task: flow.rows for flow in self.flows if flow.field == name}
+        rates = {flow.task: flow.rows for flow in self.flows if flow.field == name}
         for task in self.table.recording.producers.get(name, {}):
-            found.setdefault(task, 0.0)
+            rates.setdefault(task, 0.0)
         for account in self.tasks.values():
             if name in account.puts:
-                found.setdefault(account.name, 0.0)
-        return found
+                rates.setdefault(account.name, 0.0)
+        return rates
 
 
 def make_account(table: EventTable, status: SystemStatus | None, start: float, end: float) -> Account:
@@ -180,7 +180,7 @@ def make_account(table: EventTable, status: SystemStatus | None, start: float, e
     spans = measure_spans(table, start, end)
     window = _Window(table, [] if status is None else status.partitions, start, max(end - start, 1e-9))
     missing, ended_by = window.ended_waits()
-    window.add_unmet_waits(missing)
+    window.add_pending_waits(missing)
     accounts = _task_accounts(window, spans)
     setters = table.of(EventKind.POLICY)
     policy = {table.task_name(number) for number in np.unique(setters.task[setters.first_after(start) :]).tolist()}
@@ -251,17 +251,17 @@ class _Window:
         """Return for each event its cause: the last one before it of the same moment and partition; -1 without one."""
         last = np.searchsorted(causes.position, ended.position[chosen]) - 1
         time, partition = ended.time[chosen], ended.partition[chosen]
-        found = np.full(len(chosen), -1, np.int64)
+        before = np.full(len(chosen), -1, np.int64)
         # Causes of other partitions may lie between, but they are few: most often there is one cause in a moment.
         for _ in range(MAX_CAUSES):
             among = last >= 0
             among &= time - _take(causes.time, last, 0) <= SAME_TIME
             same = among & (_take(causes.partition, last, 0) == partition)
-            found = np.where((found < 0) & same, last, found)
-            last = np.where(among & ~same & (found < 0), last - 1, -1)
+            before = np.where((before < 0) & same, last, before)
+            last = np.where(among & ~same & (before < 0), last - 1, -1)
             if not (last >= 0).any():
                 break
-        return found
+        return before
 
     def _common_field(self, wanted: int, given: int, demand: Counter[str]) -> str:
         """Return the field of a put that a claim waited for; of several, the one that most tasks take."""
@@ -269,26 +269,26 @@ class _Window:
         common = [name for name in self.recording.fields[wanted] if name in fields]
         return max(common, key=lambda name: demand[name], default="")
 
-    def add_unmet_waits(self, missing: Missing) -> None:
+    def add_pending_waits(self, missing: Missing) -> None:
         """Add the waits that have not ended, or got nothing. What they wait for is the field with the fewest rows."""
         wanted_by: dict[str, set[str]] = defaultdict(set)
         seconds: dict[tuple[str, str, tuple[str, ...]], float] = defaultdict(float)
-        for task, partition, fields, total in self._unmet_waits():
+        for task, partition, fields, total in self._pending_waits():
             seconds[task, partition, fields] += total
             for name in fields:
                 wanted_by[name].add(task)
         rates = {(flow.task, flow.field): flow.rows for flow in self.flows}
         put = {flow.field: flow.rows * self.seconds for flow in self.flows}
         for (task, partition, fields), total in seconds.items():
-            its = self.produced.get(partition, put)
-            rows = {name: its.get(name, 0) for name in fields}
+            produced = self.produced.get(partition, put)
+            rows = {name: produced.get(name, 0) for name in fields}
             # If several fields have equally many rows, the one that most tasks wait for is made first.
             name = min(fields, key=lambda each: (rows[each], -len(wanted_by[each])), default="")
             makers = [each for each, fields in self.table.puts.items() if name in fields and each != task]
             producer = max(makers, key=lambda each: rates.get((each, name), 0.0), default=None)
             missing[task][name, producer] += total
 
-    def _unmet_waits(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
+    def _pending_waits(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
         """Return the waits that have not ended, and those that got nothing: task, partition, fields and seconds."""
         for wait in self.recording.open:
             if not wait.holds and not wait.ahead and wait.lane > 0:
@@ -358,23 +358,23 @@ def _task_accounts(window: _Window, spans: WorkerSpans) -> dict[str, TaskAccount
     for flow in flows:
         rates[flow.field][flow.task] = flow.rows
     attendance = _Attendance(window.table, spans)
-    found = {}
+    accounts = {}
     for number, name in enumerate(workers.tasks):
-        mine = np.flatnonzero(workers.task == number)
-        total = seconds[mine].sum(axis=0)
+        positions = np.flatnonzero(workers.task == number)
+        total = seconds[positions].sum(axis=0)
         alive = max(float(total[SpanState.IDLE : SpanState.GONE].sum()), 1e-300)
         share = {state: float(total[state]) / alive for state in SpanState}
         arrivals = [rate for each in takes.get(name, ()) if (rate := sum(rates[each].values())) > 0]
-        found[name] = TaskAccount(
-            name, mine, *attendance.of(mine),
+        accounts[name] = TaskAccount(
+            name, positions, *attendance.of(positions),
             share[SpanState.WAITS], share[SpanState.HELD], share[SpanState.WORKS], share[SpanState.IDLE],
             takes.get(name, ()), puts.get(name, ()), claimed.get(name, 0.0),
             max((rates[each].get(name, 0.0) for each in puts.get(name, ())), default=0.0),
             min(arrivals, default=0.0),
             _queue_rows(window.partitions, window.produced, name, takes.get(name, ())),
-            steps.get(name, (0.0, 0.0))[0], int(attendance.closed[mine].sum()),
+            steps.get(name, (0.0, 0.0))[0], int(attendance.closed[positions].sum()),
         )  # fmt: skip
-    return found
+    return accounts
 
 
 class _Attendance:
@@ -382,11 +382,11 @@ class _Attendance:
 
     def __init__(self, table: EventTable, spans: WorkerSpans) -> None:
         last = spans.end >= spans.line.end - SAME_TIME
-        there = np.zeros(len(table.workers), bool)
-        there[spans.worker[last & (spans.state != SpanState.GONE)]] = True
-        self.alive = table.connected if table.recording.connected else there
+        is_present = np.zeros(len(table.workers), bool)
+        is_present[spans.worker[last & (spans.state != SpanState.GONE)]] = True
+        self.alive = table.connected if table.recording.connected else is_present
         """The workers that are connected."""
-        self.gone = np.isfinite(table.gone_since) & ~self.alive
+        self.lost = np.isfinite(table.departed_at) & ~self.alive
         """The workers whose newest client is gone."""
         self.closed = table.closed & ~self.alive
         """The workers that have closed in order."""
@@ -394,20 +394,20 @@ class _Attendance:
         known = np.isfinite(table.first_seen)
         self.first = np.where(known, table.first_seen, -np.inf)
         """When each worker came; minus infinity if that was before the recording."""
-        left = np.where(self.gone, table.gone_since, table.last_left)
+        left = np.where(self.lost, table.departed_at, table.last_left)
         self.left = np.where(self.alive, np.inf, np.where(np.isfinite(left), left, np.where(known, np.inf, -np.inf)))
         """When each worker left; infinity if it did not."""
 
-    def of(self, mine: np.ndarray) -> tuple[int, np.ndarray, float | None]:
+    def of(self, workers: np.ndarray) -> tuple[int, np.ndarray, float | None]:
         """Return how many workers are connected, which are gone, and when the last of the latter ended."""
-        alive, gone = int(self.alive[mine].sum()), mine[self.gone[mine]]
-        if len(gone) and (self.ranks[gone] < 0).all():  # clients without a rank replace each other
-            count = min(len(gone), max(self._most(mine) - alive, 0))
-            gone = gone[np.argsort(self.left[gone], kind="stable")][len(gone) - count :]
-        return alive, gone, float(self.left[gone].max()) if len(gone) else None
+        alive, missing = int(self.alive[workers].sum()), workers[self.lost[workers]]
+        if len(missing) and (self.ranks[missing] < 0).all():  # clients without a rank replace each other
+            count = min(len(missing), max(self._most(workers) - alive, 0))
+            missing = missing[np.argsort(self.left[missing], kind="stable")][len(missing) - count :]
+        return alive, missing, float(self.left[missing].max()) if len(missing) else None
 
-    def _most(self, mine: np.ndarray) -> int:
+    def _most(self, workers: np.ndarray) -> int:
         """Return how many of these workers were connected at most at one time."""
-        times = np.concatenate([self.left[mine], self.first[mine]])
-        steps = np.repeat([-1, 1], len(mine))
+        times = np.concatenate([self.left[workers], self.first[workers]])
+        steps = np.repeat([-1, 1], len(workers))
         return int(np.cumsum(steps[np.lexsort((steps, times))]).max(initial=0))

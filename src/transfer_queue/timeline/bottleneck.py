@@ -92,7 +92,7 @@ def find_bottleneck(account: Account, noticed: float = NOTICED) -> Bottleneck | 
     if held:
         start = max(held, key=lambda each: each.held * each.alive)
         return _conclude(account, _Walker(account).follow(start.name))
-    ended = [each for each in tasks.values() if each.gone and not each.alive and each.takes]
+    ended = [each for each in tasks.values() if each.lost and not each.alive and each.takes]
     ended = [each for each in ended if each.arrival_rate > 0 or each.queue_rows > 0]
     if ended:
         stage = max(ended, key=lambda each: (each.queue_rows, each.arrival_rate))
@@ -124,7 +124,7 @@ def find_dead_stages(account: Account, status: SystemStatus | None) -> list[str]
     which a task waits and that no task has put.
     """
     tasks, table = account.tasks, account.table
-    dead = [each.name for each in tasks.values() if each.gone and not each.alive]
+    dead = [each.name for each in tasks.values() if each.lost and not each.alive]
     alive = [each for each in tasks.values() if each.alive]
     if not dead or not alive:
         return []
@@ -152,12 +152,12 @@ def _has_work(task: TaskAccount, status: SystemStatus | None) -> bool:
 
 def find_slow_rank(account: Account, task: str) -> SlowRank | None:
     """Return the rank of a task that takes more than twice as long for a row as the median of the others."""
-    mine = account.tasks[task].workers
+    workers = account.tasks[task].workers
     rows, seconds = rows_and_seconds(account, task)
-    there = seconds > 0
-    if np.count_nonzero(there) < 2 or rows.sum() <= 0:
+    has_worked = seconds > 0
+    if np.count_nonzero(has_worked) < 2 or rows.sum() <= 0:
         return None
-    mine, rows, seconds = mine[there], rows[there], seconds[there]
+    workers, rows, seconds = workers[has_worked], rows[has_worked], seconds[has_worked]
     claim = _rows_of_a_claim(account, task)
     # A count of complete claims is on average half a claim too small for the seconds.
     cost = seconds / np.maximum(rows + claim / 2, claim)
@@ -166,17 +166,17 @@ def find_slow_rank(account: Account, task: str) -> SlowRank | None:
     certain = seconds[worst] / (rows[worst] + claim)
     long = seconds[worst] > 0.5 * seconds.max()
     if others > 0 and cost[worst] >= SLOW_RANK * others and certain >= 0.75 * SLOW_RANK * others and long:
-        return SlowRank(int(mine[worst]), float(cost[worst]) / others)
+        return SlowRank(int(workers[worst]), float(cost[worst]) / others)
     return None
 
 
 def rows_and_seconds(account: Account, task: str) -> tuple[np.ndarray, np.ndarray]:
     """Return for each worker of a task the rows that it claimed, or put if it claims none, and its seconds of work."""
-    mine, seconds = account.tasks[task].workers, account.spans.seconds
-    works, kind = seconds[mine, SpanState.WORKS], EventKind.CLAIM
+    workers, seconds = account.tasks[task].workers, account.spans.seconds
+    works, kind = seconds[workers, SpanState.WORKS], EventKind.CLAIM
     if not account.tasks[task].takes:
-        works, kind = works + seconds[mine, SpanState.IDLE], EventKind.PUT
-    return account.rows_of(kind)[mine], works
+        works, kind = works + seconds[workers, SpanState.IDLE], EventKind.PUT
+    return account.rows_of(kind)[workers], works
 
 
 def _rows_of_a_claim(account: Account, task: str) -> float:
@@ -282,14 +282,14 @@ class _Walker:
 
     def _after(self, name: str) -> list[str]:
         """Return the tasks with claims that take, directly or not, what a task puts."""
-        found: list[str] = []
+        later: list[str] = []
         reached = set(self.account.tasks[name].puts)
         for _ in self.account.tasks:
             for task in self.account.tasks.values():
-                if task.name != name and task.name not in found and reached & set(task.takes):
-                    found.append(task.name)
+                if task.name != name and task.name not in later and reached & set(task.takes):
+                    later.append(task.name)
                     reached |= set(task.puts)
-        return found
+        return later
 
     def _leader(self, circle: tuple[Hop, ...]) -> str | None:
         """Return the task that works for most of the time among those that wait for each other, if one does."""
@@ -302,6 +302,6 @@ class _Walker:
         """Return whether one slow rank of a task ends most of the waiting for it, while its other ranks wait."""
         ended = self.account.ended_by.get(waiting, {})
         slow = find_slow_rank(self.account, name)
-        mine = self.account.tasks[name].workers.tolist()
-        total = sum(ended.get(worker, 0.0) for worker in mine)
-        return slow is not None and len(mine) > 2 and ended.get(slow.worker, 0.0) > 0.5 * total
+        workers = self.account.tasks[name].workers.tolist()
+        total = sum(ended.get(worker, 0.0) for worker in workers)
+        return slow is not None and len(workers) > 2 and ended.get(slow.worker, 0.0) > 0.5 * total

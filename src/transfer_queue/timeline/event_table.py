@@ -162,37 +162,37 @@ class EventTable:
     @cached_property
     def takes(self) -> dict[str, tuple[str, ...]]:
         """The fields that the claims of each task name."""
-        found: dict[str, dict[str, None]] = defaultdict(dict)
+        fields_of: dict[str, dict[str, None]] = defaultdict(dict)
         for kind in (EventKind.CLAIM, EventKind.WAIT, EventKind.END):
-            self._add_fields(found, kind)
+            self._add_fields(fields_of, kind)
         for wait in self.recording.open:
             if not wait.holds:
-                found[self.recording.lanes[wait.lane].task].update(dict.fromkeys(wait.fields))
-        return {task: tuple(fields) for task, fields in found.items() if fields}
+                fields_of[self.recording.lanes[wait.lane].task].update(dict.fromkeys(wait.fields))
+        return {task: tuple(fields) for task, fields in fields_of.items() if fields}
 
     @cached_property
     def puts(self) -> dict[str, tuple[str, ...]]:
         """The fields that each task puts, or has put before the events that are kept."""
-        found: dict[str, dict[str, None]] = defaultdict(dict)
-        self._add_fields(found, EventKind.PUT)
+        fields_of: dict[str, dict[str, None]] = defaultdict(dict)
+        self._add_fields(fields_of, EventKind.PUT)
         for name, tasks in self.recording.producers.items():
             for task in tasks:
-                found[task][name] = None
-        return {task: tuple(fields) for task, fields in found.items()}
+                fields_of[task][name] = None
+        return {task: tuple(fields) for task, fields in fields_of.items()}
 
     @cached_property
     def producers(self) -> dict[str, list[str]]:
         """The tasks that put each field."""
-        found: dict[str, list[str]] = defaultdict(list)
+        tasks: dict[str, list[str]] = defaultdict(list)
         for task, fields in self.puts.items():
             for name in fields:
-                found[name].append(task)
-        return dict(found)
+                tasks[name].append(task)
+        return dict(tasks)
 
-    def _add_fields(self, found: dict[str, dict[str, None]], kind: EventKind) -> None:
+    def _add_fields(self, fields_of: dict[str, dict[str, None]], kind: EventKind) -> None:
         events = self.of(kind)
         for (number, at), _ in sum_by(events.rows, events.task, events.fields):
-            found[self.task_name(number)].update(dict.fromkeys(self.recording.fields[at]))
+            fields_of[self.task_name(number)].update(dict.fromkeys(self.recording.fields[at]))
 
     @cached_property
     def steps(self) -> dict[str, tuple[float, float]]:
@@ -202,11 +202,11 @@ class EventTable:
         steps = np.diff(time)
         follows = (lane[1:] == lane[:-1]) & (steps > 0) & (task[1:] >= 0)
         steps, task = steps[follows], task[1:][follows]
-        found = {}
+        quantiles = {}
         for number in np.flatnonzero(np.bincount(task)).tolist():
-            mine = steps[task == number]
-            found[self.task_name(number)] = quantile(mine, 0.5), quantile(mine, 0.9)
-        return found
+            of_task = steps[task == number]
+            quantiles[self.task_name(number)] = quantile(of_task, 0.5), quantile(of_task, 0.9)
+        return quantiles
 
     @cached_property
     def lanes(self) -> np.ndarray:
@@ -233,10 +233,10 @@ class EventTable:
     @cached_property
     def connected(self) -> np.ndarray:
         """Whether a client of each worker is connected at the end; False for all if that is not known."""
-        there = np.zeros(len(self.workers), bool)
+        is_connected = np.zeros(len(self.workers), bool)
         lanes = np.array([lane.client in self.recording.connected for lane in self.recording.lanes], bool)
-        there[self.workers.of_lane[lanes & (self.workers.of_lane >= 0)]] = True
-        return there
+        is_connected[self.workers.of_lane[lanes & (self.workers.of_lane >= 0)]] = True
+        return is_connected
 
     @cached_property
     def closed(self) -> np.ndarray:
@@ -245,17 +245,17 @@ class EventTable:
         return np.array([client in closed for client in self.workers.clients], bool)
 
     @cached_property
-    def gone_since(self) -> np.ndarray:
+    def departed_at(self) -> np.ndarray:
         """When the newest client of each worker was gone; NaN if it is not, or if that is not known."""
-        gone = self.recording.gone
-        return np.array([gone.get(client, np.nan) for client in self.workers.clients], np.float64)
+        ended_at = self.recording.departed
+        return np.array([ended_at.get(client, np.nan) for client in self.workers.clients], np.float64)
 
     @cached_property
     def last_left(self) -> np.ndarray:
         """When the connection of each worker ended last; NaN if it did not."""
-        gone = self.of(EventKind.GONE)
+        ends = self.of(EventKind.GONE)
         left = np.full(len(self.workers) + 1, np.nan)  # the last one is the worker -1
-        left[gone.worker] = gone.time
+        left[ends.worker] = ends.time
         return left[:-1]
 
 
@@ -298,13 +298,13 @@ def sum_by(weights: np.ndarray, *keys: np.ndarray) -> list[tuple[tuple[int, ...]
         cells = cells * sizes[-1] + (key + 1)
     if product <= DENSE:
         count = np.bincount(cells, minlength=product)
-        found = np.flatnonzero(count)
-        total = np.bincount(cells, weights, minlength=product)[found]
+        cells_used = np.flatnonzero(count)
+        total = np.bincount(cells, weights, minlength=product)[cells_used]
     else:
-        found, which = np.unique(cells, return_inverse=True)
+        cells_used, which = np.unique(cells, return_inverse=True)
         total = np.bincount(which, weights)
     parts = []
     for size in reversed(sizes):
-        parts.append((found % size - 1).tolist())
-        found = found // size
+        parts.append((cells_used % size - 1).tolist())
+        cells_used = cells_used // size
     return list(zip(zip(*reversed(parts)), total.tolist()))

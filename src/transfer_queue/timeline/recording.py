@@ -68,8 +68,8 @@ class NameTable(Generic[T]):
 
     def positions_of(self, numbers: np.ndarray) -> np.ndarray:
         """Return the position of each number; 0 for a number without a name."""
-        found, which = np.unique(numbers, return_inverse=True)
-        return np.array([self.position_of(number) for number in found.tolist()], np.uint32)[which]
+        distinct, which = np.unique(numbers, return_inverse=True)
+        return np.array([self.position_of(number) for number in distinct.tolist()], np.uint32)[which]
 
     def forget_boot(self) -> None:
         """Forget the numbers, which mean something else after a restart of the controller."""
@@ -128,7 +128,7 @@ class Recording:
         """The requests that waited at `now`. `since` is in Unix seconds, and `lane` a position in `lanes`."""
         self.connected: frozenset[str] = frozenset()
         """The clients that were connected at `now`; empty if this is not known."""
-        self.gone: dict[str, float] = {}
+        self.departed: dict[str, float] = {}
         """Client that is gone -> when its last connection ended, in Unix seconds; empty if this is not known."""
         self.closed: set[str] = set()
         """The clients that closed in order; they will not connect again."""
@@ -191,7 +191,7 @@ class Recording:
         self._trim()
         self.open = [self._opened(each) for each in reply.open] if self.caught_up else []
         self.connected = frozenset(reply.connected) if self.caught_up else frozenset()
-        self.gone = {client: min(time + self._wall, self.now) for client, time in reply.gone.items()}
+        self.departed = {client: min(time + self._wall, self.now) for client, time in reply.departed.items()}
         begins = [self.now, *(each.since for each in self.open), *self.events["since"][:FIRST].tolist()]
         self.start = max(min(begins), self.now - self.seconds)
         if len(self.events) >= self.limit:  # the controller has older ones, which the open waits do not cover

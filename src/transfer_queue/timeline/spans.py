@@ -82,13 +82,13 @@ def measure_spans(table: EventTable, start: float, end: float) -> WorkerSpans:
         end: When the window ends, in Unix seconds.
     """
     line = Line(start, max(end, start), len(table.workers))
-    gone, closed = _absence(table, line)
+    lost, closed = _absence(table, line)
     layers = [
         merge(_presence(table, line)),
         merge(_work(table, line)),
         merge(_parked(table, line, holds=True)),
         merge(_parked(table, line, holds=False)),
-        merge(gone),
+        merge(lost),
         merge(closed),
     ]
     places, layer = paint(layers)
@@ -131,9 +131,9 @@ def _work(table: EventTable, line: Line) -> Intervals:
     if len(stops):
         # The end of a run is the next stop of its lane.
         at = np.searchsorted(stops, places[begins])
-        found = stops[np.minimum(at, len(stops) - 1)]
-        stopped = (at < len(stops)) & (found // pitch == lane[begins])
-        end = np.where(stopped, found - lane[begins] * pitch + beginning, line.end)
+        end_of_work = stops[np.minimum(at, len(stops) - 1)]
+        stopped = (at < len(stops)) & (end_of_work // pitch == lane[begins])
+        end = np.where(stopped, end_of_work - lane[begins] * pitch + beginning, line.end)
     else:
         end = np.full(len(begins), line.end)
     return line.place(table.workers.of_lane[lane[begins]], time[begins], end)
@@ -144,12 +144,12 @@ def _stops(table: EventTable) -> tuple[np.ndarray, np.ndarray]:
     recording, waits = table.recording, table.of(EventKind.WAIT)
     # A claim that waited and got nothing ended the work when it began.
     fails = (waits.flags & TIMED_OUT != 0) & (waits.flags & AHEAD == 0)
-    ends, gone = table.of(EventKind.END), table.of(EventKind.GONE)
+    ends, lost = table.of(EventKind.END), table.of(EventKind.GONE)
     lanes = np.arange(len(recording.lanes))
     gaps = np.array([gap.start for gap in recording.gaps], np.float64)
     return (
-        np.concatenate([waits.lane[fails], ends.lane, gone.lane, np.tile(lanes, len(gaps))]),
-        np.concatenate([waits.since[fails], ends.time, gone.time, np.repeat(gaps, len(lanes))]),
+        np.concatenate([waits.lane[fails], ends.lane, lost.lane, np.tile(lanes, len(gaps))]),
+        np.concatenate([waits.since[fails], ends.time, lost.time, np.repeat(gaps, len(lanes))]),
     )
 
 
@@ -158,9 +158,9 @@ def _presence(table: EventTable, line: Line) -> Intervals:
     gaps = table.recording.gaps
     edges = [line.start, *(edge for gap in gaps for edge in (gap.start, gap.end)), line.end]
     starts, ends = np.array(edges[::2]), np.array(edges[1::2])
-    everyone = np.repeat(np.arange(len(table.workers)), len(starts))
+    workers = np.repeat(np.arange(len(table.workers)), len(starts))
     starts, ends = np.tile(starts, len(table.workers)), np.tile(ends, len(table.workers))
-    return line.place(everyone, np.maximum(starts, table.first_seen[everyone]), ends)
+    return line.place(workers, np.maximum(starts, table.first_seen[workers]), ends)
 
 
 def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:
@@ -175,10 +175,10 @@ def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:
     concerned = np.zeros(len(table.workers) + 1, bool)
     concerned[left] = True
     worker = table.workers.of_lane[table.lanes]
-    there = np.flatnonzero(concerned[worker])
-    there = there[order_of(worker[there])]
-    at, events = worker[there], table.recording.events
-    time, since, kind = events["time"][there], events["since"][there], table.kind[there]
+    chosen = np.flatnonzero(concerned[worker])
+    chosen = chosen[order_of(worker[chosen])]
+    at, events = worker[chosen], table.recording.events
+    time, since, kind = events["time"][chosen], events["since"][chosen], table.kind[chosen]
     leaving = kind == EventKind.GONE
     order = np.arange(len(at))
     begin = np.searchsorted(at, at)  # where the events of the same worker begin
@@ -188,10 +188,10 @@ def _absence(table: EventTable, line: Line) -> tuple[Intervals, Intervals]:
     back = np.minimum.accumulate(np.where(returns, order, len(at))[::-1])[::-1]
     back = np.where(back < len(at), back, 0)
     until = np.where((back > order) & (at[back] == at), since[back], line.end)
-    finished = events["flags"][there] & CLOSED != 0
+    finished = events["flags"][chosen] & CLOSED != 0
     returned = table.connected[at] & (until >= line.end)
-    gone, closed = leaving & ~finished & ~returned, leaving & finished & ~returned
-    return line.place(at[gone], time[gone], until[gone]), line.place(at[closed], time[closed], until[closed])
+    lost, closed = leaving & ~finished & ~returned, leaving & finished & ~returned
+    return line.place(at[lost], time[lost], until[lost]), line.place(at[closed], time[closed], until[closed])
 
 
 @dataclass(frozen=True)

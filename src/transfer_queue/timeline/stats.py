@@ -41,11 +41,11 @@ class TaskLabels:
 
     def _unused(self, base: str) -> str:
         used = {*self._labels.values(), *TIERS}
-        found, number = base, 1
-        while found in used:
+        label, number = base, 1
+        while label in used:
             number += 1
-            found = f"{base}_{number}"
-        return found
+            label = f"{base}_{number}"
+        return label
 
 
 def make_stats(recording: Recording, status: SystemStatus, since: float | None, labels: TaskLabels) -> dict[str, float]:
@@ -65,7 +65,7 @@ def make_stats(recording: Recording, status: SystemStatus, since: float | None, 
     reads = table.of(EventKind.READ)
     put_bytes, read_bytes = (float(each.column("bytes")[each.first_after(start) :].sum()) for each in (puts, reads))
     account = make_account(table, status, start, recording.now)
-    found = {
+    stats = {
         f"{PREFIX}/seconds": seconds,
         **_system_figures(status),
         f"{PREFIX}/put_bytes_rate": put_bytes / max(seconds, 1e-9),
@@ -76,8 +76,8 @@ def make_stats(recording: Recording, status: SystemStatus, since: float | None, 
         label = labels.of(task.name)
         if label is not None:
             figures = _task_figures(account, task)
-            found |= {f"{PREFIX}/{label}/{name}": float(value) for name, value in figures.items()}
-    return found
+            stats |= {f"{PREFIX}/{label}/{name}": float(value) for name, value in figures.items()}
+    return stats
 
 
 def _first_moment(recording: Recording, since: float | None) -> float:
@@ -92,7 +92,7 @@ def _first_moment(recording: Recording, since: float | None) -> float:
 
 def _system_figures(status: SystemStatus) -> dict[str, float]:
     tasks = [task for partition in status.partitions for task in partition.tasks]
-    found = {
+    figures = {
         "partitions": len(status.partitions),
         "rows": sum(each.rows for each in status.partitions),
         "bytes": sum(each.nbytes for each in status.partitions),
@@ -103,27 +103,27 @@ def _system_figures(status: SystemStatus) -> dict[str, float]:
     for tier in TIERS:
         units = [each for each in status.units if each.tier == tier]
         if units:
-            found[f"{tier}/held_bytes"] = sum(each.leased for each in units)
+            figures[f"{tier}/held_bytes"] = sum(each.leased for each in units)
         if units and all(each.capacity for each in units):
-            found[f"{tier}/capacity_bytes"] = sum(each.capacity for each in units)
-    return {f"{PREFIX}/{name}": float(value) for name, value in found.items()}
+            figures[f"{tier}/capacity_bytes"] = sum(each.capacity for each in units)
+    return {f"{PREFIX}/{name}": float(value) for name, value in figures.items()}
 
 
 def _task_figures(account: Account, task: TaskAccount) -> dict[str, float]:
-    found: dict[str, float] = {
+    figures: dict[str, float] = {
         "workers": task.alive,
-        "workers_gone": task.gone,
+        "workers_gone": task.lost,
         "wait_share": task.waits,
         "held_share": task.held,
         "rate": task.claim_rate if task.takes else task.put_rate,
     }
     if task.takes:
-        found |= {"work_share": task.works, "queue_rows": task.queue_rows}
+        figures |= {"work_share": task.works, "queue_rows": task.queue_rows}
     if task.puts:
-        found["put_rate"] = task.put_rate
+        figures["put_rate"] = task.put_rate
     ages, staleness = account.ages.get(task.name), account.staleness.get(task.name)
     if ages is not None:
-        found |= {"time_in_queue_p50": ages.median, "time_in_queue_max": ages.largest}
+        figures |= {"time_in_queue_p50": ages.median, "time_in_queue_max": ages.largest}
     if staleness is not None:
-        found |= {"staleness_mean": staleness.mean, "staleness_max": staleness.largest}
-    return found
+        figures |= {"staleness_mean": staleness.mean, "staleness_max": staleness.largest}
+    return figures

@@ -69,8 +69,8 @@ class _Trace:
             yield _metadata("process_name", number + 1, 0, task or "clients without a task")
         kinds = (None, *map(self.table.of, (EventKind.PUT, EventKind.CLAIM, EventKind.READ)))
         for track, kind in enumerate(kinds):
-            there = range(len(self.workers)) if kind is None else np.unique(kind.worker[kind.worker >= 0]).tolist()
-            for worker in there:
+            workers = range(len(self.workers)) if kind is None else np.unique(kind.worker[kind.worker >= 0]).tolist()
+            for worker in workers:
                 name = self.workers.name(worker) + TRACKS[track]
                 yield _metadata("thread_name", self.process(worker), _thread(worker, track), name)
 
@@ -89,21 +89,21 @@ class _Trace:
 
     def _waited_for(self) -> dict[tuple[int, float, int], TraceEvent]:
         """Return the fields that a worker waited for, or the rows that it waited to put, by worker, end and state."""
-        found: dict[tuple[int, float, int], TraceEvent] = {}
+        waits_by_span: dict[tuple[int, float, int], TraceEvent] = {}
         for kind, state in ((EventKind.WAIT, SpanState.WAITS), (EventKind.HOLD, SpanState.HELD)):
             waits = self.table.of(kind)
             needed = np.flatnonzero((waits.flags & AHEAD == 0) & (waits.worker >= 0))
             columns = (waits.worker, waits.time, waits.fields, waits.rows, waits.flags & DEMAND)
             for worker, end, fields, count, demand in zip(*(column[needed].tolist() for column in columns)):
                 args = self._args(fields, count) if state == SpanState.WAITS else _hold_args(int(count), bool(demand))
-                found[worker, round(end, 3), state] = args
+                waits_by_span[worker, round(end, 3), state] = args
         for wait in self.recording.open:
             worker = int(self.workers.of_lane[wait.lane])
             if worker >= 0 and not wait.ahead:
                 args = _hold_args(wait.rows, wait.demand) if wait.holds else {"fields": wait.fields, "rows": wait.rows}
                 state = SpanState.HELD if wait.holds else SpanState.WAITS
-                found[worker, round(self.recording.now, 3), state] = args | {"partition": wait.partition}
-        return found
+                waits_by_span[worker, round(self.recording.now, 3), state] = args | {"partition": wait.partition}
+        return waits_by_span
 
     def _args(self, fields: int, rows: float) -> TraceEvent:
         return {"fields": list(self.recording.fields[fields]), "rows": int(rows)}
@@ -197,13 +197,13 @@ class _Trace:
                 with_field = np.array([name in fields for fields in self.recording.fields], bool)[puts.fields]
                 if with_field.any():
                     made.append((puts.time[with_field], puts.rows[with_field]))
-            mine = claims.task == number
+            of_task = claims.task == number
             if not made:
                 continue
             times, rows = min(made, key=lambda each: float(each[1].sum()))
-            times = np.concatenate([times, claims.time[mine]])
+            times = np.concatenate([times, claims.time[of_task]])
             order = np.argsort(times, kind="stable")
-            depth = np.cumsum(np.concatenate([rows, -claims.rows[mine]])[order])
+            depth = np.cumsum(np.concatenate([rows, -claims.rows[of_task]])[order])
             depth -= min(float(depth.min(initial=0.0)), 0.0)
             for when, value in zip(self.ticks(times[order]).tolist(), depth.tolist()):
                 yield _counter(f"queue of {task}", number + 1, when, {"rows": int(value)})
@@ -215,19 +215,19 @@ def find_sources(puts: KindColumns, claims: KindColumns) -> np.ndarray:
     This is the put with the block of the claim. If the partition has no such put, because the block of the row has
     been merged into another one, it is the put with the largest smaller number.
     """
-    found = np.full(len(claims), -1, np.int64)
+    sources = np.full(len(claims), -1, np.int64)
     put_block, claim_block = puts.column("block"), claims.column("block")
     for partition in np.unique(claims.partition).tolist():
-        ours = np.flatnonzero(puts.partition == partition)
-        ours = ours[np.argsort(put_block[ours], kind="stable")]
-        theirs = np.flatnonzero((claims.partition == partition) & (claim_block > 0))
-        at = np.searchsorted(put_block[ours], claim_block[theirs], side="right") - 1
-        found[theirs[at >= 0]] = ours[at[at >= 0]]
-    return found
+        put_rows = np.flatnonzero(puts.partition == partition)
+        put_rows = put_rows[np.argsort(put_block[put_rows], kind="stable")]
+        claim_rows = np.flatnonzero((claims.partition == partition) & (claim_block > 0))
+        at = np.searchsorted(put_block[put_rows], claim_block[claim_rows], side="right") - 1
+        sources[claim_rows[at >= 0]] = put_rows[at[at >= 0]]
+    return sources
 
 
-def _hold_args(count: int, demand: bool) -> TraceEvent:
-    return {"for": "group demand", "groups": count} if demand else {"for": "capacity or policy", "rows": count}
+def _hold_args(count: int, is_demand: bool) -> TraceEvent:
+    return {"for": "group demand", "groups": count} if is_demand else {"for": "capacity or policy", "rows": count}
 
 
 def _thread(worker: int, track: int) -> int:

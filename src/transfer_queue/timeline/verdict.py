@@ -76,9 +76,9 @@ def judge_with_account(
         describe_abandoned(each.name, task.name, task.abandoned)
         for each in partitions for task in each.tasks if task.abandoned
     ]  # fmt: skip
-    for words in filter(None, (held, *abandoned)):
-        text = f"{verdict.text} {words[0].upper()}{words[1:]}."
-        verdict = msgspec.structs.replace(verdict, text=text, cause=verdict.cause or words)
+    for reason in filter(None, (held, *abandoned)):
+        text = f"{verdict.text} {reason[0].upper()}{reason[1:]}."
+        verdict = msgspec.structs.replace(verdict, text=text, cause=verdict.cause or reason)
     return verdict, account
 
 
@@ -105,12 +105,12 @@ def _judge_events(recording: Recording, status: SystemStatus | None, seconds: fl
         account = make_account(table, status, (recording.start if dealt is None else dealt) + 1e-3, recording.now)
         return _stopped(account, dealt), account
     starts = recording.from_boot and begun is None and recording.now - recording.start < STOPPED_AFTER
-    found = find_bottleneck(account)
+    bottleneck = find_bottleneck(account)
     if starts or warms_up:
-        return _starting(account, found), account
-    if found is None:
-        return Verdict(f"Flowing: {_flow_words(account)}.", FLOWING), account
-    return _describe(account, found, SLOW), account
+        return _starting(account, bottleneck), account
+    if bottleneck is None:
+        return Verdict(f"Flowing: {_describe_flow(account)}.", FLOWING), account
+    return _describe(account, bottleneck, SLOW), account
 
 
 def _last_times(table: EventTable) -> tuple[float | None, float | None]:
@@ -123,8 +123,8 @@ def _last_times(table: EventTable) -> tuple[float | None, float | None]:
 def _has_just_timed_out(table: EventTable) -> bool:
     """Return whether a claim has just ended without rows, so that its client is about to claim again."""
     waits = table.of(EventKind.WAIT)
-    unmet = waits.time[(waits.flags & TIMED_OUT != 0) & (waits.flags & AHEAD == 0)]
-    return len(unmet) > 0 and table.recording.now - float(unmet[-1]) <= CLAIMS_AGAIN
+    timeouts = waits.time[(waits.flags & TIMED_OUT != 0) & (waits.flags & AHEAD == 0)]
+    return len(timeouts) > 0 and table.recording.now - float(timeouts[-1]) <= CLAIMS_AGAIN
 
 
 def _first_dealt(table: EventTable) -> float | None:
@@ -151,24 +151,24 @@ def _idle(recording: Recording, happened: float | None) -> Verdict:
     return Verdict(f"Idle: no claim is open, and the last event was {ago} ago.", IDLE, since=happened)
 
 
-def _starting(account: Account, found: Bottleneck | None) -> Verdict:
+def _starting(account: Account, bottleneck: Bottleneck | None) -> Verdict:
     """Return what was seen so far of a system that has not run long enough to say which stage is slow."""
-    hops = found.walks[0].hops if found is not None and found.walks else ()
-    if found is None or not hops or not hops[-1].field:
-        return Verdict(f"Starting: so far {_flow_words(account)}.", STARTING)
+    hops = bottleneck.walks[0].hops if bottleneck is not None and bottleneck.walks else ()
+    if bottleneck is None or not hops or not hops[-1].field:
+        return Verdict(f"Starting: so far {_describe_flow(account)}.", STARTING)
     hop = hops[-1]
-    text = f"Starting: so far {'; '.join(_ways(found))}."
+    text = f"Starting: so far {'; '.join(_ways(bottleneck))}."
     if hop.producer is None:
         text = f"Starting: {_task(hop.task)} waits for `{hop.field}`, which no task has put yet."
     return Verdict(text, STARTING, field=hop.field, wait_share=hops[0].share)
 
 
-def _flow_words(account: Account) -> str:
+def _describe_flow(account: Account) -> str:
     last = [account.tasks[name] for name in find_last_tasks(account.table) if name in account.tasks]
     takers = [each for each in last if each.claim_rate > 0]
     if takers:
-        words = " and ".join(f"{_task(each.name)} takes {_rate(each.claim_rate)}" for each in takers[:2])
-        return f"{words} samples each second"
+        rates = " and ".join(f"{_task(each.name)} takes {_rate(each.claim_rate)}" for each in takers[:2])
+        return f"{rates} samples each second"
     rate = max((each.put_rate for each in account.tasks.values()), default=0.0)
     if rate <= 0:
         return "no sample is put"
@@ -177,19 +177,19 @@ def _flow_words(account: Account) -> str:
 
 def _all_gone(account: Account, names: list[str]) -> Verdict:
     """Return the verdict about stages whose workers are all gone."""
-    stage, found, cause = account.tasks[names[0]], find_bottleneck(account), _gone_of(account, names)
-    found = found if found is not None and found.stage == stage.name else Bottleneck(stage.name, ())
-    hops = found.walks[0].hops if found.walks else ()
+    stage, bottleneck, cause = account.tasks[names[0]], find_bottleneck(account), _gone_of(account, names)
+    bottleneck = bottleneck if bottleneck is not None and bottleneck.stage == stage.name else Bottleneck(stage.name, ())
+    hops = bottleneck.walks[0].hops if bottleneck.walks else ()
     return Verdict(
-        _sentence("Stopped", [cause, *_ways(found), _queue_words(stage)]), STOPPED, stage.name,
+        _sentence("Stopped", [cause, *_ways(bottleneck), _queue_text(stage)]), STOPPED, stage.name,
         hops[-1].field if hops and hops[-1].producer == stage.name else None, hops[0].share if hops else 0.0,
-        stage.queue_rows, stage.queue_growth, stage.gone_since, cause,
+        stage.queue_rows, stage.queue_growth, stage.lost_since, cause,
     )  # fmt: skip
 
 
 def _gone_of(account: Account, names: list[str]) -> str:
     """Return a clause about the workers that are gone of the first of these stages."""
-    return " and ".join(_gone_words(account, account.tasks[name]) for name in names[:MAX_STAGES])
+    return " and ".join(_describe_gone(account, account.tasks[name]) for name in names[:MAX_STAGES])
 
 
 def _with_gone(verdict: Verdict, account: Account) -> Verdict:
@@ -198,70 +198,70 @@ def _with_gone(verdict: Verdict, account: Account) -> Verdict:
     If nothing is slow, these are the ones that the recording has seen, because the others are not missed.
     """
     seen = account.table.recording.start if verdict.state in (FLOWING, IDLE) else -math.inf
-    gone = [(each.gone_since, each) for each in account.tasks.values() if each.name and each.gone_since is not None]
+    ended = [(each.lost_since, each) for each in account.tasks.values() if each.name and each.lost_since is not None]
     names = [
-        each.name for since, each in gone if since >= seen and _gone_words(account, each) not in verdict.cause
+        each.name for since, each in ended if since >= seen and _describe_gone(account, each) not in verdict.cause
     ]  # fmt: skip
     if not names:
         return verdict
-    words = _gone_of(account, names)
-    return msgspec.structs.replace(verdict, text=f"{verdict.text[:-1]}; {words}.", cause=verdict.cause or words)
+    reason = _gone_of(account, names)
+    return msgspec.structs.replace(verdict, text=f"{verdict.text[:-1]}; {reason}.", cause=verdict.cause or reason)
 
 
 def _stopped(account: Account, dealt: float | None) -> Verdict:
     """Return the verdict about the time since the last rows were dealt."""
     recording = account.table.recording
     since = recording.start if dealt is None else dealt
-    found = find_bottleneck(account) or find_bottleneck(account, NOTICED / 10) or Bottleneck(None, ())
-    verdict = _describe(account, found, STOPPED)
+    bottleneck = find_bottleneck(account) or find_bottleneck(account, NOTICED / 10) or Bottleneck(None, ())
+    verdict = _describe(account, bottleneck, STOPPED)
     text = f"Stopped: nothing was dealt for {_duration(recording.now - since)}"
     text += f"; {verdict.text}" if verdict.text else "."
     return msgspec.structs.replace(verdict, text=text, since=dealt)
 
 
-def _describe(account: Account, found: Bottleneck, state: str) -> Verdict:
+def _describe(account: Account, slowest: Bottleneck, state: str) -> Verdict:
     """Return the verdict about a bottleneck."""
-    stage = account.tasks.get(found.stage) if found.stage is not None else None
-    hops = found.walks[0].hops if found.walks else ()
+    stage = account.tasks.get(slowest.stage) if slowest.stage is not None else None
+    hops = slowest.walks[0].hops if slowest.walks else ()
     share = hops[0].share if hops else 0.0
-    cause = _cause(account, found, stage)
+    cause = _cause(account, slowest, stage)
     # What holds a task is a part of its clause already.
-    clauses = [*_ways(found), "" if stage is None else _queue_words(stage), "" if _is_held(found, stage) else cause]
+    clauses = [*_ways(slowest), "" if stage is None else _queue_text(stage), "" if _is_held(slowest, stage) else cause]
     if stage is None:
         field = next((hop.field for hop in reversed(hops) if hop.field), None)
         no_producer = bool(hops) and hops[-1].producer is None and not hops[-1].held
         subject = "" if state == STOPPED or no_producer or not hops else "no single task is the slowest"
-        return Verdict(_sentence(subject, clauses), state, found.stage, field, share, cause=cause)
+        return Verdict(_sentence(subject, clauses), state, slowest.stage, field, share, cause=cause)
     subject = "" if state == STOPPED else f"{_task(stage.name)} is the slowest stage"
     field = hops[-1].field if hops and hops[-1].producer == stage.name else None
     return Verdict(
         _sentence(subject, clauses), state, stage.name, field, share, stage.queue_rows, stage.queue_growth,
-        _since(account, stage), cause, _advice(account, found, stage),
+        _since(account, stage), cause, _advice(account, slowest, stage),
     )  # fmt: skip
 
 
 def _sentence(subject: str, clauses: list[str]) -> str:
     if subject.startswith(("no single", "a client without")):  # the names of tasks keep their case
         subject = subject[0].upper() + subject[1:]
-    words = "; ".join(clause for clause in clauses if clause)
-    text = f"{subject}: {words}" if subject and words else subject or words
+    joined = "; ".join(clause for clause in clauses if clause)
+    text = f"{subject}: {joined}" if subject and joined else subject or joined
     return f"{text}." if text else ""
 
 
-def _ways(found: Bottleneck) -> list[str]:
+def _ways(bottleneck: Bottleneck) -> list[str]:
     """Return a clause for each step of the heaviest walk, and of the next one if it ends at another task."""
     clauses: dict[str, None] = {}
-    walks = found.walks[:1]
-    if found.stage is None:
-        walks += tuple(walk for walk in found.walks[1:] if walk.stage != found.walks[0].stage)[:1]
+    walks = bottleneck.walks[:1]
+    if bottleneck.stage is None:
+        walks += tuple(walk for walk in bottleneck.walks[1:] if walk.stage != bottleneck.walks[0].stage)[:1]
     for walk in walks:
         part = walk.weight if len(walks) > 1 and len(walk.hops) == 1 else 1.0
         for hop in walk.hops[:MAX_HOPS]:
-            clauses[_hop_words(hop, part)] = None
+            clauses[_describe_hop(hop, part)] = None
     return list(clauses)
 
 
-def _hop_words(hop: Hop, part: float) -> str:
+def _describe_hop(hop: Hop, part: float) -> str:
     share = f"{100 * hop.share * part:.0f} % of the time"
     if hop.held:
         return f"{_task(hop.task)} is held {share} by the {HOLDS[hop.held]}"
@@ -271,59 +271,59 @@ def _hop_words(hop: Hop, part: float) -> str:
     return f"{_task(hop.task)} waits {share} for `{hop.field}`{puts}"
 
 
-def _queue_words(stage: TaskAccount) -> str:
+def _queue_text(stage: TaskAccount) -> str:
     if not stage.takes or stage.queue_rows <= 0:
         return ""
-    words = f"{count_text(stage.queue_rows, 'sample')} {'queues' if stage.queue_rows == 1 else 'queue'} before it"
+    text = f"{count_text(stage.queue_rows, 'sample')} {'queues' if stage.queue_rows == 1 else 'queue'} before it"
     growth = stage.queue_growth
     if abs(growth) > max(0.05 * max(stage.arrival_rate, stage.claim_rate), 0.1):
-        words += f", {_rate(abs(growth))} {'more' if growth > 0 else 'fewer'} each second"
-    return words
+        text += f", {_rate(abs(growth))} {'more' if growth > 0 else 'fewer'} each second"
+    return text
 
 
-def _cause(account: Account, found: Bottleneck, stage: TaskAccount | None) -> str:
+def _cause(account: Account, bottleneck: Bottleneck, stage: TaskAccount | None) -> str:
     """Return why the stage is slow, or why no single one is; "" if the timeline does not show it."""
-    if stage is not None and stage.gone:
-        return _gone_words(account, stage)
+    if stage is not None and stage.lost:
+        return _describe_gone(account, stage)
     if stage is not None and stage.closed and not stage.alive:
         return f"every {_task(stage.name)} worker has closed"
-    if stage is not None and found.slow_rank is not None:
-        workers, worker = account.spans.workers, found.slow_rank.worker
-        factor = f"{found.slow_rank.factor:.1f} times as long as its other ranks"
+    if stage is not None and bottleneck.slow_rank is not None:
+        workers, worker = account.spans.workers, bottleneck.slow_rank.worker
+        factor = f"{bottleneck.slow_rank.factor:.1f} times as long as its other ranks"
         return f"{workers.name(worker)} of {_task(stage.name)} takes {factor}{workers.process_of(worker)}"
-    hop = _held_hop(found)
+    hop = _held_hop(bottleneck)
     if hop is not None:
         return f"{_task(hop.task)} is held because {REASONS[hop.held]}"
-    if stage is None and found.walks and found.walks[0].hops:
-        hop = found.walks[0].hops[-1]
+    if stage is None and bottleneck.walks and bottleneck.walks[0].hops:
+        hop = bottleneck.walks[0].hops[-1]
         if hop.producer is None and hop.field:
             return f"no task has put `{hop.field}` since the timeline begins"
-    return "" if stage is None else _long_work_words(account, stage)
+    return "" if stage is None else _describe_long_work(account, stage)
 
 
-def _held_hop(found: Bottleneck) -> Hop | None:
-    return next((hop for walk in found.walks for hop in walk.hops if hop.held), None)
+def _held_hop(bottleneck: Bottleneck) -> Hop | None:
+    return next((hop for walk in bottleneck.walks for hop in walk.hops if hop.held), None)
 
 
-def _is_held(found: Bottleneck, stage: TaskAccount | None) -> bool:
+def _is_held(bottleneck: Bottleneck, stage: TaskAccount | None) -> bool:
     """Return whether the cause is that a task is held."""
-    return not (stage is not None and (stage.gone or found.slow_rank)) and _held_hop(found) is not None
+    return not (stage is not None and (stage.lost or bottleneck.slow_rank)) and _held_hop(bottleneck) is not None
 
 
-def _gone_words(account: Account, stage: TaskAccount) -> str:
-    processes = account.table.workers.describe_processes(stage.gone_workers.tolist())
-    since = f" since {time_of_day(stage.gone_since)}" if stage.gone_since is not None else ""
+def _describe_gone(account: Account, stage: TaskAccount) -> str:
+    processes = account.table.workers.describe_processes(stage.lost_workers.tolist())
+    since = f" since {time_of_day(stage.lost_since)}" if stage.lost_since is not None else ""
     kind = "clients without a task" if not stage.name else f"{stage.name} workers"
-    if not stage.alive and stage.gone == 1:
+    if not stage.alive and stage.lost == 1:
         only = f"{stage.name} worker" if stage.name else "client without a task"
         return f"the only {only} is gone ({processes}){since}"
     if not stage.alive:
         return f"all {kind} are gone ({processes}){since}"
-    are = "is" if stage.gone == 1 else "are"
-    return f"{stage.gone:,} of {stage.alive + stage.gone:,} {kind} {are} gone ({processes}){since}"
+    are = "is" if stage.lost == 1 else "are"
+    return f"{stage.lost:,} of {stage.alive + stage.lost:,} {kind} {are} gone ({processes}){since}"
 
 
-def _long_work_words(account: Account, stage: TaskAccount) -> str:
+def _describe_long_work(account: Account, stage: TaskAccount) -> str:
     """Return the reason that all ranks of a stage have worked on their last claim during the complete window."""
     if not stage.takes or not stage.alive or stage.claim_rate > 0 or stage.works < 0.999:
         return ""
@@ -338,31 +338,31 @@ def _long_work_words(account: Account, stage: TaskAccount) -> str:
 def _since(account: Account, stage: TaskAccount) -> float | None:
     """Return when the rate of a stage changed last by more than 25 %, or the number of its ranks."""
     recording, events = account.table.recording, account.table.of(EventKind.CLAIM if stage.takes else EventKind.PUT)
-    mine = np.isin(events.worker, stage.workers)
-    changed = last_rate_change(events.time[mine], events.rows[mine], recording.start, recording.now)
-    return max((each for each in (changed, stage.gone_since) if each is not None), default=None)
+    is_of_stage = np.isin(events.worker, stage.workers)
+    changed = last_rate_change(events.time[is_of_stage], events.rows[is_of_stage], recording.start, recording.now)
+    return max((each for each in (changed, stage.lost_since) if each is not None), default=None)
 
 
-def _advice(account: Account, found: Bottleneck, stage: TaskAccount) -> str:
+def _advice(account: Account, bottleneck: Bottleneck, stage: TaskAccount) -> str:
     """Return how many ranks a stage needs for the rows that come, or that the waiting task could take."""
     rows, seconds = rows_and_seconds(account, stage.name)
     if rows.sum() <= 0 or seconds.sum() <= 0:
         return ""
     each = float(rows.sum() / seconds.sum())
-    hop = found.walks[0].hops[0] if found.walks and found.walks[0].hops else None
-    wanted, words = stage.arrival_rate, "samples come each second"
+    hop = bottleneck.walks[0].hops[0] if bottleneck.walks and bottleneck.walks[0].hops else None
+    wanted, meaning = stage.arrival_rate, "samples come each second"
     if hop is not None and hop.share < 0.95:
         task = account.tasks[hop.task]
         could = (task.put_rate if hop.held else task.claim_rate) / (1 - hop.share)
         if could > wanted:
             verb = "put" if hop.held else "take"
-            wanted, words = could, f"samples are what {_task(hop.task)} could {verb} each second"
+            wanted, meaning = could, f"samples are what {_task(hop.task)} could {verb} each second"
     needed = math.ceil(wanted / each * (1 - SCATTER))
     if needed <= stage.alive:
         return ""
     return (
         f"{_task(stage.name)} needs {count_text(needed, 'rank')} and has {stage.alive:,}: "
-        f"{_rate(wanted)} {words}, and one rank does {_rate(each)}."
+        f"{_rate(wanted)} {meaning}, and one rank does {_rate(each)}."
     )
 
 
@@ -397,13 +397,13 @@ def last_rate_change(times: np.ndarray, rows: np.ndarray, start: float, end: flo
     # Bins that hold less than a few events would scatter more than they show.
     bins = min(BINS, max(len(times) // 4, 2 * SHORTEST))
     rate, edges = np.histogram(times, bins, (start, end), weights=rows)
-    found, first = None, 0
+    changed_at, first = None, 0
     while True:
         at = _change(rate[first:])
         if at is None:
-            return found
+            return changed_at
         first += at
-        found = float(edges[first])
+        changed_at = float(edges[first])
 
 
 def _change(rate: np.ndarray) -> int | None:

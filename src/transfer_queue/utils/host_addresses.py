@@ -20,8 +20,8 @@ def resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[Any,
     Raises:
         OSError: The name is unknown.
     """
-    found = [(family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    return sorted(found, key=lambda each: each[0] != socket.AF_INET)
+    pairs = [(family, address) for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    return sorted(pairs, key=lambda each: each[0] != socket.AF_INET)
 
 
 def source_address(host: str, port: int = 9) -> str | None:
@@ -49,8 +49,8 @@ def public_host(host: str) -> str:
 def _address_of_name(host: str) -> str:
     """Return an address of this machine's name that other machines may reach; the loopback address if it has none."""
     with contextlib.suppress(OSError):
-        for family, (found, *_) in resolve(socket.gethostname(), 0):
+        for family, (address, *_) in resolve(socket.gethostname(), 0):
             is_served = host == "::" or family == socket.AF_INET
-            if is_served and not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
-                return str(found)
+            if is_served and not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+                return str(address)
     return "::1" if host == "::" else "127.0.0.1"

@@ -45,18 +45,18 @@ def get_logger(name: str, default_level: str | int = "WARNING") -> logging.Logge
         >>> get_logger("my_program", "INFO").name
         'my_program'
     """
-    asked = environment.logging_level()
+    configured = environment.logging_level()
     package = logging.getLogger(_PACKAGE)
     if package.level == logging.NOTSET:
-        package.setLevel(asked or logging.WARNING)
+        package.setLevel(configured or logging.WARNING)
     if not any(isinstance(handler, _Fallback) for handler in package.handlers):
         handler = _Fallback()
         handler.setFormatter(logging.Formatter(_FORMAT))
         package.addHandler(handler)
     logger = logging.getLogger(name)
-    level = asked or LogLevel().convert("default_level", default_level)
+    level = configured or LogLevel().convert("default_level", default_level)
     # A logger with the usual level inherits it, so that it follows the level that the program sets for the package.
-    inherits = name.startswith(_PACKAGE + ".") and level == (asked or logging.WARNING)
+    inherits = name.startswith(_PACKAGE + ".") and level == (configured or logging.WARNING)
     if logger.level == logging.NOTSET and not inherits:
         logger.setLevel(level)
     return logger

@@ -123,7 +123,7 @@ def test_claims_with_different_leases_are_not_met_together() -> None:
 def one_by_one() -> Iterator[None]:
     """No claim is met together with another one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wake, "TOGETHER", 1)
+        patch.setattr(wake, "MAX_GROUP", 1)
         yield
 
 
@@ -204,7 +204,7 @@ def test_an_event_in_parts_has_the_same_records_as_a_whole_one(
     make: Any, free: bool, steps: list[Any], part: int, pause: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wake, "TOGETHER", 2)
+        patch.setattr(wake, "MAX_GROUP", 2)
         whole, parts = played(make, free, steps), played(make, free, steps, part, pause)
     assert parts.replies == whole.replies
     assert parts.records == whole.records
@@ -213,7 +213,7 @@ def test_an_event_in_parts_has_the_same_records_as_a_whole_one(
 def test_the_first_replies_of_an_event_come_first_and_a_later_claim_is_behind_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wake, "TOGETHER", 4)
+    monkeypatch.setattr(wake, "MAX_GROUP", 4)
     h = Harness(part=4)
     waits = [h.claim(2, name=f"r{n}", wait=9.0) for n in range(10)]
     rows = h.put(20)

@@ -59,14 +59,14 @@ class Model:
                 self.shapes.setdefault((name, len(shape)), []).append(shape)
             for slot, (row, shape) in enumerate(zip(rows, shapes, strict=True)):
                 self.rows.setdefault(row, {})[name] = Value(offset, slot, shape)
-        self.forget_gone()
+        self.forget_empty()
 
     def clear(self, rows: list[int]) -> None:
         for row in rows:
             del self.rows[row]
-        self.forget_gone()
+        self.forget_empty()
 
-    def forget_gone(self) -> None:
+    def forget_empty(self) -> None:
         live = {(name, len(value.shape)) for values in self.rows.values() for name, value in values.items()}
         self.shapes = {key: shapes for key, shapes in self.shapes.items() if key in live}
 

@@ -274,7 +274,7 @@ def test_its_reported_time_is_the_time_that_claims_wait(mine: Mine, monkeypatch:
     h.claim(1)
     h.answer()
     (cost,) = h.look(Status()).samplers
-    assert (cost.name, cost.asked, cost.seconds, cost.restarts) == ("Mine", 1, 2.5, 0)
+    assert (cost.name, cost.calls, cost.seconds, cost.restarts) == ("Mine", 1, 2.5, 0)
 
 
 def test_a_save_that_is_requested_again_on_another_connection_is_written_once(h: Harness) -> None:

@@ -457,7 +457,7 @@ def test_a_users_sampler_is_timed_and_named() -> None:
     assert h.dealt(1, "u", sampler="SequentialSampler") == [0]
     status = h.look(Status())
     (cost,) = status.samplers
-    assert (cost.name, cost.asked, cost.seconds, cost.longest) == ("Plain", 2, 0.75, 0.5)
+    assert (cost.name, cost.calls, cost.seconds, cost.longest) == ("Plain", 2, 0.75, 0.5)
     assert list(h.controller.context.samplers.costs.values()) == [cost], "of which metrics are made"
 
 

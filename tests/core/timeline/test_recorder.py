@@ -258,7 +258,7 @@ class TestGoneClients:
     """Which clients a reply names as gone."""
 
     def gone(self, h: Harness) -> dict[str, float]:
-        return h.look(ReadTimeline()).gone  # type: ignore[no-any-return]
+        return h.look(ReadTimeline()).departed  # type: ignore[no-any-return]
 
     def test_a_client_that_dies_is_gone_until_it_connects_again(self, h):
         h.put(4)
@@ -292,7 +292,7 @@ class TestGoneClients:
         assert ends == [("r", CLOSED), ("s", 0)]
 
     def test_the_oldest_clients_are_forgotten(self, h, monkeypatch):
-        monkeypatch.setattr(recorder, "MAX_GONE", 2)
+        monkeypatch.setattr(recorder, "MAX_DEPARTED", 2)
         h.put(4)
         for name in ("a", "b", "c"):
             h.dealt(1, name=name)

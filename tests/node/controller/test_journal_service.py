@@ -82,9 +82,9 @@ def written(tmp_path: Path, tree: Callable[[], Any], path: Path | None = None) -
     writer = StateWriter(loop.call_soon)
     path = path or tmp_path / "state"
     writer.begin(path, tree, found.append, sync=False)
-    assert writer.busy
+    assert writer.is_busy
     loop.turn()
-    assert not writer.busy
+    assert not writer.is_busy
     return found[0], path
 
 

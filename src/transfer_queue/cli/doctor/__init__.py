@@ -45,13 +45,13 @@ def run(options: argparse.Namespace) -> int:
     # a signal that ends this process also removes what the self-test has made
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        found = _run_checks(options)
+        results = _run_checks(options)
     finally:
         signal.signal(signal.SIGTERM, before)
-    levels = [finding.level for _, finding in found]
+    levels = [finding.level for _, finding in results]
     problems, warnings = levels.count(PROBLEM), levels.count(WARNING)
     if options.json:
-        findings = [finding.as_json(topic) for topic, finding in found]
+        findings = [finding.as_json(topic) for topic, finding in results]
         print(json.dumps({"ok": not problems, "problems": problems, "warnings": warnings, "findings": findings}))
     else:
         print(f"\n{_number(problems, 'problem')}, {_number(warnings, 'warning')}")
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_checks(options: argparse.Namespace) -> list[tuple[str, Finding]]:
-    found: list[tuple[str, Finding]] = []
+    results: list[tuple[str, Finding]] = []
     style = Styles()
     todo = checks()
     if options.conf is not None:
@@ -73,10 +73,10 @@ def _run_checks(options: argparse.Namespace) -> list[tuple[str, Finding]]:
             print(style(topic, "bold"), flush=True)
         with closing(findings_of(topic, check)) as findings:  # an interrupt ends what a check has started
             for finding in findings:
-                found.append((topic, finding))
+                results.append((topic, finding))
                 if not options.json:
                     print(finding.lines(style), flush=True)
-    return found
+    return results
 
 
 def _selftest(mebibytes: int) -> Iterator[Finding]:

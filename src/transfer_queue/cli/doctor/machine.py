@@ -37,11 +37,11 @@ def cpu_quota() -> float | None:
 
 def memory() -> tuple[int, int]:
     """Return the bytes of memory of the machine, and those that are available now."""
-    found = {}
+    sizes = {}
     for line in Path("/proc/meminfo").read_text("ascii").splitlines():
         name, _, rest = line.partition(":")
-        found[name] = int(rest.split()[0]) * 1024
-    return found["MemTotal"], found.get("MemAvailable", found["MemFree"])
+        sizes[name] = int(rest.split()[0]) * 1024
+    return sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
 
 
 def memory_limit() -> int | None:
@@ -59,22 +59,22 @@ def check_machine() -> Iterator[Finding]:
 
 def _processors(allowed: int, quota: float | None) -> Finding:
     usable = allowed if quota is None else min(allowed, quota)
-    words = f"{allowed} allowed" + ("" if quota is None else f", a quota of {quota:g} processors' time")
+    text = f"{allowed} allowed" + ("" if quota is None else f", a quota of {quota:g} processors' time")
     values = {"allowed": allowed, "quota": quota, "usable": usable}
     if usable < FEW_CPUS:
         advice = "controller, storage and every task take turns; allow 2 or more (docker run --cpus, taskset)"
-        return Finding("processors", WARNING, words, advice, values)
-    return Finding("processors", OK, words, values=values)
+        return Finding("processors", WARNING, text, advice, values)
+    return Finding("processors", OK, text, values=values)
 
 
 def _memory(total: int, available: int, limit: int | None) -> Finding:
-    words = f"{size_text(total)}, {size_text(available)} available"
-    words += "" if limit is None else f", limited to {size_text(limit)} here"
+    text = f"{size_text(total)}, {size_text(available)} available"
+    text += "" if limit is None else f", limited to {size_text(limit)} here"
     values = {"total": total, "available": available, "limit": limit}
     if min(available, limit or available) < LITTLE_MEMORY:
         advice = "samples and tasks share this memory; end other programs, or allow more (docker run --memory)"
-        return Finding("memory", WARNING, words, advice, values)
-    return Finding("memory", OK, words, values=values)
+        return Finding("memory", WARNING, text, advice, values)
+    return Finding("memory", OK, text, values=values)
 
 
 # ---------------------------------------------------------------- the folder of samples
@@ -91,10 +91,10 @@ def choice() -> FolderChoice:
 
 def file_system_space(folder: Path) -> tuple[int, int]:
     """Return the total and the free bytes of the file system for this user. A tmpfs without a size has all memory."""
-    found = os.statvfs(folder)
-    if found.f_blocks == 0:
+    space = os.statvfs(folder)
+    if space.f_blocks == 0:
         return memory()
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
 
 
 def held(folder: Path) -> int:
@@ -152,8 +152,8 @@ def check_shared_memory() -> Iterator[Finding]:
         )  # fmt: skip
     yield _allocation(folder)
     mounted = next((option[5:] for option in options if option.startswith("huge=")), "never")
-    words = f"the mount says {mounted}, the kernel {huge_pages()}"
-    yield Finding("huge pages", OK, f"{words} (not needed)", values={"mount": mounted, "kernel": huge_pages()})
+    text = f"the mount says {mounted}, the kernel {huge_pages()}"
+    yield Finding("huge pages", OK, f"{text} (not needed)", values={"mount": mounted, "kernel": huge_pages()})
 
 
 def _full_of_samples() -> Finding | None:
@@ -166,21 +166,21 @@ def _full_of_samples() -> Finding | None:
     (size, free), samples = file_system_space(SHARED_MEMORY), held(SHARED_MEMORY)
     if free >= MIN_SHARED_MEMORY or free + samples < MIN_SHARED_MEMORY:
         return None
-    words = f"{SHARED_MEMORY}, {size_text(size)}, {size_text(free)} free, {size_text(samples)} used by systems"
+    text = f"{SHARED_MEMORY}, {size_text(size)}, {size_text(free)} free, {size_text(samples)} used by systems"
     values = {"folder": str(SHARED_MEMORY), "size": size, "free": free, "held": samples}
-    return Finding("folder", WARNING, words, "tq status shows which samples could be cleared", values)
+    return Finding("folder", WARNING, text, "tq status shows which samples could be cleared", values)
 
 
 def _folder(chosen: FolderChoice, kind: str, size: int, free: int) -> Finding:
-    words = f"{chosen.folder} ({kind}), {size_text(size)}, {size_text(free)} free"
+    text = f"{chosen.folder} ({kind}), {size_text(size)}, {size_text(free)} free"
     values = {"folder": str(chosen.folder), "type": kind, "size": size, "free": free, "fallback": bool(chosen.warning)}
     if free < MIN_SHARED_MEMORY:
         little = f"samples need at least {size_text(MIN_SHARED_MEMORY)}: free some, or set TMPDIR"
         advice = "; ".join(filter(None, (chosen.warning, little)))
-        return Finding("folder", PROBLEM, words, advice, values)
+        return Finding("folder", PROBLEM, text, advice, values)
     if chosen.warning is not None:
-        return Finding("folder", WARNING, words, chosen.warning, values)
-    return Finding("folder", OK, words, values=values)
+        return Finding("folder", WARNING, text, chosen.warning, values)
+    return Finding("folder", OK, text, values=values)
 
 
 def _allocation(folder: Path) -> Finding:
@@ -213,9 +213,9 @@ def check_limits() -> Iterator[Finding]:
     yield _address_space(limit(resource.RLIMIT_AS)[0], size)
     yield _file_size(limit(resource.RLIMIT_FSIZE)[0], size)
     locked = limit(resource.RLIMIT_MEMLOCK)[0]
-    words = "unlimited" if locked == INFINITE else size_text(locked)
+    text = "unlimited" if locked == INFINITE else size_text(locked)
     yield Finding(
-        "locked memory", OK, f"{words} (not needed: the system locks no memory)", values={"limit": _known(locked)}
+        "locked memory", OK, f"{text} (not needed: the system locks no memory)", values={"limit": _known(locked)}
     )
 
 
@@ -224,35 +224,35 @@ def _known(value: int) -> int | None:
 
 
 def _files(soft: int, hard: int) -> Finding:
-    words = " and ".join("unlimited" if n == INFINITE else str(n) for n in (soft, hard)) + " (soft and hard)"
+    text = " and ".join("unlimited" if n == INFINITE else str(n) for n in (soft, hard)) + " (soft and hard)"
     values = {"soft": _known(soft), "hard": _known(hard)}
     if hard != INFINITE and hard < MANY_CLIENTS:
         advice = (
             f"the servers raise theirs to the hard limit and serve fewer than {hard} connections; raise it for many "
             f"clients (ulimit -Hn, docker run --ulimit nofile=65536)"
         )
-        return Finding("open files", WARNING, words, advice, values)
+        return Finding("open files", WARNING, text, advice, values)
     if soft != INFINITE and soft < CLIENT_FILES:
         advice = f"a client with many threads may run out of files: ulimit -n {CLIENT_FILES * 4}"
-        return Finding("open files", WARNING, words, advice, values)
-    return Finding("open files", OK, words, values=values)
+        return Finding("open files", WARNING, text, advice, values)
+    return Finding("open files", OK, text, values=values)
 
 
 def _address_space(soft: int, size: int) -> Finding:
     values = {"limit": _known(soft), "arena": size}
     if soft == INFINITE:
         return Finding("address space", OK, "unlimited", values=values)
-    words = f"limited to {size_text(soft)}; every process maps a complete arena of up to {size_text(size)}"
+    text = f"limited to {size_text(soft)}; every process maps a complete arena of up to {size_text(size)}"
     advice = "ulimit -v unlimited, or set backend.SimpleStorage.arena_bytes well below the limit"
-    return Finding("address space", PROBLEM if soft <= size else WARNING, words, advice, values)
+    return Finding("address space", PROBLEM if soft <= size else WARNING, text, advice, values)
 
 
 def _file_size(soft: int, size: int) -> Finding:
     values = {"limit": _known(soft)}
     if soft == INFINITE or soft >= size:
         return Finding("file size", OK, "unlimited" if soft == INFINITE else size_text(soft), values=values)
-    words = f"limited to {size_text(soft)}, so that no arena grows beyond it"
-    return Finding("file size", WARNING, words, "ulimit -f unlimited", values)
+    text = f"limited to {size_text(soft)}, so that no arena grows beyond it"
+    return Finding("file size", WARNING, text, "ulimit -f unlimited", values)
 
 
 # ---------------------------------------------------------------- settings
@@ -282,7 +282,7 @@ def check_storage_settings(path: Path) -> Iterator[Finding]:
         yield Finding("arena size", PROBLEM, f"{needs}, but {folder} has {size_text(size)}", advice, values)
     elif limit is not None and settings.arena_bytes >= limit:
         advice = "allow more memory, or lower arena_bytes: a container that exceeds its limit is killed"
-        words = f"{needs}, but this control group may only use {size_text(limit)} for all its processes"
-        yield Finding("arena size", PROBLEM, words, advice, values)
+        text = f"{needs}, but this control group may only use {size_text(limit)} for all its processes"
+        yield Finding("arena size", PROBLEM, text, advice, values)
     else:
         yield Finding("arena size", OK, f"{needs}; {folder} has {size_text(size)}", values=values)

@@ -47,8 +47,8 @@ def _folder() -> Iterator[Path]:
 
 def _candidates() -> set[Path]:
     """Return the folders that the search for the runtime folder may create."""
-    asked = environment.runtime_dir()
-    paths = [Path(asked)] if asked is not None else []
+    configured = environment.runtime_dir()
+    paths = [Path(configured)] if configured is not None else []
     paths += [
         Path(f"/run/user/{os.geteuid()}/transfer_queue"),
         Path(tempfile.gettempdir()) / f"{ARENA_PREFIX}{os.geteuid()}",
@@ -59,13 +59,13 @@ def _candidates() -> set[Path]:
 def check_folder() -> Iterator[Finding]:
     """Check that systems can use the folder: its owner, its mode, and the length of the paths of sockets."""
     with _folder() as folder:
-        found = folder.stat()
+        status = folder.stat()
         if not os.access(folder, os.W_OK | os.X_OK):
             advice = "make it writable, or set TQ_RUNTIME_DIR to your own folder"
             yield Finding("folder", PROBLEM, f"{folder} cannot be written", advice, {"folder": str(folder)})
-        elif found.st_mode & 0o077:
-            words = f"{folder}, which other users can read (mode {found.st_mode & 0o7777:o}); systems in it are private"
-            yield Finding("folder", OK, words, values={"folder": str(folder), "private": False})
+        elif status.st_mode & 0o077:
+            text = f"{folder}, which other users can read (mode {status.st_mode & 0o7777:o}); systems in it are private"
+            yield Finding("folder", OK, text, values={"folder": str(folder), "private": False})
         else:
             yield Finding("folder", OK, f"{folder}, private", values={"folder": str(folder), "private": True})
         yield _check_paths(folder)
@@ -76,8 +76,8 @@ def _check_paths(folder: Path) -> Finding:
     values = {"longest_name": max(0, longest)}
     if longest < len(DEFAULT_NAME):
         advice = "set TQ_RUNTIME_DIR to a folder with a shorter path"
-        words = f"{folder} is too long for the sockets of a system named {DEFAULT_NAME!r}"
-        return Finding("socket paths", PROBLEM, words, advice, values)
+        text = f"{folder} is too long for the sockets of a system named {DEFAULT_NAME!r}"
+        return Finding("socket paths", PROBLEM, text, advice, values)
     return Finding("socket paths", OK, f"names of systems may have {min(longest, 64)} characters", values=values)
 
 
@@ -112,11 +112,11 @@ def _system(system: SystemFolder) -> Iterator[Finding]:
     elif description is not None and description.durable:
         return  # see `_durable_folders`
     elif system.key.exists():
-        words = f"all its processes were killed, and their files are still in {system.folder}"
-        yield _leftover(name, words, f"tq start --name {name} removes them and starts the system again")
+        text = f"all its processes were killed, and their files are still in {system.folder}"
+        yield _leftover(name, text, f"tq start --name {name} removes them and starts the system again")
     elif system.logs.exists():
-        words = f"it crashed; its logs are in {system.logs}"
-        yield _leftover(name, words, f"read them, then rm -r {system.folder}, or start it again under its name")
+        text = f"it crashed; its logs are in {system.logs}"
+        yield _leftover(name, text, f"read them, then rm -r {system.folder}, or start it again under its name")
 
 
 def _durable_folders() -> Iterator[Finding]:
@@ -125,13 +125,13 @@ def _durable_folders() -> Iterator[Finding]:
         name = f"durable {printable_name(identity.name)}"
         size, values = size_text(arena_bytes(identity)), {"folder": identity.folder, "memory": arena_bytes(identity)}
         if not Path(identity.folder).is_dir():
-            words = f"{identity.folder} does not exist any more, and {size} of its values are in {identity.arenas}"
+            text = f"{identity.folder} does not exist any more, and {size} of its values are in {identity.arenas}"
             advice = f"tq adopt its new path if it was moved, or tq stop --discard --folder {identity.folder}"
-            yield Finding(name, WARNING, words, advice, values)
+            yield Finding(name, WARNING, text, advice, values)
         elif not identity.is_in_use():
             age = _duration(max(0.0, time.time() - used_at(identity)))
-            words = f"{identity.folder} keeps {size} of values in {identity.arenas}; it was used last {age} ago"
-            yield Finding(name, OK, words, values=values)
+            text = f"{identity.folder} keeps {size} of values in {identity.arenas}; it was used last {age} ago"
+            yield Finding(name, OK, text, values=values)
 
 
 def _running(system: SystemFolder, name: str, description: Description | None) -> Finding:
@@ -142,16 +142,16 @@ def _running(system: SystemFolder, name: str, description: Description | None) -
     if description is None:
         return Finding(name, OK, "is starting or ending", values={"alive": True, "age": None, "replies": None})
     age = max(0.0, time.time() - description.started_at)
-    words = f"running for {_duration(age)}, started by pid {description.starter_pid} ({description.starter_command})"
+    text = f"running for {_duration(age)}, started by pid {description.starter_pid} ({description.starter_command})"
     values = {"alive": True, "age": age, "replies": _replies(system)}
     if values["replies"]:
-        return Finding(name, OK, words, values=values)
+        return Finding(name, OK, text, values=values)
     if description.is_outpost:
-        words += f"; its controller, on another node, did not reply within {REPLY_SECONDS:g} s"
-        return Finding(name, WARNING, words, "check that node, and the network between the nodes", values)
-    words += f"; its controller did not reply within {REPLY_SECONDS:g} s"
+        text += f"; its controller, on another node, did not reply within {REPLY_SECONDS:g} s"
+        return Finding(name, WARNING, text, "check that node, and the network between the nodes", values)
+    text += f"; its controller did not reply within {REPLY_SECONDS:g} s"
     advice = f"it is being restarted, or is overloaded; its log is {system.log('controller')}"
-    return Finding(name, PROBLEM, words, advice, values)
+    return Finding(name, PROBLEM, text, advice, values)
 
 
 def _replies(system: SystemFolder) -> bool:
@@ -169,8 +169,8 @@ def _replies(system: SystemFolder) -> bool:
     return True
 
 
-def _leftover(name: str, words: str, advice: str) -> Finding:
-    return Finding(name, WARNING, words, advice, {"alive": False})
+def _leftover(name: str, text: str, advice: str) -> Finding:
+    return Finding(name, WARNING, text, advice, {"alive": False})
 
 
 def _duration(seconds: float) -> str:
@@ -183,19 +183,19 @@ def _duration(seconds: float) -> str:
 def _arenas(linked: set[Path]) -> Iterator[Finding]:
     """Report arenas that belong to no system here and that no process uses."""
     folders = {Path("/dev/shm"), machine.choice().folder}
-    found = [
+    unused = [
         path for folder in folders for path in folder.glob(f"{ARENA_PREFIX}{os.geteuid()}-*") if path not in linked
     ]
-    if not found:
+    if not unused:
         return
     maps = _mapped()
-    for path in sorted(found):
+    for path in sorted(unused):
         nbytes = allocated_bytes(path)
         if any(path.glob("unit-*/header")) and not any(f"{path}/" in text for text in maps):
             owner = path / OWNER
             of = f" ({os.readlink(owner)})" if owner.is_symlink() else ""
-            words = f"{size_text(nbytes)} of a system that has ended{of}; no process here uses them"
-            yield _leftover(str(path), words, f"rm -r {path}, unless a system in another container uses it")
+            message = f"{size_text(nbytes)} of a system that has ended{of}; no process here uses them"
+            yield _leftover(str(path), message, f"rm -r {path}, unless a system in another container uses it")
 
 
 def _mapped() -> list[str]:

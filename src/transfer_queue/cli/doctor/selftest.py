@@ -57,8 +57,8 @@ def selftest(nbytes: int) -> Iterator[Finding]:
         yield Finding("start", OK, f"a system started in {seconds:.2f} s", values={"seconds": seconds})
         with TransferQueueClient(system) as client, _Reader(system) as reader:
             copied = memcpy_rate(nbytes)
-            words = f"{_speed(copied)} (one thread, {size_text(nbytes)}, median of {ROUNDS})"
-            yield Finding("memcpy", OK, words, values={"bytes_per_second": copied, "nbytes": nbytes})
+            text = f"{_speed(copied)} (one thread, {size_text(nbytes)}, median of {ROUNDS})"
+            yield Finding("memcpy", OK, text, values={"bytes_per_second": copied, "nbytes": nbytes})
             yield _put_and_get(client, reader, "dense", nbytes, copied)
             yield _put_and_get(client, reader, "small", nbytes, copied)
             yield _claims(client)
@@ -124,8 +124,8 @@ class _Reader:
         if not line:
             self._process.wait(READER_SECONDS)
             self._errors.seek(0)
-            words = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
-            raise TransferQueueError(f"the reading process ended with status {self._process.returncode}: {words}")
+            message = self._errors.read()[-2000:].decode("utf-8", "replace").strip()
+            raise TransferQueueError(f"the reading process ended with status {self._process.returncode}: {message}")
         return json.loads(line)  # type: ignore[no-any-return]
 
     def has_ended(self) -> bool:
@@ -165,26 +165,26 @@ def _put_and_get(client: TransferQueueClient, reader: _Reader, kind: str, nbytes
         client.clear_partition(partition)
     rows = len(keys)
     size = nbytes if kind == "dense" else rows * (selftest_reader.SMALL * 8 + selftest_reader.TEXT)
-    found: dict[str, Any] = {"verified": not wrong, "rows": rows, "nbytes": size}
+    result: dict[str, Any] = {"verified": not wrong, "rows": rows, "nbytes": size}
     for name, times in (("put", puts), ("get", gets)):
         seconds = statistics.median(times[1:])
-        found[f"{name}_seconds"] = seconds
-        found[f"{name}_bytes_per_second"] = size / seconds
-        found[f"{name}_rows_per_second"] = rows / seconds
-        found[f"{name}_of_memcpy"] = size / seconds / copied
+        result[f"{name}_seconds"] = seconds
+        result[f"{name}_bytes_per_second"] = size / seconds
+        result[f"{name}_rows_per_second"] = rows / seconds
+        result[f"{name}_of_memcpy"] = size / seconds / copied
     name = f"{rows} rows of {'1 MiB' if kind == 'dense' else f'{size // rows} bytes'}"
     if wrong:
         advice = "report this as a bug with the machine's kernel and file system; do not trust data on this machine"
         return Finding(
-            name, PROBLEM, f"the bytes of the get differ from those of the put in {sorted(wrong)}", advice, found
+            name, PROBLEM, f"the bytes of the get differ from those of the put in {sorted(wrong)}", advice, result
         )
-    words = "; ".join(_rate(name, found) for name in ("put", "get"))
-    return Finding(name, OK, f"{words} (median of {ROUNDS}, every byte compared)", values=found)
+    text = "; ".join(_rate(name, result) for name in ("put", "get"))
+    return Finding(name, OK, f"{text} (median of {ROUNDS}, every byte compared)", values=result)
 
 
-def _rate(name: str, found: dict[str, Any]) -> str:
-    speed, share = found[f"{name}_bytes_per_second"], found[f"{name}_of_memcpy"]
-    return f"{name} {_speed(speed)}, {found[f'{name}_rows_per_second']:,.0f} rows/s, {share:.2f} of memcpy"
+def _rate(name: str, values: dict[str, Any]) -> str:
+    speed, share = values[f"{name}_bytes_per_second"], values[f"{name}_of_memcpy"]
+    return f"{name} {_speed(speed)}, {values[f'{name}_rows_per_second']:,.0f} rows/s, {share:.2f} of memcpy"
 
 
 def _speed(bytes_per_second: float) -> str:
@@ -205,19 +205,19 @@ def _claims(client: TransferQueueClient) -> Finding:
         claimed += client.get_meta(["number"], CLAIM_SIZE, "claims", task_name="claims").global_indexes
     seconds = time.perf_counter() - start
     client.clear_partition("claims")
-    found = {
+    values = {
         "verified": sorted(claimed) == sorted(put),
         "rows": CLAIM_ROWS,
         "batch_size": CLAIM_SIZE,
         "claims_per_second": count / seconds,
         "rows_per_second": CLAIM_ROWS / seconds,
     }
-    if not found["verified"]:
-        words = f"{count} claims of {CLAIM_SIZE} rows did not return each of {CLAIM_ROWS} rows once"
-        return Finding("claim", PROBLEM, words, "report this as a bug", found)
-    words = f"{count / seconds:,.0f} claims/s, {CLAIM_ROWS / seconds:,.0f} rows/s "
-    words += f"({count} claims of {CLAIM_SIZE} rows by one client, one after the other)"
-    return Finding("claim", OK, words, values=found)
+    if not values["verified"]:
+        text = f"{count} claims of {CLAIM_SIZE} rows did not return each of {CLAIM_ROWS} rows once"
+        return Finding("claim", PROBLEM, text, "report this as a bug", values)
+    text = f"{count / seconds:,.0f} claims/s, {CLAIM_ROWS / seconds:,.0f} rows/s "
+    text += f"({count} claims of {CLAIM_SIZE} rows by one client, one after the other)"
+    return Finding("claim", OK, text, values=values)
 
 
 def _wake_ups(client: TransferQueueClient, reader: _Reader) -> Finding:
@@ -236,13 +236,13 @@ def _wake_ups(client: TransferQueueClient, reader: _Reader) -> Finding:
     client.clear_partition("wake-ups")
     times = times[WARM_UPS:]
     milliseconds, slowest = statistics.median(times), max(times)
-    found = {"verified": not wrong, "count": WAKEUPS, "milliseconds": milliseconds, "slowest_milliseconds": slowest}
+    values = {"verified": not wrong, "count": WAKEUPS, "milliseconds": milliseconds, "slowest_milliseconds": slowest}
     if wrong:
-        words = f"{wrong} of {WARM_UPS + WAKEUPS} waiting claims returned another row than the one that was put"
-        return Finding("wake-up", PROBLEM, words, "report this as a bug", found)
-    words = f"{milliseconds:.2f} ms from a put of one row until a waiting consumer in another process has claimed it "
-    words += f"(median of {WAKEUPS}, slowest {slowest:.2f} ms)"
-    return Finding("wake-up", OK, words, values=found)
+        text = f"{wrong} of {WARM_UPS + WAKEUPS} waiting claims returned another row than the one that was put"
+        return Finding("wake-up", PROBLEM, text, "report this as a bug", values)
+    text = f"{milliseconds:.2f} ms from a put of one row until a waiting consumer in another process has claimed it "
+    text += f"(median of {WAKEUPS}, slowest {slowest:.2f} ms)"
+    return Finding("wake-up", OK, text, values=values)
 
 
 def _await_claim(client: TransferQueueClient, partition: str, reader: _Reader) -> None:
@@ -263,8 +263,8 @@ def _round_trip(client: TransferQueueClient) -> Finding:
         client.get_partition_list()
         times.append(time.perf_counter() - start)
     microseconds = statistics.median(times) * 1e6
-    words = f"{microseconds:.0f} µs to the controller and back (median of {ROUND_TRIPS})"
-    return Finding("round trip", OK, words, values={"microseconds": microseconds})
+    text = f"{microseconds:.0f} µs to the controller and back (median of {ROUND_TRIPS})"
+    return Finding("round trip", OK, text, values={"microseconds": microseconds})
 
 
 def memcpy_rate(nbytes: int) -> float:

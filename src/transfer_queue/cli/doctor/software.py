@@ -37,9 +37,9 @@ def check() -> Iterator[Finding]:
     yield _installations()
     yield _compared("Python", platform.python_version(), PYTHON, f"this one is {sys.executable}")
     for package, least in NEEDED.items():
-        yield _package(package, least, needed=True)
+        yield _package(package, least, is_needed=True)
     for package, least in OPTIONAL.items():
-        yield _package(package, least, needed=False)
+        yield _package(package, least, is_needed=False)
     yield _kernel()
 
 
@@ -47,29 +47,29 @@ def _installations() -> Finding:
     others = other_installations()
     values = {"folder": str(own_folder()), "others": [str(each) for each in others]}
     if others:
-        words = f"other distributions have files of the import name {PACKAGE}: {', '.join(map(str, others))}; "
-        return Finding("installation", PROBLEM, f"{words}this package is in {own_folder()}", advice(others), values)
+        text = f"other distributions have files of the import name {PACKAGE}: {', '.join(map(str, others))}; "
+        return Finding("installation", PROBLEM, f"{text}this package is in {own_folder()}", advice(others), values)
     missing = missing_files()
     if missing:
-        words = f"{own_folder()} lacks {count_text(len(missing), 'file')} of this package, for example {missing[0]}"
-        return Finding("installation", PROBLEM, words, f"run {REINSTALL}", values)
+        text = f"{own_folder()} lacks {count_text(len(missing), 'file')} of this package, for example {missing[0]}"
+        return Finding("installation", PROBLEM, text, f"run {REINSTALL}", values)
     return Finding("installation", OK, f"{own_folder()}, and no other distribution has files there", values=values)
 
 
-def _package(package: str, least: tuple[int, ...], needed: bool) -> Finding:
-    found = version_of(package)
-    if found is not None:
-        return _compared(package, found, least, f"pip install '{package}>={_dotted(least)}'")
-    if needed:
+def _package(package: str, least: tuple[int, ...], is_needed: bool) -> Finding:
+    version = version_of(package)
+    if version is not None:
+        return _compared(package, version, least, f"pip install '{package}>={_dotted(least)}'")
+    if is_needed:
         advice = f"pip install '{package}>={_dotted(least)}'"
         return Finding(package, PROBLEM, "not installed", advice, {"version": None})
     return Finding(package, OK, "not installed, and not needed", values={"version": None})
 
 
-def _compared(name: str, found: str, least: tuple[int, ...], advice: str) -> Finding:
-    if numbers(found) >= least:
-        return Finding(name, OK, found, values={"version": found})
-    return Finding(name, PROBLEM, f"{found}, and {_dotted(least)} is needed", advice, {"version": found})
+def _compared(name: str, version: str, least: tuple[int, ...], advice: str) -> Finding:
+    if numbers(version) >= least:
+        return Finding(name, OK, version, values={"version": version})
+    return Finding(name, PROBLEM, f"{version}, and {_dotted(least)} is needed", advice, {"version": version})
 
 
 def _kernel() -> Finding:

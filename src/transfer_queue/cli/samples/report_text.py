@@ -231,23 +231,23 @@ class ReportText:
                 if value.decoded is not None:
                     yield style(cut(f"      text: {value.decoded!r}", self._width), "dim")
         if report.missing:
-            words = f"missing: {listed_names(report.missing, most=32, characters=60)}"
+            missing = f"missing: {listed_names(report.missing, most=32, characters=60)}"
             lost = f"; lost with their storage unit: {listed_names(report.lost)}" if report.lost else ""
             for line in textwrap.wrap(
-                words + lost, self._width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+                missing + lost, self._width, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
             ):
                 yield style(line, "yellow")
 
     def _field(self, field: SampleField) -> tuple[str, ...]:
-        wide = self._width > 100
-        age = "" if field.time is None else duration_text(self._report.now - field.time, 2 if wide else 1)
+        is_wide = self._width > 100
+        age = "" if field.time is None else duration_text(self._report.now - field.time, 2 if is_wide else 1)
         copy = f"+{field.copy_unit}" if field.copy_unit >= 0 else ""
         return (
-            short_name(field.name, 40 if wide else 18),
-            type_text(field, 40 if wide else 20),
+            short_name(field.name, 40 if is_wide else 18),
+            type_text(field, 40 if is_wide else 20),
             "?" if field.nbytes is None else size_text(field.nbytes),
-            f"unit {field.unit}{copy} {tier_name(field.tier)}" if wide else f"u{field.unit}{copy} {field.tier}",
-            who(field, 60 if wide else 26) if field.client or field.task else "",
+            f"unit {field.unit}{copy} {tier_name(field.tier)}" if is_wide else f"u{field.unit}{copy} {field.tier}",
+            who(field, 60 if is_wide else 26) if field.client or field.task else "",
             age,
         )
 
@@ -296,19 +296,19 @@ class ReportText:
             yield self._colored(cut(line, self._width), event.kind)
 
     def _event(self, event: SampleEvent) -> tuple[str, ...]:
-        wide = self._width > 100
-        others = f" (with {count_text(event.rows - 1, 'other sample')})" if event.rows > 1 and wide else ""
+        is_wide = self._width > 100
+        others = f" (with {count_text(event.rows - 1, 'other sample')})" if event.rows > 1 and is_wide else ""
         return (
             clock_text(event.time, self._report.now),
-            duration_text(self._report.now - event.time, 2 if wide else 1),
+            duration_text(self._report.now - event.time, 2 if is_wide else 1),
             event.kind,
-            who(event, 60 if wide else 26),
+            who(event, 60 if is_wide else 26),
             (listed_names(event.fields) if event.fields else "") + others,
         )
 
     def _colored(self, line: str, word: str) -> str:
-        before, found, after = line.partition(f" {word}")
-        return f"{before} {self._style(word, COLORS[word])}{after}" if found else line
+        before, separator, after = line.partition(f" {word}")
+        return f"{before} {self._style(word, COLORS[word])}{after}" if separator else line
 
 
 def who(done: SampleEvent | SampleField | SampleTask, most: int = 60, task: str | None = None) -> str:

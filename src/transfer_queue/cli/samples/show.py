@@ -80,5 +80,5 @@ def _describe(onlooker: ControlClient, partition: str, sample: str, allow_pickle
     is_index = sample.isdecimal() and sample.isascii() and int(sample) < 1 << 63
     if report.state != UNKNOWN or not is_index:
         return report
-    found = onlooker.describe_sample(partition, int(sample), None, allow_pickle)
-    return msgspec.structs.replace(found, key=found.key)
+    sample_report = onlooker.describe_sample(partition, int(sample), None, allow_pickle)
+    return msgspec.structs.replace(sample_report, key=sample_report.key)

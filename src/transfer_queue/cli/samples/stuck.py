@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
             names = [partition.name for partition in onlooker.status().partitions]
             if options.partition not in names:
                 nearest = did_you_mean(options.partition, names)
-                there = nearest or f"; the partitions are: {listed_names(names)}"
-                print(f"tq: partition {options.partition!r} does not exist{there}", file=sys.stderr)
+                hint = nearest or f"; the partitions are: {listed_names(names)}"
+                print(f"tq: partition {options.partition!r} does not exist{hint}", file=sys.stderr)
                 return 1
         report = onlooker.find_stuck(options.partition, options.seconds, options.limit)
         if report.total and not options.json:
@@ -96,7 +96,7 @@ class KnownWorkers:
 
     producers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Field -> the tasks that put it."""
-    gone: frozenset[str] = frozenset()
+    departed: frozenset[str] = frozenset()
     """The clients that are gone."""
 
     @classmethod
@@ -104,7 +104,7 @@ class KnownWorkers:
         """Return what a recording says."""
         from transfer_queue.timeline.event_table import EventTable
 
-        return cls(EventTable(recording).producers, frozenset(recording.gone))
+        return cls(EventTable(recording).producers, frozenset(recording.departed))
 
 
 class _Cause(NamedTuple):
@@ -118,15 +118,15 @@ class _Cause(NamedTuple):
 
 def lines_of(report: StuckReport, width: int, style: Styles, workers: KnownWorkers | None = None) -> Iterator[str]:
     """Iterate over the lines of the text about stuck samples: for each partition a table with a line for each cause."""
-    words = f"for {duration_text(report.older_than)} or longer"
+    duration = f"for {duration_text(report.older_than)} or longer"
     if not report.total:
-        yield f"no sample that is not finished has been unchanged {words}"
+        yield f"no sample that is not finished has been unchanged {duration}"
         return
     where = ", ".join(f"{count:,} in {short_name(name)}" for name, count in list(report.partitions.items())[:4])
     left = len(report.partitions) - 4
     where += f", and {count_text(left, 'more partition')}" if left > 0 else ""
     be = "is" if report.total == 1 else "are"
-    title = f"{count_text(report.total, 'sample')} {be} unchanged {words} and not finished: {where}"
+    title = f"{count_text(report.total, 'sample')} {be} unchanged {duration} and not finished: {where}"
     yield from (style(line, "bold") for line in wrap(title, width))
     by_partition: dict[str, dict[_Cause, list[StuckSample]]] = {}
     for each in report.samples:
@@ -150,8 +150,8 @@ def lines_of(report: StuckReport, width: int, style: Styles, workers: KnownWorke
 
 
 def _row(some: Sequence[StuckSample], cause: _Cause, now: float, width: int) -> tuple[str, ...]:
-    wide = width >= WIDE
-    samples = ranges_text((each.index for each in some), 4 if wide else 2)
+    is_wide = width >= WIDE
+    samples = ranges_text((each.index for each in some), 4 if is_wide else 2)
     key = some[0].key
     if key is not None and len(some) == 1:
         samples = f"{samples} ({key})" if key.isprintable() and len(key) <= LONGEST_KEY else samples
@@ -159,8 +159,8 @@ def _row(some: Sequence[StuckSample], cause: _Cause, now: float, width: int) -> 
         samples,
         f"{len(some):,}",
         _ages([each.time for each in some], now),
-        listed_names(cause.lacks, 4 if wide else 2) if cause.lacks else "nothing",
-        _writers(some) if wide else "",
+        listed_names(cause.lacks, 4 if is_wide else 2) if cause.lacks else "nothing",
+        _writers(some) if is_wide else "",
         cause.why.replace(THEM, "it" if len(some) == 1 else "them"),
     )
 
@@ -189,11 +189,11 @@ def _cause_of(sample: StuckSample, workers: KnownWorkers) -> _Cause:
     wanted = [name for task in sample.tasks for name in task.lacks]
     lacks = tuple(dict.fromkeys([*wanted, *sample.missing]))
     producers = {task for name in lacks for task in workers.producers.get(name, ())}
-    reasons = [*_producers_words(sample, lacks, workers), *_consumers_words(sample, producers)]
+    reasons = [*_describe_producers(sample, lacks, workers), *_describe_consumers(sample, producers)]
     return _Cause(lacks, "; ".join(reasons))
 
 
-def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: KnownWorkers) -> Iterator[str]:
+def _describe_producers(sample: StuckSample, lacks: Sequence[str], workers: KnownWorkers) -> Iterator[str]:
     """Iterate over clauses that name the tasks that put the fields that a sample lacks."""
     by_task: dict[tuple[str, ...], list[str]] = {}
     for name in lacks:
@@ -215,11 +215,11 @@ def _producers_words(sample: StuckSample, lacks: Sequence[str], workers: KnownWo
                 yield f"{'task ' if task else ''}{label} puts {some}{also}"
                 continue
             holder = worker_text(task, state.rank, state.pid, state.host, state.client)
-            gone = ", which is gone," if state.client in workers.gone else ""
-            yield f"{holder}{gone} claimed {THEM} and has not put {some}"
+            addition = ", which is gone," if state.client in workers.departed else ""
+            yield f"{holder}{addition} claimed {THEM} and has not put {some}"
 
 
-def _consumers_words(sample: StuckSample, producers: Collection[str]) -> Iterator[str]:
+def _describe_consumers(sample: StuckSample, producers: Collection[str]) -> Iterator[str]:
     """Iterate over clauses about the tasks that have not consumed a sample, lack no field of it, and put none of it."""
     others = [task for task in sample.tasks if task.name not in producers]
     for task in others:

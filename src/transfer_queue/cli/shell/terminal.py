@@ -72,10 +72,10 @@ def duration_text(seconds: float, units: int = 2) -> str:
 
 def clock_text(when: float, now: float) -> str:
     """Return the local time of day with milliseconds, and the date if it is not today's."""
-    there = time.localtime(when)
-    text = f"{time.strftime('%H:%M:%S', there)}.{int(when % 1 * 1000):03d}"
-    same = time.strftime("%Y-%m-%d", there) == time.strftime("%Y-%m-%d", time.localtime(now))
-    return text if same else f"{time.strftime('%Y-%m-%d', there)} {text}"
+    local_time = time.localtime(when)
+    text = f"{time.strftime('%H:%M:%S', local_time)}.{int(when % 1 * 1000):03d}"
+    same = time.strftime("%Y-%m-%d", local_time) == time.strftime("%Y-%m-%d", time.localtime(now))
+    return text if same else f"{time.strftime('%Y-%m-%d', local_time)} {text}"
 
 
 def columns_text(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset(), indent: str = "  ") -> list[str]:
@@ -124,10 +124,10 @@ def wrap(text: str, width: int | None, indent: str = "") -> list[str]:
     return lines
 
 
-def sentence_lines(words: str) -> str:
+def sentence_lines(text: str) -> str:
     """Return an explanation with a line for each clause and sample."""
-    words = words.replace("; it ", ";\n  it ").replace("Nearest to ready: sample ", "Nearest to ready:\nSample ", 1)
-    return _SENTENCES.sub("\n", words)
+    text = text.replace("; it ", ";\n  it ").replace("Nearest to ready: sample ", "Nearest to ready:\nSample ", 1)
+    return _SENTENCES.sub("\n", text)
 
 
 def table_lines(
@@ -149,12 +149,12 @@ def table_lines(
         return [[style(lines[0], "dim")], *([line] for line in lines[1:])] if lines else []
     begin = columns_text([row[:-1] for row in cells], aligned)
     start = max(map(len, begin)) + 2
-    found = []
+    padded_lines = []
     for head, row in zip(begin, cells):
         parts = textwrap.wrap(row[-1], max(width - start, 12), break_on_hyphens=False) or [""]
         padded = [f"{head if at == 0 else '':<{start}}{part}".rstrip() for at, part in enumerate(parts)]
-        found.append(padded)
-    return [[style(line, "dim") for line in found[0]], *found[1:]]
+        padded_lines.append(padded)
+    return [[style(line, "dim") for line in padded_lines[0]], *padded_lines[1:]]
 
 
 def cut(line: str, width: int) -> str:
@@ -186,10 +186,10 @@ def plain(value: Any) -> Any:
 
 def system_as_json(system: RunningSystem) -> dict[str, Any]:
     """Return what identifies a running system."""
-    its = system.description
+    facts = system.description
     return {
-        "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": its.pid,
-        "starter_pid": its.starter_pid, "starter_command": its.starter_command, "started_at": its.started_at,
+        "name": system.name, "folder": str(system.folder), "logs": str(system.logs), "pid": facts.pid,
+        "starter_pid": facts.starter_pid, "starter_command": facts.starter_command, "started_at": facts.started_at,
     }  # fmt: skip
 
 

@@ -96,11 +96,11 @@ class OverviewScreen(TopScreen):
 
     def fit_tables(self) -> None:
         """Give each table the space that the terminal has for it."""
-        height, wide = self.size.height, self.size.width >= WIDE
+        height, is_wide = self.size.height, self.size.width >= WIDE
         if not self.is_mounted or not height:
             return
         low = self.is_low
-        self.set_class(wide and not low, "-wide")
+        self.set_class(is_wide and not low, "-wide")
         self.stages.styles.height = min(self.stages.lines_wanted, max(height * (36 if low else 30) // 100, 5))
         middle, bottom = self.query_one("#middle"), self.query_one("#bottom")
         middle.display = not low or self._low_table in (self.waits, self.partitions)
@@ -111,9 +111,9 @@ class OverviewScreen(TopScreen):
         # The lines at the bottom are those that the middle does not need, but at least a quarter.
         wanted = max(self.memory.lines_wanted, self.load.lines_wanted)
         upper, lower = self.waits.lines_wanted, self.partitions.lines_wanted
-        left = height - HEAD_LINES - self.stages.lines_wanted - (max(upper, lower) if wide else upper + lower)
+        left = height - HEAD_LINES - self.stages.lines_wanted - (max(upper, lower) if is_wide else upper + lower)
         bottom.styles.height = "1fr" if low else min(wanted, max(height // 4, left, 6))
-        both = height >= LOWEST and not (wide and not low)
+        both = height >= LOWEST and not (is_wide and not low)
         self.waits.styles.height = min(upper, max(height // 4, 6)) if both else "1fr"
         self.memory.styles.height = min(self.memory.lines_wanted, max(height // 3, 6)) if low and both else "1fr"
         if low:
@@ -183,7 +183,7 @@ MEANINGS = (
     ("idle", "idle: in no other state"),
     ("gone", "gone: the connection ended before the end of the partition"),
 )
-WORDS = (
+TERMS = (
     ("ranks", "connected ranks; × ranks that are gone and were not replaced"),
     ("ready", "samples that have all fields that the task takes, and that it has not claimed"),
     ("+/s", "by how many samples that queue grows each second"),
@@ -215,10 +215,10 @@ class HelpScreen(ModalScreen[None]):
         lines.append((("", ""), ""))
         lines += [((SHAPES[state], state), meaning) for state, meaning in MEANINGS]
         lines.append((("", ""), ""))
-        lines += [((word, "strong"), meaning) for word, meaning in WORDS]
+        lines += [((term, "strong"), meaning) for term, meaning in TERMS]
         grid = Table.grid(padding=(0, 2))
-        for (words, role), meaning in lines:
-            grid.add_row(Text(words, style_of(self.app, role) if role else "", no_wrap=True), Text(meaning))
+        for (text, role), meaning in lines:
+            grid.add_row(Text(text, style_of(self.app, role) if role else "", no_wrap=True), Text(meaning))
         with VerticalScroll():
             yield Static(grid)
 

@@ -154,10 +154,10 @@ def strip(spans: tuple[np.ndarray, np.ndarray, np.ndarray], start: float, end: f
     share = np.zeros((len(SpanState), width))
     begins, ends, states = spans
     for state in FILLS:
-        mine = states == state
-        if mine.any():
+        is_in_state = states == state
+        if is_in_state.any():
             # The seconds of the state before each edge: spans do not overlap.
-            lengths = np.clip(edges[:, None] - begins[mine], 0.0, (ends[mine] - begins[mine]))
+            lengths = np.clip(edges[:, None] - begins[is_in_state], 0.0, (ends[is_in_state] - begins[is_in_state]))
             share[state] = np.diff(lengths.sum(axis=1))
     best = np.where(share.sum(axis=0) > 1e-9, share.argmax(axis=0), SpanState.UNKNOWN)
     pieces: list[Piece] = []

@@ -57,20 +57,20 @@ def _progress(done: int, total: int, width: int, role: str) -> Cell:
 
 
 def _ranks(row: StageRow, width: int) -> Cell:
-    its = row.account
-    gone = [(f" ×{its.gone:,}", "gone")] if its.gone else []
-    return [(f"{its.alive:,}", "" if its.alive else "gone"), *gone]
+    stage = row.account
+    missing = [(f" ×{stage.lost:,}", "gone")] if stage.lost else []
+    return [(f"{stage.alive:,}", "" if stage.alive else "gone"), *missing]
 
 
 def _where_time_goes(row: StageRow, width: int) -> Cell:
-    its = row.account
-    rest = max(1.0 - its.works - its.held - its.waits, 0.0)
-    only_puts = not its.takes  # a task that only puts works whenever it does not wait
+    stage = row.account
+    rest = max(1.0 - stage.works - stage.held - stage.waits, 0.0)
+    only_puts = not stage.takes  # a task that only puts works whenever it does not wait
     return stacked_bar(
         [
-            BarPart(its.works + (rest if only_puts else 0.0), FILLS[SpanState.WORKS], "works"),
-            BarPart(its.held, FILLS[SpanState.HELD], "held"),
-            BarPart(its.waits, FILLS[SpanState.WAITS], "waits"),
+            BarPart(stage.works + (rest if only_puts else 0.0), FILLS[SpanState.WORKS], "works"),
+            BarPart(stage.held, FILLS[SpanState.HELD], "held"),
+            BarPart(stage.waits, FILLS[SpanState.WAITS], "waits"),
             BarPart(0.0 if only_puts else rest, FILLS[SpanState.IDLE], "faint"),
         ],
         width,
@@ -78,8 +78,8 @@ def _where_time_goes(row: StageRow, width: int) -> Cell:
 
 
 def _waiting(row: StageRow, width: int) -> Cell:
-    its = row.account
-    return _share(its.held, width, "held") if its.held > its.waits else _share(its.waits, width, "waits")
+    stage = row.account
+    return _share(stage.held, width, "held") if stage.held > stage.waits else _share(stage.waits, width, "waits")
 
 
 def _growth(row: StageRow, width: int) -> Cell:
@@ -90,10 +90,10 @@ def _growth(row: StageRow, width: int) -> Cell:
 
 
 def _waits_for(row: StageRow, width: int) -> Cell:
-    its = row.account
-    if its.held > its.waits and its.held >= NOTICED:
+    stage = row.account
+    if stage.held > stage.waits and stage.held >= NOTICED:
         return [(f"held: {HOLDS.get(row.hold_cause, 'capacity or policy version')}", "held")]
-    if its.waits < NOTICED or not row.missing:
+    if stage.waits < NOTICED or not row.missing:
         return [("", "")]
     field, maker, _ = row.missing[0]
     more = [(f" +{len(row.missing) - 1}", "dim")] if len(row.missing) > 1 and row.missing[1][2] >= 0.1 else []
@@ -111,7 +111,7 @@ STAGES: TableDesign[StageRow] = TableDesign(
         TableColumn("", lambda row, _: [state_piece("slowest" if row.slowest else row.state)], 1),
         TableColumn("stage", lambda row, _: [(task_text(row.name), "strong" if row.slowest else "")], 8, 24, fits=True,
                sort=lambda row: row.name),
-        TableColumn("ranks", _ranks, 5, 10, right=True, fits=True, sort=lambda row: row.account.gone, descending=True),
+        TableColumn("ranks", _ranks, 5, 10, right=True, fits=True, sort=lambda row: row.account.lost, descending=True),
         TableColumn("waiting", _waiting, 12, 24, sort=lambda row: max(row.account.waits, row.account.held),
                     descending=True),
         TableColumn("works █ held ▒ waits ░", _where_time_goes, 22, 40, rank=4),
@@ -201,8 +201,8 @@ def _rarest(row: PartitionRow, width: int) -> Cell:
     if not row.progress.fields:
         return [("no fields", "dim")]
     rows = row.progress.rows
-    words = count_text(len(row.progress.fields), "field") if produced >= rows else name_text(name)
-    return [*_share(produced / rows if rows else 0.0, 12, "works"), (f" {words}", "dim")]
+    label = count_text(len(row.progress.fields), "field") if produced >= rows else name_text(name)
+    return [*_share(produced / rows if rows else 0.0, 12, "works"), (f" {label}", "dim")]
 
 
 def _slowest(row: PartitionRow, width: int) -> Cell:
@@ -210,8 +210,8 @@ def _slowest(row: PartitionRow, width: int) -> Cell:
     if not row.progress.tasks:
         return [("no task", "dim")]
     rows = row.progress.rows
-    words = count_text(len(row.progress.tasks), "task") if consumed >= rows else task_text(name)
-    return [*_share(consumed / rows if rows else 0.0, 12, "good"), (f" {words}", "dim")]
+    label = count_text(len(row.progress.tasks), "task") if consumed >= rows else task_text(name)
+    return [*_share(consumed / rows if rows else 0.0, 12, "good"), (f" {label}", "dim")]
 
 
 def _policy(row: PartitionRow, width: int) -> Cell:
@@ -220,11 +220,11 @@ def _policy(row: PartitionRow, width: int) -> Cell:
 
 
 def _notes(row: PartitionRow, width: int) -> Cell:
-    its = row.progress
-    lost = sum(field.lost for field in its.fields)
+    entry = row.progress
+    lost = sum(field.lost for field in entry.fields)
     alarm = [(f"{lost:,} LOST ", "gone")] if lost else []
     # The first two notes are the number of samples and bytes, which have columns of their own.
-    return [*alarm, (", ".join(note for note in notes_of(its)[2:] if not note.startswith("policy version")), "dim")]
+    return [*alarm, (", ".join(note for note in notes_of(entry)[2:] if not note.startswith("policy version")), "dim")]
 
 
 PARTITIONS: TableDesign[PartitionRow] = TableDesign(
@@ -281,15 +281,15 @@ FIELDS: TableDesign[FieldRow] = TableDesign(
 
 
 def _task_notes(row: TaskRow, width: int) -> Cell:
-    its, words = row.progress, []
-    if its.claimed:
-        words.append(f"{its.claimed:,} claimed, not acknowledged")
-    if its.held:
-        words.append(its.held_text)
-    for reason, number in row.partition.passed.get(its.name, {}).items():
-        words.append(f"{number:,} skipped ({'poison' if reason == POISON else printable_name(reason)})")
-    waits = [(f"{its.waiting:,} wait, {duration(its.longest_wait)}  ", "waits")] if its.waiting else []
-    return [*waits, (", ".join(words), "dim")]
+    progress, notes = row.progress, []
+    if progress.claimed:
+        notes.append(f"{progress.claimed:,} claimed, not acknowledged")
+    if progress.held:
+        notes.append(progress.held_text)
+    for reason, number in row.partition.passed.get(progress.name, {}).items():
+        notes.append(f"{number:,} skipped ({'poison' if reason == POISON else printable_name(reason)})")
+    waits = [(f"{progress.waiting:,} wait, {duration(progress.longest_wait)}  ", "waits")] if progress.waiting else []
+    return [*waits, (", ".join(notes), "dim")]
 
 
 TASKS: TableDesign[TaskRow] = TableDesign(

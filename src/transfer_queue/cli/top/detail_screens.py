@@ -110,52 +110,52 @@ class TaskScreen(DetailScreen):
         row = event.row
         waits = self.state.shown.picture.waits if self.state.shown is not None else ()
         if isinstance(row, RankRow):
-            mine = (each for each in waits if each.task == self.task_name)
-            found = next((each for each in mine if any(one.rank == row.name for one in each.members)), None)
-            if found is not None:
-                self.app.push_screen(WaitScreen(self.state, found))
+            waits_of_task = (each for each in waits if each.task == self.task_name)
+            wait = next((each for each in waits_of_task if any(one.rank == row.name for one in each.members)), None)
+            if wait is not None:
+                self.app.push_screen(WaitScreen(self.state, wait))
             else:
                 self.notify(f"{row.name} does not wait at this moment.", markup=False, timeout=3)
 
 
 def _task_facts(row: StageRow, picture: Picture) -> Iterable[tuple[str, Cell]]:
-    its = row.account
-    gone: list[Piece] = []
-    if its.gone:
-        since = f" since {time_of_day(its.gone_since)}" if its.gone_since is not None else ""
-        gone = [(f"  × {its.gone:,} gone{since}", "gone")]
+    stage = row.account
+    missing: list[Piece] = []
+    if stage.lost:
+        since = f" since {time_of_day(stage.lost_since)}" if stage.lost_since is not None else ""
+        missing = [(f"  × {stage.lost:,} gone{since}", "gone")]
     slowest: list[Piece] = [("  ▲ the slowest stage", "slowest")] if row.slowest else []
-    yield "ranks", [(f"{its.alive:,} connected", ""), *gone, *slowest]
+    yield "ranks", [(f"{stage.alive:,} connected", ""), *missing, *slowest]
     shares: list[Piece] = []
-    for state, share in (("works", its.works), ("waits", its.waits), ("held", its.held), ("idle", its.idle)):
-        name = "puts or is idle" if state == "idle" and not its.takes else state
+    for state, share in (("works", stage.works), ("waits", stage.waits), ("held", stage.held), ("idle", stage.idle)):
+        name = "puts or is idle" if state == "idle" and not stage.takes else state
         if share >= 0.005:
             shares += [state_piece(state), (f" {name} {percent(share)}   ", state)]
     yield "time", shares or [("nothing is known", "dim")]
-    if its.takes:
-        growth = f", {rate(abs(its.queue_growth))} {'more' if its.queue_growth > 0 else 'fewer'} each second"
+    if stage.takes:
+        growth = f", {rate(abs(stage.queue_growth))} {'more' if stage.queue_growth > 0 else 'fewer'} each second"
         yield (
             "takes",
             [
-                (listed_names(its.takes), ""),
-                (f"  {rate(its.claim_rate)} samples each second", "dim"),
-                (f", a claim every {duration(its.step)}" if its.step else "", "dim"),
+                (listed_names(stage.takes), ""),
+                (f"  {rate(stage.claim_rate)} samples each second", "dim"),
+                (f", a claim every {duration(stage.step)}" if stage.step else "", "dim"),
             ],
         )
         yield (
             "ready",
             [
-                (f"{its.queue_rows:,} samples", ""),
-                (growth if abs(its.queue_growth) >= 0.05 else "", "dim"),
+                (f"{stage.queue_rows:,} samples", ""),
+                (growth if abs(stage.queue_growth) >= 0.05 else "", "dim"),
                 (_queues(picture, row.name), "dim"),
             ],
         )
-    if its.puts:
-        yield "puts", [(listed_names(its.puts), ""), (f"  {rate(its.put_rate)} samples each second", "dim")]
+    if stage.puts:
+        yield "puts", [(listed_names(stage.puts), ""), (f"  {rate(stage.put_rate)} samples each second", "dim")]
     waits: list[Piece] = []
     for field, maker, share in row.missing[:4]:
         by = "which no task puts" if maker is None else f"put by {task_text(maker)}"
-        waits += [(f"{percent(share * its.waits)} ", "waits"), (name_text(field), "strong"), (f" {by}   ", "dim")]
+        waits += [(f"{percent(share * stage.waits)} ", "waits"), (name_text(field), "strong"), (f" {by}   ", "dim")]
     if waits:
         yield "waits for", waits
     if row.age is not UNKNOWN or row.staleness is not UNKNOWN:
@@ -182,10 +182,10 @@ class ExplainedScreen(DetailScreen):
 
     def __init__(self, state: LiveState) -> None:
         super().__init__(state)
-        self._asked = False
+        self._is_waiting = False
         self._explanation = Static(id="explanation", markup=False)
 
-    def words(self, can_focus: bool = False) -> Widget:
+    def explanation(self, can_focus: bool = False) -> Widget:
         """Return the widget that shows the explanation. can_focus: whether keys scroll it."""
         return VerticalScroll(self._explanation, id="words", can_focus=can_focus)
 
@@ -195,13 +195,13 @@ class ExplainedScreen(DetailScreen):
 
     def show_picture(self, picture: Picture) -> None:
         """See `TopScreen`."""
-        if not self._asked:
-            self._asked = True
-            self.state.ask(self.question(), self._show_words)
+        if not self._is_waiting:
+            self._is_waiting = True
+            self.state.ask(self.question(), self._show_text)
 
-    def _show_words(self, words: Any) -> None:
-        self._asked = False
-        self.put(self._explanation, [(str(words), "waits" if isinstance(words, Exception) else "")])
+    def _show_text(self, text: Any) -> None:
+        self._is_waiting = False
+        self.put(self._explanation, [(str(text), "waits" if isinstance(text, Exception) else "")])
 
 
 class WaitScreen(ExplainedScreen):
@@ -225,7 +225,7 @@ class WaitScreen(ExplainedScreen):
     def compose_body(self) -> Iterable[Widget]:
         """See `TopScreen`."""
         yield self.facts
-        yield self.words()
+        yield self.explanation()
         yield self.members
 
     def question(self) -> Callable[[Any], str]:
@@ -293,7 +293,7 @@ class PartitionScreen(DetailScreen):
         self.tasks_table = LiveTable(TASKS, "2", "tasks")
         self.samples = LiveTable(SAMPLES, "3", "samples")
         self._pages: list[SamplePage] = []
-        self._reads = False
+        self._is_reading = False
         self._read_at = -math.inf
         self._more_wanted = False
 
@@ -341,13 +341,13 @@ class PartitionScreen(DetailScreen):
 
     def _read(self, start: int, made: int | None) -> None:
         """Read a page of samples."""
-        if not self._reads:
-            self._reads = True
+        if not self._is_reading:
+            self._is_reading = True
             request = TakeSnapshot(self.partition, made, start)
             self.state.ask(lambda client: client.request(request, SnapshotReply), self._show_page)
 
     def _show_page(self, reply: Any) -> None:
-        self._reads, self._read_at = False, time.monotonic()
+        self._is_reading, self._read_at = False, time.monotonic()
         if not isinstance(reply, SnapshotReply) or not reply.known:
             return
         page = make_page(reply)
@@ -408,8 +408,8 @@ class PartitionScreen(DetailScreen):
 
 
 def _partition_facts(row: PartitionRow) -> Cell:
-    its = row.progress
-    pieces: list[Piece] = [(", ".join(notes_of(its)), "")]
+    progress = row.progress
+    pieces: list[Piece] = [(", ".join(notes_of(progress)), "")]
     if row.put_rate or row.claim_rate:
         pieces.append((f"\n{rate(row.put_rate)} rows are put each second, {rate(row.claim_rate)} are claimed", "dim"))
     return pieces
@@ -445,7 +445,7 @@ class SampleScreen(ExplainedScreen):
 
     def compose_body(self) -> Iterable[Widget]:
         """See `TopScreen`."""
-        yield self.words(can_focus=True)
+        yield self.explanation(can_focus=True)
 
     def question(self) -> Callable[[Any], str]:
         """See `ExplainedScreen`."""

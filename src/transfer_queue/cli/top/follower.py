@@ -44,7 +44,7 @@ class Seen:
 class Silent:
     """The controller does not reply."""
 
-    words: str
+    text: str
     """What happened, in a sentence."""
 
 
@@ -52,7 +52,7 @@ class Silent:
 class SystemEnded:
     """The system has ended. The reader waits for a new one of the same name."""
 
-    words: str
+    text: str
     """When and why, in sentences."""
 
 
@@ -60,7 +60,7 @@ class SystemEnded:
 class Followed:
     """A new system of the same name was found."""
 
-    words: str
+    text: str
     """Who started it, in a sentence."""
 
 
@@ -174,10 +174,10 @@ class Follower:
         old, when = self._system, time.strftime("%H:%M:%S")
         reported = ""
         while not self._stopped.wait(PAUSE):
-            words = _why_ended(old, when)
-            if words != reported:  # the logs of a crash exist only after a moment
-                reported = words
-                self._deliver(SystemEnded(words))
+            reason = _why_ended(old, when)
+            if reason != reported:  # the logs of a crash exist only after a moment
+                reported = reason
+                self._deliver(SystemEnded(reason))
             later = find_successor(self._name, old)
             if later is not None:
                 self._system = later
@@ -251,11 +251,11 @@ class LiveState:
                 self.shown = news
                 return True
         elif isinstance(news, Silent):
-            self.silence = news.words
+            self.silence = news.text
         elif isinstance(news, SystemEnded):
-            self.ended = news.words
+            self.ended = news.text
         elif isinstance(news, Followed):
-            self.ended, self.followed = "", news.words
+            self.ended, self.followed = "", news.text
         return False
 
     def pause(self) -> None:
@@ -283,23 +283,23 @@ class LiveState:
         """Return what is wrong, in sentences, the most important first."""
         if self.ended:
             return [f"{self.ended} Waiting for a new system of this name."]
-        found = []
+        alarms = []
         if self.silence or self.is_old:
-            words = self.silence or "The controller does not reply."
+            text = self.silence or "The controller does not reply."
             log = f" Its log is in {self.seen.log}." if self.seen is not None and self.seen.log else ""
-            found.append(f"{words} The newest data is {self.silent_for:.0f} s old.{log}" if self.seen else words)
+            alarms.append(f"{text} The newest data is {self.silent_for:.0f} s old.{log}" if self.seen else text)
         if self.shown is not None:
-            found += self._alarms_of(self.shown)
-        return found
+            alarms += self._alarms_of(self.shown)
+        return alarms
 
     def _alarms_of(self, shown: Seen) -> list[str]:
-        found, picture = [], shown.picture
+        alarms, picture = [], shown.picture
         if picture.status.trouble:
-            found.append(f"Changes are blocked: {picture.status.trouble}")
+            alarms.append(f"Changes are blocked: {picture.status.trouble}")
         gap = picture.gap
         if gap is not None and picture.now - gap.end < GAP_SHOWN:
             what = f"{gap.missed:,} events were missed" if gap.missed else "The controller restarted: no events"
-            found.append(f"{what} between {time_of_day(gap.start)} and {time_of_day(gap.end)}.")
+            alarms.append(f"{what} between {time_of_day(gap.start)} and {time_of_day(gap.end)}.")
         if self.followed and picture.now - shown.started_at < GAP_SHOWN:
-            found.append(self.followed)
-        return found
+            alarms.append(self.followed)
+        return alarms

@@ -266,9 +266,9 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
     def _least_width(self, at: int, column: TableColumn[R]) -> int:
         if not column.fits:
             return max(column.width, cell_len(column.title))
-        found = max((cell_len("".join(text for text, _ in column.cell(row, 0))) for row in self.rows[:200]), default=0)
+        widest = max((cell_len("".join(text for text, _ in column.cell(row, 0))) for row in self.rows[:200]), default=0)
         # It never becomes narrower, so that the columns do not jump at each refresh.
-        self._widest[at] = min(max(found, self._widest.get(at, 0), column.width, cell_len(column.title)), column.most)
+        self._widest[at] = min(max(widest, self._widest.get(at, 0), column.width, cell_len(column.title)), column.most)
         return self._widest[at]
 
     def render_line(self, y: int) -> Strip:

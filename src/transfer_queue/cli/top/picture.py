@@ -128,12 +128,12 @@ def list_stages(account: Account, verdict: Verdict) -> Iterator[StageRow]:
     numbers = {name: number for number, name in enumerate(table.workers.tasks)}
     histories = {kind: _histories(account, kind) for kind in (EventKind.CLAIM, EventKind.PUT)}
     for name in _pipeline_order(account):
-        its = account.tasks[name]
+        task = account.tasks[name]
         missing = sorted(account.missing.get(name, {}).items(), key=lambda each: -each[1])
         total = sum(share for _, share in missing)
-        history = histories[EventKind.CLAIM if its.takes else EventKind.PUT][numbers[name]]
+        history = histories[EventKind.CLAIM if task.takes else EventKind.PUT][numbers[name]]
         yield StageRow(
-            its, verdict.stage == name,
+            task, verdict.stage == name,
             tuple((field, maker, share / total) for (field, maker), share in missing if field and share > 0),
             account.ages.get(name, UNKNOWN), account.staleness.get(name, UNKNOWN),
             float(nbytes[numbers[name] + 1]) / seconds, tuple(history.tolist()), account.hold_causes.get(name, ""),
@@ -175,18 +175,18 @@ def list_waits(account: Account, status: SystemStatus) -> Iterator[WaitRow]:
         process = _process(workers, worker) if worker >= 0 else ""
         groups[key].append(WaitMember(name, process, max(recording.now - wait.since, 0.0), wait.rows))
     progress = {each.name: each for each in status.partitions}
-    found = []
+    rows = []
     for (kind, task, partition, fields, demand), members in groups.items():
         members.sort(key=lambda each: -each.seconds)
-        its = progress.get(partition)
-        produced = {} if its is None else {each.name: each.produced for each in its.fields if each.name in fields}
+        entry = progress.get(partition)
+        produced = {} if entry is None else {each.name: each.produced for each in entry.fields if each.name in fields}
         rarest = min(fields, key=lambda name: produced.get(name, 0), default="")
         others = tuple(maker for maker in account.table.producers.get(rarest, ()) if maker != task)
         oldest = members[0]
-        found.append(
+        rows.append(
             WaitRow(task, partition, fields, kind, oldest.seconds, oldest.rows, tuple(members), rarest, others, demand)
         )
-    yield from sorted(found, key=lambda row: (row.kind == "early", -row.seconds))
+    yield from sorted(rows, key=lambda row: (row.kind == "early", -row.seconds))
 
 
 def list_partitions(account: Account, status: SystemStatus) -> Iterator[PartitionRow]:
@@ -250,7 +250,7 @@ def list_load(status: SystemStatus, before: SystemStatus | None, elapsed: float)
         )  # fmt: skip
     yield from sorted(rows, key=lambda row: (-(row.busy or 0.0), -row.typical * row.total))
     for cost in status.samplers:
-        yield LoadRow(cost.name, None, None, cost.seconds / max(cost.asked, 1), cost.longest, cost.asked, True)
+        yield LoadRow(cost.name, None, None, cost.seconds / max(cost.calls, 1), cost.longest, cost.calls, True)
 
 
 def list_ranks(picture: Picture, task: str) -> list[RankRow]:
@@ -258,26 +258,26 @@ def list_ranks(picture: Picture, task: str) -> list[RankRow]:
     account = picture.account
     if task not in account.tasks:
         return []
-    its, spans, workers = account.tasks[task], account.spans, account.table.workers
-    mine, seconds = its.workers, max(spans.line.length, 1e-9)
-    rows = account.rows_of(EventKind.CLAIM if its.takes else EventKind.PUT)
-    first, last = np.searchsorted(spans.worker, mine), np.searchsorted(spans.worker, mine, side="right")
-    found = []
-    for worker, begin, end in zip(mine.tolist(), first.tolist(), last.tolist()):
-        its_spans = spans.start[begin:end], spans.end[begin:end], spans.state[begin:end]
+    stage, spans, workers = account.tasks[task], account.spans, account.table.workers
+    of_task, seconds = stage.workers, max(spans.line.length, 1e-9)
+    rows = account.rows_of(EventKind.CLAIM if stage.takes else EventKind.PUT)
+    first, last = np.searchsorted(spans.worker, of_task), np.searchsorted(spans.worker, of_task, side="right")
+    ranks = []
+    for worker, begin, end in zip(of_task.tolist(), first.tolist(), last.tolist()):
+        rank_spans = spans.start[begin:end], spans.end[begin:end], spans.state[begin:end]
         current = end > begin and spans.end[end - 1] >= spans.line.end - 1e-3
         present = max(float(spans.seconds[worker, SpanState.IDLE :].sum()), 1e-300)
         shares = {name: float(spans.seconds[worker, state]) / present for state, name in STATE_NAMES.items()}
-        found.append(
+        ranks.append(
             RankRow(
                 worker, workers.name(worker), int(workers.rank[worker]), workers.clients[worker],
                 _process(workers, worker),
                 STATE_NAMES.get(SpanState(int(spans.state[end - 1])), "") if current else "",
                 spans.line.end - float(spans.start[end - 1]) if current else float("nan"),
-                shares, float(rows[worker]) / seconds, its_spans,
+                shares, float(rows[worker]) / seconds, rank_spans,
             )
         )  # fmt: skip
-    return sorted(found, key=lambda row: (row.number < 0, row.number, row.client))
+    return sorted(ranks, key=lambda row: (row.number < 0, row.number, row.client))
 
 
 def queues_of(picture: Picture, task: str) -> list[tuple[str, int, int]]:

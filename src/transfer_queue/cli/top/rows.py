@@ -43,12 +43,12 @@ class StageRow:
     @property
     def state(self) -> str:
         """What it does for the largest part of its time: waits, held, works, idle; or gone, if no rank is left."""
-        its = self.account
-        if not its.alive:
-            return "gone" if its.gone else "ended"
-        shares = {"waits": its.waits, "held": its.held, "works": its.works, "idle": its.idle}
+        account = self.account
+        if not account.alive:
+            return "gone" if account.lost else "ended"
+        shares = {"waits": account.waits, "held": account.held, "works": account.works, "idle": account.idle}
         state = max(shares, key=lambda name: shares[name])
-        return "works" if state == "idle" and not its.takes else state
+        return "works" if state == "idle" and not account.takes else state
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,8 @@ class TopScreen(Screen[None]):
     def text(self, pieces: Cell) -> Text:
         """Return pieces as text. Nothing in it is markup."""
         made = Text()
-        for words, role in pieces:
-            made.append(safe_text(words), style_of(self.app, role) if role else "")
+        for text, role in pieces:
+            made.append(safe_text(text), style_of(self.app, role) if role else "")
         return made
 
     def _verdict(self) -> Cell:
@@ -176,14 +176,14 @@ class TopScreen(Screen[None]):
 
     def _freshness(self) -> Cell:
         age = self.state.age
-        words = f"{age:.0f} s old" if age >= 1 else "live"
+        age_text = f"{age:.0f} s old" if age >= 1 else "live"
         if self.state.ended:
             return [("× ended", "gone")]
         if self.state.paused:
             return [(f"‖ PAUSED, {age:.0f} s old", "held")]
         if self.state.is_old or self.state.silence:
             return [(f"! {age:.0f} s old", "gone")]
-        return [(f"● {words}", "good" if age < 1 + self.state.every else "dim")]
+        return [(f"● {age_text}", "good" if age < 1 + self.state.every else "dim")]
 
     # ------------------------------------------------------------ keys
 

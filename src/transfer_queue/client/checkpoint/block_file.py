@@ -162,8 +162,8 @@ def _write_segment(file: int, unit: Numbers, offset: Numbers, nbytes: Numbers, u
     """Write the blocks of one segment and return its checksum."""
     checksum = 0
     for one in np.unique(unit).tolist():
-        mine = unit == one
-        for some in units[one].pieces(offset[mine], nbytes[mine]):
+        of_unit = unit == one
+        for some in units[one].pieces(offset[of_unit], nbytes[of_unit]):
             for piece in some:
                 checksum = zlib.crc32(piece, checksum)
             _write(file, some)
@@ -247,12 +247,12 @@ class BlockFile:
         if len(index) != length or not index or zlib.crc32(index) != checksum:
             raise self._damaged("the checksum of its index is wrong")
         try:
-            found = msgspec.msgpack.decode(index, type=BlockIndex)
+            decoded = msgspec.msgpack.decode(index, type=BlockIndex)
         except (msgspec.MsgspecError, ValueError) as error:
             raise self._damaged(f"its index cannot be decoded ({error})") from None
-        if not found.is_sound(start):
+        if not decoded.is_sound(start):
             raise self._damaged("its index is not consistent")
-        return found
+        return decoded
 
     def _unreadable(self, error: OSError) -> CheckpointError:
         return CheckpointError(f"{self.path} cannot be read: {error}; make it readable, or load another checkpoint")

@@ -95,7 +95,7 @@ class PickledValues:
     """Removes the values of a saved state that need pickle."""
 
     def __init__(self, state: State) -> None:
-        self.found: Counter[tuple[str, str]] = Counter()
+        self.removed: Counter[tuple[str, str]] = Counter()
         """(partition, field or tag) -> number of removed values."""
         self._blocks = state.blocks
         self._objects = {at for at, schema in enumerate(state.blocks.schemas.values) if _has_objects(schema)}
@@ -128,9 +128,9 @@ class PickledValues:
                 value = content[start : start + length]
                 if len(value) and needs_pickle(value.tobytes()):
                     partition, index = self._rows.get((number, column.spec.name, slot), ("", -1))
-                    words = f"field {column.spec.name!r} of row {index} of partition {partition!r}"
-                    self.found[partition, f"field {column.spec.name!r}"] += index >= 0
-                    value[:] = np.frombuffer(encode_refused(len(value), words), "u1")
+                    place = f"field {column.spec.name!r} of row {index} of partition {partition!r}"
+                    self.removed[partition, f"field {column.spec.name!r}"] += index >= 0
+                    value[:] = np.frombuffer(encode_refused(len(value), place), "u1")
 
     def strip_tags(self, state: State) -> None:
         """Replace the values that need pickle in the tags of all rows."""
@@ -143,15 +143,15 @@ class PickledValues:
         tags = chunk.tag_columns()
         for at, tag in enumerate(tags.rows(slice(0, chunk.size))):
             for name, value in tag.items():
-                words = f"tag {name!r} of row {int(chunk.index[at])} of partition {partition.name!r}"
-                kept = _without_pickle(value, words)
+                place = f"tag {name!r} of row {int(chunk.index[at])} of partition {partition.name!r}"
+                kept = _without_pickle(value, place)
                 if kept is not value:
                     tags.put([at], [{name: kept}])
-                    self.found[partition.name, f"tag {name!r}"] += 1
+                    self.removed[partition.name, f"tag {name!r}"] += 1
 
     def report(self) -> None:
         """Log how many values were refused."""
-        counts = [f"{what} of {partition!r}: {count}" for (partition, what), count in self.found.items() if count]
+        counts = [f"{what} of {partition!r}: {count}" for (partition, what), count in self.removed.items() if count]
         if counts:
             get_logger(__name__).warning(
                 "the checkpoint was loaded with allow_pickle=False; values that need pickle cannot be read: %s",
@@ -174,16 +174,16 @@ def _has_objects(schema: Any) -> bool:
     return any(spec.kind == "object" for spec in schema or ())
 
 
-def _without_pickle(value: Any, words: str) -> Any:
+def _without_pickle(value: Any, place: str) -> Any:
     """Return the value of a tag, in which each value that needs pickle is replaced."""
     if isinstance(value, Ext):
         data = bytes(value.data)
-        return Ext(value.code, encode_refused(0, words)) if value.code == OBJECT_CODE and needs_pickle(data) else value
+        return Ext(value.code, encode_refused(0, place)) if value.code == OBJECT_CODE and needs_pickle(data) else value
     if isinstance(value, list):
-        kept: Any = [_without_pickle(each, words) for each in value]
+        kept: Any = [_without_pickle(each, place) for each in value]
         return value if all(a is b for a, b in zip(kept, value)) else kept
     if isinstance(value, dict):
-        kept = {key: _without_pickle(each, words) for key, each in value.items()}
+        kept = {key: _without_pickle(each, place) for key, each in value.items()}
         return value if all(kept[key] is value[key] for key in value) else kept
     return value
 
@@ -250,12 +250,12 @@ def save_blocks(
     units: dict[str, list[int]] = {}
     for each in np.unique(cut.blocks["unit"][left]).tolist():
         units.setdefault(backend_of(each), []).append(each)
-    for backend, its in units.items():
-        name, mine = uuid.uuid4().hex, left & np.isin(cut.blocks["unit"], its)
-        columns = [cut.blocks[column][mine] for column in ("number", "unit", "offset", "nbytes")]
+    for backend, unit_numbers in units.items():
+        name, chosen = uuid.uuid4().hex, left & np.isin(cut.blocks["unit"], unit_numbers)
+        columns = [cut.blocks[column][chosen] for column in ("number", "unit", "offset", "nbytes")]
         number, unit, offset, nbytes = columns
         size = write_blocks(draft / f"{name}{SUFFIX}", cut.origin, number, unit, offset, nbytes, held)
-        entries.append(BlockFileEntry(len(entries), name, f"{name}{SUFFIX}", int(mine.sum()), size, backend))
+        entries.append(BlockFileEntry(len(entries), name, f"{name}{SUFFIX}", int(chosen.sum()), size, backend))
     write_manifest(draft, entries)
 
 
@@ -283,7 +283,7 @@ def reusable_files(previous: Path, cut: CheckpointSave) -> list[tuple[Path, np.n
 
     At least half of the bytes of such a file are needed, and none of the needed numbers is another block in it.
     """
-    found = []
+    reusable = []
     for path in sorted(previous.glob(f"*{SUFFIX}")) if previous.is_dir() else ():
         try:
             with BlockFile(path) as file:
@@ -296,9 +296,9 @@ def reusable_files(previous: Path, cut: CheckpointSave) -> list[tuple[Path, np.n
         if (held[needed] >= shared_below(index.origin, cut.origin, cut.origins)).any():
             continue  # a load finds blocks by their numbers, and would use another block as one of this save
         if needed.any() and 2 * int(taken[needed].sum()) >= int(taken.sum()):
-            found.append((int(taken.sum()), path, held[needed]))
-    found.sort(key=lambda each: -each[0])
-    return [(path, held) for _, path, held in found[: MAX_FILES - 1]]
+            reusable.append((int(taken.sum()), path, held[needed]))
+    reusable.sort(key=lambda each: -each[0])
+    return [(path, held) for _, path, held in reusable[: MAX_FILES - 1]]
 
 
 # ------------------------------------------------------------ loading
@@ -346,10 +346,10 @@ def block_sources(
     """
     columns = {name: [np.zeros(0, "i8")] for name in ("file", "number", "position", "nbytes")}
     for at, file in enumerate(files):
-        ours = file.index.column("number") < shared(file.index.origin)
-        columns["file"].append(np.full(int(ours.sum()), at))
+        is_shared = file.index.column("number") < shared(file.index.origin)
+        columns["file"].append(np.full(int(is_shared.sum()), at))
         for name in ("number", "position", "nbytes"):
-            columns[name].append(file.index.column(name)[ours])
+            columns[name].append(file.index.column(name)[is_shared])
     whole = {name: np.concatenate(parts) for name, parts in columns.items()}
     _, first = np.unique(whole["number"], return_index=True)
     if numbers is not None:
@@ -364,15 +364,15 @@ def block_sources(
     return BlockLoadSource(files, chosen["file"], chosen["number"], chosen["position"], chosen["nbytes"])
 
 
-def layout_pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def layout_pieces(source: BlockLoadSource, is_external: bool = False) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Divide the blocks into pieces of space: return (piece of each block, its offset there, bytes of each piece).
 
     In an external store, an extent is one object, which is freed as a whole, so each large block has its own piece.
     """
     taken = space_of_blocks(source.nbytes)
     end = np.cumsum(taken)
-    piece = (end - taken) // (GRANULE if external else PIECE)
-    if external:
+    piece = (end - taken) // (GRANULE if is_external else PIECE)
+    if is_external:
         large = taken >= GRANULE
         apart = (np.diff(piece, prepend=-1) != 0) | large
         apart[1:] |= large[:-1]
@@ -381,7 +381,7 @@ def layout_pieces(source: BlockLoadSource, external: bool = False) -> tuple[np.n
     within = end - taken - (end - taken)[first][piece]
     sizes = np.zeros(len(first), "i8")
     np.maximum.at(sizes, piece, within + taken)
-    return piece, within, (sizes if external else np.maximum(sizes, MIN_PIECE)).tolist()
+    return piece, within, (sizes if is_external else np.maximum(sizes, MIN_PIECE)).tolist()
 
 
 def layout_by_backend(
@@ -396,11 +396,11 @@ def layout_by_backend(
     sizes: list[tuple[str, int]] = []
     of_file = np.array(backends, object)
     for backend in dict.fromkeys(backends):
-        mine = np.flatnonzero((of_file == backend)[source.file])
-        if len(mine):
-            columns = (source.file[mine], source.number[mine], source.position[mine], source.nbytes[mine])
-            its, starts, lengths = layout_pieces(BlockLoadSource(source.files, *columns), backend != SIMPLE)
-            piece[mine], within[mine] = its + len(sizes), starts
+        blocks = np.flatnonzero((of_file == backend)[source.file])
+        if len(blocks):
+            columns = (source.file[blocks], source.number[blocks], source.position[blocks], source.nbytes[blocks])
+            pieces, starts, lengths = layout_pieces(BlockLoadSource(source.files, *columns), backend != SIMPLE)
+            piece[blocks], within[blocks] = pieces + len(sizes), starts
             sizes += [(backend, length) for length in lengths]
     return piece, within, sizes
 
@@ -423,10 +423,10 @@ def copy_blocks(
     apart[1:] |= source.position[1:] != source.position[:-1] + taken[:-1]
     apart |= np.diff(piece, prepend=-1) != 0
     for at, file in enumerate(source.files):
-        mine = np.flatnonzero(source.file == at)
-        if not len(mine):
+        blocks = np.flatnonzero(source.file == at)
+        if not len(blocks):
             continue
-        position = source.position[mine]
+        position = source.position[blocks]
         buffer = np.empty(0, np.uint8)
         for _, start, length, checksum in file.index.segments():
             a, b = np.searchsorted(position, [start, start + length]).tolist()
@@ -435,7 +435,7 @@ def copy_blocks(
             if len(buffer) < length:
                 buffer = np.empty(length, np.uint8)
             file.read(buffer[:length], start, checksum)
-            some = mine[a:b]
+            some = blocks[a:b]
             if amend is not None:
                 for block in some.tolist():
                     first_byte = int(source.position[block]) - start
@@ -455,16 +455,16 @@ def block_locations(
 ) -> list[Columns]:
     """Return the locations of the loaded blocks, ascending by number, and those of the copies that some have."""
     order = np.argsort(source.number)
-    found = []
+    locations = []
     for copy in range(max((len(space.places) for space in reserved), default=0)):
-        there = np.array([len(space.places) > copy for space in reserved])
+        has_copy = np.array([len(space.places) > copy for space in reserved])
         spaces = [space.places[min(copy, len(space.places) - 1)] for space in reserved]
         columns = {name: np.array([getattr(space, name) for space in spaces], "i8")[piece] for name in PLACE}
         columns["offset"] = columns["offset"] + within
         columns["number"] = source.number
-        chosen = order[there[piece][order]]
-        found.append({name: column[chosen] for name, column in columns.items()})
-    return found or [dict.fromkeys(("number", *PLACE), np.zeros(0, "i8"))]
+        chosen = order[has_copy[piece][order]]
+        locations.append({name: column[chosen] for name, column in columns.items()})
+    return locations or [dict.fromkeys(("number", *PLACE), np.zeros(0, "i8"))]
 
 
 def has_stale_blocks(blocks: Columns, is_stale: Callable[[int, np.ndarray, np.ndarray], bool]) -> bool:

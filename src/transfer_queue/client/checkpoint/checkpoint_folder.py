@@ -98,9 +98,9 @@ def _lock_draft(draft: Path, target: Path) -> int:
             ) from error
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = os.path.samestat(os.fstat(folder), os.lstat(draft))
+            is_same = os.path.samestat(os.fstat(folder), os.lstat(draft))
         except FileNotFoundError:
-            ours = False
+            is_same = False
         except BlockingIOError:
             os.close(folder)
             raise CheckpointError(
@@ -110,9 +110,9 @@ def _lock_draft(draft: Path, target: Path) -> int:
         except BaseException:
             os.close(folder)
             raise
-        if ours and not os.listdir(draft):
+        if is_same and not os.listdir(draft):
             return folder
-        if ours:
+        if is_same:
             shutil.rmtree(draft)
         os.close(folder)
 
@@ -302,14 +302,14 @@ def _manifest(storage: Path) -> list[BlockFileEntry]:
         entries = msgspec.json.decode(path.read_bytes(), type=list[BlockFileEntry])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: bytes that are not text
         raise CheckpointError(f"{path} cannot be read: {error}; load another checkpoint") from None
-    there = sorted(found.name for found in storage.iterdir() if found.name != MANIFEST)
+    files = sorted(file.name for file in storage.iterdir() if file.name != MANIFEST)
     named = sorted(entry.file for entry in entries)
-    if len(there) != len(named):
+    if len(files) != len(named):
         raise CheckpointError(
-            f"count mismatch: {path} names {len(named)} files of data, but there are {len(there)} ({there[:4]}); the "
+            f"count mismatch: {path} names {len(named)} files of data, but there are {len(files)} ({files[:4]}); the "
             f"checkpoint is not complete"
         )
-    if there != named:
-        strange = sorted(set(named) ^ set(there))[:4]
-        raise CheckpointError(f"count mismatch: {path} does not name the files of data that there are: {strange}")
+    if files != named:
+        unmatched = sorted(set(named) ^ set(files))[:4]
+        raise CheckpointError(f"count mismatch: {path} does not name the files of data that there are: {unmatched}")
     return entries

@@ -72,8 +72,8 @@ class UnitBlocks:
             return False  # a name always means the same block
         if unit in self._units.remote:
             return not RemoteArena(self._session, unit).is_unchanged(offsets, generations)
-        found = self._units.arena(unit).generations[offsets // GRANULE]
-        return bool((found != generations.view("<u8")).any())
+        current = self._units.arena(unit).generations[offsets // GRANULE]
+        return bool((current != generations.view("<u8")).any())
 
 
 class RemoteArena(BlockSource):

@@ -238,15 +238,15 @@ def validated_device(wanted: torch.device | str | None) -> torch.device | None:
     if wanted is None:
         return None
     try:
-        found = torch.empty(0, device=wanted).device
+        usable = torch.empty(0, device=wanted).device
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise InvalidArgumentError(
             f"device {wanted!r} cannot be used: {str(error).partition(chr(10))[0]}; pass a torch device of this "
             f"process, or None for the host"
         ) from error
-    if found.type == "meta":
+    if usable.type == "meta":
         raise InvalidArgumentError("device 'meta' stores no values; pass another device, or None for the host")
-    return found
+    return usable
 
 
 def validated_out(out: Any, device: torch.device | None, copy: bool) -> dict[str, torch.Tensor] | None:
@@ -257,17 +257,17 @@ def validated_out(out: Any, device: torch.device | None, copy: bool) -> dict[str
         raise InvalidArgumentError("out= cannot be used with device= or copy=False; pass tensors of that device as out")
     if not isinstance(out, Mapping) and not is_tensor_collection(out):
         raise InvalidArgumentError(f"out must be a TensorDict or a dict of tensors, got a {type(out).__name__}")
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, value in out.items():
         if not isinstance(name, str):
             raise InvalidArgumentError(f"the keys of out must be names of fields (str), got {name!r}")
         if isinstance(value, Mapping) or is_tensor_collection(value):
             inner = validated_out(value, None, True) or {}
-            found.update({name + SEPARATOR + leaf: tensor for leaf, tensor in inner.items()})
+            tensors.update({name + SEPARATOR + leaf: tensor for leaf, tensor in inner.items()})
             continue
         _check_out_tensor(name, value)
-        found[name] = value
-    return found
+        tensors[name] = value
+    return tensors
 
 
 def _check_out_tensor(name: str, value: object) -> None:
@@ -533,14 +533,14 @@ def checked_parser_result(before: Mapping[str, Any], after: Any, rows: int) -> d
             f"data_parser must return the columns it was given, {sorted(before)}, got {sorted(map(str, after))}"
         )
     for name in before:
-        found = _length(after[name])
-        if found is None:
+        length = _length(after[name])
+        if length is None:
             raise InvalidArgumentError(
                 f"data_parser must return a tensor, list or array of {rows} rows as column {name!r}, got a "
                 f"{type(after[name]).__name__}"
             )
-        if found != rows:
-            raise InvalidArgumentError(f"data_parser must return {rows} rows of column {name!r}, got {found}")
+        if length != rows:
+            raise InvalidArgumentError(f"data_parser must return {rows} rows of column {name!r}, got {length}")
     return {name: after[name] for name in before}
 
 

@@ -130,8 +130,8 @@ def tag_list(stored: StoredTags | None, rows: int, allow_pickle: bool) -> list[d
     """Return the tag of each row of a reply."""
     if stored is None:
         return [{} for _ in range(rows)]
-    found = tags(stored, rows, allow_pickle)
-    return found.to_list() if isinstance(found, TagRows) else found
+    decoded = tags(stored, rows, allow_pickle)
+    return decoded.to_list() if isinstance(decoded, TagRows) else decoded
 
 
 @SERVER_REPLY

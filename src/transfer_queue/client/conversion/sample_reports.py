@@ -115,28 +115,28 @@ def _tag_value(value: Any, allow_pickle: bool) -> Any:
 def _with_replaced(events: Iterable[SampleEvent]) -> list[SampleEvent]:
     """Return the events up to the clear. A put of fields that an earlier event has put is one that replaced them."""
     known: set[str] = set()
-    found = []
+    marked = []
     for event in events:
         if event.kind == samples.PUT:
             again = not known.isdisjoint(event.fields)
             known.update(event.fields)
             event = msgspec.structs.replace(event, kind=samples.REPLACED) if again else event
-        found.append(event)
+        marked.append(event)
         if event.kind in samples.CLEARS:
             break  # the end of the partition is about all its rows, cleared ones included
-    return found
+    return marked
 
 
 def _with_writer(field: SampleField, events: Sequence[SampleEvent]) -> SampleField:
     """Return a field with the client that put its value, if the history has it."""
     puts = [event for event in reversed(events) if event.kind in (samples.PUT, samples.REPLACED)]
-    found = next((event for event in puts if event.block == field.block), None)
-    if found is None:  # the value is in another block of its put, or was moved into a new block
-        found = next((event for event in puts if field.name in event.fields), None)
-    if found is None:
+    put = next((event for event in puts if event.block == field.block), None)
+    if put is None:  # the value is in another block of its put, or was moved into a new block
+        put = next((event for event in puts if field.name in event.fields), None)
+    if put is None:
         return field
     return msgspec.structs.replace(
-        field, client=found.client, task=found.task, rank=found.rank, time=found.time, host=found.host, pid=found.pid
+        field, client=put.client, task=put.task, rank=put.rank, time=put.time, host=put.host, pid=put.pid
     )
 
 
@@ -144,8 +144,8 @@ def _with_claim(task: SampleTask, events: Sequence[SampleEvent]) -> SampleTask:
     """Return a task with its last claim, if the history has it."""
     if task.state not in (samples.CONSUMED, samples.CLAIMED):
         return task
-    mine = [event for event in reversed(events) if event.kind == samples.CLAIM and event.task == task.name]
-    claims = [event for event in mine if not task.client or event.client == task.client]
+    own_claims = [event for event in reversed(events) if event.kind == samples.CLAIM and event.task == task.name]
+    claims = [event for event in own_claims if not task.client or event.client == task.client]
     if not claims:
         return task
     last = claims[0]
@@ -199,13 +199,13 @@ class StuckPages:
         Args:
             reports: The reports about `oldest`, in the same order.
         """
-        found = [
+        stuck = [
             _stuck_sample(report, None if math.isinf(time) else time)
             for (time, _, _), report in zip(self._oldest, reports)
             if report.state in (samples.LIVE, samples.RESERVED)  # otherwise it was cleared in the meantime
         ]
         partitions = {name: count for name, count in self._counts.items() if count}
-        return StuckReport(self._now, self._older_than, sum(partitions.values()), partitions, grouped_by_prompt(found))
+        return StuckReport(self._now, self._older_than, sum(partitions.values()), partitions, grouped_by_prompt(stuck))
 
 
 def _stuck_sample(report: SampleReport, time: float | None) -> StuckSample:
@@ -224,14 +224,14 @@ def _stuck_sample(report: SampleReport, time: float | None) -> StuckSample:
     )  # fmt: skip
 
 
-def grouped_by_prompt(found: Sequence[StuckSample]) -> list[StuckSample]:
+def grouped_by_prompt(stuck: Sequence[StuckSample]) -> list[StuckSample]:
     """Return samples with their prompts: those of a prompt together, in the order of the oldest of each.
 
     The prompt of a sample without a group is the part of its key, up to a separator, that another sample has, too.
     """
-    shared = Counter((each.partition, prefix_of(each.key)) for each in found if not each.prompt)
+    shared = Counter((each.partition, prefix_of(each.key)) for each in stuck if not each.prompt)
     named = []
-    for each in found:
+    for each in stuck:
         prefix = prefix_of(each.key)
         if not each.prompt and prefix and shared[each.partition, prefix] > 1:
             each = msgspec.structs.replace(each, prompt=prefix)

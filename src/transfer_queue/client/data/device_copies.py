@@ -100,10 +100,10 @@ class Devices:
 
     def copies_to(self, device: torch.device) -> DeviceCopies | None:
         """Return the copies to and from devices of this kind; None if their driver cannot access host memory itself."""
-        found = self._copies.get(device.type)
-        if found is None and (driver := driver_of(device)) is not None:
-            found = self._copies[device.type] = DeviceCopies(self._units, self._client_id, driver)
-        return found
+        copies = self._copies.get(device.type)
+        if copies is None and (driver := driver_of(device)) is not None:
+            copies = self._copies[device.type] = DeviceCopies(self._units, self._client_id, driver)
+        return copies
 
     def close(self) -> None:
         """Wait for all copies, and unregister the arenas."""
@@ -205,11 +205,11 @@ class DeviceCopies:
         """Register bytes of a unit of this node. The caller has the lock."""
         arena, views = self._units.arena(unit), self._units.views_of(unit)
         if views is not None:
-            found = self._arenas.get(unit)
-            if found is None or found.arena is not arena:
+            registered = self._arenas.get(unit)
+            if registered is None or registered.arena is not arena:
                 self._forget_lost()
-                found = self._arenas[unit] = RegisteredArena(self._driver, views, arena)
-            found.register(start, nbytes)
+                registered = self._arenas[unit] = RegisteredArena(self._driver, views, arena)
+            registered.register(start, nbytes)
 
     def _forget_lost(self) -> None:
         """Unregister the arenas of units that were lost, so that their memory is freed. The caller has the lock."""

@@ -82,13 +82,13 @@ def _receive_on_device(
 
     form: The `layout` and `shared` of `gather`.
     """
-    found = find_remote(reply, (unit.unit,))
-    pieces = found.pieces(lambda unit: _NOTHING) if found is not None and reply.types else []
-    if found is None or not pieces:  # there is nothing to read from the store
+    ranges = find_remote(reply, (unit.unit,))
+    pieces = ranges.pieces(lambda unit: _NOTHING) if ranges is not None and reply.types else []
+    if ranges is None or not pieces:  # there is nothing to read from the store
         return None
-    landing = _Landing(path, found, pieces[0], device, *form)
+    landing = _Landing(path, ranges, pieces[0], device, *form)
     try:
-        yield from store_io.read(landing, unit, found, pieces[0], None, within, reads=1)
+        yield from store_io.read(landing, unit, ranges, pieces[0], None, within, reads=1)
     except ConnectionLostError:  # the read through the host handles it
         return None
     return landing.columns
@@ -100,7 +100,7 @@ class _Landing:
     def __init__(
         self,
         path: DevicePath,
-        found: RemoteRanges,
+        ranges: RemoteRanges,
         pieces: RangePieces,
         device: torch.device,
         layout: str,
@@ -109,7 +109,7 @@ class _Landing:
         self.columns: dict[str, Any] | None = None
         """The columns by field when `read` has found all pieces; None before, and if the device has no memory."""
         self._path = path
-        self._found = found
+        self._ranges = ranges
         self._device = device
         self._layout = layout
         self._shared = shared
@@ -124,7 +124,7 @@ class _Landing:
                 return []
             missing = self._path.read(wanted, memory, within)
             if not missing:
-                arena = ReceivedArena(memory, self._found.nbytes, self._packed)
-                self.columns = dict(gather(self._found.reply, arena, self._layout, shared=self._shared).items())
+                arena = ReceivedArena(memory, self._ranges.nbytes, self._packed)
+                self.columns = dict(gather(self._ranges.reply, arena, self._layout, shared=self._shared).items())
                 synchronize(self._device)
         return missing

@@ -397,11 +397,11 @@ class ExtentAllocator(Allocator[Call]):
         """Set the present units and their nodes. Units that are missing are lost."""
         with self._mutex:
             self._nodes = dict(nodes or {})
-            gone = {*self.units, *self.disks} - {*units, *disks}
-            there = [unit for unit in self.units if unit not in gone]
-            self.units = self._nearest([*there, *(unit for unit in units if unit not in there)])
+            removed = {*self.units, *self.disks} - {*units, *disks}
+            kept = [unit for unit in self.units if unit not in removed]
+            self.units = self._nearest([*kept, *(unit for unit in units if unit not in kept)])
             self.disks = self._nearest(disks)
-            self._forget(gone)
+            self._forget(removed)
 
     def forget_remote_units(self, reserved: Reserved) -> None:
         """Forget the extents of a reservation's units on other nodes, because these may have taken them back."""
@@ -423,24 +423,24 @@ class ExtentAllocator(Allocator[Call]):
 
     def _copy_targets(self, first: int, units: Sequence[int]) -> list[int]:
         """Return the units for a copy, those on other nodes than the first copy first."""
-        there = self._nodes.get(first, "")
+        node = self._nodes.get(first, "")
         others = [unit for unit in units if unit != first]
-        return sorted(others, key=lambda unit: self._nodes.get(unit, "") == there)
+        return sorted(others, key=lambda unit: self._nodes.get(unit, "") == node)
 
-    def _forget(self, gone: Collection[int]) -> None:
+    def _forget(self, removed: Collection[int]) -> None:
         """Forget all space in these units."""
-        for unit in gone:
+        for unit in removed:
             self._sessions.pop(unit, None)
             if unit in self._slots:
                 self._slots.pop(unit).lock.release()
         for extent in list(self._extents.values()):
-            if extent.unit in gone:
+            if extent.unit in removed:
                 extent.lost = True
                 self._retire(extent)
-        self._closes = {name: None for name in self._closes if name[0] not in gone}
-        self._doubtful = {name: None for name in self._doubtful if name[0] not in gone}
-        self._returns = {name: None for name in self._returns if name[0] not in gone}
-        self._orphans = [orphan for orphan in self._orphans if orphan[0] not in gone]
+        self._closes = {name: None for name in self._closes if name[0] not in removed}
+        self._doubtful = {name: None for name in self._doubtful if name[0] not in removed}
+        self._returns = {name: None for name in self._returns if name[0] not in removed}
+        self._orphans = [orphan for orphan in self._orphans if orphan[0] not in removed]
 
     # ------------------------------------------------------------ slots and leases
 

@@ -56,18 +56,18 @@ def fetch_remote(
     Returns:
         The rewritten reply and the memory to gather from; None if the values must be looked up again.
     """
-    found = find_remote(reply, units)
-    if found is None:
+    ranges = find_remote(reply, units)
+    if ranges is None:
         return reply, memory
-    pieces = found.pieces(memory)
+    pieces = ranges.pieces(memory)
     if keepers:
-        kept = yield from _use_cached(reply, found, pieces, units, keepers)
+        kept = yield from _use_cached(reply, ranges, pieces, units, keepers)
         if kept is not reply:
             return (yield from fetch_remote(kept, units, (), memory, receive))
-    buffer = _buffer(found.nbytes, sum(each.nbytes for each in pieces))
-    if not (yield from fetch_parallel([receive(found, each, buffer) for each in pieces])):
+    buffer = _buffer(ranges.nbytes, sum(each.nbytes for each in pieces))
+    if not (yield from fetch_parallel([receive(ranges, each, buffer) for each in pieces])):
         return None
-    return found.reply, lambda unit: buffer if unit == HERE else memory(unit)
+    return ranges.reply, lambda unit: buffer if unit == HERE else memory(unit)
 
 
 def fetch_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Generator[Call, AnyReply, bool]:
@@ -81,16 +81,16 @@ def fetch_parallel(operations: Sequence[Generator[Call, AnyReply, bool]]) -> Gen
     steps: list[tuple[Generator[Call, AnyReply, bool], Callable[[], Any]]]
     steps = [(each, partial(next, each)) for each in operations]
     while steps:
-        asked: list[tuple[Generator[Call, AnyReply, bool], Request | Work | Pause]] = []
+        pending: list[tuple[Generator[Call, AnyReply, bool], Request | Work | Pause]] = []
         for operation, step in steps:
             try:
-                asked.append((operation, step()))
+                pending.append((operation, step()))
             except StopIteration as stop:
                 if not stop.value:
                     return False
-        if asked:
-            yield Together([call for _, call in asked])
-        steps = [(operation, _answer(operation, call.outcome)) for operation, call in asked]
+        if pending:
+            yield Together([call for _, call in pending])
+        steps = [(operation, _answer(operation, call.outcome)) for operation, call in pending]
     return True
 
 
@@ -104,7 +104,7 @@ def _answer(operation: Generator[Call, AnyReply, bool], outcome: Outcome | None)
 
 def _use_cached(
     reply: LookupReply,
-    found: RemoteRanges,
+    ranges: RemoteRanges,
     pieces: Sequence[RangePieces],
     units: Mapping[int, str],
     keepers: Sequence[int],
@@ -113,31 +113,31 @@ def _use_cached(
 
     Only for blocks of which at least half is needed does the function ask the keepers.
     """
-    wanted = (2 * found.needed_bytes(pieces) >= found.lengths) & (found.lengths >= MIN_KEPT)
-    wanted &= np.isin(found.units, [unit for unit, address in units.items() if address])
+    wanted = (2 * ranges.needed_bytes(pieces) >= ranges.lengths) & (ranges.lengths >= MIN_KEPT)
+    wanted &= np.isin(ranges.units, [unit for unit, address in units.items() if address])
     if not wanted.any():
         return reply
     blocks = reply.blocks
     columns = {name: np.frombuffer(getattr(blocks, name), kind).copy() for name, kind in _PLACE}
-    by = np.array(keepers)[found.units % len(keepers)]
+    by = np.array(keepers)[ranges.units % len(keepers)]
     changed = False
-    asked: list[tuple[np.ndarray, Request]] = []
+    requests: list[tuple[np.ndarray, Request]] = []
     for keeper in dict.fromkeys(by[wanted].tolist()):
-        mine = wanted & (by == keeper)
-        remotes = {unit: units[unit] for unit in set(found.units[mine].tolist())}
+        chosen = wanted & (by == keeper)
+        remotes = {unit: units[unit] for unit in set(ranges.units[chosen].tolist())}
         request = CacheBlocks(
-            found.units[mine].tobytes(), found.offsets[mine].tobytes(), found.generations[mine].tobytes(),
-            found.lengths[mine].tobytes(), remotes,
+            ranges.units[chosen].tobytes(), ranges.offsets[chosen].tobytes(), ranges.generations[chosen].tobytes(),
+            ranges.lengths[chosen].tobytes(), remotes,
         )  # fmt: skip
-        asked.append((mine, Request(("unit", keeper), request)))
-    replies = yield from replies_of([call for _, call in asked])
-    for (mine, call), answer in zip(asked, replies, strict=True):
+        requests.append((chosen, Request(("unit", keeper), request)))
+    replies = yield from replies_of([call for _, call in requests])
+    for (chosen, call), answer in zip(requests, replies, strict=True):
         _, keeper = call.target
         if not isinstance(answer, CachedBlocksReply):
             raise ProtocolError(f"storage unit {keeper} replied to CacheBlocks with {type(answer).__name__}")
         offsets, generations = np.frombuffer(answer.offsets, "<i8"), np.frombuffer(answer.generations, "<i8")
         here = offsets >= 0
-        numbers = found.numbers[mine][here]
+        numbers = ranges.numbers[chosen][here]
         columns["unit"][numbers] = keeper
         columns["offset"][numbers], columns["generation"][numbers] = offsets[here], generations[here]
         changed |= bool(here.any())
@@ -184,12 +184,12 @@ def _buffer(nbytes: int, wanted: int) -> U8:
     return np.frombuffer(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
 
 
-def receive_pieces(found: RemoteRanges, pieces: RangePieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
+def receive_pieces(ranges: RemoteRanges, pieces: RangePieces, buffer: U8) -> Generator[Call, AnyReply, bool]:
     """Receive the pieces of one unit. Returns False if the unit does not have them any more."""
-    mine = found.is_in_unit(pieces.unit)
-    blocks = found.offsets[mine].tobytes(), found.generations[mine].tobytes()
+    in_unit = ranges.is_in_unit(pieces.unit)
+    blocks = ranges.offsets[in_unit].tobytes(), ranges.generations[in_unit].tobytes()
     none = np.empty(0, np.int64)
-    most = max(AT_ONCE // len(np.unique(found.units)), MIN_AT_ONCE)
+    most = max(AT_ONCE // len(np.unique(ranges.units)), MIN_AT_ONCE)
     last = RangePieces(pieces.unit, none, none, none)  # checks the generations after the bytes have arrived
     parts = [*_parts(pieces, most), last]
     for part in parts:

@@ -74,10 +74,10 @@ class StoreConnections:
         address = near or msgspec.json.decode(unit.store, type=StoreAddress)
         where = msgspec.json.encode([address.kind, address.options]).decode()
         with self._lock:
-            found = self._open.get(where)
-            if found is None:
-                found = self._open[where] = connect(address)
-            return found
+            store = self._open.get(where)
+            if store is None:
+                store = self._open[where] = connect(address)
+            return store
 
     def after_fork(self) -> None:
         """In a forked child: forget the parent's connections without closing them."""
@@ -87,8 +87,8 @@ class StoreConnections:
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
-            found, self._open = list(self._open.values()), {}
-        for store in found:
+            stores, self._open = list(self._open.values()), {}
+        for store in stores:
             store.close()
 
 
@@ -114,16 +114,16 @@ def _use_store(unit: UnitInfo, work: Callable[[], None]) -> Generator[Call, AnyR
 
 def _with_servers(error: ConnectionLostError, unit: UnitInfo) -> Generator[Call, AnyReply, ConnectionLostError]:
     """Return an error that also says which servers of a unit's store are down or were restarted."""
-    words = describe_trouble((yield from _servers()), _backend(unit))
-    return ConnectionLostError(f"{error}; {words}") if words else error
+    trouble = describe_trouble((yield from _servers()), _backend(unit))
+    return ConnectionLostError(f"{error}; {trouble}") if trouble else error
 
 
 def _servers() -> Generator[Call, AnyReply, list[StoreServerProgress]]:
     """Return the servers of all external stores; none if the controller cannot be asked."""
     with contextlib.suppress(TransferQueueError):
-        found = yield Request(CONTROLLER, Topology())
-        if isinstance(found, TopologyReply):
-            return found.stores
+        reply = yield Request(CONTROLLER, Topology())
+        if isinstance(reply, TopologyReply):
+            return reply.stores
     return []
 
 
@@ -207,14 +207,14 @@ def write_from_device(path: DevicePath, device: torch.device, key: str, encoded:
 def read(
     store: StoreReads,
     unit: UnitInfo,
-    found: RemoteRanges,
+    ranges: RemoteRanges,
     pieces: RangePieces,
     buffer: Any,
     within: float,
     reads: int = READS,
 ) -> Generator[Call, AnyReply, bool]:
     """Read the pieces of one unit, see `_read_wanted`. Returns False if the store does not have them any more."""
-    return (yield from _read_wanted(store, unit, _by_block(unit, found, pieces), buffer, within, reads))
+    return (yield from _read_wanted(store, unit, _by_block(unit, ranges, pieces), buffer, within, reads))
 
 
 def _read_wanted(
@@ -243,32 +243,32 @@ def _collect_missing(store: StoreReads, wanted: list[Piece], buffer: Any, within
 
 def _is_there(unit: UnitInfo, missing: list[str], given_up: bool) -> Generator[Call, AnyReply, bool]:
     """Report missing blocks to their unit. Returns whether the unit has found all of them."""
-    told: Any = True
+    answer: Any = True
     with contextlib.suppress(UnitLostError):
         extents = np.array([number_of(key) for key in missing], "<i8").tobytes()
         reply = yield Request(("unit", unit.unit), BlockMissing(unit.unit, extents, given_up))
-        told = reply.value if isinstance(reply, Done) else True
-    if isinstance(told, str):
+        answer = reply.value if isinstance(reply, Done) else True
+    if isinstance(answer, str):
         error = ConnectionLostError(
             f"{len(missing)} blocks cannot be read from the store of storage unit {unit.unit}, and it is not known "
-            f"whether they are lost: {told}; try again"
+            f"whether they are lost: {answer}; try again"
         )
         raise (yield from _with_servers(error, unit))
-    return not told
+    return not answer
 
 
-def _by_block(unit: UnitInfo, found: RemoteRanges, pieces: RangePieces) -> list[Piece]:
+def _by_block(unit: UnitInfo, ranges: RemoteRanges, pieces: RangePieces) -> list[Piece]:
     """Divide pieces at the ends of blocks, because each extent is an object of its own in the store."""
-    begins = found.at
+    begins = ranges.at
     wanted = []
     for at, length in zip(pieces.at.tolist(), pieces.lengths.tolist(), strict=True):
         end = at + length
         block = int(np.searchsorted(begins, at, "right")) - 1
         while at < end:
-            stop = min(end, int(begins[block] + found.lengths[block]))
+            stop = min(end, int(begins[block] + ranges.lengths[block]))
             if stop > at:
-                key = key_of(unit.boot_id, int(found.offsets[block]))
-                start = int(found.offsets[block]) % GRANULE + at - int(begins[block])
+                key = key_of(unit.boot_id, int(ranges.offsets[block]))
+                start = int(ranges.offsets[block]) % GRANULE + at - int(begins[block])
                 wanted.append(Piece(key, start, stop - at, at))
             block += 1
             at = int(begins[block]) if block < len(begins) else end

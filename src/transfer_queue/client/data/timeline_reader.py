@@ -76,6 +76,6 @@ class TimelineReader:
             recording, previous = self._recording, self._stats_until
             # Each event belongs to the time of one call only.
             since = None if previous is None else math.nextafter(previous, math.inf)
-            found = make_stats(recording, status, since, self._labels)
+            stats = make_stats(recording, status, since, self._labels)
             self._stats_until = recording.now
-            return found
+            return stats

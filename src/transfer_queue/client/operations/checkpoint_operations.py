@@ -162,9 +162,9 @@ class CheckpointOperations(Topic):
             True
         """
         lost: TransferQueueError | None = None
-        gone = False
+        is_stale = False
         try:
-            gone = checkpoint_data.has_stale_blocks(cut.blocks, self._blocks.has_stale_blocks)
+            is_stale = checkpoint_data.has_stale_blocks(cut.blocks, self._blocks.has_stale_blocks)
         except (UnitLostError, AttachError, ConnectionLostError) as error:
             lost = error
         self._forget_copy(cut.name)
@@ -173,7 +173,7 @@ class CheckpointOperations(Topic):
         held = (yield from self._ask(EndCheckpoint(cut.name), Done, timeout)).value
         if lost is not None and held:
             raise (yield from self._lost_or(cut, lost))
-        return bool(held) and not gone and lost is None
+        return bool(held) and not is_stale and lost is None
 
     def _lost_or(self, cut: CheckpointSave, error: TransferQueueError) -> Operation[TransferQueueError]:
         """Return UnitLostError if an error means that a unit with samples of the save is lost, or the error itself."""
@@ -245,8 +245,8 @@ class CheckpointOperations(Topic):
         """
         yield from self.attachment.learn()
         folder = Path(checkpoint_dir)
-        cut, found = self._cut_of(folder, cut)
-        older = Path(previous or found or folder)
+        cut, known = self._cut_of(folder, cut)
+        older = Path(previous or known or folder)
         made = cut or (yield from self.begin_checkpoint(timeout=timeout))
         try:
             with checkpoint_folder.replace_folder(folder / checkpoint_folder.STORAGE) as draft:

@@ -399,10 +399,10 @@ class FetchOperations(Topic):
             if places is not None:
                 known, places = places, None
                 return known
-            found = []
+            replies = []
             for request in requests:
-                found.append((yield from self.attachment.look_up(request, timeout)))
-            return found[0] if len(found) == 1 else merge_lookups(found, [positions for _, positions in parts])
+                replies.append((yield from self.attachment.look_up(request, timeout)))
+            return replies[0] if len(replies) == 1 else merge_lookups(replies, [positions for _, positions in parts])
 
         partitions = ", ".join(name for name, _ in parts)
         return (yield from self._reader.read(look, options, partitions, task))

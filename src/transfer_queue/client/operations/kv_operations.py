@@ -145,16 +145,16 @@ class KVOperations(Topic):
             together = self._puts.key_of(partition_id, fields, group)
         if together is None:
             return (yield from self._put_one(key, partition_id, fields, tag, data_parser, group, fence, timeout))
-        asked = Join(together, PutPart(key, fields, tag, group))
-        reply = yield asked
+        call = Join(together, PutPart(key, fields, tag, group))
+        reply = yield call
         if isinstance(reply, Done) and reply is not NOT_MADE:
             names, merged = reply.value
             return KVBatchMeta._make([key], [merged], partition_id, names)
         try:
             return (yield from self._put_one(key, partition_id, fields, tag, None, group, None, timeout))
         finally:
-            if asked.ended is not None:
-                asked.ended()
+            if call.ended is not None:
+                call.ended()
 
     def kv_batch_put(
         self,
@@ -274,14 +274,14 @@ class KVOperations(Topic):
             )
         fields = None if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
         request = queries.Lookup(partition_id, None, wanted, fields)
-        asked = self._gets.call_for(request, timeout)
-        asks = asked is not None
+        joined_call = self._gets.call_for(request, timeout)
+        asks = joined_call is not None
 
         def look() -> Operation[LookupReply]:
             nonlocal asks
-            if asks and asked is not None:
+            if asks and joined_call is not None:
                 asks = False  # if the values are replaced meanwhile, this get looks them up alone
-                joined = yield asked
+                joined = yield joined_call
                 if isinstance(joined, LookupReply):
                     return joined
             reply = yield from self.attachment.look_up(request, timeout)
@@ -297,19 +297,19 @@ class KVOperations(Topic):
                     f"field yet; client.explain(partition_id, key=...) says what each of them has"
                 )
             if reply.unknown or reply.lacking:
-                words = _left_out(partition_id, reply)
+                omitted = _left_out(partition_id, reply)
                 if missing == "error":
                     raise InvalidArgumentError(
-                        f"kv_batch_get: {words}. Put what is missing first, or pass missing='drop' to leave it out."
+                        f"kv_batch_get: {omitted}. Put what is missing first, or pass missing='drop' to leave it out."
                     )
-                self.attachment.warn(f"kv_batch_get left out: {words}. Pass missing='error' to get an error instead.")
+                self.attachment.warn(f"kv_batch_get left out: {omitted}. Pass missing='error' to get an error instead.")
             return reply
 
         try:
             return (yield from self._reader.read(look, options, partition_id))
         finally:
-            if asked is not None and asked.ended is not None:
-                asked.ended()
+            if joined_call is not None and joined_call.ended is not None:
+                joined_call.ended()
 
     def kv_batch_get_by_meta(
         self,
@@ -353,16 +353,16 @@ class KVOperations(Topic):
             raise InvalidArgumentError(
                 "the KVBatchMeta has no partition_id; set it, or use the KVBatchMeta that a put returned"
             )
-        there = meta.fields
-        if there is None:
+        known = meta.fields
+        if known is None:
             raise InvalidArgumentError(
                 f"select_fields {select_fields} not found in the KVBatchMeta, whose fields are None: set meta.fields, "
                 f"as a put returns them, or call kv_batch_get"
             )
-        fields = there if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
-        absent = [name for name in fields if name not in there]
+        fields = known if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
+        absent = [name for name in fields if name not in known]
         if absent:
-            raise InvalidArgumentError(f"select_fields {absent} not found in the KVBatchMeta, whose fields are {there}")
+            raise InvalidArgumentError(f"select_fields {absent} not found in the KVBatchMeta, whose fields are {known}")
         return (
             yield from self.kv_batch_get(
                 meta.keys,
@@ -497,8 +497,8 @@ def _left_out(partition_id: str, reply: LookupReply) -> str:
     if reply.unknown:
         parts.append(f"keys {arguments.describe(reply.unknown)}, which were not found in partition {partition_id!r}")
     if reply.lacking:
-        found = abs(reply.count)
+        row_count = abs(reply.count)
         parts += [
-            f"field {name!r}, which is missing in {count} of {found} rows" for name, count in reply.lacking.items()
+            f"field {name!r}, which is missing in {count} of {row_count} rows" for name, count in reply.lacking.items()
         ]
     return "; ".join(parts)

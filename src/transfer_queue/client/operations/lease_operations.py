@@ -108,16 +108,16 @@ class LeaseOperations(Topic):
 
     def _ack(self, ack: Ack, timeout: float | None) -> Operation[bool]:
         """Acknowledge rows of one lease, alone or with others, and return whether this counts."""
-        asked = self._acks.call_for(ack, timeout)
-        if asked is not None:
-            joined = yield asked
+        call = self._acks.call_for(ack, timeout)
+        if call is not None:
+            joined = yield call
             if isinstance(joined, Done) and joined is not NOT_MADE:
                 return bool(joined.value)
         try:
             return bool((yield from self._ask(ack, Done, timeout)).value)
         finally:
-            if asked is not None and asked.ended is not None:
-                asked.ended()
+            if call is not None and call.ended is not None:
+                call.ended()
 
     def declare_rank_gone(
         self, partition_id: str, task_name: str, dp_rank: int, *, timeout: float | None = None

@@ -97,9 +97,9 @@ def with_verdict(text: str, verdict: str) -> str:
     return f"{text}\n{without_repeated_losses(verdict, text)}" if verdict else text
 
 
-def report(name: str, waited: float, words: str) -> None:
+def report(name: str, waited: float, text: str) -> None:
     """Log why a caller waits, with the logger of this name, the text of `explain` and the verdict."""
-    get_logger(name).warning(f"Still waiting after {waited:.3g} s. {words}")
+    get_logger(name).warning(f"Still waiting after {waited:.3g} s. {text}")
 
 
 def describe_call(call: Request) -> str:

@@ -130,12 +130,12 @@ class QueueOperations(Topic):
             if places is not None:
                 known, places = places, None
                 return known
-            found = yield from self.attachment.look_up(Lookup(name, reply.rows, None, [FIELD], reply.epoch), None)
-            if not found.types:
+            located = yield from self.attachment.look_up(Lookup(name, reply.rows, None, [FIELD], reply.epoch), None)
+            if not located.types:
                 rows = np.frombuffer(reply.rows, "<i8").tolist()
                 raise StorageKeyNotFoundError(
                     f"the items {rows[:5]} of queue {name!r} were cleared before they were read"
                 )
-            return found
+            return located
 
         return (yield from self._reader.read_objects(look, name, FIELD))

@@ -241,10 +241,10 @@ class SampleOperations(Topic):
         rows = b""
         if metadata is not None:
             arguments.check_batch_meta(metadata)
-            strange = set(metadata.partition_ids) - {partition_id}
-            if strange:
+            others = set(metadata.partition_ids) - {partition_id}
+            if others:
                 raise InvalidArgumentError(
-                    f"the metadata must have samples of {partition_id!r} only, got samples of {sorted(strange)}"
+                    f"the metadata must have samples of {partition_id!r} only, got samples of {sorted(others)}"
                 )
             rows = metadata._rows().tobytes()
         epoch = None if metadata is None else metadata._epoch

@@ -424,9 +424,9 @@ class StatusOperations(Topic):
         drain = system.Drain(arguments.validated_count(unit, "unit"), arguments.validated_bool(undo, "undo"), wait)
         yield from self._ask(drain, Done, None, parked=wait)
 
-    def _introduce(self, said: Introduce) -> Operation[None]:
+    def _introduce(self, introduction: Introduce) -> Operation[None]:
         """Send the task and rank of this process, now and in each client that it makes after a fork."""
-        self.attachment.introduction = said
+        self.attachment.introduction = introduction
         yield from self.attachment.learn()
         yield from self.attachment.introduce()
 

@@ -99,12 +99,12 @@ class UpdateOperations(Topic):
         attempts = 0
         while True:
             attempts += 1
-            values, found = yield from self._read_sample(name, partition_id, names, empty, deadline - clock())
+            values, located = yield from self._read_sample(name, partition_id, names, empty, deadline - clock())
             changed = _checked_result(fn(values))
             if changed is None or not (changed or tag):
                 return changed
             try:
-                yield from self._write_sample(name, partition_id, changed, tags, found, token, deadline - clock())
+                yield from self._write_sample(name, partition_id, changed, tags, located, token, deadline - clock())
             except (VersionConflictError, StaleMetadataError) as conflict:
                 seconds = self.attachment.jitter.uniform(0.0, longest_pause(attempts))
                 if clock() + seconds >= deadline:
@@ -121,23 +121,23 @@ class UpdateOperations(Topic):
         self, key: str, partition_id: str, names: list[str], empty: Mapping[str, Any] | None, within: float
     ) -> Operation[tuple[dict[str, Any], LookupReply]]:
         """Return the values of these fields, and the reply that has their version."""
-        found: LookupReply | None = None
+        located: LookupReply | None = None
         request = queries.Lookup(partition_id, None, [key], names, versions=True)
 
         def look() -> Operation[LookupReply]:
-            nonlocal found
-            found = yield from self.attachment.look_up(request, max(within, 0.0))
+            nonlocal located
+            located = yield from self.attachment.look_up(request, max(within, 0.0))
             if empty is None:
-                _check_found(key, partition_id, names, found)
-            return found
+                _check_located(key, partition_id, names, located)
+            return located
 
         read = yield from self._reader.read(look, FetchOptions(layout="list"), partition_id)
-        assert found is not None
-        found_names = set(read.keys())
-        values = {name: read[name][0] for name in names if name in found_names}
+        assert located is not None
+        present = set(read.keys())
+        values = {name: read[name][0] for name in names if name in present}
         if empty is not None:
             values = {name: values[name] if name in values else deep_copy(empty[name]) for name in names}
-        return values, found
+        return values, located
 
     def _write_sample(
         self,
@@ -145,15 +145,15 @@ class UpdateOperations(Topic):
         partition_id: str,
         changed: dict[str, Any],
         tags: SentTags | None,
-        found: LookupReply,
+        located: LookupReply,
         token: int | None,
         within: float,
     ) -> Operation[None]:
         """Write fields of a sample, which must still be as it was found."""
         encoded = encode_row(changed, allow_pickle=self.attachment.settings.allow_pickle) if changed else None
         put = Publish(
-            partition_id, 1, keys=[key], tags=tags, pre_allocate=pre_alloc_sample_num(), epoch=found.epoch,
-            expected=found.versions or NEW_KEY, fence=token,
+            partition_id, 1, keys=[key], tags=tags, pre_allocate=pre_alloc_sample_num(), epoch=located.epoch,
+            expected=located.versions or NEW_KEY, fence=token,
         )  # fmt: skip
         yield from self._writer.publish(encoded, put, max(within, 0.0))
 
@@ -185,7 +185,7 @@ def _checked_result(changed: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if changed is None else dict(changed)
 
 
-def _check_found(key: str, partition_id: str, names: list[str], reply: LookupReply) -> None:
+def _check_located(key: str, partition_id: str, names: list[str], reply: LookupReply) -> None:
     """Raise InvalidArgumentError if a key was not found, or lacks a field."""
     if not reply.count:
         raise InvalidArgumentError(

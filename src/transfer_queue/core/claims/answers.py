@@ -43,8 +43,8 @@ def empty_reply(context: Context, claim: Claim, ended: bool) -> ClaimReply:
         fields = [partition.fields[name].to_field_type() for name in sorted(set(names)) if name in partition.fields]
     version = -1 if partition is None or not claim.probe else partition.version
     dealt = partition.dealt.get(claim.task) if ended and partition is not None else None
-    words = (context.services[Plans].of(partition, claim).warning, dealt.describe_held(claim.task) if dealt else None)
-    return ClaimReply(b"", fields, ended=ended, version=version, warning=". ".join(filter(None, words)) or None)
+    texts = (context.services[Plans].of(partition, claim).warning, dealt.describe_held(claim.task) if dealt else None)
+    return ClaimReply(b"", fields, ended=ended, version=version, warning=". ".join(filter(None, texts)) or None)
 
 
 def answer(context: Context, plan: ClaimPlan, claims: Sequence[OpenClaim], outcome: deal.Outcome) -> list[Effect]:
@@ -193,12 +193,12 @@ def _add_spanning_warning(context: Context, plan: ClaimPlan, rows: np.ndarray) -
     if not len(mixed):
         return plan.warning
     context.samplers.warned.add(partition.name)
-    words = (
+    warning = (
         f"groups of partition {partition.name!r} are formed by order of reservation, {size} samples each, but several "
         f"clients reserve samples there: samples {groups[mixed[0]].tolist()} were dealt as one group, although they "
         f"come from different clients. Put samples with group_ids= so that groups do not mix prompts."
     )
-    return ". ".join(filter(None, (words, plan.warning)))
+    return ". ".join(filter(None, (warning, plan.warning)))
 
 
 def _hold_records(partition: Partition, client: str, claim: Claim, rows: np.ndarray) -> list[r.AnyRecord]:

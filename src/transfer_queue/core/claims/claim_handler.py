@@ -150,9 +150,9 @@ def _finish_previous_batch(context: Context, partition: Partition, opened: OpenC
     if not partition.holds.by_holder:
         return
     if not len(partition.holds.rows_of(task, client, rank)):
-        gone = partition.holds.find_disconnected(task, rank, context.connections.peers)
-        if gone is not None:
-            context.log.apply(r.HoldInherited(partition.name, task, gone, rank, client))
+        previous = partition.holds.find_disconnected(task, rank, context.connections.peers)
+        if previous is not None:
+            context.log.apply(r.HoldInherited(partition.name, task, previous, rank, client))
     held = partition.holds.rows_of(task, client, rank)
     ended = held if outcome.batches is None else rows_without(held, outcome.batches[0])
     for record in unneeded_rows.finish_rows(partition, task, client, ended):

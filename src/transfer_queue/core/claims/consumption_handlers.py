@@ -227,11 +227,11 @@ def missing_groups(partition: Partition | None, task: str, size: int) -> int:
     size = partition.groups.size or size
     consumed = partition.tasks.get(task, 0) + partition.claimed.get(task, 0)
     if partition.groups.explicit:
-        there = len(partition.groups.declared) - partition.groups.broken - consumed // size
+        existing = len(partition.groups.declared) - partition.groups.broken - consumed // size
     else:
-        there = -(-(partition.row_count - consumed) // size)
+        existing = -(-(partition.row_count - consumed) // size)
     promised = -(-partition.wants.promised_rows(task) // size)
-    missing = partition.wants.groups[task] - max(0, there) - promised
+    missing = partition.wants.groups[task] - max(0, existing) - promised
     if partition.window.limit is not None:
         space = partition.window.limit - partition.window.counted - sum(partition.wants.promised.values())
         missing = min(missing, space // size)

@@ -120,10 +120,10 @@ def _passed_over_rows(partition: Partition, plan: ClaimPlan, claim: Claim) -> Pa
 
 def _skip(context: Context, partition: Partition, plan: ClaimPlan, passed: Passed) -> None:
     """Record that the task skips these rows, by reason. The first reason of a row counts."""
-    gone = NO_ROWS
+    skipped = NO_ROWS
     for reason, rows in passed.items():
-        left = np.setdiff1d(np.array(rows, "i8"), gone)
-        gone = np.union1d(gone, left)
+        left = np.setdiff1d(np.array(rows, "i8"), skipped)
+        skipped = np.union1d(skipped, left)
         if len(left):
             context.log.apply(final_rounds.pass_over_record(partition, plan.task, left, str(reason)))
 
@@ -187,8 +187,8 @@ class Dealing(msgspec.Struct):
         partition, plan, claim = self.partition, self.plan, self.claim
         keys, dealt = [plan.key_of(each.claim) for each in claims], partition.dealt.get(plan.task)
         if dealt is not None and keys[0] is not None and dealt.was_dealt(*keys[0]):
-            found = [dealt.find(*key) for key in keys if key is not None]
-            batches = [batch.rows for batch in found if batch is not None and batch.batch_size == plan.count]
+            earlier = [dealt.find(*key) for key in keys if key is not None]
+            batches = [batch.rows for batch in earlier if batch is not None and batch.batch_size == plan.count]
             positions = partition.rows.positions_of(np.concatenate([NO_ROWS, *batches]))
             whole = len(batches) == len(claims) and (positions >= 0).all()
             if whole and claim.lease is not None:  # each claim leases all rows of its batch
@@ -220,15 +220,15 @@ class Dealing(msgspec.Struct):
             return MET if self.claim.probe else Outcome(is_busy=True, long=long)
         for at, record in enumerate(outcome.records):
             if isinstance(record, r.Dealt) and record.batch_index is not None and len(record.shares) > 1:
-                unasked = self._unasked_ranks(record)
-                outcome.records[at] = msgspec.structs.replace(record, unasked=unasked) if unasked else record
+                new_ranks = self._unasked_ranks(record)
+                outcome.records[at] = msgspec.structs.replace(record, unasked=new_ranks) if new_ranks else record
         return outcome
 
     def _unasked_ranks(self, deal: r.Dealt) -> list[int]:
         """Return the ranks of a deal that have never asked: they were dealt no batch, and do not wait for one."""
         dealt = self.partition.dealt.get(self.plan.task)
-        asked = {rank_of(self.claim)}.union(() if dealt is None else dealt.issued, self._waiting_ranks())
-        return [share.dp_rank for share in deal.shares if share.dp_rank not in asked]
+        known = {rank_of(self.claim)}.union(() if dealt is None else dealt.issued, self._waiting_ranks())
+        return [share.dp_rank for share in deal.shares if share.dp_rank not in known]
 
     def _waiting_ranks(self) -> set[int]:
         queue = self.state.waiting.claim_queues(self.partition.name).get(self.plan.task)
@@ -243,31 +243,31 @@ class Dealing(msgspec.Struct):
         partition, claim = self.partition, self.claim
         dealt = partition.dealt.get(claim.task)
         batch = None if key is None or dealt is None else dealt.find(*key)
-        if key is None or dealt is None or (batch is None and not dealt.is_gone(*key)):
+        if key is None or dealt is None or (batch is None and not dealt.is_removed(*key)):
             if claim.again:
                 raise _undealt_error(claim, key)
             return None
-        words = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
+        prefix = f"batch {key[1]} of dp_rank {key[0]} for task {claim.task!r} in partition {partition.name!r} was dealt"
         if batch is None:
             left = ", or were dealt to other ranks because the rank was declared gone" if key[0] in dealt.left else ""
             raise BatchGoneError(
-                f"{words} before, and its rows were cleared later{left}; other rows do "
+                f"{prefix} before, and its rows were cleared later{left}; other rows do "
                 f"not replace it. Fetch the next batch_index, or clear rows only after all replicas have fetched them."
             )
         if row_leases.has_poisoned_rows(partition, claim.task, batch.rows):
             raise BatchGoneError(
-                f"{words} too often without an ack (max_deliveries), so the task skips its samples; explain() "
+                f"{prefix} too often without an ack (max_deliveries), so the task skips its samples; explain() "
                 f"describes them. Fetch the next batch_index."
             )
         if batch.batch_size != claim.count:
             raise InvalidArgumentError(
-                f"{words} with batch_size {batch.batch_size}, but this claim has {claim.count}; all replicas of a "
+                f"{prefix} with batch_size {batch.batch_size}, but this claim has {claim.count}; all replicas of a "
                 f"rank must use the same batch_size"
             )
         if partition.losses.counts:
             lost = partition.losses.describe(claim.fields, partition.rows.positions_of(batch.rows))
             if lost:
-                raise StorageKeyNotFoundError(f"{words}; {lost}")
+                raise StorageKeyNotFoundError(f"{prefix}; {lost}")
         return Outcome([batch.rows])
 
     def _deal_by_dealer(self) -> Outcome:
@@ -289,17 +289,17 @@ class Dealing(msgspec.Struct):
             made = self.made
             if made is not None and made.is_valid(partition, ready, plan.group_size or 1, count):
                 return made.shares
-            found: Deal | None = call_sampler(sampler, sampler.prepare, offered, count, **config, **more)
-            if found is not None and found.size > LONG:
-                raise DealTooLong(found, count)
-            return {} if found is None else call_sampler(sampler, found.run)
+            prepared: Deal | None = call_sampler(sampler, sampler.prepare, offered, count, **config, **more)
+            if prepared is not None and prepared.size > LONG:
+                raise DealTooLong(prepared, count)
+            return {} if prepared is None else call_sampler(sampler, prepared.run)
 
         if partition.sealed and claim.count > 0 and key is not None:
             given = final_rounds.decide(self._final_round(inner, ready, key, deal))
             if given is None:
                 return NOTHING
-            mine, records = given
-            return Outcome(None if mine is None else [mine], records, is_end=mine is None)
+            rows, records = given
+            return Outcome(None if rows is None else [rows], records, is_end=rows is None)
         if claim.ahead and key is not None and self._is_needed_by_others(inner, key):
             return NOTHING
         if ready.total >= claim.count > 0:
@@ -339,10 +339,10 @@ class Dealing(msgspec.Struct):
             return False
         dealt = self.partition.dealt.get(claim.task) or DealtBatches()
         others = self._ranks(inner, key) - {key[0]}
-        mine = dealt.counts.get(key[0], 0)
+        own_count = dealt.counts.get(key[0], 0)
         if not others:
-            return mine <= claim.ahead
-        lacking = {rank: max(0, mine + 1 - dealt.counts.get(rank, 0)) for rank in others}
+            return own_count <= claim.ahead
+        lacking = {rank: max(0, own_count + 1 - dealt.counts.get(rank, 0)) for rank in others}
         need = sum(batches * dealt.sizes.get(rank, claim.count) for rank, batches in lacking.items())
         return self.plan.available() < claim.count + need
 
@@ -352,14 +352,14 @@ class Dealing(msgspec.Struct):
         if known is not None:
             return set(range(known))
         dealt = self.partition.dealt.get(self.plan.task)
-        ever = set(dealt.issued) - dealt.left if dealt is not None else set()
-        return self._waiting_ranks() | {key[0]} | ever
+        dealt_ranks = set(dealt.issued) - dealt.left if dealt is not None else set()
+        return self._waiting_ranks() | {key[0]} | dealt_ranks
 
     def _outcome(self, key: Key | None, shares: Shares) -> Outcome:
         """Return the outcome of a deal."""
         plan, claim = self.plan, self.claim
-        mine = shares.get(key[0] if key is not None else 0)
-        if mine is None:
+        own_share = shares.get(key[0] if key is not None else 0)
+        if own_share is None:
             raise SamplerError(
                 f"{name_of(plan.sampler)}.deal returned no share for the dp_rank of the claim; nothing was dealt. "
                 f"Return a share for each rank"
@@ -369,7 +369,7 @@ class Dealing(msgspec.Struct):
         kept = [r.Share(rank, column_of(sampled)) for rank, (sampled, _) in sorted(shares.items())]
         consumed = None if plan.user is None else b"".join(column_of(taken) for _, taken in shares.values())
         record = deal_record(claim, None if key is None else key[1], claim.count, kept, consumed)
-        return Outcome([np.array(mine[0], "i8")], [record])
+        return Outcome([np.array(own_share[0], "i8")], [record])
 
     # ------------------------------------------------------------ users' samplers
 
@@ -413,11 +413,11 @@ class Dealing(msgspec.Struct):
         if not shares:
             return NOTHING
         sampler.check(self.partition, ready, shares, key, size)
-        mine = shares.get(0 if key is None else key[0])
-        if mine is not None and not len(mine[0]):
+        own_share = shares.get(0 if key is None else key[0])
+        if own_share is not None and not len(own_share[0]):
             return NOTHING
         outcome = self._outcome(key, shares)
-        if key is None and mine is not None and not len(mine[1]):
+        if key is None and own_share is not None and not len(own_share[1]):
             outcome.records.clear()  # nothing is consumed
         return outcome
 

@@ -208,13 +208,13 @@ def _may_reach(end: FinalRound, need: int) -> bool:
     partition = end.partition
     if not end.plan.unit:
         return partition.rows.count - partition.tasks.get(end.claim.task, 0) >= need
-    found, seen = end.have, set()
+    reachable, seen = end.have, set()
     for positions in end.ready.unready_positions(partition.rows):
         for group in np.unique(partition.groups.groups_of(positions, end.unit)).tolist():
             if group not in seen and not partition.groups.is_orphaned(group, end.unit, sealed=True):
                 seen.add(group)
-                found += 1
-        if found >= need:
+                reachable += 1
+        if reachable >= need:
             return True
     return False
 
@@ -257,8 +257,8 @@ def _final_outcome(end: FinalRound, cut: dict[Key, Any], rest: int) -> Given:
         dealt = np.concatenate([np.zeros(0, "i8"), *(np.array(rows, "i8") for rows in cut.values())])
         left = everything[~np.isin(everything, dealt)][-rest * end.unit :]
         records.append(pass_over_record(end.partition, claim.task, left, REMAINDER))
-    mine = cut.get(end.key)
-    return None if mine is None else np.array(mine, "i8"), records
+    own_rows = cut.get(end.key)
+    return None if own_rows is None else np.array(own_rows, "i8"), records
 
 
 def pass_over_record(partition: Partition, task: str, rows: np.ndarray, reason: str) -> r.PassedOver:

@@ -302,10 +302,10 @@ def _unused_entries(sampler: AnySampler, sampling: Mapping[str, Any]) -> str | N
     if isinstance(sampler, UserSampler) or sampling.keys() <= TAKEN_BY_ALL:
         return None
     known = _accepted_entries(sampler)
-    strange = [] if known is None else [name for name in sampling if name not in known]
-    if known is None or not strange:
+    unused = [] if known is None else [name for name in sampling if name not in known]
+    if known is None or not unused:
         return None
-    described = [f"{name!r}{did_you_mean(name, sorted(known)).rstrip('?')}" for name in strange]
+    described = [f"{name!r}{did_you_mean(name, sorted(known)).rstrip('?')}" for name in unused]
     return (
         f"sampling_config has entries that {type(sampler).__name__} does not take and that have no effect: "
         f"{', '.join(described)}. It takes: {', '.join(sorted(known - {'partition'}))}"

@@ -55,8 +55,8 @@ class Leases(CoreService):
         return any(partition.leases.by_token for partition in context.state.partitions.values())
 
     def _find(self, name: str, token: int) -> RowLease | None:
-        found = find_lease(self.context.state, name, token)
-        return None if found is None else found[1]
+        entry = find_lease(self.context.state, name, token)
+        return None if entry is None else entry[1]
 
     def begin(self, partition: str, lease: RowLease) -> None:
         """Set the deadline of a new lease."""
@@ -65,8 +65,8 @@ class Leases(CoreService):
 
     def renew(self, name: str, token: int) -> bool:
         """Restart the time of a lease. Returns whether it is in force. One whose rows are all cleared is not."""
-        found = find_lease(self.context.state, name, token)
-        live = found is not None and bool(len(found[0].leases.live_rows(found[1])))
+        entry = find_lease(self.context.state, name, token)
+        live = entry is not None and bool(len(entry[0].leases.live_rows(entry[1])))
         return live and self.deadlines.renew(name, token, self.context.now)
 
     def next_due(self) -> float | None:
@@ -130,26 +130,26 @@ def lease_rows(
     keys = {share.rows: (share.dp_rank, deal.batch_index) for deal in deals for share in deal.shares}
     leases: list[r.RowsLeased] = []
     for each, rows in zip(claims, batches, strict=True):
-        claim, mine = each.claim, np.unique(rows)
+        claim, leased = each.claim, np.unique(rows)
         batch: tuple[int, int] | None = None
         if deals:
             rank, batch_index = keys.get(rows.tobytes(), (0, None))
             batch = None if batch_index is None else (rank, batch_index)
             if plan.user is not None:
-                mine = np.intersect1d(fresh, mine)
+                leased = np.intersect1d(fresh, leased)
         else:
-            positions = partition.rows.positions_of(mine)
-            mine = mine[(positions >= 0) & (partition.consumption_states(plan.task, positions) == CLAIMED)]
-            known = partition.batch_of(plan.task, partition.rows.position_of(int(mine[0]))) if len(mine) else None
+            positions = partition.rows.positions_of(leased)
+            leased = leased[(positions >= 0) & (partition.consumption_states(plan.task, positions) == CLAIMED)]
+            known = partition.batch_of(plan.task, partition.rows.position_of(int(leased[0]))) if len(leased) else None
             if known is None:
                 return []  # a user's sampler returned rows again that other clients have
             batch = known[1:]
         if claim.lease is None:
-            records.append(_acked_record(partition, plan.task, 0, mine, mine))
+            records.append(_acked_record(partition, plan.task, 0, leased, leased))
             return []
-        if len(mine):
+        if len(leased):
             replicas = (claim.replicas or partition.options.replicas) if batch is not None else 1
-            token, column = state.next_token + len(leases), mine.tobytes()
+            token, column = state.next_token + len(leases), leased.tobytes()
             lease = r.RowsLeased(
                 claim.partition, plan.task, token, each.caller.client, column, claim.lease, batch, replicas, plan.unit
             )
@@ -196,8 +196,8 @@ def return_batch(state: State, name: str, token: int) -> list[r.AnyRecord]:
     unseen = find_unseen(state, name, token)
     if unseen is not None:
         return [take_back(*unseen)]
-    found = find_lease(state, name, token)
-    return [] if found is None else end_lease(*found, found[1].rows, "nacked", 0, delivered=False)
+    entry = find_lease(state, name, token)
+    return [] if entry is None else end_lease(*entry, entry[1].rows, "nacked", 0, delivered=False)
 
 
 def settle_unseen(
@@ -211,30 +211,30 @@ def settle_unseen(
         client: A client that is gone: what it has not handed over becomes ready again. None: nothing does.
         reason: Why it does, for the records.
     """
-    found = [
+    batches = [
         (partition, batch)
         for partition in state.partitions.values()
         for batch in partition.unseen_batches.by_token.values()
         if client is None or batch.client == client
     ]
-    done = marked() if found else ()
-    over = [r.HandedOver(partition.name, batch.token) for partition, batch in found if batch.token in done]
+    done = marked() if batches else ()
+    over = [r.HandedOver(partition.name, batch.token) for partition, batch in batches if batch.token in done]
     if client is None:
         return list(over)
-    return [*over, *(take_back(*each, reason) for each in found if each[1].token not in done)]
+    return [*over, *(take_back(*each, reason) for each in batches if each[1].token not in done)]
 
 
 def decide_ack(state: State, request: Ack) -> list[r.AnyRecord]:
     """Return the record that acknowledges those of these rows that the lease has; none if it has ended."""
-    found = _find_leased(state, request.partition, request.token, request.rows)
-    if found is None:
+    leased = _find_leased(state, request.partition, request.token, request.rows)
+    if leased is None:
         return []
-    partition, lease, mine = found
-    done = mine
+    partition, lease, acked = leased
+    done = acked
     if lease.replicas > 1:
-        before = partition.leases.acked.numbers_of(lease.task, partition.rows.positions_of(mine))
-        done = mine[before + 1 >= lease.replicas]
-    return [_acked_record(partition, lease.task, lease.token, mine, done)]
+        before = partition.leases.acked.numbers_of(lease.task, partition.rows.positions_of(acked))
+        done = acked[before + 1 >= lease.replicas]
+    return [_acked_record(partition, lease.task, lease.token, acked, done)]
 
 
 def decide_nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
@@ -245,10 +245,10 @@ def decide_nack(state: State, request: Nack, limit: int) -> list[r.AnyRecord]:
     unseen = find_unseen(state, request.partition, request.token)
     if unseen is not None:
         return [take_back(*unseen)]
-    found = _find_leased(state, request.partition, request.token, request.rows)
-    if found is None:
+    leased = _find_leased(state, request.partition, request.token, request.rows)
+    if leased is None:
         return []
-    return end_lease(*found, "nacked", limit, delivered=request.delivered)
+    return end_lease(*leased, "nacked", limit, delivered=request.delivered)
 
 
 def _find_leased(state: State, name: str, token: int, rows: bytes) -> tuple[Partition, RowLease, np.ndarray] | None:
@@ -256,24 +256,24 @@ def _find_leased(state: State, name: str, token: int, rows: bytes) -> tuple[Part
 
     Raises InvalidArgumentError if the rows are only a part of a group.
     """
-    found = find_lease(state, name, token)
-    if found is None:
+    entry = find_lease(state, name, token)
+    if entry is None:
         return None
-    partition, lease = found
+    partition, lease = entry
     live = partition.leases.live_rows(lease)
-    mine = np.intersect1d(live, indexes_in(rows))
-    if not len(mine):
+    leased = np.intersect1d(live, indexes_in(rows))
+    if not len(leased):
         return None
     if lease.unit:
         groups = partition.groups.groups_of(partition.rows.positions_of(live), lease.unit)
-        named = np.isin(live, mine)
+        named = np.isin(live, leased)
         split = np.isin(groups, groups[named]) & ~named & (groups >= 0)
         if split.any():
             raise InvalidArgumentError(
                 f"the samples {live[split][:5].tolist()} are missing: other samples of their groups are acknowledged "
                 f"or returned here; acknowledge or return complete groups (of {lease.unit} samples)"
             )
-    return partition, lease, mine
+    return partition, lease, leased
 
 
 def _acked_record(partition: Partition, task: str, token: int, rows: np.ndarray, done: np.ndarray) -> r.LeaseAcked:
@@ -355,9 +355,9 @@ def decide_rank_gone(state: State, request: RankGone, limit: int) -> tuple[list[
     leases = partition.leases.leases_of_rank(task, rank)
     counted, poison = NONE, NONE
     for lease in leases:
-        mine = np.setdiff1d(np.intersect1d(rows, lease.rows), counted)
-        counted = np.union1d(counted, mine)
-        poison = np.union1d(poison, _poisoned_rows(partition, lease, mine, limit))
+        uncounted = np.setdiff1d(np.intersect1d(rows, lease.rows), counted)
+        counted = np.union1d(counted, uncounted)
+        poison = np.union1d(poison, _poisoned_rows(partition, lease, uncounted, limit))
     left = r.RankLeft(
         partition.name, task, rank, [lease.token for lease in leases], rows.tobytes(), counted.tobytes()
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 A thousand claims may wait, and most still lack rows. Claims of a list have one plan, and differ only in their rank.
 They are met together if the sampler would deal the same rows to one large claim as to these claims one after the other,
-or if their batches were dealt before. At most TOGETHER claims are met at once, so that the replies to the first ones
+or if their batches were dealt before. At most MAX_GROUP claims are met at once, so that the replies to the first ones
 are sent while the others are decided.
 """
 
@@ -23,7 +23,7 @@ from transfer_queue.core.state.wait_queues import ClaimQueue, ParkedRequest, Req
 from transfer_queue.core.waiting import ChangeSet
 from transfer_queue.messages.claims import Claim
 
-TOGETHER = 128  # claims
+MAX_GROUP = 128  # claims
 _REQUESTED = attrgetter(
     "count", "fields", "lease", "replicas", "hand_over", "since", "least", "probe", "ahead"
 )  # what claims that are met together have in common
@@ -83,7 +83,7 @@ class Wake(msgspec.Struct):
         if not (others or ((gained or change.joined) and (is_sure or self._has_enough_rows(partition)))):
             return
         final: dict[ClaimPlan, bool] = {}
-        unmet: set[object] = set()  # no claim similar to one of these can be met
+        not_met: set[object] = set()  # no claim similar to one of these can be met
         queued = list(queue.claims.values())
         for at, waiting in self._each_claim():
             claim = waiting.claim
@@ -91,12 +91,12 @@ class Wake(msgspec.Struct):
             similar = plan, claim.least, claim.sampling.get("batch_index") is None
             if plan.user is not None:
                 yield [waiting]
-            elif similar in unmet:
+            elif similar in not_met:
                 continue
             elif (have := plan.available()) >= (claim.least or claim.count):
                 yield from self._claims_from(plan, queued, at, have)
                 if not partition.sealed and waiting.waiter in queue.claims and not claim.ahead:
-                    unmet.add(similar)
+                    not_met.add(similar)
                 if not is_sure and not self._has_enough_rows(partition):
                     return
             elif partition.sealed:
@@ -122,24 +122,24 @@ class Wake(msgspec.Struct):
         key, dealt = share_key(queued[at].claim.sampling), cast(Partition, plan.partition).dealt.get(self.task)
         if queued[at].waiter not in self.queue.claims and dealt is not None and key is not None:
             shares = [share for share in self.queue.shares if share[1] == key[1] and dealt.was_dealt(*share)]
-            found = [waiting for share in shares for waiting in self.queue.claims_for_batch(share)]
-            yield from self._claims_of_shares(found)
+            waiting_claims = [waiting for share in shares for waiting in self.queue.claims_for_batch(share)]
+            yield from self._claims_of_shares(waiting_claims)
 
     def _claims_of_a_deal(
         self, plan: ClaimPlan, queued: Sequence[ParkedRequest], at: int, have: int
     ) -> list[ParkedRequest]:
         """Return the claim at a position, and the later ones to meet with it by one deal, which is cut."""
-        claim, found, partition = queued[at].claim, [queued[at]], cast(Partition, plan.partition)
+        claim, claims, partition = queued[at].claim, [queued[at]], cast(Partition, plan.partition)
         if have < 2 * plan.count or partition.sealed or not _is_simple(plan, claim) or not plan.cuts:
-            return found
+            return claims
         key, dealt, ranks = plan.key_of(claim), partition.dealt.get(self.task), set()
         if key is not None:  # a rank gets a batch once
             ranks = set() if dealt is None else {rank for rank, issued in dealt.issued.items() if key[1] in issued}
             if key[0] in ranks:
-                return found
+                return claims
             ranks.add(key[0])
         for waiting in islice(queued, at + 1, None):
-            if len(found) == TOGETHER or have < (len(found) + 1) * plan.count or not _is_equal(claim, waiting.claim):
+            if len(claims) == MAX_GROUP or have < (len(claims) + 1) * plan.count or not _is_equal(claim, waiting.claim):
                 break
             if waiting.waiter not in self.connected:
                 continue
@@ -148,25 +148,25 @@ class Wake(msgspec.Struct):
                 if rank in ranks:
                     continue  # the batch of another claim found here, or one that was dealt before
                 ranks.add(rank)
-            found.append(waiting)
-        return found
+            claims.append(waiting)
+        return claims
 
     def _claims_of_shares(self, waits: Sequence[ParkedRequest]) -> Iterator[list[ParkedRequest]]:
         """Iterate over the claims that may ask for dealt batches, in lists that are answered together."""
-        found: list[ParkedRequest] = []
+        group: list[ParkedRequest] = []
         for waiting in waits:
             if waiting.waiter not in self.connected:
                 continue
             claim = waiting.claim
-            if found and (len(found) == TOGETHER or not _is_equal(found[0].claim, claim)):
-                yield found
-                found = []
-            if found or _is_simple(self.plans.of(self.partition, claim), claim):
-                found.append(waiting)
+            if group and (len(group) == MAX_GROUP or not _is_equal(group[0].claim, claim)):
+                yield group
+                group = []
+            if group or _is_simple(self.plans.of(self.partition, claim), claim):
+                group.append(waiting)
             else:
                 yield [waiting]
-        if found:
-            yield found
+        if group:
+            yield group
 
 
 def _is_simple(plan: ClaimPlan, claim: Claim) -> bool:

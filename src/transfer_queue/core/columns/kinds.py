@@ -53,13 +53,13 @@ class _Columns(Column):
         super().__init__(form, dict, load=self._decode, missing=form() if missing == {} else missing)
 
     def _decode(self, part: Any) -> Any:
-        found = {name: getattr(part, name) for name in self._dtypes}
+        arrays = {name: getattr(part, name) for name in self._dtypes}
         if not self._optional:
-            return found
-        there = {name: array for name, array in found.items() if array is not None}
-        if there and len(there) < len(found):
-            raise ValueError(f"`{self.key}` has the columns {list(there)}, but not all of {list(found)}")
-        return there
+            return arrays
+        present = {name: array for name, array in arrays.items() if array is not None}
+        if present and len(present) < len(arrays):
+            raise ValueError(f"`{self.key}` has the columns {list(present)}, but not all of {list(arrays)}")
+        return present
 
     def check(self, table: Any, where: str) -> None:
         for name, array in getattr(table, self.name).items():
@@ -132,9 +132,9 @@ class PerRow(Column):
         shown: dict[str, Any] = {}
         for name, each in sorted(value.items()):
             first, *others = each if isinstance(each, tuple) else (each,)
-            there = np.flatnonzero(first[: table.size] != self._fill)
-            if len(there):
-                shown[name] = [there.tolist(), *(array[there].tolist() for array in (first, *others))]
+            places = np.flatnonzero(first[: table.size] != self._fill)
+            if len(places):
+                shown[name] = [places.tolist(), *(array[places].tolist() for array in (first, *others))]
         return shown
 
     def check(self, table: Any, where: str) -> None:
@@ -326,14 +326,14 @@ class IntervalSet(Persisted, array_like=True):
 
     def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the parts (first, last) of first..last that are not in the set, ascending."""
-        found = []
+        gaps = []
         for at in range(bisect_left(self.ends, first), bisect_right(self.starts, last)):
             if first < self.starts[at]:
-                found.append((first, self.starts[at] - 1))
+                gaps.append((first, self.starts[at] - 1))
             first = self.ends[at] + 1
         if first <= last:
-            found.append((first, last))
-        return found
+            gaps.append((first, last))
+        return gaps
 
     def difference(self, other: IntervalSet | None) -> Iterator[int]:
         """Iterate over the integers that are in this set and not in the other, ascending."""
@@ -350,8 +350,8 @@ class IntervalSet(Persisted, array_like=True):
 
     def drop_up_to(self, value: int) -> None:
         """Remove all integers up to this one, which is included."""
-        gone = bisect_right(self.ends, value)
-        del self.starts[:gone], self.ends[:gone]
+        count = bisect_right(self.ends, value)
+        del self.starts[:count], self.ends[:count]
         if self.starts and self.starts[0] <= value:
             self.starts[0] = value + 1
 

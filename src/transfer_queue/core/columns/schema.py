@@ -36,10 +36,10 @@ class BrokenInvariant(AssertionError):
     """The state contradicts itself. The message says where."""
 
 
-def require(fine: object, words: str) -> None:
+def require(fine: object, message: str) -> None:
     """Raise BrokenInvariant with these words unless the condition is true."""
     if not fine:
-        raise BrokenInvariant(words)
+        raise BrokenInvariant(message)
 
 
 # ------------------------------------------------------------ forms
@@ -89,11 +89,11 @@ def _array(wanted: Any, value: Any) -> Any:
     """Check a value of a type that msgspec does not know. msgspec adds the place in the tree to the error."""
     if wanted.matches(value):
         return value
-    there = type(value).__name__
+    given = type(value).__name__
     if isinstance(value, np.ndarray):
-        there = f"a column of {value.dtype}" if wanted.length is None else f"{len(value)} of {value.dtype}"
+        given = f"a column of {value.dtype}" if wanted.length is None else f"{len(value)} of {value.dtype}"
     length = "" if wanted.length is None else f" with {wanted.length} entries"
-    raise ValueError(f"Expected a column of {' or '.join(wanted.dtypes)}{length}, got {there}")
+    raise ValueError(f"Expected a column of {' or '.join(wanted.dtypes)}{length}, got {given}")
 
 
 def convert_tree(tree: Any, form: Any) -> Any:
@@ -263,8 +263,8 @@ def plain_values(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if len(value) <= LONG:
             return value.tolist()
-        there = np.flatnonzero(value)
-        return [len(value), dict(zip(there.tolist(), value[there].tolist(), strict=True))]
+        places = np.flatnonzero(value)
+        return [len(value), dict(zip(places.tolist(), value[places].tolist(), strict=True))]
     if isinstance(value, Mapping):
         return {key: plain_values(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

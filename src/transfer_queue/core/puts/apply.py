@@ -118,21 +118,21 @@ def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfCh
     number = put.first_block
     for part in puts:
         for block in part.blocks:
-            its, count = rows, part.count
+            parts, count = rows, part.count
             slots: int | np.ndarray = 0
             if block.slots is not None:
                 slots = np.frombuffer(block.slots, "<i4")
                 targets = np.flatnonzero(slots >= 0)
                 if len(targets) < count:  # the put shares the other values
                     count, slots = len(targets), slots[targets]
-                    its = partition.rows.split(np.asarray(positions)[targets])
+                    parts = partition.rows.split(np.asarray(positions)[targets])
             elif count > 1:
                 slots = np.arange(count, dtype="i4")
             partition.blocks.add(number, part.client, block, count * len(block.schema), partition.number)
             fields = add_types(partition, block, len(part.blocks) == 1)
             names = names | fields if names else fields
             if len(puts) == 1:
-                _set_columns(partition, its, block.schema, number, slots, released)
+                _set_columns(partition, parts, block.schema, number, slots, released)
             partition.nbytes += block.nbytes
             number += 1
     if len(puts) > 1:  # one block each, with equal schemas
@@ -143,7 +143,7 @@ def _set_values(partition: Partition, put: r.SamplesPut, rows: Sequence[RowsOfCh
     if ranks.names:
         for _, chunk, at, _ in rows:
             ranks.add(chunk, at)
-        partition.forget_gone_ranks()
+        partition.forget_empty_ranks()
     if released:
         partition.nbytes -= partition.blocks.release(np.concatenate(released))
     if partition.ready:
@@ -160,8 +160,8 @@ def _share_values(
     for field in shared:
         numbers = np.frombuffer(field.blocks, "<i8")
         partition.blocks.retain(numbers)
-        its = partition.rows.split(np.asarray(positions)[np.frombuffer(field.targets, "<i4")])
-        _set_columns(partition, its, [field], numbers, np.frombuffer(field.slots, "<i4"), released)
+        parts = partition.rows.split(np.asarray(positions)[np.frombuffer(field.targets, "<i4")])
+        _set_columns(partition, parts, [field], numbers, np.frombuffer(field.slots, "<i4"), released)
     return frozenset([field.name for field in shared])
 
 
@@ -299,14 +299,14 @@ def clear_rows(partition: Partition, positions: np.ndarray, *, withdrawn: bool =
         partition.changes.clear(partition.version, chunk, at)
         _clear_values(partition, chunk, at)
         if chunk.waiting[at].any():
-            gone = set((at[chunk.waiting[at] == 1] + (key << CHUNK_BITS)).tolist())
-            partition.waiting = [p for p in partition.waiting if p not in gone]
+            cleared = set((at[chunk.waiting[at] == 1] + (key << CHUNK_BITS)).tolist())
+            partition.waiting = [p for p in partition.waiting if p not in cleared]
             chunk.waiting[at] = 0
         if partition.rows.drop_if_empty(key):
             partition.changes.forget_chunk(key)
             for ready in partition.ready.values():
                 ready.forget_chunk(key)
-    partition.forget_gone_ranks()
+    partition.forget_empty_ranks()
 
 
 def _forget_member(partition: Partition, number: int, position: int) -> None:

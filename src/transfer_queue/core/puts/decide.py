@@ -311,9 +311,9 @@ def _find_keys(partition: Partition | None, keys: list[str]) -> tuple[np.ndarray
     """Return the position of the row of each key, -1 for an unknown one, or None if all are; and the unknown keys."""
     if partition is None or partition.keys.keys().isdisjoint(keys):
         return None, keys
-    found = partition.positions_of_keys(keys)
-    if len(found) == len(keys):
-        return found, []
+    positions = partition.positions_of_keys(keys)
+    if len(positions) == len(keys):
+        return positions, []
     unknown = [key for key in keys if key not in partition.keys]
     return np.fromiter(map(partition.keys.get, keys, repeat(-1)), "i8", len(keys)), unknown
 
@@ -456,8 +456,8 @@ def _check_fields(fields: dict[str, FieldStats], request: Publish, blocks: list[
 
 def _repeated_names(names: Collection[str] | Collection[int]) -> str:
     """Return the names that occur more than once, for a message, at most 5 of them."""
-    found = [name for name, times in Counter[str | int](names).items() if times > 1]
-    return f"{found[:5]!r}" + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    repeated = [name for name, times in Counter[str | int](names).items() if times > 1]
+    return f"{repeated[:5]!r}" + (f" and {len(repeated) - 5} more" if len(repeated) > 5 else "")
 
 
 def check_shape(request: Publish) -> None:
@@ -504,9 +504,9 @@ def _check_conditions(state: State, partition: Partition | None, request: Publis
             f"{len(request.expected)} bytes of versions"
         )
     versions = np.zeros(len(keys), "i8")
-    there = [i for i, key in enumerate(keys) if key in known]
+    existing = [i for i, key in enumerate(keys) if key in known]
     if partition is not None:
-        versions[there] = partition.changes.versions_of(np.array([known[keys[i]] for i in there], "i8"))
+        versions[existing] = partition.changes.versions_of(np.array([known[keys[i]] for i in existing], "i8"))
     differing = np.flatnonzero(versions != np.frombuffer(request.expected, "<i8")).tolist()
     if differing:
         raise VersionConflictError(
@@ -523,10 +523,10 @@ def _existing_rows(partition: Partition | None, request: Publish) -> np.ndarray:
         raise DuplicateError(f"a put must name each sample once, but repeats {_repeated_names(indexes.tolist())}")
     positions = np.full(len(indexes), -1) if partition is None else partition.rows.positions_of(indexes)
     if (positions < 0).any():
-        gone = indexes[positions < 0][:5].tolist()
+        missing = indexes[positions < 0][:5].tolist()
         raise StorageKeyNotFoundError(
             f"{int((positions < 0).sum())} of {len(indexes)} samples are not in partition {request.partition!r} "
-            f"(cleared, or of another partition), among them {gone}; nothing was put"
+            f"(cleared, or of another partition), among them {missing}; nothing was put"
         )
     assert partition is not None
     if partition.waiting and not set(partition.waiting).isdisjoint(positions.tolist()):

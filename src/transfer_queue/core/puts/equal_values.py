@@ -104,14 +104,14 @@ def find_equal(
         places = state.blocks.equal.find(owner, field.name, digests)
         targets = np.flatnonzero(_known_targets(field))
         if len(targets):
-            found = [places[number] for number in numbers[targets].tolist()]
-            if None in found:
+            pairs = [places[number] for number in numbers[targets].tolist()]
+            if None in pairs:
                 raise EqualValueGoneError(
-                    f"{found.count(None)} values of field {field.name!r} of partition {request.partition!r} were freed "
+                    f"{pairs.count(None)} values of field {field.name!r} of partition {request.partition!r} were freed "
                     f"after the client asked for them; nothing was put. Put them again."
                 )
-            there = np.array(found, "i8").reshape(-1, 2)
-            packed = targets.astype("<i4").tobytes(), there[:, 0].tobytes(), there[:, 1].astype("<i4").tobytes()
+            located = np.array(pairs, "i8").reshape(-1, 2)
+            packed = targets.astype("<i4").tobytes(), located[:, 0].tobytes(), located[:, 1].astype("<i4").tobytes()
             shared.append(r.SharedField(field.name, *packed))
         if field.name in of_block:
             number, block = of_block[field.name]

@@ -45,11 +45,11 @@ class Joining(NamedTuple):
         """Return the warning for the client that put late rows; None if there are none."""
         if not self.late:
             return None
-        found = list(self.missing)
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        names = list(self.missing)
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         return (
             f"{len(self.late)} samples of partition {partition.name!r} were dropped when they were put, because they "
-            f"are late: their groups {found[:3]!r}{more} were dropped before. If they belong to a new attempt, put "
+            f"are late: their groups {names[:3]!r}{more} were dropped before. If they belong to a new attempt, put "
             f"all {partition.groups.size} samples of a group in one call, or give each attempt another group_id."
         )
 
@@ -84,15 +84,15 @@ def join_groups(
             )
     if table.size is None:
         return Joining([*groups], (), {})
-    there: Counter[str] = Counter()
+    members: Counter[str] = Counter()
     missing: dict[str, int] = {}
     joined: list[str | None] = []
     ends = np.cumsum(puts or [len(groups)]).tolist()
     for first, last in pairwise([0, *ends]):
         names, numbers = groups[first:last], known[first:last]
         arriving = Counter(name for name, number in zip(names, numbers, strict=True) if number < 0)
-        late = {name for name, count in arriving.items() if _is_late(partition, name, count, there[name], missing)}
-        there.update({name: count for name, count in arriving.items() if name not in late})
+        late = {name for name, count in arriving.items() if _is_late(partition, name, count, members[name], missing)}
+        members.update({name: count for name, count in arriving.items() if name not in late})
         joined += [None if number < 0 and name in late else name for name, number in zip(names, numbers, strict=True)]
     return Joining(joined, [place for place, name in enumerate(joined) if name is None], missing)
 
@@ -106,16 +106,16 @@ def _is_late(partition: Partition, name: str, count: int, joining: int, missing:
     assert size is not None
     expected = missing.get(name, table.unborn.get(name, 0))
     group = table.by_name.get(name)
-    there = joining + (len(group.members) if group else 0)
+    members = joining + (len(group.members) if group else 0)
     if count < size and expected >= count:
         missing[name] = expected - count
         return True
-    if there + count > size:
+    if members + count > size:
         raise InvalidArgumentError(
             f"group {name!r} of partition {partition.name!r} has at most {size} samples (group_size); it has "
-            f"{there}, and this put adds {count}. Give the others another group_id."
+            f"{members}, and this put adds {count}. Give the others another group_id."
         )
-    if count < size and not there and expected:
+    if count < size and not members and expected:
         raise InvalidArgumentError(
             f"group {name!r} of partition {partition.name!r} was dropped while {expected} of its {size} samples were "
             f"missing, and this put adds {count}: it is neither late nor a whole new attempt. Put all {size} samples "

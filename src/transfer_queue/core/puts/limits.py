@@ -161,10 +161,10 @@ def check_capacity(state: State, count: int) -> None:
 
 def _describe_capacity(state: State, count: int) -> str:
     """Return why `count` more rows exceed the capacity of the system; "" if they do not."""
-    if state.capacity is None or not count or (there := state.row_count) + count <= state.capacity:
+    if state.capacity is None or not count or (current := state.row_count) + count <= state.capacity:
         return ""
     return (
-        f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: {there} rows "
+        f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: {current} rows "
         f"are stored, and this put adds {count}."
     )
 

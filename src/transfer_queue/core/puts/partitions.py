@@ -128,11 +128,11 @@ def create_partition(
 
 def check_same_options(partition: Partition, options: PartitionOptions) -> None:
     """Raise InvalidArgumentError if options other than defaults differ from those of the partition."""
-    defaults, its = PartitionOptions(), partition.options
+    defaults, current = PartitionOptions(), partition.options
     differing = [
-        f"{name}: requested {getattr(options, name)!r}, but it was created with {getattr(its, name)!r}"
+        f"{name}: requested {getattr(options, name)!r}, but it was created with {getattr(current, name)!r}"
         for name in PartitionOptions.__struct_fields__
-        if getattr(options, name) not in (getattr(defaults, name), getattr(its, name))
+        if getattr(options, name) not in (getattr(defaults, name), getattr(current, name))
     ]
     if differing:
         raise InvalidArgumentError(

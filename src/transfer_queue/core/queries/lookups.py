@@ -28,9 +28,9 @@ def meta_reply(
     partition: Partition, positions: np.ndarray, rows: np.ndarray, fields: list[str], produced: np.ndarray | None = None
 ) -> ClaimReply:
     """Return the metadata of these rows. rows: their global indexes, also of cleared rows (position -1)."""
-    there = positions >= 0
-    whole = 0 not in there.tobytes()  # faster than `all` for the rows of a batch
-    live = positions if whole else positions[there]
+    is_live = positions >= 0
+    whole = 0 not in is_live.tobytes()  # faster than `all` for the rows of a batch
+    live = positions if whole else positions[is_live]
     types: list[FieldType] = []
     shapes: dict[str, bytes] = {}
     dtypes: dict[str, bytes] = {}
@@ -40,16 +40,16 @@ def meta_reply(
         if field is None or not field.live:
             continue
         ranks = partition.field_ranks.ranks_of(name, *partition.blocks_of(name, live)) if name in ranked else ()
-        found = field.to_field_type(ranks)
-        types.append(found)
-        if found.differs and whole and not found.mixed_rank:
-            shapes[name] = row_shapes(partition, found, positions).tobytes()
-        if found.dtypes and whole:
-            dtypes[name] = row_dtypes(partition, found, positions).tobytes()
+        field_type = field.to_field_type(ranks)
+        types.append(field_type)
+        if field_type.differs and whole and not field_type.mixed_rank:
+            shapes[name] = row_shapes(partition, field_type, positions).tobytes()
+        if field_type.dtypes and whole:
+            dtypes[name] = row_dtypes(partition, field_type, positions).tobytes()
     tags = partition.packed_tags_of(live)
     if tags is not None and not whole:
         living = iter(tag_rows(tags, len(live)))
-        tags = [next(living) if t else {} for t in there.tolist()]
+        tags = [next(living) if t else {} for t in is_live.tolist()]
     return ClaimReply(
         rows=rows.tobytes(), fields=types,
         produced=None if produced is None else produced.astype("i1").tobytes(), tags=tags, shapes=shapes,
@@ -197,11 +197,11 @@ def _locate_keys(
 
 def _locate_rows(state: State, partition: Partition | None, request: Lookup, rows: np.ndarray) -> LookupReply:
     positions = np.full(len(rows), -1, "i8") if partition is None else partition.rows.positions_of(rows)
-    gone = rows[positions < 0]
-    if len(gone):
+    cleared = rows[positions < 0]
+    if len(cleared):
         raise StorageKeyNotFoundError(
-            f"{len(gone)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never existed), "
-            f"among them global indexes {gone[:5].tolist()}{_drop_reason(partition, int(gone[0]))}"
+            f"{len(cleared)} of {len(rows)} samples of partition {request.partition!r} are cleared (or never existed), "
+            f"among them global indexes {cleared[:5].tolist()}{_drop_reason(partition, int(cleared[0]))}"
         )
     if partition is None or not len(rows):
         return _empty_reply(state, 0)
@@ -225,10 +225,10 @@ def locate_claimed(state: State, partition: Partition, positions: np.ndarray, fi
     if not len(positions) or (positions < 0).any():
         return None
     try:
-        found = _locate_live(state, partition, Lookup(partition.name, b"", None, sorted(set(fields))), positions)
+        located = _locate_live(state, partition, Lookup(partition.name, b"", None, sorted(set(fields))), positions)
     except StorageKeyNotFoundError:
         return None
-    return found if found.types else None
+    return located if located.types else None
 
 
 def _empty_reply(state: State, count: int) -> LookupReply:
@@ -248,9 +248,9 @@ def _common_places(
     StorageKeyNotFoundError if values of these fields (None: of any field) were lost.
     """
     if partition.losses.counts:
-        words = partition.losses.describe(sorted(partition.losses.counts) if fields is None else fields, positions)
-        if words:
-            raise StorageKeyNotFoundError(f"partition {partition.name!r}: {words}")
+        losses = partition.losses.describe(sorted(partition.losses.counts) if fields is None else fields, positions)
+        if losses:
+            raise StorageKeyNotFoundError(f"partition {partition.name!r}: {losses}")
     requested = dict.fromkeys(sorted(partition.fields) if fields is None else fields)
     names = requested if fields is None else with_nested(partition, list(requested))
     known, ranks = partition.fields, partition.field_ranks

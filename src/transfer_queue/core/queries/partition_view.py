@@ -100,7 +100,7 @@ class KeyPage:
     def add(self, partition: Partition, start: int, where: Tag) -> int | None:
         """Add the keys of live rows from a position on. Returns the position of the first row that does not fit."""
         listed = self._keys[partition.name] = []
-        found: list[int] = []
+        places: list[int] = []
         stopped = None
         for key, chunk in partition.rows.chunks.items():
             first = key << CHUNK_BITS
@@ -108,16 +108,16 @@ class KeyPage:
                 continue
             begin = max(0, start - first)
             live = np.flatnonzero(chunk.alive[begin : chunk.size]) + begin
-            stopped = self._add_chunk(chunk, live, where, listed, found, first)
+            stopped = self._add_chunk(chunk, live, where, listed, places, first)
             if stopped is not None:
                 break
-        tags = partition.packed_tags_of(np.array(found, "i8"))
+        tags = partition.packed_tags_of(np.array(places, "i8"))
         if tags is not None:
             self._tags[partition.name] = tags
         return stopped
 
     def _add_chunk(
-        self, chunk: Chunk, live: np.ndarray, where: Tag, listed: list[str], found: list[int], first: int
+        self, chunk: Chunk, live: np.ndarray, where: Tag, listed: list[str], places: list[int], first: int
     ) -> int | None:
         """Add the keys of live rows of a chunk. Returns the position of the first row that does not fit."""
         assert chunk.keys is not None
@@ -136,7 +136,7 @@ class KeyPage:
                 key = chunk.keys[place]
                 if key is not None:
                     listed.append(key)
-                    found.append(first + place)
+                    places.append(first + place)
                     self.keys -= 1
         return None
 
@@ -294,12 +294,12 @@ class _Count:
     ) -> None:  # fmt: skip
         ready, claimed, consumed, passed = self.tasks[task]
         state = chunk.consumed.get(task)
-        there = _all_of(fields, have, count) if fields else None
+        complete = _all_of(fields, have, count) if fields else None
         if state is None:
-            _add(ready, columns, edges, there)
+            _add(ready, columns, edges, complete)
             return
         state = state[at]
-        _add(ready, columns, edges, None if there is None else there & (state == 0))
+        _add(ready, columns, edges, None if complete is None else complete & (state == 0))
         _add(claimed, columns, edges, state == CLAIMED)
         done = state == CONSUMED
         codes = self._partition.passed.codes.column_of(task, key)
@@ -341,13 +341,13 @@ def _add(line: np.ndarray, columns: slice, edges: np.ndarray, values: np.ndarray
 
 def _all_of(fields: list[str], have: Mapping[str, np.ndarray | None], count: int) -> np.ndarray:
     """Return which rows have all of these fields."""
-    found = np.ones(count, bool)
+    complete = np.ones(count, bool)
     for name in fields:
-        there = have[name]
-        if there is None:
+        has_field = have[name]
+        if has_field is None:
             return np.zeros(count, bool)
-        found &= there
-    return found
+        complete &= has_field
+    return complete
 
 
 @handles(Watch)
@@ -391,13 +391,13 @@ def watch_replies(state: State, name: str, connected: Container[RequestKey]) -> 
         return []
     news = ChangeQuery(state.partitions.get(name), watches.looked)
     mark_seen(state, name)
-    found = []
+    replies = []
     for (_, beginning), group in watches.groups.items():
         waiters = [waiter for waiter in group if waiter in connected]
         reply = news.answer(group[waiters[0]].watch.where, beginning) if waiters else None
         if reply is not None:
-            found += [(waiter, reply) for waiter in waiters]
-    return found
+            replies += [(waiter, reply) for waiter in waiters]
+    return replies
 
 
 class ChangeQuery:

@@ -36,23 +36,23 @@ class DeadlockDetector(CoreService):
             return []
         if any(service.is_working() for service in context.services.with_hook["is_working"]):
             return []  # the controller itself may still meet them
-        told = describe_deadlock(context.state, activity.short.values())
+        message = describe_deadlock(context.state, activity.short.values())
         effects: list[Effect] = []
         for waiting in list(context.state.waiting.space.values()):
-            effects += context.refuse(waiting, DeadlockError(told))
-        effects += [SendToUnit(unit, RefuseWriters(told)) for unit, short in activity.short.items() if short.writers]
+            effects += context.refuse(waiting, DeadlockError(message))
+        effects += [SendToUnit(unit, RefuseWriters(message)) for unit, short in activity.short.items() if short.writers]
         return effects
 
 
 def describe_deadlock(state: State, short: Collection[SpaceShortReport]) -> str:
     """Return the message of a DeadlockError: which puts wait for space, and which claims wait for samples."""
-    puts = [_put_words(state, waiting) for waiting in list(state.waiting.space.values())]
+    puts = [_describe_waiting_put(state, waiting) for waiting in list(state.waiting.space.values())]
     puts += [
         f"{state.describe_client(writer)} waits for bytes of storage unit {unit.unit}"
         for unit in short for writer in unit.writers
     ]  # fmt: skip
     claims = [
-        _claim_words(state, waiting)
+        _describe_waiting_claim(state, waiting)
         for tasks in state.waiting.claims.values()
         for queue in tasks.values()
         for waiting in queue.claims.values()
@@ -65,19 +65,19 @@ def describe_deadlock(state: State, short: Collection[SpaceShortReport]) -> str:
     )
 
 
-def _shortened_list(told: list[str]) -> str:
-    more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
-    return "; ".join(told[:SHOWN]) + more
+def _shortened_list(descriptions: list[str]) -> str:
+    more = f"; and {len(descriptions) - SHOWN} more" if len(descriptions) > SHOWN else ""
+    return "; ".join(descriptions[:SHOWN]) + more
 
 
-def _put_words(state: State, waiting: ParkedRequest) -> str:
+def _describe_waiting_put(state: State, waiting: ParkedRequest) -> str:
     request = waiting.request
     assert isinstance(request, (Publish, Reserve))
     rows, client = count_text(request.count, "sample"), state.describe_client(waiting.client)
     return f"{client} waits for space for {rows} in partition {request.partition!r}"
 
 
-def _claim_words(state: State, waiting: ParkedRequest) -> str:
+def _describe_waiting_claim(state: State, waiting: ParkedRequest) -> str:
     claim = waiting.claim
     partition = state.partitions.get(claim.partition)
     rows = count_text(claim.count, "sample")

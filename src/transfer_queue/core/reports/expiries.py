@@ -8,7 +8,7 @@ from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.context import Context
 from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import partition_view
-from transfer_queue.core.reports.explain import timeout_words
+from transfer_queue.core.reports.explain import describe_timeout
 from transfer_queue.core.state.wait_queues import ParkedRequest
 from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
 from transfer_queue.errors import CapacityError
@@ -31,14 +31,14 @@ def expiry_reply(context: Context, waiting: ParkedRequest) -> AnyReply:
         plan = context.services[Plans].of(context.state.partitions.get(request.partition), request)
         waited = request.waited + now - waiting.since
         abandoned = context.services[AbandonedSamples].find(request.partition)
-        words = timeout_words(context.state, request, waited, plan.group_size, abandoned)
-        return Failure("WaitTimeoutError", words)
+        message = describe_timeout(context.state, request, waited, plan.group_size, abandoned)
+        return Failure("WaitTimeoutError", message)
     if isinstance(request, TakeGroupDemand):
         return Done(0)
     if isinstance(request, TakeLock):
         waited = now - waiting.since
-        words = locks.describe_wait(context.state, waiting.waiter, request, waited, now)
-        return Failure("WaitTimeoutError", f"Timeout: {words}. {locks.WAIT_ADVICE}")
+        message = locks.describe_wait(context.state, waiting.waiter, request, waited, now)
+        return Failure("WaitTimeoutError", f"Timeout: {message}. {locks.WAIT_ADVICE}")
     if isinstance(request, AwaitDone):
         return Done(False)
     try:

@@ -35,11 +35,11 @@ def handle_explain(context: Context, caller: Caller, request: Explain) -> Done:
     """Reply why a sample is not dealt, or what a claim with these arguments would wait for."""
     abandoned = context.services[AbandonedSamples].find(request.partition)
     if request.count is None or request.task is None or not request.fields:
-        words = explain(context.state, request, context.group_size_of(request.partition, request.task), abandoned)
-        return Done(words + _lock_words(context.state, request, context.now))
+        text = explain(context.state, request, context.group_size_of(request.partition, request.task), abandoned)
+        return Done(text + _describe_locks(context.state, request, context.now))
     claim = Claim(request.partition, request.task, request.fields, request.count, request.sampling)
     plan = context.services[Plans].of(context.state.partitions.get(request.partition), claim)
-    return Done(waiting_words(context.state, claim, plan.group_size, abandoned))
+    return Done(describe_waiting(context.state, claim, plan.group_size, abandoned))
 
 
 def explain(state: State, request: Explain, dealt: int | None = None, abandoned: Sequence[Abandoned] = ()) -> str:
@@ -53,11 +53,11 @@ def explain(state: State, request: Explain, dealt: int | None = None, abandoned:
     """
     partition = state.partitions.get(request.partition)
     if partition is None:
-        there = suggestion(request.partition, state.partitions)
-        end = "" if there.endswith("?") else "."
+        similar = suggestion(request.partition, state.partitions)
+        end = "" if similar.endswith("?") else "."
         return (
             f"Partition {request.partition!r} does not exist (never created, or dropped). "
-            f"{there[0].upper()}{there[1:]}{end}"
+            f"{similar[0].upper()}{similar[1:]}{end}"
         )
     if request.key is not None:
         position = partition.keys.get(request.key, -1)
@@ -71,13 +71,13 @@ def explain(state: State, request: Explain, dealt: int | None = None, abandoned:
         if position < 0:
             return f"{name} is not in partition {partition.name!r}: " + _describe_absent(state, partition, request.row)
     else:
-        return _partition_words(state, partition, request, dealt, abandoned)
-    words = _row_words(state, partition, position, request, dealt)
-    words += filter(None, (each.describe_sample(position) for each in abandoned))
-    return f"{name} of partition {partition.name!r} " + "; it ".join(words) + "."
+        return _describe_partition(state, partition, request, dealt, abandoned)
+    clauses = _row_clauses(state, partition, position, request, dealt)
+    clauses += filter(None, (each.describe_sample(position) for each in abandoned))
+    return f"{name} of partition {partition.name!r} " + "; it ".join(clauses) + "."
 
 
-def _lock_words(state: State, request: Explain, now: float) -> str:
+def _describe_locks(state: State, request: Explain, now: float) -> str:
     """Return a sentence if the key of the sample is locked, also if the sample does not exist."""
     key, partition = request.key, state.partitions.get(request.partition)
     if key is None and request.row is not None and partition is not None:
@@ -103,50 +103,50 @@ def _describe_absent(state: State, partition: Partition, row: int) -> str:
     return "it was cleared, or its partition was dropped. An index is never used again."
 
 
-def _row_words(
+def _row_clauses(
     state: State, partition: Partition, position: int, request: Explain, dealt: int | None,
-    told: set[str] | None = None,
+    mentioned: set[str] | None = None,
 ) -> list[str]:  # fmt: skip
     """Return the state of one sample in clauses that begin with a verb.
 
-    told: what the text has already said that groups wait for. It is not repeated for another sample of the group.
+    mentioned: what the text has already said that groups wait for. It is not repeated for another sample of the group.
     """
     where = np.array([position])
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
     if chunk.waiting[at]:
         return ["is pre-allocated, and no put has taken it yet"]
-    words = []
+    clauses = []
     fields = request.fields if request.fields is not None else sorted(partition.fields)
     lack = partition.missing_fields(fields, position)
     have = [name for name in fields if name not in lack]
     if lack:
         lost = partition.losses.describe(lack, where)
-        there = have or partition.common_fields(where)
-        words.append(
+        present = have or partition.common_fields(where)
+        clauses.append(
             f"is missing the field{'' if len(lack) == 1 else 's'} {_names(lack)}"
-            + (f" (it has {_names(there)})" if there else " (it has no field)")
+            + (f" (it has {_names(present)})" if present else " (it has no field)")
             + (f": {lost}" if lost else "")
         )
-        if not there:
-            words.append("is reserved" + _by_whom(state, partition, where))
+        if not present:
+            clauses.append("is reserved" + _by_whom(state, partition, where))
     elif fields:
-        words.append(f"has {'the field' if len(have) == 1 else 'all the fields'} {_names(have)}")
+        clauses.append(f"has {'the field' if len(have) == 1 else 'all the fields'} {_names(have)}")
     else:
-        words.append("is reserved" + _by_whom(state, partition, where) + "; nothing was written yet")
-    group, hindrance = _group_words(partition, position, fields, dealt, request.task)
+        clauses.append("is reserved" + _by_whom(state, partition, where) + "; nothing was written yet")
+    group, hindrance = _describe_group(partition, position, fields, dealt, request.task)
     # The words about what a group waits for name one of its samples, so equal words are about the same group.
-    repeated = told is not None and hindrance in told and hindrance.startswith(f"{WAITS_FOR}sample ")
+    repeated = mentioned is not None and hindrance in mentioned and hindrance.startswith(f"{WAITS_FOR}sample ")
     clause = group if repeated else group + hindrance
-    if told is not None:
-        told.add(hindrance)
-    words += [clause] if clause else []
+    if mentioned is not None:
+        mentioned.add(hindrance)
+    clauses += [clause] if clause else []
     for task in [request.task] if request.task is not None else sorted(partition.tasks):
-        words.append(_task_words(state, partition, position, task))
+        clauses.append(_describe_task(state, partition, position, task))
     held = bool(hindrance) and dealt is not None  # the system's sampler deals groups, but it cannot deal this one
     open_ = request.task is not None and not chunk.consumed.get(request.task, np.zeros(at + 1))[at]
     if open_ and fields and not lack and not held:
-        words.append(f"is ready for task {request.task!r} and waits for a claim that takes it")
-    return words
+        clauses.append(f"is ready for task {request.task!r} and waits for a claim that takes it")
+    return clauses
 
 
 def _names(names: Sequence[str]) -> str:
@@ -160,13 +160,13 @@ def _by_whom(state: State, partition: Partition, where: np.ndarray) -> str:
     return "" if owner is None else f" by {state.describe_client(owner)}"
 
 
-def _task_words(state: State, partition: Partition, position: int, task: str) -> str:
+def _describe_task(state: State, partition: Partition, position: int, task: str) -> str:
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
     column = chunk.consumed.get(task)
     if column is None or not column[at]:
         return f"is not consumed by task {task!r}"
     if column[at] == CLAIMED:
-        return _claimed_words(state, partition, position, task)
+        return _describe_claimed_row(state, partition, position, task)
     reason = partition.passed.reason(task, position)
     if reason is not None:
         more = " after the seal, too small for a batch of every dp_rank" if reason == REMAINDER else ""
@@ -182,52 +182,52 @@ def _task_words(state: State, partition: Partition, position: int, task: str) ->
     return f"was consumed by task {task!r}"
 
 
-def _claimed_words(state: State, partition: Partition, position: int, task: str) -> str:
+def _describe_claimed_row(state: State, partition: Partition, position: int, task: str) -> str:
     """Describe a row that was delivered under a lease, or dealt to a rank, and is not acknowledged yet."""
     index = int(partition.rows.indexes_of(np.array([position]))[0])
     batch = partition.batch_of(task, position)
-    words = f"was delivered to task {task!r}" if batch is None else f"was dealt to task {task!r}"
-    words += "" if batch is None else f" in batch {batch[2]} of dp_rank {batch[1]}"
+    text = f"was delivered to task {task!r}" if batch is None else f"was dealt to task {task!r}"
+    text += "" if batch is None else f" in batch {batch[2]} of dp_rank {batch[1]}"
     held = [lease for lease in partition.leases.by_token.values() if lease.task == task and index in lease.rows]
     clients = list(dict.fromkeys(lease.client for lease in held))
     holders = list_workers(map(state.describe_client, clients))
-    words += f" under a lease of {holders}, and is" if held else ", is not under a lease now, and is"
-    words += " not acknowledged yet"
+    text += f" under a lease of {holders}, and is" if held else ", is not under a lease now, and is"
+    text += " not acknowledged yet"
     times = int(partition.leases.delivered.numbers_of(task, np.array([position]))[0])
     earlier = f"{times} earlier {'delivery was' if times == 1 else 'deliveries were'}"
-    return words + (f" ({earlier} not acknowledged either)" if times else "")
+    return text + (f" ({earlier} not acknowledged either)" if times else "")
 
 
-def _group_words(
+def _describe_group(
     partition: Partition, position: int, fields: list[str], dealt: int | None, task: str | None
 ) -> tuple[str, str]:
     """Return the group of a row in words, and why it is not dealt; "" for what does not apply."""
     groups = partition.groups
     size = groups.size or dealt
     if not groups.explicit:
-        return _words_by_order(partition, position, fields, dealt) if dealt is not None and dealt > 1 else ("", "")
+        return _describe_by_order(partition, position, fields, dealt) if dealt is not None and dealt > 1 else ("", "")
     number = int(groups.groups_of(np.array([position]), 1)[0])
     if number < 0:
         return "", "has no group_id, but other samples of the partition have one, so group samplers never deal it"
     group = groups.declared[number]
     count = len(group.members)
-    words = f"is one of {count} samples" if count > 1 else "is the only sample"
-    words += f" of group {group.name!r}"
+    text = f"is one of {count} samples" if count > 1 else "is the only sample"
+    text += f" of group {group.name!r}"
     if groups.size is not None:
-        words += f" (group_size {groups.size})"
+        text += f" (group_size {groups.size})"
     if group.cleared:
-        return words, f", which is orphaned: {_count_members(group.cleared)} cleared, so it can never be complete"
+        return text, f", which is orphaned: {_count_members(group.cleared)} cleared, so it can never be complete"
     if size is not None and len(group.members) > size:
-        return words, f", which is too large: {_describe_size(group, size)}, so it can never be dealt"
+        return text, f", which is too large: {_describe_size(group, size)}, so it can never be dealt"
     if task is not None and dealt is not None and not partition.consumption_states(task, np.array([position]))[0]:
         given = int(np.count_nonzero(partition.consumption_states(task, np.array(group.members, "i8"))))
         if given:
-            dealt_words = f"{given} of which {'was' if given == 1 else 'were'} already dealt"
-            return words, f", {dealt_words} to task {task!r}; the rest of a group is never dealt"
+            dealt_text = f"{given} of which {'was' if given == 1 else 'were'} already dealt"
+            return text, f", {dealt_text} to task {task!r}; the rest of a group is never dealt"
     absent = 0 if size is None else size - len(group.members)
     if absent and partition.sealed:
-        return words, f", which is orphaned: {_count_members(absent)} never put, and the partition is sealed"
-    return words, _waits_for(partition, group.members, fields, absent)
+        return text, f", which is orphaned: {_count_members(absent)} never put, and the partition is sealed"
+    return text, _waits_for(partition, group.members, fields, absent)
 
 
 def _count_members(count: int) -> str:
@@ -245,30 +245,30 @@ def _of_other_sizes(partition: Partition, ready: np.ndarray, dealt: int | None) 
     size = groups.size or dealt
     if not groups.explicit or dealt is None or size is None:
         return ""
-    found = (groups.declared[number] for number in np.unique(groups.groups_of(ready, 1)).tolist() if number >= 0)
-    wrong = [group for group in found if len(group.members) != size]
+    ready_groups = (groups.declared[number] for number in np.unique(groups.groups_of(ready, 1)).tolist() if number >= 0)
+    wrong = [group for group in ready_groups if len(group.members) != size]
     if not wrong:
         return ""
-    told = _describe_size(wrong[0], size)
+    text = _describe_size(wrong[0], size)
     others = len(wrong) - 1
     more = f"; {count_text(others, 'more group')} {'does' if others == 1 else 'do'} not have this size either"
     more = more if others else ""
-    return f" {told[0].upper()}{told[1:]}{more}."
+    return f" {text[0].upper()}{text[1:]}{more}."
 
 
-def _words_by_order(partition: Partition, position: int, fields: list[str], size: int) -> tuple[str, str]:
+def _describe_by_order(partition: Partition, position: int, fields: list[str], size: int) -> tuple[str, str]:
     first = position // size * size
-    there = range(first, min(first + size, partition.rows.end))
-    words = f"is number {position - first + 1} of the {size} samples that form a group by order of reservation"
-    if partition.rows.has_cleared(there):
-        return words, ", which is orphaned: some of its members were cleared, so it can never be complete"
-    clients = len(np.unique(partition.rows.owners_of(np.array(there))))
+    members = range(first, min(first + size, partition.rows.end))
+    text = f"is number {position - first + 1} of the {size} samples that form a group by order of reservation"
+    if partition.rows.has_cleared(members):
+        return text, ", which is orphaned: some of its members were cleared, so it can never be complete"
+    clients = len(np.unique(partition.rows.owners_of(np.array(members))))
     if clients > 1:
-        words += f" (reserved by {clients} clients: put samples with group_ids= so that groups do not mix prompts)"
-    absent = size - len(there)
+        text += f" (reserved by {clients} clients: put samples with group_ids= so that groups do not mix prompts)"
+    absent = size - len(members)
     if absent and partition.sealed:
-        return words, f", which is orphaned: {_count_members(absent)} never put, and the partition is sealed"
-    return words, _waits_for(partition, list(there), fields, absent)
+        return text, f", which is orphaned: {_count_members(absent)} never put, and the partition is sealed"
+    return text, _waits_for(partition, list(members), fields, absent)
 
 
 def _waits_for(partition: Partition, members: list[int], fields: list[str], absent: int) -> str:
@@ -287,7 +287,7 @@ def _waits_for(partition: Partition, members: list[int], fields: list[str], abse
     return WAITS_FOR + ", ".join(missing[:4]) + more
 
 
-def _partition_words(
+def _describe_partition(
     state: State, partition: Partition, request: Explain, dealt: int | None, abandoned: Sequence[Abandoned]
 ) -> str:
     if request.task is None:
@@ -300,12 +300,12 @@ def _partition_words(
             f"no claim of task {request.task!r} waits in partition {partition.name!r}{hint}; to explain a claim that "
             f"does not wait, give its fields"
         )
-    words = nearest_rows(state, partition, request.task, fields, dealt, abandoned)
+    nearest = nearest_rows(state, partition, request.task, fields, dealt, abandoned)
     uneven = _describe_uneven_ranks(state, partition, request.task)
-    return words + uneven + _held_words(partition, request.task) + _flow_words(partition)
+    return nearest + uneven + _describe_held(partition, request.task) + _describe_flow(partition)
 
 
-def _held_words(partition: Partition, task: str) -> str:
+def _describe_held(partition: Partition, task: str) -> str:
     """Return sentences about rows that are held for ranks that have never asked, of other tasks than this one.
 
     What this task waits for may be what another one puts after it was dealt such rows.
@@ -314,28 +314,28 @@ def _held_words(partition: Partition, task: str) -> str:
     return "".join(f" {text[0].upper()}{text[1:]}." for text in others if text)
 
 
-def _flow_words(partition: Partition) -> str:
+def _describe_flow(partition: Partition) -> str:
     """Return sentences about the limits on producers, and about dropped samples."""
-    words = ""
+    text = ""
     most = limits.row_limit(partition)
     if most is not None and partition.admitted >= most:
-        words += (
+        text += (
             f" New samples wait for the policy: {count_text(partition.admitted, 'sample')} "
             f"{'was' if partition.admitted == 1 else 'were'} admitted, and the limit at policy "
             f"version {partition.policy_version} is {most}: {limits.describe_counted(partition)}. "
             f"set_policy_version raises it."
         )
     if partition.options.max_rows is not None and not limits.admits_rows(partition):
-        words += (
+        text += (
             f" New samples wait for consumers: {count_text(partition.open_rows, 'sample')} "
             f"{'waits' if partition.open_rows == 1 else 'wait'} for the tasks, and max_rows is "
             f"{partition.options.max_rows}."
         )
     if partition.options.producers > 1 and not partition.sealed and partition.seals:
         have = "has" if partition.seals == 1 else "have"
-        words += f" {partition.seals} of {partition.options.producers} producers {have} sealed."
-    told = ", ".join(f"{rows} ({reason})" for reason, rows in partition.drops.rows.items())
-    return words + (f" Dropped so far: {told}." if told else "")
+        text += f" {partition.seals} of {partition.options.producers} producers {have} sealed."
+    drops = ", ".join(f"{rows} ({reason})" for reason, rows in partition.drops.rows.items())
+    return text + (f" Dropped so far: {drops}." if drops else "")
 
 
 def _describe_uneven_ranks(state: State, partition: Partition, task: str) -> str:
@@ -348,13 +348,13 @@ def _describe_uneven_ranks(state: State, partition: Partition, task: str) -> str
     counts = {**waiting, **dealt.counts}
     if len(set(counts.values())) < 2:
         return ""
-    told = ", ".join(f"{rank}: {count}" for rank, count in sorted(counts.items())[:10])
-    words = f" The dp_ranks of task {task!r} were dealt different numbers of batches ({told})"
+    counts_text = ", ".join(f"{rank}: {count}" for rank, count in sorted(counts.items())[:10])
+    text = f" The dp_ranks of task {task!r} were dealt different numbers of batches ({counts_text})"
     if partition.sealed:
-        return words + (
+        return text + (
             ": too few samples were left after the seal to make them equal, so the ranks that were behind got them."
         )
-    return f"{words}: dp_rank {max(counts, key=lambda rank: counts[rank])} is ahead."
+    return f"{text}: dp_rank {max(counts, key=lambda rank: counts[rank])} is ahead."
 
 
 def nearest_rows(
@@ -369,8 +369,8 @@ def nearest_rows(
         each for each in abandoned
         if each.task == task or not partition.produced_flags(fields, each.positions).all()
     ]  # fmt: skip
-    words = _nearest_rows(state, partition, task, fields, dealt, abandoned)
-    return words + "".join(f" {text[0].upper()}{text[1:]}." for text in (each.describe() for each in abandoned))
+    nearest = _nearest_rows(state, partition, task, fields, dealt, abandoned)
+    return nearest + "".join(f" {text[0].upper()}{text[1:]}." for text in (each.describe() for each in abandoned))
 
 
 def _nearest_rows(
@@ -414,15 +414,15 @@ def _nearest_rows(
         return f"{_all_samples(rows)} that {lack} a field of {fields} may be lost to another task.{sizes}{more}"
     unready, have = unready[come], have[have < len(fields)][come]
     order = np.argsort(-have, kind="stable")[:NEAREST]
-    told: list[str] = []
+    samples: list[str] = []
     waits: set[str] = set()
     for position in unready[order].tolist():
         index = int(partition.rows.indexes_of(np.array([position]))[0])
         (key,) = partition.keys_of(np.array([position]))
         request = Explain(partition.name, row=index, task=task, fields=fields)
-        name = f"{'Sample' if told else 'sample'} {index}" + (f" (key {key!r})" if key is not None else "")
-        told.append(f"{name} " + "; it ".join(_row_words(state, partition, position, request, dealt, waits)[:2]))
-    return "Nearest to ready: " + ". ".join(told) + "." + sizes + more
+        name = f"{'Sample' if samples else 'sample'} {index}" + (f" (key {key!r})" if key is not None else "")
+        samples.append(f"{name} " + "; it ".join(_row_clauses(state, partition, position, request, dealt, waits)[:2]))
+    return "Nearest to ready: " + ". ".join(samples) + "." + sizes + more
 
 
 def _all_samples(count: int) -> str:
@@ -436,27 +436,27 @@ def _be(count: int) -> str:
 def _unacknowledged(state: State, partition: Partition, task: str) -> str:
     """Name some dealt batches, or else some clients, whose ack is awaited."""
     dealt = partition.dealt.get(task)
-    told: list[str] = []
+    batches: list[str] = []
     for batch in [] if dealt is None else dealt.batches.values():
         positions = partition.rows.positions_of(batch.rows)
-        if len(told) < NEAREST and (partition.consumption_states(task, positions[positions >= 0]) == CLAIMED).any():
-            told.append(f"batch {batch.batch_index} of dp_rank {batch.dp_rank}")
-    if told:
-        return f" (among them {', '.join(told)})"
+        if len(batches) < NEAREST and (partition.consumption_states(task, positions[positions >= 0]) == CLAIMED).any():
+            batches.append(f"batch {batch.batch_index} of dp_rank {batch.dp_rank}")
+    if batches:
+        return f" (among them {', '.join(batches)})"
     clients = list(dict.fromkeys(lease.client for lease in partition.leases.by_token.values() if lease.task == task))
     leases = "a lease" if len(clients) == 1 else "leases"
     return f" (under {leases} of {list_workers(map(state.describe_client, clients))})" if clients else ""
 
 
-def timeout_words(
+def describe_timeout(
     state: State, claim: Claim, waited: float, dealt: int | None = None, abandoned: Sequence[Abandoned] = ()
 ) -> str:
     """Return the message of a claim's WaitTimeoutError. dealt, abandoned: as in `explain`."""
-    words = _hindrances(state, claim, dealt, abandoned)
-    return f"Timeout: task {claim.task!r} waited {waited:.3g} s for {_describe_request(claim)}; {words}"
+    reasons = _hindrances(state, claim, dealt, abandoned)
+    return f"Timeout: task {claim.task!r} waited {waited:.3g} s for {_describe_request(claim)}; {reasons}"
 
 
-def waiting_words(state: State, claim: Claim, dealt: int | None = None, abandoned: Sequence[Abandoned] = ()) -> str:
+def describe_waiting(state: State, claim: Claim, dealt: int | None = None, abandoned: Sequence[Abandoned] = ()) -> str:
     """Return why a claim that is not met yet waits. dealt, abandoned: as in `explain`."""
     return f"Task {claim.task!r} waits for {_describe_request(claim)}; {_hindrances(state, claim, dealt, abandoned)}"
 
@@ -473,20 +473,20 @@ def _hindrances(state: State, claim: Claim, dealt: int | None, abandoned: Sequen
     """Return why a claim is not met."""
     partition = state.partitions.get(claim.partition)
     if partition is None:
-        there = suggestion(claim.partition, state.partitions)
-        return f"0 available: the partition does not exist yet ({there})."
+        hint = suggestion(claim.partition, state.partitions)
+        return f"0 available: the partition does not exist yet ({hint})."
     ready = partition.ready_set(claim.task, tuple(claim.fields)).total
-    words = f"{ready} available."
+    text = f"{ready} available."
     if ready >= claim.count:
-        words += " Enough are ready, but the sampler cannot make a batch of them"
-        words += " (it may need complete groups, batches for all ranks, or full micro-batches)."
+        text += " Enough are ready, but the sampler cannot make a batch of them"
+        text += " (it may need complete groups, batches for all ranks, or full micro-batches)."
     sealed = " The partition is sealed: no new samples can be put." if partition.sealed else ""
     near = nearest_rows(state, partition, claim.task, claim.fields, dealt, abandoned)
     near += _similar_fields(partition, claim.fields)
     if near.endswith(" ready.") and ready < claim.count and not partition.sealed:
         near += f" {claim.count - ready} more must come; if none will, call seal({partition.name!r})."
-    held = _held_words(partition, claim.task)
-    return f"{words} {near}{_ranks_ahead(partition, claim)}{held}{sealed}{_flow_words(partition)}"
+    held = _describe_held(partition, claim.task)
+    return f"{text} {near}{_ranks_ahead(partition, claim)}{held}{sealed}{_describe_flow(partition)}"
 
 
 def _similar_fields(partition: Partition, fields: Sequence[str]) -> str:
@@ -505,13 +505,13 @@ def _ranks_ahead(partition: Partition, claim: Claim) -> str:
     dealt, rank = partition.dealt.get(claim.task), claim.sampling.get("dp_rank")
     if dealt is None or not isinstance(rank, int):
         return ""
-    mine = dealt.counts.get(rank, 0)
-    ahead = sorted((-count, other) for other, count in dealt.counts.items() if count > mine)
+    own_count = dealt.counts.get(rank, 0)
+    ahead = sorted((-count, other) for other, count in dealt.counts.items() if count > own_count)
     if not ahead:
         return ""
-    told = ", ".join(f"dp_rank {other} ({_batches(-count)})" for count, other in ahead[:NEAREST])
+    listed = ", ".join(f"dp_rank {other} ({_batches(-count)})" for count, other in ahead[:NEAREST])
     more = f" and {len(ahead) - NEAREST} more" if len(ahead) > NEAREST else ""
-    words = f" Ahead of dp_rank {rank}, which was dealt {_batches(mine)}: {told}{more}."
+    text = f" Ahead of dp_rank {rank}, which was dealt {_batches(own_count)}: {listed}{more}."
     if claim.sampling.get("dp_size") is None and not partition.sealed:
-        words += " Pass dp_size= to the datasets, so that no rank takes samples that another one needs."
-    return words
+        text += " Pass dp_size= to the datasets, so that no rank takes samples that another one needs."
+    return text

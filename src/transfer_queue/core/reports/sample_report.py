@@ -122,9 +122,9 @@ def _cleared_key(partition: Partition, row: int) -> str | None:
     """Return the key that a cleared sample had; None if it had none, or is not remembered."""
     for _, rows, keys in islice(reversed(partition.changes.cleared), MAX_CLEARS):
         if keys is not None:
-            found = np.flatnonzero(np.frombuffer(rows, "<i8") == row)
-            if len(found):
-                return cast("str | None", keys[int(found[0])])
+            places_of_row = np.flatnonzero(np.frombuffer(rows, "<i8") == row)
+            if len(places_of_row):
+                return cast("str | None", keys[int(places_of_row[0])])
     return None
 
 
@@ -212,12 +212,12 @@ class _BlocksOfSample:
         places = blocks.places(number)
         unit, extent = self._state.units.get(places[0].unit), blocks.extents.get((places[0].unit, places[0].extent))
         writer = "" if extent is None else extent.writer
-        said, time = self._state.introductions.get(writer), timeline.block_times.time_of(number)
+        worker, time = self._state.introductions.get(writer), timeline.block_times.time_of(number)
         return {
-            "unit": places[0].unit, "tier": "" if unit is None else unit.told_tier,
+            "unit": places[0].unit, "tier": "" if unit is None else unit.report_tier,
             "copy_unit": places[1].unit if len(places) > 1 else -1, "client": writer,
-            "task": "" if said is None else said.task, "rank": -1 if said is None else said.rank,
-            "host": "" if said is None else said.host, "pid": 0 if said is None else said.pid,
+            "task": "" if worker is None else worker.task, "rank": -1 if worker is None else worker.rank,
+            "host": "" if worker is None else worker.host, "pid": 0 if worker is None else worker.pid,
             "time": None if math.isnan(time) else time + timeline.wall,
         }  # fmt: skip
 
@@ -227,8 +227,8 @@ class _BlocksOfSample:
         if known is None:
             known = self._dims[number] = self._dims_of(number)
         if stats.name not in known:
-            alike = stats.kind == "tensor" and not (stats.others or stats.differs or stats.mixed_rank)
-            return stats.dtype, *(_sized(stats.dtype, list(stats.shape)) if alike else (None, None))
+            is_uniform = stats.kind == "tensor" and not (stats.others or stats.differs or stats.mixed_rank)
+            return stats.dtype, *(_sized(stats.dtype, list(stats.shape)) if is_uniform else (None, None))
         spec, dims = known[stats.name]
         if spec.kind == "nested":
             return spec.dtype, None, None
@@ -283,16 +283,16 @@ def _group(context: Context, partition: Partition, position: int) -> SampleGroup
         if dealt is None or dealt < 2:
             return None
         first = position // dealt * dealt
-        there = [p for p in range(first, min(first + dealt, partition.rows.end)) if _lives(partition, p)]
-        cleared = min(first + dealt, partition.rows.end) - first - len(there)
-        return SampleGroup(None, dealt, _members(partition, there), len(there), cleared)
+        living = [p for p in range(first, min(first + dealt, partition.rows.end)) if _lives(partition, p)]
+        cleared = min(first + dealt, partition.rows.end) - first - len(living)
+        return SampleGroup(None, dealt, _members(partition, living), len(living), cleared)
     number = int(groups.groups_of(np.array([position]), 1)[0])
     if number < 0:
         return None
     group = groups.declared[number]
-    there = [p for p in group.members[: 16 * MAX_MEMBERS] if _lives(partition, p)]
+    living = [p for p in group.members[: 16 * MAX_MEMBERS] if _lives(partition, p)]
     count = len(group.members) - group.cleared
-    return SampleGroup(group.name, groups.size or dealt, _members(partition, there), count, group.cleared)
+    return SampleGroup(group.name, groups.size or dealt, _members(partition, living), count, group.cleared)
 
 
 def _lives(partition: Partition, position: int) -> bool:
@@ -320,9 +320,9 @@ def _tasks(context: Context, partition: Partition, position: int) -> Iterator[Sa
     """Iterate over the states of a sample for the tasks of its partition."""
     chunk, at = partition.rows.chunks[position >> CHUNK_BITS], position & MASK
     where = np.array([position])
-    asked: dict[str, dict[str, None]] = {}
+    requested_fields: dict[str, dict[str, None]] = {}
     for task, fields in [*partition.ready, *context.state.waiting.awaited(partition.name)]:
-        asked.setdefault(task, {}).update(dict.fromkeys(fields[:MAX_FIELDS]))
+        requested_fields.setdefault(task, {}).update(dict.fromkeys(fields[:MAX_FIELDS]))
     for task in tasks_of(context, partition)[:MAX_TASKS]:
         column = chunk.consumed.get(task)
         taken = 0 if column is None else int(column[at])
@@ -332,9 +332,9 @@ def _tasks(context: Context, partition: Partition, position: int) -> Iterator[Sa
             known["rank"], known["batch_index"] = batch[1], batch[2]
         if taken == CLAIMED:
             holder = _holder(partition, task, position, batch)
-            said = None if holder is None else context.state.introductions.get(holder)
-            if said is not None:
-                known.update(host=said.host, pid=said.pid)
+            worker = None if holder is None else context.state.introductions.get(holder)
+            if worker is not None:
+                known.update(host=worker.host, pid=worker.pid)
             yield SampleTask(task, samples.CLAIMED, client=holder or "", leased=holder is not None, **known)
         elif taken:
             reason = partition.passed.reason(task, position)
@@ -342,7 +342,7 @@ def _tasks(context: Context, partition: Partition, position: int) -> Iterator[Sa
                 task, samples.CONSUMED if reason is None else samples.SKIPPED, reason=reason or "", **known
             )
         else:
-            lacks = partition.missing_fields(asked.get(task, ()), position)
+            lacks = partition.missing_fields(requested_fields.get(task, ()), position)
             yield SampleTask(task, samples.WAITING if lacks else samples.READY, lacks, **known)
 
 
@@ -409,7 +409,7 @@ class _Search:
         self._fields = [stats.name for stats in islice(partition.fields.values(), MAX_EXAMINED_FIELDS) if stats.live]
         self.count = 0
         """The number of stuck rows."""
-        self._found: list[tuple[np.ndarray, np.ndarray]] = []  # their indexes, and the versions of their changes
+        self._stuck: list[tuple[np.ndarray, np.ndarray]] = []  # their indexes, and the versions of their changes
 
     def read(self, start: int) -> int | None:
         """Read chunks, beginning with this number. Returns the number of the next chunk; None after the last one."""
@@ -441,7 +441,7 @@ class _Search:
         at = np.flatnonzero(old & unfinished)
         self.count += len(at)
         if len(at):
-            self._found.append((chunk.index[at], changed[at]))
+            self._stuck.append((chunk.index[at], changed[at]))
         return 4 + len(self._tasks) + len(self._fields)
 
     def _unfinished(self, chunk: Chunk, size: int) -> np.ndarray:
@@ -460,9 +460,9 @@ class _Search:
 
     def oldest(self, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows that changed first, at most `most`, and when; NaN if it is not known."""
-        if not self._found or not most:
+        if not self._stuck or not most:
             return np.zeros(0, "i8"), np.zeros(0, "f8")
-        rows, versions = (np.concatenate(columns) for columns in zip(*self._found))
+        rows, versions = (np.concatenate(columns) for columns in zip(*self._stuck))
         chosen = []
         for some in (np.flatnonzero(versions == 0), np.flatnonzero(versions > 0)):
             if len(some) > most:  # a selection takes a tenth of the time of a sort

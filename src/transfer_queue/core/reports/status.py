@@ -57,9 +57,9 @@ def _collect(context: Context, partitions: list[PartitionProgress], now: float) 
     costs = list(context.samplers.costs.values())
     counters = {**context.measures.counters, **around}
     mirror = context.services.get(MirrorWriter)
-    found = SystemStatus(partitions, counters, costs, context.journal_error, unit_progress(context.state))
+    status = SystemStatus(partitions, counters, costs, context.journal_error, unit_progress(context.state))
     return msgspec.structs.replace(
-        found,
+        status,
         requests=context.measures.load.timings(),
         longest=context.measures.load.longest.longest(now),
         locks=locks.summarize(context.state, now),
@@ -81,20 +81,20 @@ def handle_read_progress(context: Context, caller: Caller, request: ReadProgress
     names = list(state.partitions)
     newest = names[::-1][: min(request.newest, MAX_PARTITIONS)]
     chosen = dict.fromkeys([*request.partitions[:MAX_PARTITIONS], *newest][:MAX_PARTITIONS])
-    found = {name: state.partitions[name] for name in chosen if name in state.partitions}
+    named = {name: state.partitions[name] for name in chosen if name in state.partitions}
     rows = nbytes = 0
     others: list[Partition] = []
-    space = min(request.page, MAX_PARTITIONS - len(found))
+    space = min(request.page, MAX_PARTITIONS - len(named))
     following = 0
     for partition in state.partitions.values():  # in the order of their numbers
         rows, nbytes = rows + partition.row_count, nbytes + partition.nbytes
-        if partition.number > request.after and partition.name not in found:
+        if partition.number > request.after and partition.name not in named:
             if len(others) < space:
                 others.append(partition)
             elif others:
                 following = others[-1].number
-    found.update((partition.name, partition) for partition in others)
-    listed = list(found.values())
+    named.update((partition.name, partition) for partition in others)
+    listed = list(named.values())
     status = _collect(context, [progress(context, each, context.now) for each in listed], context.now)
     return ProgressReply(status, [each.number for each in listed], newest, len(names), rows, nbytes, following)
 
@@ -109,7 +109,7 @@ def unit_progress(state: State) -> list[UnitProgress]:
     """Return the storage units."""
     leased = state.blocks.leased_in
     return [
-        UnitProgress(number, unit.told_tier, unit.capacity, leased.get(number, 0), number in state.draining)
+        UnitProgress(number, unit.report_tier, unit.capacity, leased.get(number, 0), number in state.draining)
         for number, unit in sorted(state.units.items())
     ]
 
@@ -123,12 +123,12 @@ def progress(context: Context, partition: Partition, now: float) -> PartitionPro
     for task in sorted({*partition.tasks, *queues}):
         waiting = list(queues[task].claims.values()) if task in queues else []
         longest = max((now - w.since for w in waiting), default=0.0)
-        ever = partition.consumed_ever.get(task, 0)
+        consumed_ever = partition.consumed_ever.get(task, 0)
         consumed, claimed = partition.tasks.get(task, 0), partition.claimed.get(task, 0)
         dealt = partition.dealt.get(task)
         held, ranks = ({}, 0) if dealt is None else (dealt.held_for_unasked(), dealt.rank_count)
         lost = abandoned.get(task, {})
-        tasks.append(TaskProgress(task, consumed, len(waiting), longest, ever, claimed, held, ranks, lost))
+        tasks.append(TaskProgress(task, consumed, len(waiting), longest, consumed_ever, claimed, held, ranks, lost))
     losses = partition.losses.counts
     fields = [
         FieldProgress(name, f.live, f.describe(), f.ever, losses.get(name, 0)) for name, f in partition.fields.items()
@@ -146,7 +146,7 @@ def progress(context: Context, partition: Partition, now: float) -> PartitionPro
     return PartitionProgress(
         partition.name, partition.row_count, len(partition.waiting), partition.sealed, partition.groups.size,
         partition.nbytes, fields, tasks, orphaned, dict(partition.drops.rows), partition.freed, policy, wanted, puts,
-        passed={task: found for task in partition.tasks if (found := partition.passed.counts_of(task))},
+        passed={task: counts for task in partition.tasks if (counts := partition.passed.counts_of(task))},
         stored=dict(stored_bytes(state, partition)),
         max_rows=partition.options.max_rows, open_rows=partition.open_rows,
         saved=state.blocks.saved[partition.number],
@@ -155,17 +155,17 @@ def progress(context: Context, partition: Partition, now: float) -> PartitionPro
 
 def stored_bytes(state: State, partition: Partition) -> Counter[str]:
     """Return tier -> bytes of a partition there, including copies."""
-    found: Counter[str] = Counter()
+    stored: Counter[str] = Counter()
     for number, nbytes in state.blocks.stored.get(partition.number, {}).items():
         if nbytes:
-            found[tier_of(state, number)] += nbytes
-    return found
+            stored[tier_of(state, number)] += nbytes
+    return stored
 
 
 def tier_of(state: State, number: int) -> str:
     """Return the tier of a storage unit as it is reported to people."""
     unit = state.units.get(number)
-    return MEMORY if unit is None else unit.told_tier
+    return MEMORY if unit is None else unit.report_tier
 
 
 # ------------------------------------------------------------ metrics
@@ -201,15 +201,15 @@ UnitLoads = tuple[Counter[int], dict[str, LeaseSummary]]
 
 def measure_units(context: Context, now: float) -> Generator[None, None, UnitLoads]:
     """Measure what the units store, and the leases, in short steps like `measure`."""
-    live, found, leases = Counter[int](), dict[str, LeaseSummary](), context.services[Leases]
+    live, leased, leases = Counter[int](), dict[str, LeaseSummary](), context.services[Leases]
     yield from _add_live(context.state, live)
     partitions = list(context.state.partitions.values())
     for start in range(0, len(partitions), AT_ONCE):
         for each in partitions[start : start + AT_ONCE]:
             for lease in each.leases.by_token.values():
-                leases.summarize(lease, found, now)
+                leases.summarize(lease, leased, now)
         yield
-    return live, found
+    return live, leased
 
 
 def _add_live(state: State, live: Counter[int]) -> Generator[None, None, None]:
@@ -223,44 +223,44 @@ def _add_live(state: State, live: Counter[int]) -> Generator[None, None, None]:
 
 def measure(context: Context, now: float) -> Generator[None, None, StateMeasures]:
     """Measure the state. The caller serves other requests between two of its short steps."""
-    found = StateMeasures(len(context.state.partitions))
+    measures = StateMeasures(len(context.state.partitions))
     names = list(context.state.partitions)
-    found.series["global_indexes"][()] = context.state.next_index
+    measures.series["global_indexes"][()] = context.state.next_index
     existing = sum(partition.rows.count for partition in context.state.partitions.values())
-    found.series["cleared_rows"][()] = context.state.next_index - existing
+    measures.series["cleared_rows"][()] = context.state.next_index - existing
     writer = context.services.get(MirrorWriter)
     if writer is not None:
         mirror = writer.progress()
-        found.series["mirror_lag_bytes"][()] = mirror.behind_bytes
-        found.series["mirror_lag_milliseconds"][()] = int(mirror.behind_seconds * 1000)
-        found.series["mirror_waiting"][()] = mirror.waiting
-        found.series["mirror_full"][()] = int(mirror.full)
-        found.series["mirror_copied"][()] = writer.copied_bytes
+        measures.series["mirror_lag_bytes"][()] = mirror.behind_bytes
+        measures.series["mirror_lag_milliseconds"][()] = int(mirror.behind_seconds * 1000)
+        measures.series["mirror_waiting"][()] = mirror.waiting
+        measures.series["mirror_full"][()] = int(mirror.full)
+        measures.series["mirror_copied"][()] = writer.copied_bytes
     stores = context.services.get(StoreServers)
     for server in () if stores is None else stores.progress(now):
         labels = server.backend, server.host or server.node
-        up = found.series["store_server_up"]  # several nodes may share an address
+        up = measures.series["store_server_up"]  # several nodes may share an address
         up[labels] = min(up.get(labels, 1), int(server.up))
-        found.series["store_server_ends"][labels] += server.ends
+        measures.series["store_server_ends"][labels] += server.ends
     yield
     for name in reversed(names[-NAMED:]):
         partition = context.state.partitions.get(name)
         if partition is not None:
-            found.partitions.append(progress(context, partition, now))
-            found.series["leases"].update((name, lease.task) for lease in partition.leases.by_token.values())
-            found.series["ready_rows"].update(_ready_rows(partition))
+            measures.partitions.append(progress(context, partition, now))
+            measures.series["leases"].update((name, lease.task) for lease in partition.leases.by_token.values())
+            measures.series["ready_rows"].update(_ready_rows(partition))
         yield
     if len(names) > NAMED:
-        found.partitions.append((yield from _others(context, names[:-NAMED], now)))
-    yield from _add_live(context.state, found.live)
+        measures.partitions.append((yield from _others(context, names[:-NAMED], now)))
+    yield from _add_live(context.state, measures.live)
     by_number = {p.number: name for name in names[-NAMED:] if (p := context.state.partitions.get(name)) is not None}
     for key in list(context.state.blocks.chunks):
         chunk = context.state.blocks.chunks.get(key)
         if chunk is not None:
-            _add_values(context.state, found.series, chunk, by_number)
+            _add_values(context.state, measures.series, chunk, by_number)
         yield
-    yield from _add_tasks(context, found, now)
-    return found
+    yield from _add_tasks(context, measures, now)
+    return measures
 
 
 def _ready_rows(partition: Partition) -> dict[tuple[str, ...], int]:
@@ -270,13 +270,13 @@ def _ready_rows(partition: Partition) -> dict[tuple[str, ...], int]:
         if not ready.unbuilt:
             partition.unseen.apply_to(ready)
             rows[ready.task] = ready.total
-    found: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for number, task in enumerate(sorted(rows)):
-        found[partition.name, task if number < MAX_OF_A_PARTITION else OTHER] += rows[task]
-    return found
+        counts[partition.name, task if number < MAX_OF_A_PARTITION else OTHER] += rows[task]
+    return counts
 
 
-def _add_tasks(context: Context, found: StateMeasures, now: float) -> Generator[None, None, None]:
+def _add_tasks(context: Context, measures: StateMeasures, now: float) -> Generator[None, None, None]:
     timeline = context.services[TimelineRecorder]
     if not timeline.ring.capacity:
         return
@@ -284,8 +284,8 @@ def _add_tasks(context: Context, found: StateMeasures, now: float) -> Generator[
     waiting = list(context.state.waiting.by_waiter.values())
     clients = [client for client, connections in context.connections.peers.items() if connections]
     for name, values in (yield from timeline.tasks.measure(waiting, clients, now)).items():
-        found.series[name].update(values)
-    found.timings = timeline.tasks.timings()
+        measures.series[name].update(values)
+    measures.timings = timeline.tasks.timings()
 
 
 def _others(context: Context, names: list[str], now: float) -> Generator[None, None, PartitionProgress]:

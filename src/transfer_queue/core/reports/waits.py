@@ -8,7 +8,7 @@ from transfer_queue.core.context import Context
 from transfer_queue.core.events.registry import Caller, handles
 from transfer_queue.core.jobs import Jobs
 from transfer_queue.core.puts import limits
-from transfer_queue.core.reports.explain import waiting_words
+from transfer_queue.core.reports.explain import describe_waiting
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State, suggestion
 from transfer_queue.core.state.wait_queues import ParkedRequest
@@ -36,7 +36,7 @@ def _describe_wait(context: Context, waiting: ParkedRequest) -> str:
     state, request = context.state, waiting.request
     partition = state.partitions.get(request.partition)
     if isinstance(request, Claim):
-        return waiting_words(state, request, context.services[Plans].of(partition, request).group_size)
+        return describe_waiting(state, request, context.services[Plans].of(partition, request).group_size)
     if isinstance(request, TakeLock):
         waited = context.now - waiting.since
         text = locks.describe_wait(state, waiting.waiter, request, waited, context.now)
@@ -68,23 +68,23 @@ def _describe_put(state: State, request: Publish | Reserve) -> str:
 def _describe_watch(state: State, partition: Partition | None, watch: Watch) -> str:
     since = "" if watch.since is None else f" after version {watch.since}"
     tags = f" of samples with the tags {sorted(watch.where)}" if watch.where else ""
-    words = f"A call of wait_for_change waits for changes{tags}{since} in partition {watch.partition!r}; "
+    text = f"A call of wait_for_change waits for changes{tags}{since} in partition {watch.partition!r}; "
     if partition is None:
-        return f"{words}the partition does not exist yet ({suggestion(watch.partition, state.partitions)})."
-    return f"{words}it has {count_text(partition.row_count, 'sample')} and is at version {partition.version}."
+        return f"{text}the partition does not exist yet ({suggestion(watch.partition, state.partitions)})."
+    return f"{text}it has {count_text(partition.row_count, 'sample')} and is at version {partition.version}."
 
 
 def _describe_demand(state: State, partition: Partition | None, request: TakeGroupDemand, size: int) -> str:
     task = request.task
-    words = f"A producer (wanted) waits until task {task!r} misses groups in partition {request.partition!r}; "
+    text = f"A producer (wanted) waits until task {task!r} misses groups in partition {request.partition!r}; "
     if partition is None:
-        return f"{words}the partition does not exist yet ({suggestion(request.partition, state.partitions)})."
+        return f"{text}the partition does not exist yet ({suggestion(request.partition, state.partitions)})."
     wanted = partition.wants.groups.get(task)
     if wanted is None:
-        return f"{words}no group demand of this task is set (want)."
+        return f"{text}no group demand of this task is set (want)."
     promised = -(-partition.wants.promised_rows(task) // (partition.groups.size or size))
     return (
-        f"{words}its group demand is {wanted}, and as many groups exist that it has not consumed or are promised by "
+        f"{text}its group demand is {wanted}, and as many groups exist that it has not consumed or are promised by "
         f"producers ({promised} are promised){_staleness_limit(partition)}."
     )
 

@@ -46,9 +46,9 @@ class PartitionView(PartitionTags):
         """Return {global index: tag} for those of these rows that exist."""
         wanted = np.asarray(indexes, "i8")
         positions = self._partition.rows.positions_of(wanted)
-        there = positions >= 0
-        tags = self._partition.tags_of(positions[there])
-        live = wanted[there].tolist()
+        is_live = positions >= 0
+        tags = self._partition.tags_of(positions[is_live])
+        live = wanted[is_live].tolist()
         if tags is None:
             return {i: {} for i in live}
         values = dict if self._values is None else self._values
@@ -60,8 +60,8 @@ class PartitionView(PartitionTags):
         for _, chunk, at, where in self._partition.rows.split(self._partition.rows.positions_of(rows)):
             if chunk.tags is None:
                 continue
-            found = chunk.tags.values(name, at)
-            for place, value in zip(np.arange(len(rows))[where].tolist(), found, strict=True):
+            column = chunk.tags.values(name, at)
+            for place, value in zip(np.arange(len(rows))[where].tolist(), column, strict=True):
                 if value is not ABSENT:
                     entries[place] = value
         values = self._values
@@ -163,10 +163,10 @@ class HostedRunner:
         ask = Ask(self, call, partition, ready)
         if self.answers is None or ask.key not in self.answers.by_key:
             raise ask
-        found = self.answers.by_key[ask.key]
+        given = self.answers.by_key[ask.key]
         if call.kind == "passes_over":
             self.answers.by_key[ask.key] = {}  # these rows are skipped now
-        return found
+        return given
 
     def report_unready(self, rows: list[int]) -> None:
         """Rows of an answer are not ready. Raises RowsTakenError if they were ready when the sampler was called."""
@@ -207,8 +207,8 @@ class UserSampler:
         """Return the ready rows that the task skips, by reason."""
         if not self.runner.facts.passes:
             return {}
-        found = self.runner.run(SamplerCall("passes_over", request_of(claim)), partition, ready)
-        passed = {reason: np.frombuffer(rows, "<i8") for reason, rows in found.items()}
+        skipped = self.runner.run(SamplerCall("passes_over", request_of(claim)), partition, ready)
+        passed = {reason: np.frombuffer(rows, "<i8") for reason, rows in skipped.items()}
         for rows in passed.values():
             self._check_offered(partition, ready, rows)
         return passed
@@ -295,11 +295,11 @@ class UserSampler:
 
     def _check_numbers(self, sampled: Column, consumed: Column, most: int, ranks: int) -> None:
         for rows, what in ((sampled, "sampled"), (consumed, "consumed")):
-            found, counts = np.unique(rows, return_counts=True)
-            if len(found) < len(rows):
+            distinct, counts = np.unique(rows, return_counts=True)
+            if len(distinct) < len(rows):
                 raise SamplerError(
                     f"{self.name} returned rows more than once as {what}, among them "
-                    f"{found[counts > 1][:5].tolist()}; return each row once; nothing was dealt"
+                    f"{distinct[counts > 1][:5].tolist()}; return each row once; nothing was dealt"
                 )
         if len(sampled) > most * ranks:
             raise SamplerError(
@@ -311,9 +311,9 @@ class UserSampler:
         positions = partition.rows.positions_of(rows)
         if (positions >= 0).all() and ready.has_all(positions, partition.rows):
             return
-        strange = [row for row, p in zip(rows.tolist(), positions.tolist(), strict=True) if p < 0 or p not in ready]
-        self.runner.report_unready(strange)
-        raise self._not_offered_error(strange)
+        unready = [row for row, p in zip(rows.tolist(), positions.tolist(), strict=True) if p < 0 or p not in ready]
+        self.runner.report_unready(unready)
+        raise self._not_offered_error(unready)
 
     def _not_offered_error(self, rows: list[int]) -> SamplerError:
         return SamplerError(
@@ -331,8 +331,8 @@ def request_of(claim: Claim, count: int | None = None) -> SamplerRequest:
 
 def watched_tags(*samplers: AnySampler) -> list[str]:
     """Return the tags by which samplers, or those inside them, order rows."""
-    found = (each.runner.facts.tags if isinstance(each, UserSampler) else ranked_tags(each) for each in samplers)
-    return list(dict.fromkeys(tag for tags in found for tag in tags))
+    tag_lists = (each.runner.facts.tags if isinstance(each, UserSampler) else ranked_tags(each) for each in samplers)
+    return list(dict.fromkeys(tag for tags in tag_lists for tag in tags))
 
 
 AnySampler = Union[BaseSampler, UserSampler]

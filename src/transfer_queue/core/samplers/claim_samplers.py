@@ -81,7 +81,7 @@ class SamplerRegistry:
         """Count a call of the user's sampler of this name that took this time."""
         before = self.costs.get(name, SamplerCost(name, 0, 0.0, 0.0))
         self.costs[name] = SamplerCost(
-            name, before.asked + 1, before.seconds + seconds, max(before.longest, seconds), self.restarts[name]
+            name, before.calls + 1, before.seconds + seconds, max(before.longest, seconds), self.restarts[name]
         )  # fmt: skip
 
     def of_task(self, task: str) -> AnySampler:
@@ -110,9 +110,9 @@ class SamplerRegistry:
             )
         if isinstance(sampler, UserSampler) or group_size(sampler) is None:
             return sampler
-        said = sampling.get(GROUP_SIZE)
-        if isinstance(said, int) and said > 0 and not getattr(sampler, "size_given", True):
-            return with_group_size(sampler, said, given=True)
+        requested_size = sampling.get(GROUP_SIZE)
+        if isinstance(requested_size, int) and requested_size > 0 and not getattr(sampler, "size_given", True):
+            return with_group_size(sampler, requested_size, given=True)
         size = None if partition is None else declared_size(partition, sampler)
         return sampler if size in (None, group_size(sampler)) else with_group_size(sampler, size, given=False)
 

@@ -288,10 +288,10 @@ def save_states(calls: SamplerAsks, samplers: Mapping[str, UserSampler]) -> Gene
     Raises:
         TransferQueueError: A sampler has not returned its state.
     """
-    found: dict[str, bytes] = {}
+    states: dict[str, bytes] = {}
     for pattern, sampler in samplers.items():
-        found[pattern] = yield from _call(calls, sampler, "save_checkpoint", None)
-    return found
+        states[pattern] = yield from _call(calls, sampler, "save_checkpoint", None)
+    return states
 
 
 def load_states(

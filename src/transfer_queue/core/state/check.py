@@ -132,15 +132,15 @@ def _check_chunk(chunk: Chunk, where: str) -> None:
 
 
 def _check_values(partition: Partition, blocks: NeededBlocks) -> None:
-    mine = np.zeros(len(blocks.number), bool)
+    used = np.zeros(len(blocks.number), bool)
     for name, field in partition.fields.items():
         where = f"field {name!r} of {partition.name}"
-        columns = [found for chunk in partition.rows.chunks.values() if (found := chunk.field.get(name)) is not None]
-        there = [np.flatnonzero(numbers) for numbers, _ in columns]
-        numbers = joined([column[at] for (column, _), at in zip(columns, there, strict=True)])
-        slots = joined([column[at] for (_, column), at in zip(columns, there, strict=True)])
+        columns = [pair for chunk in partition.rows.chunks.values() if (pair := chunk.field.get(name)) is not None]
+        places = [np.flatnonzero(numbers) for numbers, _ in columns]
+        numbers = joined([column[at] for (column, _), at in zip(columns, places, strict=True)])
+        slots = joined([column[at] for (_, column), at in zip(columns, places, strict=True)])
         require(field.name == name, f"{where} has the name {field.name!r}")
-        blocks.take(field, numbers, slots, mine, partition.name)
+        blocks.take(field, numbers, slots, used, partition.name)
         require(field.live == len(numbers), f"7: {where} counts {field.live} values, a recount gives {len(numbers)}")
         require(field.live <= field.ever, f"7: {where} has more live values than it ever got")
         require((not field.kind) == (not field.live), f"{where} has values without a type, or a type without values")
@@ -157,11 +157,11 @@ def _check_values(partition: Partition, blocks: NeededBlocks) -> None:
             shapes = all(len(shape) == rank != field.ndim for rank, (shape, _) in field.further.items())
             require(shapes and field.kind == "tensor", f"{where} cannot have these ranks")
             check_ranks(blocks.table, field, numbers, slots, where)
-    require(not (mine & blocks.owned).any(), f"a block of {partition.name} also has values of another partition")
-    blocks.owned |= mine
-    of_it = bool((blocks.owner[mine] == partition.number).all())
+    require(not (used & blocks.owned).any(), f"a block of {partition.name} also has values of another partition")
+    blocks.owned |= used
+    of_it = bool((blocks.owner[used] == partition.number).all())
     require(of_it, f"a block of {partition.name} is recorded as another partition's")
-    require(int(blocks.nbytes[mine].sum()) == partition.nbytes, f"7: {partition.name} miscounts its bytes")
+    require(int(blocks.nbytes[used].sum()) == partition.nbytes, f"7: {partition.name} miscounts its bytes")
 
 
 def _check_losses(partition: Partition) -> None:
@@ -191,12 +191,12 @@ def _check_keys(partition: Partition) -> None:
             require(
                 len(chunk.keys) == chunk.capacity, f"chunk {key} of {partition.name} has keys of another number of rows"
             )
-            mine = {name: at for at, name in enumerate(chunk.keys) if name is not None}
-            require(bool(chunk.alive[list(mine.values())].all()), f"a cleared row of {partition.name} has a key")
-            there = all(partition.keys.get(name) == first + at for name, at in mine.items())
-            require(there, f"the keys of {partition.name} are not those of its rows")
+            names = {name: at for at, name in enumerate(chunk.keys) if name is not None}
+            require(bool(chunk.alive[list(names.values())].all()), f"a cleared row of {partition.name} has a key")
+            same = all(partition.keys.get(name) == first + at for name, at in names.items())
+            require(same, f"the keys of {partition.name} are not those of its rows")
             with_key = sum(name is not None for name in chunk.keys)
-            require(len(mine) == with_key, f"two rows of {partition.name} have the same key")
+            require(len(names) == with_key, f"two rows of {partition.name} have the same key")
             count += with_key
     require(count == len(partition.keys), f"the keys of {partition.name} are not those of its rows")
     positions = np.concatenate(waiting).tolist()
@@ -249,21 +249,21 @@ def _check_same(
     in none).
     """
     order = np.argsort(positions)
-    found = [
+    members = [
         (np.flatnonzero(column != none) + (k << CHUNK_BITS), column)
         for k, column, none in columns
         if column is not None
     ]
-    there = joined([at for at, _ in found])
-    said = joined([column[at & (CHUNK - 1)] for at, column in found])
-    same = np.array_equal(there, positions[order]) and np.array_equal(said, numbers[order])
+    members_at = joined([at for at, _ in members])
+    recorded = joined([column[at & (CHUNK - 1)] for at, column in members])
+    same = np.array_equal(members_at, positions[order]) and np.array_equal(recorded, numbers[order])
     require(same, f"the column and the lists of {partition.name} disagree on the {what} of a row")
 
 
 def _check_tasks(partition: Partition) -> None:
     name, chunks, positions = partition.name, partition.rows.chunks, partition.rows.live_positions()
-    ever = max(0, partition.admitted + sum(partition.drops.rows.values()))
-    require(partition.done <= ever, f"7: {partition.done} rows of {name} are done, and {ever} were added")
+    added = max(0, partition.admitted + sum(partition.drops.rows.values()))
+    require(partition.done <= added, f"7: {partition.done} rows of {name} are done, and {added} were added")
     require(set(partition.claimed) <= set(partition.tasks), f"{name} has claimed rows of an unknown task")
     for task, count in partition.tasks.items():
         taken = partition.consumption_states(task, positions)
@@ -367,9 +367,9 @@ def _check_holds(partition: Partition) -> None:
     for task in tasks:
         positions = np.sort(joined(held.get(task, [])))
         columns = [(key, chunk.held[task]) for key, chunk in partition.rows.chunks.items() if task in chunk.held]
-        there = joined([np.flatnonzero(column) + (key << CHUNK_BITS) for key, column in columns])
+        held_at = joined([np.flatnonzero(column) + (key << CHUNK_BITS) for key, column in columns])
         counts = joined([column[np.flatnonzero(column)] for _, column in columns])
-        same = int(counts.sum()) == len(positions) and np.array_equal(np.repeat(there, counts), positions)
+        same = int(counts.sum()) == len(positions) and np.array_equal(np.repeat(held_at, counts), positions)
         require(same, f"7: {name} miscounts the references to its rows")
     finished = holds.finished_rows(partition.rows.live_positions())
     require(not finished.any(), f"rows of {name} are finished and were not cleared")
@@ -458,14 +458,14 @@ class NeededBlocks:
         _check_extents(table, places)
         _check_apart(state, places)
 
-    def take(self, field: FieldStats, numbers: np.ndarray, slots: np.ndarray, mine: np.ndarray, where: str) -> None:
-        """Count the values of a field in these rows of these blocks. `mine` marks the blocks of the partition."""
+    def take(self, field: FieldStats, numbers: np.ndarray, slots: np.ndarray, used: np.ndarray, where: str) -> None:
+        """Count the values of a field in these rows of these blocks. `used` marks the blocks of the partition."""
         name = field.name
         if not len(numbers):
             return
         at = np.minimum(np.searchsorted(self.number, numbers), max(len(self.number) - 1, 0))
-        there = len(self.number) > 0 and bool((self.number[at] == numbers).all())
-        require(there, f"1: a value of {name} of {where} is in a block that does not exist")
+        exists = len(self.number) > 0 and bool((self.number[at] == numbers).all())
+        require(exists, f"1: a value of {name} of {where} is in a block that does not exist")
         fine = bool(((slots >= 0) & (slots < self.rows[at])).all())
         require(fine, f"1: a value of {name} of {where} is in a row that its block does not have")
         for schema in np.flatnonzero(np.bincount(self.schema[at])).tolist():
@@ -477,7 +477,7 @@ class NeededBlocks:
             self.used[low:high] += np.bincount(at - low, minlength=high - low)
         else:
             np.add.at(self.used, at, 1)
-        mine[at] = True
+        used[at] = True
 
     def check_all_used(self) -> None:
         """Check, after all partitions, that every block is needed for as many values as were found in it."""
@@ -487,10 +487,10 @@ class NeededBlocks:
 def check_ranks(table: BlockTable, field: FieldStats, numbers: np.ndarray, slots: np.ndarray, where: str) -> None:
     """Check the counts of the ranks of a field, which has these live values."""
     ranks = value_ranks(table, field.name, numbers, slots)
-    found = dict(zip(*(each.tolist() for each in np.unique(ranks, return_counts=True)), strict=True))
+    recounted = dict(zip(*(each.tolist() for each in np.unique(ranks, return_counts=True)), strict=True))
     first = field.live - field.counts.total()
     counted = {field.ndim: first, **field.counts} if field.live else {}
-    require(found == counted, f"7: {where} counts rows of ranks {counted}, a recount gives {found}")
+    require(recounted == counted, f"7: {where} counts rows of ranks {counted}, a recount gives {recounted}")
 
 
 def check_digests(state: State, blocks: NeededBlocks) -> None:
@@ -508,8 +508,8 @@ def check_digests(state: State, blocks: NeededBlocks) -> None:
         for digest, (number, slot) in known.items():
             require(number in live, f"a digest names block {number}, which was freed")
             schema, _, rows = state.blocks.shape_source(number)
-            there = 0 <= slot < rows and any(spec.name == key[1] for spec in schema)
-            require(there, f"a digest names row {slot} of block {number}, which does not have field {key[1]!r}")
+            exists = 0 <= slot < rows and any(spec.name == key[1] for spec in schema)
+            require(exists, f"a digest names row {slot} of block {number}, which does not have field {key[1]!r}")
             require(len(digest) == DIGEST, "a digest has another length")
 
 
@@ -533,12 +533,12 @@ def _check_blocks(table: BlockTable, key: int, next_block: int) -> tuple[np.ndar
     _check_range(few, ("nbytes", *PLACE), f"a block of {key}")
     if not chunk.second:
         return numbers, few, {}
-    there = np.flatnonzero(chunk.second["extent"][at])
-    second = {name: column[at[there]] for name, column in chunk.second.items()}
+    copied = np.flatnonzero(chunk.second["extent"][at])
+    second = {name: column[at[copied]] for name, column in chunk.second.items()}
     _check_range(second, PLACE, f"a second location of blocks {key}")
-    twice = numbers[there][second["unit"] == few["unit"][there]]
+    twice = numbers[copied][second["unit"] == few["unit"][copied]]
     require(not len(twice), f"blocks {twice[:5].tolist()} are in one unit twice")
-    return numbers, few, {**second, "nbytes": few["nbytes"][there]}
+    return numbers, few, {**second, "nbytes": few["nbytes"][copied]}
 
 
 def _check_range(columns: Columns, names: tuple[str, ...], what: str) -> None:
@@ -564,8 +564,8 @@ def _check_shapes(table: BlockTable, schema: np.ndarray, dims: np.ndarray, rows:
         names = [spec.name for spec in specs or ()]
         kinds = {spec.kind for spec in specs or ()} <= {"tensor", "object", NESTED}
         require(len(set(names)) == len(names) and kinds, f"a block cannot have the fields {names}")
-    for one, its_dims, count in np.unique(np.stack([schema, dims, rows]), axis=1).T.tolist():
-        packed = table.dims[its_dims]
+    for one, packed_dims, count in np.unique(np.stack([schema, dims, rows]), axis=1).T.tolist():
+        packed = table.dims[packed_dims]
         try:
             require(len(packed) % 8 == 0, f"dims of {len(packed)} bytes are not 64-bit integers")
             dims_parts(table.schemas[one], np.frombuffer(packed, "<i8"), count)
@@ -579,8 +579,8 @@ def _check_extents(table: BlockTable, places: list[Columns]) -> None:
     for columns in places:
         ones = np.ones(len(columns["unit"]), "i8")
         for unit, extent, count in pair_sums(columns["unit"], columns["extent"], ones):
-            there = (unit, extent) in table.extents
-            require(there, f"a block is in extent {extent} of unit {unit}, which does not exist")
+            exists = (unit, extent) in table.extents
+            require(exists, f"a block is in extent {extent} of unit {unit}, which does not exist")
             counts[unit, extent] += count
     for place, record in table.extents.items():
         require(record.blocks == counts[place], f"7: extent {place} miscounts its blocks")

@@ -226,28 +226,28 @@ class Partition(Persisted):
 
     def ready_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
         """Return the ready set of (task, fields). It is built if it does not exist."""
-        found = self.begin_ready_set(task, fields)
-        if found.unbuilt:
-            found.build(self.rows)
-        if found.seen < self.unseen.newest:
-            self.unseen.apply_to(found)
-        return found
+        ready_set = self.begin_ready_set(task, fields)
+        if ready_set.unbuilt:
+            ready_set.build(self.rows)
+        if ready_set.seen < self.unseen.newest:
+            self.unseen.apply_to(ready_set)
+        return ready_set
 
     def begin_ready_set(self, task: str, fields: tuple[str, ...]) -> ReadySet:
         """Return the same set with the chunks that it has read so far. From now on it is updated with every change."""
         key = (task, fields)
-        found = self.ready.pop(key, None)
-        if found is None:
-            found = ReadySet(task, fields)
-            found.unbuilt = list(self.rows.chunks)[::-1]
-            self.unseen.mark_processed(found)
+        ready_set = self.ready.pop(key, None)
+        if ready_set is None:
+            ready_set = ReadySet(task, fields)
+            ready_set.unbuilt = list(self.rows.chunks)[::-1]
+            self.unseen.mark_processed(ready_set)
             spare = len(self.ready) + 1 - MAX_READY_SETS
             if spare > 0:
                 awaited = self.awaited(self.name)
                 for old in [old for old in self.ready if old not in awaited][:spare]:
                     del self.ready[old]
-        self.ready[key] = found
-        return found
+        self.ready[key] = ready_set
+        return ready_set
 
     def sampler_view(self, ready: ReadySet) -> ReadySets:
         """Return a ready set as samplers see it."""
@@ -274,8 +274,8 @@ class Partition(Persisted):
         parts = [(chunk.tags, at, where) for _, chunk, at, where in self.rows.split(positions) if chunk.tags]
         if any(tags.rest for tags, _, _ in parts):
             return self.tags_of(positions)
-        found = pack_tags(parts, len(positions))
-        return found if found.columns else None
+        packed = pack_tags(parts, len(positions))
+        return packed if packed.columns else None
 
     def has_no_other_tags(self, positions: np.ndarray, put: TagTable) -> bool:
         """Return whether these rows have exactly the tags that were merged into theirs last."""
@@ -310,10 +310,10 @@ class Partition(Persisted):
         done = 0
         while done < len(keys):
             chunk, first = self.rows.chunks.get((start + done) >> CHUNK_BITS), (start + done) & MASK
-            there = [] if chunk is None or chunk.keys is None else chunk.keys[first : first + len(keys) - done]
-            if not there or there != keys[done : done + len(there)]:
+            stored = [] if chunk is None or chunk.keys is None else chunk.keys[first : first + len(keys) - done]
+            if not stored or stored != keys[done : done + len(stored)]:
                 return False
-            done += len(there)
+            done += len(stored)
         return True
 
     def values_of(self, names: Iterable[str], positions: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -379,12 +379,12 @@ class Partition(Persisted):
 
     def common_fields(self, positions: np.ndarray) -> list[str]:
         """Return the fields that all of these rows have, sorted."""
-        common, found = list(self.fields), 0
+        common, counted = list(self.fields), 0
         for _, chunk, at, _ in self.rows.split(positions):
             columns, count = chunk.field, len(at)
             common = [name for name in common if name in columns and np.count_nonzero(columns[name][0][at]) == count]
-            found += count
-        return sorted(common) if 0 < found == len(positions) else []
+            counted += count
+        return sorted(common) if 0 < counted == len(positions) else []
 
     def common_fields_of_parts(self, positions: np.ndarray, lengths: Sequence[int]) -> list[list[str]]:
         """Return the same for each part of these rows. lengths: the numbers of rows of the parts, at least 1 each."""
@@ -392,13 +392,13 @@ class Partition(Persisted):
         starts = np.cumsum([0, *lengths[:-1]])
         flags = np.minimum.reduceat(self.produced_flags(names, positions), starts, axis=0)
         known: dict[bytes, list[str]] = {}
-        found = []
+        common = []
         for having in flags:
             packed = having.tobytes()
             if packed not in known:
                 known[packed] = [names[at] for at in np.flatnonzero(having).tolist()]
-            found.append(known[packed])
-        return found
+            common.append(known[packed])
+        return common
 
     def mixed_dtypes(self, blocks: Sequence[NewBlock]) -> dict[str, list[str]]:
         """Return the dtypes of those fields of the blocks of a put whose rows have several dtypes."""
@@ -442,11 +442,11 @@ class Partition(Persisted):
                 self.gained.add(ready.task)
         self.unseen.trim(self.ready.values())
 
-    def forget_gone_ranks(self) -> None:
+    def forget_empty_ranks(self) -> None:
         """Forget the ranks of fields of which no row has a value any more, at the end of a change."""
         if not self.field_ranks.names:
             return
-        for name in self.field_ranks.forget_gone():
+        for name in self.field_ranks.forget_empty():
             self.blocks.equal.forget_field(self.number, name)
             self.learnt = None
 
@@ -481,10 +481,10 @@ class Partition(Persisted):
             if tags.columns or replace:
                 (chunk.tags or chunk.tag_columns()).put_table(at, tags, where, replace)
         else:
-            mine = tags[where] if isinstance(where, slice) else [tags[place] for place in where.tolist()]
-            if replace or any(mine):
+            chunk_tags = tags[where] if isinstance(where, slice) else [tags[place] for place in where.tolist()]
+            if replace or any(chunk_tags):
                 places = range(at.start, at.stop) if isinstance(at, slice) else at.tolist()
-                (chunk.tags or chunk.tag_columns()).put(places, mine, replace)
+                (chunk.tags or chunk.tag_columns()).put(places, chunk_tags, replace)
         for name in self.rows.watched:
             if replace or has_entry(tags, name):
                 chunk.set_watched(name, at)

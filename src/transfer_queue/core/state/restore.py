@@ -133,7 +133,7 @@ def free_partitions(partitions: list[Partition]) -> None:
 def _join(state: State, blocks: BlockTable) -> None:
     """Check that the extents of the blocks are new, and add the present extents that writers still fill."""
     check_new_extents(state, blocks)
-    blocks.freed, blocks.untold = state.blocks.freed, state.blocks.untold
+    blocks.freed, blocks.unreported = state.blocks.freed, state.blocks.unreported
     for place, before in state.blocks.extents.items():
         blocks.enter_empty(place, before)
     blocks.close([place for place, before in state.blocks.extents.items() if before.closed])
@@ -167,9 +167,9 @@ def check_merge(state: State, loaded: State) -> None:
     """
     check_new_extents(state, loaded.blocks)
     for source in loaded.partitions.values():
-        there = state.partitions.get(source.name)
-        if there is not None:
-            _check_partition(there, source)
+        existing = state.partitions.get(source.name)
+        if existing is not None:
+            _check_partition(existing, source)
     if state.capacity is not None and state.row_count + loaded.row_count > state.capacity:
         raise CapacityError(
             f"the capacity of {state.capacity} rows (backend.SimpleStorage.total_storage_size) is exceeded: "
@@ -178,37 +178,37 @@ def check_merge(state: State, loaded: State) -> None:
         )
 
 
-def _check_partition(there: Partition, source: Partition) -> None:
-    if there.sealed and source.row_count:
+def _check_partition(known: Partition, source: Partition) -> None:
+    if known.sealed and source.row_count:
         raise SealedError(
-            f"partition {there.name!r} is sealed, so the {source.row_count} samples of the checkpoint cannot be added; "
+            f"partition {known.name!r} is sealed, so the {source.row_count} samples of the checkpoint cannot be added; "
             f"nothing was changed. Drop it first (clear_partition)"
         )
-    if there.options != source.options:
+    if known.options != source.options:
         raise InvalidArgumentError(
-            f"partition {there.name!r} exists with other settings than it was saved with: "
-            f"{_differences(there.options, source.options)}; nothing was changed. Create it with the saved settings, "
+            f"partition {known.name!r} exists with other settings than it was saved with: "
+            f"{_differences(known.options, source.options)}; nothing was changed. Create it with the saved settings, "
             f"or drop it first (clear_partition)"
         )
-    same = sorted(there.keys.keys() & source.keys.keys())
+    same = sorted(known.keys.keys() & source.keys.keys())
     if same:
         more = f" and {len(same) - MAX_NAMED} more" if len(same) > MAX_NAMED else ""
         raise DuplicateError(
-            f"partition {there.name!r} already has samples with the keys {same[:MAX_NAMED]}{more}; nothing was "
+            f"partition {known.name!r} already has samples with the keys {same[:MAX_NAMED]}{more}; nothing was "
             f"changed. Clear them first (kv_clear), or load other keys (keys=)"
         )
     for name, field in source.fields.items():
-        if field.live and name in there.fields:
+        if field.live and name in known.fields:
             for dtype in (field.dtype, *field.others):
-                there.fields[name].check(FieldSpec(name, field.kind, dtype, field.ndim, True))
-    check_number(there.name, there.fields, [name for name, field in source.fields.items() if field.live])
+                known.fields[name].check(FieldSpec(name, field.kind, dtype, field.ndim, True))
+    check_number(known.name, known.fields, [name for name, field in source.fields.items() if field.live])
 
 
-def _differences(there: PartitionOptions, saved: PartitionOptions) -> str:
+def _differences(existing: PartitionOptions, saved: PartitionOptions) -> str:
     return ", ".join(
-        f"{name} is {getattr(there, name)!r}, but was {getattr(saved, name)!r}"
+        f"{name} is {getattr(existing, name)!r}, but was {getattr(saved, name)!r}"
         for name in PartitionOptions.__struct_fields__
-        if getattr(there, name) != getattr(saved, name)
+        if getattr(existing, name) != getattr(saved, name)
     )
 
 
@@ -230,8 +230,8 @@ def merge_state(state: State, loaded: State) -> None:
 
 def _target_of(state: State, source: Partition) -> tuple[Partition, bool]:
     """Return the partition that gets the samples of `source`, and whether it is new."""
-    there = state.partitions.get(source.name)
-    if there is not None:
+    existing = state.partitions.get(source.name)
+    if existing is not None:
         return state.new_version(source.name), False
     made = state.make_partition(source.name, source.options)
     made.policy_version = source.policy_version
@@ -462,11 +462,11 @@ def _written_rows(partition: Partition) -> np.ndarray:
 
 def lost_values(state: State) -> Lost:
     """Return the samples of a state with lost values."""
-    found: Lost = {}
+    lost_fields: Lost = {}
     for partition in state.partitions.values():
         positions, fields = partition.losses.lost_since(-1)
         keys, indexes = partition.keys_of(positions), partition.rows.indexes_of(positions).tolist()
         for at, (key, index) in enumerate(zip(keys, indexes, strict=True)):
             names = [name for name, lost in fields.items() if lost[at]]
-            found.setdefault(partition.name, {})[index if key is None else key] = names
-    return found
+            lost_fields.setdefault(partition.name, {})[index if key is None else key] = names
+    return lost_fields

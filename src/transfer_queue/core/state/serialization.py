@@ -75,9 +75,9 @@ def load_untrusted(tree: Any, capacity: int | None = None, watched: Iterable[str
     try:
         check_state(state)
     except Exception as error:  # as above; the text of a BrokenInvariant needs no type
-        words = str(error) if isinstance(error, BrokenInvariant) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, BrokenInvariant) else f"{type(error).__name__}: {error}"
         raise CheckpointError(
-            f"the saved state contradicts itself: {words}; nothing was changed. Load another checkpoint."
+            f"the saved state contradicts itself: {reason}; nothing was changed. Load another checkpoint."
         ) from error
     return state
 
@@ -135,7 +135,7 @@ def set_locations(blocks: BlockTable, placed: list[Columns], lengths: dict[tuple
             where = np.searchsorted(chosen[1]["number"], numbers[twice])
             for name in PLACE:
                 chunk.second[name][at[twice]] = chosen[1][name][where]
-    blocks.freed, blocks.untold = {}, {}
+    blocks.freed, blocks.unreported = {}, {}
     blocks.extents = {}
     for columns in chosen:
         places, counts = np.unique(np.stack([columns["unit"], columns["extent"]]), axis=1, return_counts=True)

@@ -189,10 +189,10 @@ class State(Persisted):
 
     def describe_client(self, client: str) -> str:
         """Return who a client is, for people, as `train rank 0, pid 123, node-7`."""
-        said = self.introductions.get(client)
-        if said is None:
+        introduction = self.introductions.get(client)
+        if introduction is None:
             return worker_text(client=client)
-        return worker_text(said.task, said.rank, said.pid, said.host, client)
+        return worker_text(introduction.task, introduction.rank, introduction.pid, introduction.host, client)
 
     def units_of(self, tier: str) -> set[int]:
         """Return the storage units with arenas of a tier (`MEMORY`, `DISK` or `MIRROR`)."""
@@ -261,7 +261,7 @@ class RowCount:
 
     def __init__(self) -> None:
         self._changed: set[str] = set()  # since the last count
-        self._found: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._sum = 0
 
     def mark_changed(self, name: str) -> None:
@@ -273,9 +273,9 @@ class RowCount:
         for name in self._changed:
             partition = partitions.get(name)
             now = 0 if partition is None else partition.row_count
-            self._sum += now - self._found.pop(name, 0)
+            self._sum += now - self._counts.pop(name, 0)
             if now:
-                self._found[name] = now
+                self._counts[name] = now
         self._changed.clear()
         return self._sum
 
@@ -316,10 +316,10 @@ def unknown_partition_warning(partitions: Collection[str], name: str, effect: st
 
 def suggestion(name: str, partitions: Iterable[str]) -> str:
     """Return "did you mean 'x'?" with the nearest partitions, otherwise the first ones, or that none exists."""
-    there = list(partitions)
-    meant = nearest(name, there, most=3)
+    names = list(partitions)
+    meant = nearest(name, names, most=3)
     if meant:
         return f"did you mean {' or '.join(map(repr, meant))}?"
-    if not there:
+    if not names:
         return "no partition exists"
-    return f"the partitions are: {', '.join(map(repr, there[:10]))}{', ...' if len(there) > 10 else ''}"
+    return f"the partitions are: {', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}"

@@ -26,18 +26,18 @@ GONE = "reserved by a client that is gone"
 
 def drop_abandoned(partition: Partition, connected: Collection[str]) -> list[r.AnyRecord]:
     """Return the drop of a partition's rows that clients reserved, and did not put before they disconnected."""
-    gone = [number for client, number in partition.owners.items() if client not in connected]
-    if not gone:
+    absent = [number for client, number in partition.owners.items() if client not in connected]
+    if not absent:
         return []
     parts = []
     for key, chunk in partition.rows.chunks.items():
-        empty = (chunk.alive[: chunk.size] == 1) & np.isin(chunk.owner[: chunk.size], gone)
+        empty = (chunk.alive[: chunk.size] == 1) & np.isin(chunk.owner[: chunk.size], absent)
         for blocks, _ in chunk.field.values():
             empty &= blocks[: chunk.size] == 0
-        found = np.flatnonzero(empty)
-        if len(found) and chunk.tags is not None:  # tags that no request has read are in their saved form
-            found = found[~chunk.tags.tagged(found)]
-        parts.append(found + (key << CHUNK_BITS))
+        places = np.flatnonzero(empty)
+        if len(places) and chunk.tags is not None:  # tags that no request has read are in their saved form
+            places = places[~chunk.tags.tagged(places)]
+        parts.append(places + (key << CHUNK_BITS))
     positions = np.concatenate(parts) if parts else np.zeros(0, "i8")
     if not len(positions):
         return []
@@ -60,13 +60,13 @@ def finish_rows(partition: Partition, task: str, client: str, rows: np.ndarray) 
     unseen = [batch.indexes for batch in partition.unseen_batches.by_token.values() if batch.task == task]
     if unseen:  # these are not finished: their clients may return them
         rows = rows_without(rows, np.unique(np.concatenate(unseen)))
-    mine, times = partition.holds.held_among(task, client, rows)
-    if not len(mine):
+    held, times = partition.holds.held_among(task, client, rows)
+    if not len(held):
         return []
-    positions = partition.rows.positions_of(mine)
-    there = positions >= 0
-    free = mine[there][partition.holds.finished_rows(positions[there], task, times[there])]
-    return [r.RowsFinished(partition.name, task, client, mine.tobytes(), free.tobytes())]
+    positions = partition.rows.positions_of(held)
+    is_live = positions >= 0
+    free = held[is_live][partition.holds.finished_rows(positions[is_live], task, times[is_live])]
+    return [r.RowsFinished(partition.name, task, client, held.tobytes(), free.tobytes())]
 
 
 CANCELLED = "put cancelled"

@@ -237,10 +237,10 @@ class WaitQueues:
                 f"too many waiting requests: {MAX_WAITING} of this client wait already, which is the limit for one "
                 "client. Make fewer calls at a time, or use several clients"
             )
-        there = sum(sizes.values())
-        if there and there + size_of(request) > MAX_WAITING_BYTES:
+        held_bytes = sum(sizes.values())
+        if held_bytes and held_bytes + size_of(request) > MAX_WAITING_BYTES:
             raise CapacityError(
-                f"too many waiting requests: those of this client have {there} bytes already, this one would add "
+                f"too many waiting requests: those of this client have {held_bytes} bytes already, this one would add "
                 f"{size_of(request)}, and the limit for one client is {MAX_WAITING_BYTES}. Use fewer rows in each "
                 "request, or several clients"
             )

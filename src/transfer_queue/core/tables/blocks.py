@@ -121,10 +121,10 @@ class BlockChunk(Persisted):
 
     def places(self, at: int) -> list[BlockLocation]:
         """Return the locations of a block."""
-        return [_place(columns, at) for columns, there in self.locations(np.array([at])) if len(there)]
+        return [_place(columns, at) for columns, stored in self.locations(np.array([at])) if len(stored)]
 
 
-_TOLD = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
+_SENT = ("unit", "offset", "generation", "nbytes", "rows")  # the columns of which a reply has one entry for each block
 MAX_PLACES = 2
 _MOVES = ("unit", "offset", "generation")  # those of them that depend on the location
 
@@ -158,9 +158,9 @@ def pair_sums(firsts: np.ndarray, seconds: np.ndarray, values: np.ndarray) -> li
     one, at = np.unique(firsts, return_inverse=True)
     other, to = np.unique(seconds, return_inverse=True)
     pairs = at * len(other) + to
-    totals, there = np.bincount(pairs, values), np.unique(pairs)
-    found = one[there // len(other)], other[there % len(other)], totals[there].astype("i8")
-    return list(zip(*(column.tolist() for column in found)))
+    totals, distinct = np.bincount(pairs, values), np.unique(pairs)
+    columns = one[distinct // len(other)], other[distinct % len(other)], totals[distinct].astype("i8")
+    return list(zip(*(column.tolist() for column in columns)))
 
 
 def _renumber(column: np.ndarray, at: np.ndarray, numbers: dict[int, int]) -> None:
@@ -171,8 +171,8 @@ def _renumber(column: np.ndarray, at: np.ndarray, numbers: dict[int, int]) -> No
 
 def places_of(block: NewBlock) -> list[BlockLocation]:
     """Return all locations of a block as its writer publishes it."""
-    its = block.session, block.begin, block.proof
-    first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length, *its)
+    origin = block.session, block.begin, block.proof
+    first = BlockLocation(block.unit, block.extent, block.offset, block.generation, block.length, *origin)
     return [first, *block.copies]
 
 
@@ -298,8 +298,8 @@ class BlockTable(PublishedExtents):
                 self.equal.forget_block((key << CHUNK_BITS) + number)
         nbytes = int(column["nbytes"][at].sum())
         self.live_bytes -= nbytes
-        for location, there in chunk.locations(at):
-            self._leave(chunk, location, there)
+        for location, places in chunk.locations(at):
+            self._leave(chunk, location, places)
         chunk.alive -= len(at)
         if not chunk.alive:
             del self.chunks[key]
@@ -314,8 +314,8 @@ class BlockTable(PublishedExtents):
         units = columns["unit"][at]
         distinct = set(units.tolist())
         for unit in distinct:
-            mine = at if len(distinct) == 1 else at[units == unit]
-            for extent, blocks in _count_distinct(columns["extent"][mine]):
+            of_unit = at if len(distinct) == 1 else at[units == unit]
+            for extent, blocks in _count_distinct(columns["extent"][of_unit]):
                 self.extents[unit, extent].blocks -= blocks
                 self.free_if_done((unit, extent))
 
@@ -344,11 +344,11 @@ class BlockTable(PublishedExtents):
             tables: tuple[tuple[InternTable[Any], InternTable[Any], str], ...] = (
                 (self.schemas, other.schemas, "schema"), (self.dims, other.dims, "dims"),
             )  # fmt: skip
-            for table, its, name in tables:
+            for table, values, name in tables:
                 _renumber(
                     columns[name],
                     at,
-                    {value: table.take(its[value], uses) for value, uses in _count_distinct(columns[name][at])},
+                    {value: table.take(values[value], uses) for value, uses in _count_distinct(columns[name][at])},
                 )
             _renumber(columns["owner"], at, owners)
             self.chunks[key + shift] = chunk
@@ -432,10 +432,10 @@ class BlockTable(PublishedExtents):
         columns["unit"][at], columns["extent"][at] = place.unit, place.extent
         columns["offset"][at], columns["generation"][at] = offsets, place.generation
 
-    def remove_lost_locations(self, gone: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    def remove_lost_locations(self, is_lost: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
         """Remove locations that are gone from blocks that have another one. Return the other blocks (i8, ascending).
 
-        `gone` returns for arrays of units and extents which locations are gone.
+        `is_lost` returns for arrays of units and extents which locations are gone.
         """
         self.changes += 1
         lost = [np.zeros(0, "i8")]
@@ -443,15 +443,15 @@ class BlockTable(PublishedExtents):
             chunk = self.chunks[key]
             columns, second = chunk.columns, chunk.second
             at = np.flatnonzero(columns["live"])
-            first_gone = gone(columns["unit"][at], columns["extent"][at])
+            first_lost = is_lost(columns["unit"][at], columns["extent"][at])
             if not second:
-                lost.append(at[first_gone] + (key << CHUNK_BITS))
+                lost.append(at[first_lost] + (key << CHUNK_BITS))
                 continue
-            there = second["extent"][at] > 0
-            other_gone = there & gone(second["unit"][at], second["extent"][at])
-            alone = first_gone & (other_gone | ~there)
+            has_copy = second["extent"][at] > 0
+            other_lost = has_copy & is_lost(second["unit"][at], second["extent"][at])
+            alone = first_lost & (other_lost | ~has_copy)
             lost.append(at[alone] + (key << CHUNK_BITS))
-            swap, rid = at[first_gone & there & ~other_gone], at[other_gone & ~first_gone]
+            swap, rid = at[first_lost & has_copy & ~other_lost], at[other_lost & ~first_lost]
             self._leave(chunk, columns, swap)
             self._leave(chunk, second, rid)
             for name in PLACE:
@@ -479,10 +479,10 @@ class BlockTable(PublishedExtents):
         """Return these blocks as a reply contains them."""
         if len(numbers) == 1:  # a single block is usual, and needs no search for equal values
             only, at = self.chunks[int(numbers[0]) >> CHUNK_BITS].columns, int(numbers[0]) & (CHUNK - 1)
-            unit, offset, generation, nbytes, rows = (only[name][at : at + 1].tobytes() for name in _TOLD)
+            unit, offset, generation, nbytes, rows = (only[name][at : at + 1].tobytes() for name in _SENT)
             schema, shapes = self.schemas[int(only["schema"][at])], self.dims[int(only["dims"][at])]
             return Blocks(unit, offset, generation, nbytes, rows, bytes(4), bytes(4), [list(schema)], [shapes])
-        columns = self._columns([*_TOLD, "schema", "dims"], numbers)
+        columns = self._columns([*_SENT, "schema", "dims"], numbers)
         schemas, schema_at = _number_distinct(columns["schema"])
         dims, dims_at = _number_distinct(columns["dims"])
         return Blocks(
@@ -549,8 +549,8 @@ class BlockTable(PublishedExtents):
         """Count the bytes of these blocks of a chunk, and what they save."""
         if chunk.shared:
             self._count_saved(chunk, at[chunk.shared["values"][at] > 0], 1)
-        for columns, there in chunk.locations(at):
-            self._store(chunk, columns, there)
+        for columns, places in chunk.locations(at):
+            self._store(chunk, columns, places)
 
     def _measure_extents(self) -> None:
         """Compute the used bytes of the extents from the locations of the blocks."""

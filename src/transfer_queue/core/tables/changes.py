@@ -68,13 +68,13 @@ class ChangeFeed(Persisted):
 
     def clear(self, version: int, chunk: Chunk, at: np.ndarray) -> None:
         """Record that these rows of a chunk are cleared. Rows that never changed were not reported: omit them."""
-        told = at[chunk.changed[at] > 0]
+        reported = at[chunk.changed[at] > 0]
         chunk.changed[at] = 0
-        if not len(told):
+        if not len(reported):
             return
-        keys = None if chunk.keys is None else keys_or_none([chunk.keys[a] for a in told.tolist()])
-        self.cleared.append((version, chunk.index[told].tobytes(), keys))
-        self.count += len(told)
+        keys = None if chunk.keys is None else keys_or_none([chunk.keys[a] for a in reported.tolist()])
+        self.cleared.append((version, chunk.index[reported].tobytes(), keys))
+        self.count += len(reported)
         while self.count > MAX_CLEARED:
             self.forgotten, indexes, _ = self.cleared.popleft()
             self.count -= len(indexes) // 8
@@ -120,7 +120,7 @@ def keys_or_none(keys: Keys) -> Keys | None:
     return None if keys.count(None) == len(keys) else keys
 
 
-Found = tuple[int, Chunk, str, ValueColumns, np.ndarray]
+ValuesOfChunk = tuple[int, Chunk, str, ValueColumns, np.ndarray]
 """The number of a chunk, the chunk, a field, its columns, and rows in the chunk."""
 
 
@@ -181,12 +181,12 @@ class LostValues(Persisted):
     def lost_since(self, version: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the positions of rows that lost values after a version, ascending, and for each field which ones."""
         recent = [number for number, loss in self.events.items() if loss.version > version]
-        found = [np.zeros(0, "i8")]
+        parts = [np.zeros(0, "i8")]
         if recent:
             for key, chunk in self._rows.chunks.items():
                 for column in chunk.lost.values():
-                    found.append(np.flatnonzero(np.isin(column[: chunk.size], recent)) + (key << CHUNK_BITS))
-        positions = np.unique(np.concatenate(found))
+                    parts.append(np.flatnonzero(np.isin(column[: chunk.size], recent)) + (key << CHUNK_BITS))
+        positions = np.unique(np.concatenate(parts))
         fields = {name: np.isin(self.events_of(name, positions), recent) for name in sorted(self.counts)}
         return positions, {name: lost for name, lost in fields.items() if lost.any()}
 
@@ -204,7 +204,7 @@ class LostValues(Persisted):
         return ""
 
 
-def values_in_blocks(rows: RowTable, blocks: np.ndarray) -> Iterator[Found]:
+def values_in_blocks(rows: RowTable, blocks: np.ndarray) -> Iterator[ValuesOfChunk]:
     """Iterate over the values of live rows that are in these blocks."""
     for key, chunk in rows.chunks.items():
         for name, columns in chunk.field.items():

@@ -53,9 +53,9 @@ class Ranking:
         at = bits.view(bool).nonzero()[0]
         wrong = chunk.wrong.get(self.key.tag)
         if wrong:
-            for found in sorted(wrong.intersection(at.tolist())):
+            for place in sorted(wrong.intersection(at.tolist())):
                 assert chunk.tags is not None
-                raise not_a_number_error(int(chunk.index[found]), self.key.tag, chunk.tags.row(found)[self.key.tag])
+                raise not_a_number_error(int(chunk.index[place]), self.key.tag, chunk.tags.row(place)[self.key.tag])
         return at, self.key.keys_of(chunk.numbers[self.key.tag][at], chunk.index[at] if self.key.aging else at)
 
     def highest_positions(self, bits: Bits, rows: RowTable, count: int) -> np.ndarray:
@@ -74,10 +74,10 @@ class Ranking:
                 break  # neither this chunk nor a later one contains a higher row
             parts, values = [positions], [keys]
             for number in numbers[order[start : start + step]].tolist():
-                at, found = self._keys(bits[number], rows.chunks[number])
-                good = found >= least
+                at, key_values = self._keys(bits[number], rows.chunks[number])
+                good = key_values >= least
                 parts.append(at[good] + (number << CHUNK_BITS))
-                values.append(found[good])
+                values.append(key_values[good])
             positions, keys = _highest(np.concatenate(parts), np.concatenate(values), count)
             if len(keys) == count:
                 least = keys[-1]
@@ -171,21 +171,21 @@ class CompleteGroups(ABC):
 
     def ranking(self, key: RankKey, rows: RowTable, groups: GroupTable) -> Ranking:
         """Return the ranking of the rows of complete groups by this key. It is made at first use, and then kept."""
-        found = self.begin_ranking(key, rows)
+        ranking = self.begin_ranking(key, rows)
         self.mark(groups, len(self.unmarked))
-        return found
+        return ranking
 
     def begin_ranking(self, key: RankKey, rows: RowTable) -> Ranking:
         """Return the same ranking, of the rows that are marked so far."""
-        found = self.rankings.get(key)
-        if found is None:
+        ranking = self.rankings.get(key)
+        if ranking is None:
             rows.watch(key.tag)
             if not self.rankings:
                 complete, step = self.first_groups(len(self)), max(1, PART // self.size)
                 self.unmarked = [complete[at : at + step] for at in range(0, len(complete), step)][::-1]
-            found = self.rankings[key] = Ranking(key)
-            found.dirty.update(self.bits)
-        return found
+            ranking = self.rankings[key] = Ranking(key)
+            ranking.dirty.update(self.bits)
+        return ranking
 
     def mark(self, groups: GroupTable, parts: int) -> None:
         """Mark this number of lists of groups, each group as it is now."""
@@ -229,13 +229,13 @@ class CompleteOrderedGroups(CompleteGroups):
 
     def first_groups(self, count: int) -> list[int]:
         """See `CompleteGroups`."""
-        found: list[int] = []
+        groups: list[int] = []
         for key in self.keys:
-            if len(found) >= count:
+            if len(groups) >= count:
                 break
-            at = (self.counts[key] == self.size).nonzero()[0][: count - len(found)]
-            found += (at + (key << CHUNK_BITS)).tolist()
-        return found
+            at = (self.counts[key] == self.size).nonzero()[0][: count - len(groups)]
+            groups += (at + (key << CHUNK_BITS)).tolist()
+        return groups
 
     def _has(self, group: int) -> int:
         column = self.counts.get(group >> CHUNK_BITS)
@@ -243,11 +243,11 @@ class CompleteOrderedGroups(CompleteGroups):
 
     def ready_counts(self) -> dict[int, int]:
         """See `CompleteGroups`."""
-        found: dict[int, int] = {}
+        counts: dict[int, int] = {}
         for key, column in self.counts.items():
             at = column.nonzero()[0]
-            found.update(zip((at + (key << CHUNK_BITS)).tolist(), column[at].tolist(), strict=True))
-        return found
+            counts.update(zip((at + (key << CHUNK_BITS)).tolist(), column[at].tolist(), strict=True))
+        return counts
 
     def update_group(self, group: int, delta: int, groups: GroupTable) -> None:
         """See `CompleteGroups`."""
@@ -262,10 +262,10 @@ class CompleteOrderedGroups(CompleteGroups):
             column = self.counts.get(key)
             if column is None:
                 column = self.counts[key] = np.zeros(CHUNK, "i4")
-            mine = names[where] & MASK
-            before = column[mine]
+            entries = names[where] & MASK
+            before = column[entries]
             after = before + step * members[where]
-            column[mine] = after
+            column[entries] = after
             was, now = before == self.size, after == self.size
             self._count(key, int(np.count_nonzero(now)) - int(np.count_nonzero(was)))
             if self.rankings:
@@ -340,8 +340,8 @@ class CompleteDeclaredGroups(CompleteGroups):
         left, among = set(names), self.order[start:stop]
         self.order[start:stop] = [entry for entry in among if entry[1] not in left]
         if self.rankings:
-            gone = [group for _, group in among if group in left]
-            self._mark(np.sort(groups.members_of(gone, self.size)), 0)
+            incomplete = [group for _, group in among if group in left]
+            self._mark(np.sort(groups.members_of(incomplete, self.size)), 0)
 
     def update_group(self, group: int, delta: int, groups: GroupTable) -> None:
         """See `CompleteGroups`."""

@@ -64,13 +64,13 @@ class SkippedRows(Persisted):
     def rows_of(self, task: str) -> dict[str, np.ndarray]:
         """Return reason -> positions of the live rows that the task skipped, ascending."""
         columns = [(key, column) for name, key, column in self.codes.columns() if name == task]
-        found: dict[str, list[np.ndarray]] = {}
+        rows_by_reason: dict[str, list[np.ndarray]] = {}
         for key, column in sorted(columns, key=lambda each: each[0]):
             for code in np.unique(column[column > 0]).tolist():
-                found.setdefault(self._reasons[code - 1], []).append(
+                rows_by_reason.setdefault(self._reasons[code - 1], []).append(
                     np.flatnonzero(column == code) + (key << CHUNK_BITS)
                 )
-        return {reason: np.concatenate(parts) for reason, parts in found.items()}
+        return {reason: np.concatenate(parts) for reason, parts in rows_by_reason.items()}
 
     def counts_of(self, task: str) -> dict[str, int]:
         """Return reason -> number of rows that the task skipped."""
@@ -148,7 +148,7 @@ class DealtBatches(Persisted):
         issued = self.issued.get(dp_rank)
         return issued is not None and batch_index in issued
 
-    def is_gone(self, dp_rank: int, batch_index: int) -> bool:
+    def is_removed(self, dp_rank: int, batch_index: int) -> bool:
         """Return whether a batch was dealt under this key and is gone: its rows are cleared, or its rank is gone."""
         return (dp_rank, batch_index) not in self.by_key and self.was_dealt(dp_rank, batch_index)
 

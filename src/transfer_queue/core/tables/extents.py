@@ -169,7 +169,7 @@ class PublishedExtents(Persisted):
 
     def __init__(self) -> None:
         super().__init__()
-        self.untold: dict[tuple[int, int], None] = {}
+        self.unreported: dict[tuple[int, int], None] = {}
         """Those of `freed` that the units must still be ordered to free. Not part of the state."""
         self.leased_in: dict[int, int] = {}
         """Unit -> the sum of the lengths of its extents. Derived."""
@@ -296,27 +296,27 @@ class PublishedExtents(Persisted):
 
     def _free(self, place: tuple[int, int]) -> None:
         if place not in self.freed:
-            self.freed[place] = self.untold[place] = None
+            self.freed[place] = self.unreported[place] = None
 
     def forget(self, places: Iterable[tuple[int, int]]) -> None:
         """Remove these extents, which are free or lost, together with their blocks."""
         for place in places:
             self.freed.pop(place, None)
-            self.untold.pop(place, None)
+            self.unreported.pop(place, None)
             if place in self.extents:
                 self._remove(place)
 
     def free_again(self, unit: int) -> None:
         """Order the unit again to free its freed extents."""
-        self.untold.update((place, None) for place in self.freed if place[0] == unit)
+        self.unreported.update((place, None) for place in self.freed if place[0] == unit)
 
     def take_freed(self, units: Container[int], pinned: Container[tuple[int, int]]) -> dict[int, list[int]]:
         """Take the extents that these units must be ordered to free, by unit. Leaves pinned ones and other units'."""
         taken: dict[int, list[int]] = {}
-        for place in list(self.untold):
+        for place in list(self.unreported):
             if place[0] in units and place not in pinned:
                 taken.setdefault(place[0], []).append(place[1])
-                del self.untold[place]
+                del self.unreported[place]
         return taken
 
     def measure(self, unit: np.ndarray, number: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
@@ -331,11 +331,11 @@ class PublishedExtents(Persisted):
         same = (unit[1:] == unit[:-1]) & (number[1:] == number[:-1])
         first = np.concatenate([[0], np.flatnonzero(~same) + 1])
         tops = np.maximum.reduceat(end, first)
-        for own, its, low, top in np.stack([unit[first], number[first], start[first], tops], axis=1).tolist():
-            known = self.extents.get((own, its))
+        for own, extent_number, low, top in np.stack([unit[first], number[first], start[first], tops], axis=1).tolist():
+            known = self.extents.get((own, extent_number))
             if known is not None:
                 known.low, known.top = low, top
-                self._list(own, its, known)
+                self._list(own, extent_number, known)
         for at in np.flatnonzero(same & (start[1:] - end[:-1] >= _ALIGNMENT)).tolist():
             known = self.extents.get((int(unit[at]), int(number[at])))
             if known is not None:

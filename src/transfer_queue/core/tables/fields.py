@@ -76,18 +76,18 @@ class FieldStats(Persisted, array_like=True):
         self.mixed_rank = False
         self.further, self.counts = {}, Counter()
 
-    def forget_gone_ranks(self) -> bool:
+    def forget_empty_ranks(self) -> bool:
         """Forget the ranks of which no row has a value. Return whether there were any."""
-        gone = [rank for rank in self.further if not self.counts[rank]]
-        for rank in gone:
+        empty = [rank for rank in self.further if not self.counts[rank]]
+        for rank in empty:
             del self.further[rank], self.counts[rank]
-        first_is_gone = bool(self.further) and self.counts.total() == self.live
-        if first_is_gone:
+        is_first_empty = bool(self.further) and self.counts.total() == self.live
+        if is_first_empty:
             self.ndim = min(self.further)
             self.shape, self.differs = self.further.pop(self.ndim)
             del self.counts[self.ndim]
         self.mixed_rank = bool(self.further)
-        return bool(gone) or first_is_gone
+        return bool(empty) or is_first_empty
 
     def check(self, spec: FieldSpec) -> None:
         """Raise FieldTypeError if a value of this spec does not match the live values."""
@@ -95,16 +95,16 @@ class FieldStats(Persisted, array_like=True):
             return
         if self.kind != spec.kind:
             raise FieldTypeError(
-                f"field {self.name!r} holds {_words(self.kind, self.dtype)} in its live rows, but this put contains "
-                f"{_words(spec.kind, spec.dtype)}; nothing was put. {_REMEDY[spec.kind]}, use another field name, or "
+                f"field {self.name!r} holds {_text(self.kind, self.dtype)} in its live rows, but this put contains "
+                f"{_text(spec.kind, spec.dtype)}; nothing was put. {_REMEDY[spec.kind]}, use another field name, or "
                 f"clear the rows that have the field first.",
                 field=self.name,
             )
         for dtype in (self.dtype, *self.others):
             if not can_promote(dtype, spec.dtype):
                 raise FieldTypeError(
-                    f"field {self.name!r} holds {_words(self.kind, dtype)} in its live rows, but this put contains "
-                    f"{_words(spec.kind, spec.dtype)}, and torch.promote_types has no dtype for both; nothing was put. "
+                    f"field {self.name!r} holds {_text(self.kind, dtype)} in its live rows, but this put contains "
+                    f"{_text(spec.kind, spec.dtype)}, and torch.promote_types has no dtype for both; nothing was put. "
                     f"Convert the values to {dtype}, use another field name, or clear the rows that have the field "
                     f"first.",
                     field=self.name,
@@ -218,7 +218,7 @@ _REMEDY = {  # by the kind of the values that are put
 }
 
 
-def _words(kind: str, dtype: str) -> str:
+def _text(kind: str, dtype: str) -> str:
     if kind == NESTED:
         return "nested TensorDicts"
     return "Python objects" if kind == "object" else f"tensors of {dtype}"
@@ -282,8 +282,8 @@ def with_schema(block: NewBlock) -> NewBlock:
     return msgspec.structs.replace(block, schema=schema, parts=[])
 
 
-def check_block(block: NewBlock, count: int, known: bool = False) -> None:
-    """Raise InvalidArgumentError if the description of a block is wrong. `known`: its shape was checked before."""
+def check_block(block: NewBlock, count: int, is_known: bool = False) -> None:
+    """Raise InvalidArgumentError if the description of a block is wrong. `is_known`: its shape was checked before."""
     if block.slots is not None:
         _check_slots(block, block.slots, count)
     elif block.rows != count or count < 1:
@@ -291,7 +291,7 @@ def check_block(block: NewBlock, count: int, known: bool = False) -> None:
     place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
     if min(place) < 0 or max(place) >= 1 << 62:
         raise InvalidArgumentError("the location of the block is not possible")
-    if known:
+    if is_known:
         return
     names = [spec.name for spec in block.schema]
     if not names or len(set(names)) != len(names):
@@ -349,11 +349,11 @@ class _FurtherRanks(Column):
 
     def to_comparable(self, table: FieldRanks) -> Any:
         """See `Column`."""
-        found = {}
+        ranks = {}
         for name, field in table.fields.items():
             if field.further and field.live:
-                found[name] = [(rank, field.counts[rank], *field.further[rank]) for rank in sorted(field.further)]
-        return found
+                ranks[name] = [(rank, field.counts[rank], *field.further[rank]) for rank in sorted(field.further)]
+        return ranks
 
 
 class FieldRanks(Persisted, bare=True):
@@ -387,7 +387,7 @@ class FieldRanks(Persisted, bare=True):
             field = self.fields[name]
             if not field.further:
                 self._find_ranks(field)
-                field.forget_gone_ranks()
+                field.forget_empty_ranks()
         self.derive()
 
     def remove(self, chunk: Chunk, at: Any) -> None:
@@ -400,16 +400,16 @@ class FieldRanks(Persisted, bare=True):
         for name in self.names:
             self._count(name, chunk, at, 1)
 
-    def forget_gone(self) -> list[str]:
+    def forget_empty(self) -> list[str]:
         """Forget the ranks of which no row has a value, after a change. Return the fields that had such a rank."""
-        found = []
+        names = []
         for name in sorted(self.names):
             field = self.fields[name]
-            if field.live and field.forget_gone_ranks():
-                found.append(name)
+            if field.live and field.forget_empty_ranks():
+                names.append(name)
             if not field.live or not field.further:
                 self.names.discard(name)
-        return found
+        return names
 
     def _count(self, name: str, chunk: Chunk, at: Any, sign: int) -> None:
         columns = chunk.field.get(name)
@@ -447,15 +447,15 @@ def value_layouts(
     Yields:
         The positions of the values in `numbers`, the field in the schema of their blocks, and its part of their dims.
     """
-    there = np.flatnonzero(numbers)
-    if not len(there):
+    filled = np.flatnonzero(numbers)
+    if not len(filled):
         return
-    schemas, dims = (blocks.column(column, numbers[there]).astype("i8") for column in ("schema", "dims"))
+    schemas, dims = (blocks.column(column, numbers[filled]).astype("i8") for column in ("schema", "dims"))
     _, firsts, layouts = np.unique(schemas << 32 | dims, return_index=True, return_inverse=True)
     for layout, first in enumerate(firsts.tolist()):
-        schema, packed, rows = blocks.shape_source(int(numbers[there[first]]))
+        schema, packed, rows = blocks.shape_source(int(numbers[filled[first]]))
         at = next(at for at, spec in enumerate(schema) if spec.name == name)
-        where = there if len(firsts) == 1 else there[np.flatnonzero(layouts.reshape(-1) == layout)]
+        where = filled if len(firsts) == 1 else filled[np.flatnonzero(layouts.reshape(-1) == layout)]
         yield where, schema[at], dims_parts(schema, np.frombuffer(packed, "<i8"), rows)[at]
 
 

@@ -52,10 +52,10 @@ def _group_columns(declared: dict[int, Group]) -> tuple[Any, ...]:
 
 def _groups(names: list[str], numbers: np.ndarray, cleared: np.ndarray, members: Joined) -> dict[int, Group]:
     groups = []
-    for name, number, gone, its in zip(names, numbers.tolist(), cleared.tolist(), split_columns(members), strict=True):
+    for name, number, count, at in zip(names, numbers.tolist(), cleared.tolist(), split_columns(members), strict=True):
         group = Group(name, number)
-        group.members = its.tolist()
-        group.cleared = gone
+        group.members = at.tolist()
+        group.cleared = count
         groups.append((number, group))
     return unique_dict(groups)
 
@@ -159,9 +159,9 @@ class GroupTable(Persisted):
         """Return how many ready members make the group complete; 0 if it can never be complete."""
         if not self.explicit:
             return size
-        found = self.declared.get(group)
+        declared = self.declared.get(group)
         wanted = self.size or size
-        if found is None or found.cleared or len(found.members) > wanted:
+        if declared is None or declared.cleared or len(declared.members) > wanted:
             return 0
         return wanted
 
@@ -205,8 +205,8 @@ class GroupTable(Persisted):
         """Return the position by which a group is ordered."""
         if not self.explicit:
             return group * size
-        found = self.declared.get(group)
-        return found.members[0] if found else -1
+        declared = self.declared.get(group)
+        return declared.members[0] if declared else -1
 
     def members(self, group: int, size: int) -> np.ndarray:
         """Return the positions of the members of a group, ascending."""

@@ -43,8 +43,8 @@ def first_selected(values: np.ndarray, bits: np.ndarray, limit: int) -> np.ndarr
     """
     start = bits.argmax()
     end = start + limit
-    found: np.ndarray = values[start:end][bits[start:end].view(bool)]
-    return found if len(found) == limit or end >= len(bits) else values[positions_of_ones(bits)[:limit]]
+    selected: np.ndarray = values[start:end][bits[start:end].view(bool)]
+    return selected if len(selected) == limit or end >= len(bits) else values[positions_of_ones(bits)[:limit]]
 
 
 class ReadySet:
@@ -194,12 +194,12 @@ class ReadySet:
 
     def ranking(self, key: RankKey, rows: RowTable) -> Ranking:
         """Return the ranking of the ready rows by this key. It is made at first use, and then kept."""
-        found = self.rankings.get(key)
-        if found is None:
+        ranking = self.rankings.get(key)
+        if ranking is None:
             rows.watch(key.tag)
-            found = self.rankings[key] = Ranking(key)
-            found.dirty.update(self.keys)
-        return found
+            ranking = self.rankings[key] = Ranking(key)
+            ranking.dirty.update(self.keys)
+        return ranking
 
     def forget_chunk(self, key: int) -> None:
         """Forget a chunk that is removed. Its rows were cleared before."""
@@ -213,9 +213,9 @@ class ReadySet:
         parts: list[np.ndarray] = []
         for key in self.keys:
             bits = self.bits[key]
-            found = first_selected(rows.chunks[key].index[: len(bits)], bits, limit)
-            parts.append(found)
-            limit -= len(found)
+            indexes = first_selected(rows.chunks[key].index[: len(bits)], bits, limit)
+            parts.append(indexes)
+            limit -= len(indexes)
             if limit <= 0:
                 break
         if len(parts) == 1:
@@ -227,12 +227,12 @@ class ReadySet:
         parts: list[np.ndarray] = []
         left = limit
         for key in self.keys[bisect_left(self.keys, first >> CHUNK_BITS) :]:
-            found = positions_of_ones(self.bits[key]) + (key << CHUNK_BITS)
-            found = found[np.searchsorted(found, first) :]
-            parts.append(found[:left])
-            if len(found) > left:
-                return np.concatenate(parts), int(found[left])
-            left -= len(found)
+            positions = positions_of_ones(self.bits[key]) + (key << CHUNK_BITS)
+            positions = positions[np.searchsorted(positions, first) :]
+            parts.append(positions[:left])
+            if len(positions) > left:
+                return np.concatenate(parts), int(positions[left])
+            left -= len(positions)
         return np.concatenate([np.zeros(0, "i8"), *parts]), -1
 
     def has_all(self, positions: np.ndarray, rows: RowTable) -> bool:
@@ -269,28 +269,28 @@ class ReadySet:
             consumed = chunk.consumed.get(self.task)
             if consumed is not None:
                 open_ &= consumed[: chunk.size] != CONSUMED
-            found = np.flatnonzero(open_)
-            if len(found):
-                yield found + (key << CHUNK_BITS)
+            places = np.flatnonzero(open_)
+            if len(places):
+                yield places + (key << CHUNK_BITS)
 
     def whole_groups(self, size: int, groups: GroupTable) -> CompleteGroups:
         """Return the groups of `size` whose members are all ready. They are counted at first use, then kept."""
-        found = self.begin_groups(size, groups)
-        while found.uncounted:
-            self.count_groups(found, groups, AT_ONCE)
-        return found
+        groups_of_size = self.begin_groups(size, groups)
+        while groups_of_size.uncounted:
+            self.count_groups(groups_of_size, groups, AT_ONCE)
+        return groups_of_size
 
     def begin_groups(self, size: int, groups: GroupTable) -> CompleteGroups:
         """Return the same groups, of the rows that are counted so far."""
-        found = self.whole.pop(size, None)
-        if found is None:
-            found = CompleteDeclaredGroups(size) if groups.explicit else CompleteOrderedGroups(size)
-            found.uncounted = dict.fromkeys(self.keys)
+        groups_of_size = self.whole.pop(size, None)
+        if groups_of_size is None:
+            groups_of_size = CompleteDeclaredGroups(size) if groups.explicit else CompleteOrderedGroups(size)
+            groups_of_size.uncounted = dict.fromkeys(self.keys)
             made = [each.size for each in self.whole.values() if not (each.uncounted or each.unmarked)]
             for old in made[: max(0, len(self.whole) + 1 - MAX_SIZES)]:  # no claim waits for these
                 del self.whole[old]
-        self.whole[size] = found
-        return found
+        self.whole[size] = groups_of_size
+        return groups_of_size
 
     def count_groups(self, whole: CompleteGroups, groups: GroupTable, chunks: int) -> None:
         """Count the ready rows of this number of chunks for complete groups."""
@@ -321,8 +321,8 @@ class ReadySets(Sequence[int]):
             start, stop, step = at.indices(self._ready.total)
             if step < 0:
                 return self[:][at]
-            found: list[int] = self._ready.indexes(self._rows, stop)[start:stop:step].tolist()
-            return found
+            indexes: list[int] = self._ready.indexes(self._rows, stop)[start:stop:step].tolist()
+            return indexes
         position = at + len(self) if at < 0 else at
         if not 0 <= position < len(self):
             raise IndexError(f"ready row {at} of {len(self)}")
@@ -387,10 +387,10 @@ class ReadySets(Sequence[int]):
         """See `sampler.ready_views.TaggedIndexes`."""
         if self._is_single(size):
             return self.above(key, bound)
-        found = self._ready.ranking(key, self._rows).positions_above(self._ready.bits, self._rows, bound)
-        groups = np.unique(self._groups.groups_of(found, size))
+        positions = self._ready.ranking(key, self._rows).positions_above(self._ready.bits, self._rows, bound)
+        groups = np.unique(self._groups.groups_of(positions, size))
         members = [self._members(group, size) for group in groups[groups >= 0].tolist()]
-        return self._open_rows(np.unique(np.concatenate([found, *members])))
+        return self._open_rows(np.unique(np.concatenate([positions, *members])))
 
     def orphans(self, size: int) -> list[int]:
         """See `sampler.ready_views.TaggedIndexes`."""

@@ -58,9 +58,9 @@ def indexes_in(column: bytes) -> np.ndarray:
 
 def sort_unique(indexes: np.ndarray) -> np.ndarray:
     """Return each index once, ascending. `np.unique` takes a microsecond for each index even if they are sorted."""
-    found = indexes if (indexes[1:] > indexes[:-1]).all() else np.sort(indexes)
-    again = found[1:] == found[:-1]
-    return found[np.flatnonzero(np.append(True, ~again))] if again.any() else found
+    ordered = indexes if (indexes[1:] > indexes[:-1]).all() else np.sort(indexes)
+    again = ordered[1:] == ordered[:-1]
+    return ordered[np.flatnonzero(np.append(True, ~again))] if again.any() else ordered
 
 
 def rows_without(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -82,8 +82,8 @@ def sort_with_values(indexes: np.ndarray, values: np.ndarray) -> tuple[np.ndarra
     low = int(indexes.min())
     span = int(indexes.max()) - low + 1
     if span > 8 * len(indexes):
-        found, last = np.unique(indexes[::-1], return_index=True)
-        return found, values[::-1][last]
+        distinct, last = np.unique(indexes[::-1], return_index=True)
+        return distinct, values[::-1][last]
     table = np.zeros(span, "i8")
     table[indexes - low] = values
     at = table.nonzero()[0]
@@ -99,8 +99,8 @@ def count_values(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if int(numbers.max()) - low > 8 * len(numbers):
         return np.unique(numbers, return_counts=True)
     counts = np.bincount(numbers - low)
-    there = counts.nonzero()[0]
-    return there + low, counts[there]
+    present = counts.nonzero()[0]
+    return present + low, counts[present]
 
 
 def runs_of(numbers: np.ndarray) -> Iterator[tuple[int, Indexer]]:
@@ -273,30 +273,30 @@ class Chunk(Persisted):
 
     def tag_columns(self) -> ChunkTags:
         """Return the tags of the rows. Makes them if they are missing."""
-        found = self.tags
-        if found is None:
-            found = self._tags = ChunkTags(self.capacity)
-        return found
+        tags = self.tags
+        if tags is None:
+            tags = self._tags = ChunkTags(self.capacity)
+        return tags
 
     def field_columns(self, name: str) -> ValueColumns:
         """Return the columns of a field. Makes them if they are missing."""
-        found = self.field.get(name)
-        if found is None:
-            found = self.field[name] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
-        return found
+        columns = self.field.get(name)
+        if columns is None:
+            columns = self.field[name] = (np.zeros(self.capacity, "i8"), np.zeros(self.capacity, "i4"))
+        return columns
 
     def _column(self, columns: dict[str, np.ndarray], name: str, dtype: str) -> np.ndarray:
-        found = columns.get(name)
-        if found is None:
-            found = columns[name] = np.zeros(self.capacity, dtype)
-        return found
+        column = columns.get(name)
+        if column is None:
+            column = columns[name] = np.zeros(self.capacity, dtype)
+        return column
 
     def consumed_column(self, task: str) -> np.ndarray:
         """Return the consumption column of a task. Makes it if it is missing."""
-        found = self.consumed.get(task)
-        if found is None:
-            found = self.consumed[task] = np.zeros(self.capacity, "u1")
-        return found
+        column = self.consumed.get(task)
+        if column is None:
+            column = self.consumed[task] = np.zeros(self.capacity, "u1")
+        return column
 
     def dealt_column(self, task: str) -> np.ndarray:
         """Return the dealt-batch column of a task. Makes it if it is missing."""
@@ -316,8 +316,8 @@ class Chunk(Persisted):
         """Update the numbers of a watched tag of these rows from their tags."""
         if self.tags is None:
             return
-        found, wrong = self.tags.numbers(tag, at)
-        self.numbers[tag][at] = found
+        numbers, wrong = self.tags.numbers(tag, at)
+        self.numbers[tag][at] = numbers
         if self.wrong[tag] or wrong.any():
             places = np.arange(self.capacity)[at]
             self.wrong[tag].difference_update(places[~wrong].tolist())
@@ -435,12 +435,12 @@ class RowTable(Persisted):
         key = self._keys[at]
         chunk = self.chunks[key]
         # usually the indexes in a chunk have no gaps; otherwise it is searched
-        found = index - starts[at]
-        if found >= chunk.size or chunk.index.item(found) != index:
-            found = int(chunk.index[: chunk.size].searchsorted(index))
-            if found == chunk.size or chunk.index.item(found) != index:
+        place = index - starts[at]
+        if place >= chunk.size or chunk.index.item(place) != index:
+            place = int(chunk.index[: chunk.size].searchsorted(index))
+            if place == chunk.size or chunk.index.item(place) != index:
                 return -1
-        return (key << CHUNK_BITS) + found if chunk.alive.item(found) else -1
+        return (key << CHUNK_BITS) + place if chunk.alive.item(place) else -1
 
     def positions_of(self, indexes: np.ndarray) -> np.ndarray:
         """Return the position of each global index; -1 if it is not a live row of this partition."""
@@ -469,9 +469,9 @@ class RowTable(Persisted):
                     out[begin:end] = self._positions_in(key, indexes[begin:end])
             return out
         at = np.searchsorted(starts, indexes, "right") - 1
-        for k, mine in runs_of(at):
+        for k, places in runs_of(at):
             if k >= 0:
-                out[mine] = self._positions_in(self._keys[k], indexes[mine])
+                out[places] = self._positions_in(self._keys[k], indexes[places])
         return out
 
     def live_positions_of(self, indexes: np.ndarray) -> np.ndarray:
@@ -484,14 +484,14 @@ class RowTable(Persisted):
         chunk = self.chunks[key]
         first, last = int(chunk.index[0]), chunk.size - 1
         if int(chunk.index[last]) - first == last:  # its indexes have no gaps
-            found: np.ndarray = np.minimum(indexes - first, last)
+            places: np.ndarray = np.minimum(indexes - first, last)
         else:
-            found = np.minimum(chunk.index[: chunk.size].searchsorted(indexes), last)
-        good = (chunk.index[found] == indexes) & (chunk.alive[found] != 0)
-        found += key << CHUNK_BITS
+            places = np.minimum(chunk.index[: chunk.size].searchsorted(indexes), last)
+        good = (chunk.index[places] == indexes) & (chunk.alive[places] != 0)
+        places += key << CHUNK_BITS
         if not good.all():
-            found[~good] = -1
-        return found
+            places[~good] = -1
+        return places
 
     def has_cleared(self, positions: Iterable[int]) -> bool:
         """Return whether any of these positions, all below `end`, was cleared."""
@@ -529,15 +529,15 @@ class RowTable(Persisted):
             size = min(chunk.size, below - start)
             if count <= 0 or size <= 0:
                 break
-            found = np.flatnonzero((chunk.alive[:size] == 1) & (chunk.waiting[:size] == 0))[:count]
-            count -= len(found)
-            parts.append(found + start)
+            places = np.flatnonzero((chunk.alive[:size] == 1) & (chunk.waiting[:size] == 0))[:count]
+            count -= len(places)
+            parts.append(places + start)
         return np.concatenate(parts)
 
     def first_position(self) -> int:
         """Return the position of the first row that `first_positions` returns, or `end`."""
-        found = self.first_positions(1)
-        return int(found[0]) if len(found) else self.end
+        positions = self.first_positions(1)
+        return int(positions[0]) if len(positions) else self.end
 
     def owners_of(self, positions: np.ndarray) -> np.ndarray:
         """Return the number of the client that reserved each row."""

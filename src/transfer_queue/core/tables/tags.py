@@ -187,9 +187,9 @@ class EntryValues:
         wrong = (kinds == BOOL) | (floats & np.isnan(out)) | (kinds == POOLED)
         for place in np.flatnonzero(kinds == POOLED).tolist():
             value = self.pool[int(payload[place])]
-            found = None if type(value) is str else number(_decode(value))
-            if found is not None:
-                out[place], wrong[place] = found, False
+            converted = None if type(value) is str else number(_decode(value))
+            if converted is not None:
+                out[place], wrong[place] = converted, False
         return out, wrong
 
 
@@ -337,19 +337,19 @@ class ChunkTags:
 
     def row(self, at: int) -> dict[str, Any]:
         """Return a new dict with the tag of a row, as messages contain it. What is pending stays pending."""
-        found = {}
+        tag = {}
         for name, column in self._columns.items():
             value = column.value(at)
             if value is not ABSENT:
-                found[name] = value
+                tag[name] = value
         if at in self._rest:
-            found |= self._rest[at]
+            tag |= self._rest[at]
         for name, value in self._pending.get(at, {}).items():
             if type(value) is Ext and value.code == DELETE_CODE:
-                found.pop(name, None)
+                tag.pop(name, None)
             else:
-                found[name] = value
-        return found
+                tag[name] = value
+        return tag
 
     def rows(self, at: Places) -> list[dict[str, Any]]:
         """Return a new dict with the tag of each row, as messages contain it."""
@@ -361,11 +361,11 @@ class ChunkTags:
             kinds = column.kinds[at]
             if kinds.any():
                 columns.append((name, kinds, column.payload[at], column.pool))
-        found = rows_of(columns, len(places), _decode)
+        tags = rows_of(columns, len(places), _decode)
         if self.rest:
-            for place, tag in zip(places, found, strict=True):
+            for place, tag in zip(places, tags, strict=True):
                 tag.update(self.rest.get(place, {}))
-        return found
+        return tags
 
     def values(self, name: str, at: Places) -> list[Any]:
         """Return an entry of each row, as messages contain it; ABSENT for a row without it."""
@@ -379,9 +379,9 @@ class ChunkTags:
         column = self.columns.get(name)
         if column is not None:
             return column.numbers(at)
-        found = [number(None if value is ABSENT else value) for value in self.values(name, at)]
-        wrong = np.array([value is None for value in found], bool)
-        return np.array([math.nan if value is None else value for value in found], "f8"), wrong
+        values = [number(None if value is ABSENT else value) for value in self.values(name, at)]
+        wrong = np.array([value is None for value in values], bool)
+        return np.array([math.nan if value is None else value for value in values], "f8"), wrong
 
     def has_others(self, names: Collection[str], at: Places) -> bool:
         """Return whether one of these rows may have an entry that is not among these."""
@@ -422,17 +422,17 @@ def pack_tags(parts: Sequence[tuple[ChunkTags, Places, Places]], rows: int) -> T
             column = tags.columns.get(name)
             if column is None:
                 continue
-            kinds[where], found = column.kinds[at], column.payload[at]
+            kinds[where], entries = column.kinds[at], column.payload[at]
             if column.pool:
                 pooled = column.kinds[at] == POOLED
                 new = np.zeros(len(column.pool), "i8")
-                for code in np.flatnonzero(np.bincount(found[pooled], minlength=1)).tolist():
+                for code in np.flatnonzero(np.bincount(entries[pooled], minlength=1)).tolist():
                     value = column.pool[code]
                     new[code] = codes.setdefault(value, len(pool))
                     if len(codes) > len(pool):
                         pool.append(value if type(value) is str else _decode(value))
-                found = np.where(pooled, new[np.where(pooled, found, 0)], found)
-            payload[where] = found
+                entries = np.where(pooled, new[np.where(pooled, entries, 0)], entries)
+            payload[where] = entries
         if kinds.any():
             columns.append(entry_column(name, kinds, payload, pool))
     return TagTable(rows, columns)
@@ -468,24 +468,24 @@ def matching_rows(tags: ChunkTags | None, where: Mapping[str, Any], at: np.ndarr
     """
     if len(at) <= FEW and tags is not None:
         return np.array([_has_entries(tags, where, place) for place in at.tolist()], bool)
-    found = np.ones(len(at), bool)
+    matches = np.ones(len(at), bool)
     for name, value in where.items():
         column = None if tags is None else tags.columns.get(name)
         if column is not None:
-            found &= _equal_rows(column, value, at)
+            matches &= _equal_rows(column, value, at)
         elif tags is not None and tags.rest:
-            found &= np.array([equal_values(each, value) for each in tags.values(name, at)], bool)
+            matches &= np.array([equal_values(each, value) for each in tags.values(name, at)], bool)
         else:
-            found[:] = False
-    return found
+            matches[:] = False
+    return matches
 
 
 def _has_entries(tags: ChunkTags, where: Mapping[str, Any], at: int) -> bool:
     """Return whether a row has all these entries, with equal values."""
     for name, value in where.items():
         column = tags.columns.get(name)
-        found = tags.rest.get(at, {}).get(name, ABSENT) if column is None else column.value(at)
-        if not equal_values(found, value):
+        stored = tags.rest.get(at, {}).get(name, ABSENT) if column is None else column.value(at)
+        if not equal_values(stored, value):
             return False
     return True
 
@@ -498,18 +498,18 @@ def _equal_rows(column: EntryValues, value: Any, at: Places) -> np.ndarray:
     payload = column.payload[at]
     if type(value) is bool:
         return np.asarray((kinds == BOOL) & ((payload != 0) == value))
-    found = np.zeros(len(kinds), bool)
+    matches = np.zeros(len(kinds), bool)
     if type(value) in (int, float):
         as_int, as_float = _both_forms(value)
         if as_int is not None:
-            found |= (kinds == INT) & (payload == as_int)
+            matches |= (kinds == INT) & (payload == as_int)
         if as_float is not None:
             floats = column.floats[at]
-            found |= (kinds == FLOAT) & (np.isnan(floats) if as_float != as_float else floats == as_float)
+            matches |= (kinds == FLOAT) & (np.isnan(floats) if as_float != as_float else floats == as_float)
     pooled = kinds == POOLED
     for code in _equal_codes(column, value, payload[pooled]):
-        found |= pooled & (payload == code)
-    return found
+        matches |= pooled & (payload == code)
+    return matches
 
 
 def _both_forms(value: float) -> tuple[int | None, float | None]:
@@ -531,9 +531,9 @@ def _equal_codes(column: EntryValues, value: Any, codes: np.ndarray) -> list[int
     if type(value) is str:
         code = column.codes.get(value)
         return [] if code is None else [code]
-    found = []
+    equal = []
     for code in np.unique(codes).tolist():
         each = column.pool[code]
         if type(each) is bytes and equal_values(_decode(each), value):
-            found.append(code)
-    return found
+            equal.append(code)
+    return equal

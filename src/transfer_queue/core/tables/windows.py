@@ -244,14 +244,14 @@ class RowRefcounts(Persisted):
 
     def held_among(self, task: str, client: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return those of these rows that the client refers to for the task, ascending, and for how many ranks each."""
-        held = [mine for holder, mine in self.by_holder.items() if holder[:2] == (task, client)]
+        held = [held_rows for holder, held_rows in self.by_holder.items() if holder[:2] == (task, client)]
         if len(rows) == 1:  # for a few rows numpy is slow
             row = rows[0]
-            count = sum(mine[0] == row if len(mine) == 1 else row in mine for mine in held)
+            count = sum(held_rows[0] == row if len(held_rows) == 1 else row in held_rows for held_rows in held)
             return (rows, np.array([count])) if count else (rows[:0], np.zeros(0, "i8"))
-        found, times = np.unique(np.concatenate([np.zeros(0, "i8"), *held]), return_counts=True)
-        asked = np.isin(found, rows)
-        return found[asked], times[asked]
+        distinct, times = np.unique(np.concatenate([np.zeros(0, "i8"), *held]), return_counts=True)
+        is_listed = np.isin(distinct, rows)
+        return distinct[is_listed], times[is_listed]
 
     def add(self, task: str, client: str, dp_rank: int, rows: np.ndarray) -> None:
         """Record that a client got rows that it does not refer to yet."""
@@ -280,16 +280,16 @@ class RowRefcounts(Persisted):
         for holder in holders:
             held_rows = self.by_holder[holder]
             if len(rows) == 1:  # for a few rows numpy is slow
-                mine = held_rows[held_rows == rows]
+                released = held_rows[held_rows == rows]
             else:
-                mine = np.intersect1d(held_rows, rows)
-            if not len(mine):
+                released = np.intersect1d(held_rows, rows)
+            if not len(released):
                 continue
-            if len(mine) < len(held_rows):
-                self.by_holder[holder] = rows_without(held_rows, mine)
+            if len(released) < len(held_rows):
+                self.by_holder[holder] = rows_without(held_rows, released)
             else:
                 del self.by_holder[holder]
-            for _, chunk, at, _ in self.rows.split(self.rows.live_positions_of(mine)):
+            for _, chunk, at, _ in self.rows.split(self.rows.live_positions_of(released)):
                 held, finished = chunk.held_columns(holder[0])
                 held[at] -= 1
                 finished[at] += times

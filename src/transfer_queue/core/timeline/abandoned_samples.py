@@ -61,7 +61,7 @@ class AbandonedSamples(CoreService):
         super().__init__(context)
         self._timeline = context.services[TimelineRecorder]
         self._state = context.state
-        self._gone: tuple[str, ...] = ()
+        self._departed: tuple[str, ...] = ()
         self._position = 0
         """Events before this position were read."""
         self._claims: dict[Use, dict[str, np.ndarray]] = {}
@@ -76,10 +76,10 @@ class AbandonedSamples(CoreService):
     def find(self, name: str) -> list[Abandoned]:
         """Return the abandoned samples of a partition."""
         partition = self._state.partitions.get(name)
-        if partition is None or not self._timeline.gone:
+        if partition is None or not self._timeline.departed:
             return []
         self._read_new_events()
-        found = []
+        abandoned = []
         for (place, task), claims in self._claims.items():
             if place != cut_text(name):
                 continue
@@ -87,7 +87,7 @@ class AbandonedSamples(CoreService):
             if not fields and (place, task) in self._acked:
                 continue
             lost: dict[str, np.ndarray] = {}
-            for client in filter(claims.__contains__, self._timeline.gone):
+            for client in filter(claims.__contains__, self._timeline.departed):
                 rows = claims[client] if fields else np.intersect1d(claims[client], last[client])
                 kept, positions = self._unfinished(partition, task, rows, fields)
                 if fields:
@@ -96,17 +96,17 @@ class AbandonedSamples(CoreService):
                     process = self._state.describe_client(client)
                     lost[process] = np.union1d(lost.get(process, NO_ROWS), positions)
             if lost:
-                found.append(Abandoned(name, task, lost))
-        return found
+                abandoned.append(Abandoned(name, task, lost))
+        return abandoned
 
     def _fields(self, partition: Partition, task: str) -> list[str]:
         """Return the fields that a task puts; if it has put none here, those that other tasks want and no row has."""
         known = self._puts.get((cut_text(partition.name), task))
         if known:
             return sorted(known)
-        there = {name for name, stats in partition.fields.items() if stats.live}
+        live = {name for name, stats in partition.fields.items() if stats.live}
         wanted = [*partition.ready, *self._state.waiting.awaited(partition.name)]
-        return sorted({name for other, fields in wanted if other != task for name in fields} - there)
+        return sorted({name for other, fields in wanted if other != task for name in fields} - live)
 
     @staticmethod
     def _unfinished(
@@ -139,15 +139,15 @@ class AbandonedSamples(CoreService):
     def _read_new_events(self) -> None:
         timeline = self._timeline
         timeline.flush()
-        ring, gone = timeline.ring, tuple(timeline.gone)
-        if self._gone != gone or self._position < timeline.rows.first:
-            self._gone, self._position = gone, timeline.rows.first
+        ring, departed = timeline.ring, tuple(timeline.departed)
+        if self._departed != departed or self._position < timeline.rows.first:
+            self._departed, self._position = departed, timeline.rows.first
             self._claims, self._last, self._puts, self._acked = {}, {}, {}, set()
         begin = max(self._position, ring.first)
         self._position = ring.end
         if begin == ring.end:
             return
-        tasks = {task for client in gone for _, task in timeline.lanes.all_of(client).values()}
+        tasks = {task for client in departed for _, task in timeline.lanes.all_of(client).values()}
         lanes = {number: key for number, (key, _) in timeline.lanes.values.items() if key and key[1] in tasks}
         while begin < ring.end:
             page = ring.rows_of(begin, ring.end - begin)
@@ -172,7 +172,7 @@ class AbandonedSamples(CoreService):
             lane_of = some["event"]["lane"][event].astype("i8")
             last = self._last.setdefault(use, {})
             for lane in np.unique(lane_of).tolist():
-                if lanes[lane][0] in self._timeline.gone:
+                if lanes[lane][0] in self._timeline.departed:
                     last[lanes[lane][0]] = rows[event == event[lane_of == lane].max()]
             rows, newest = sort_with_values(rows, lane_of)
             claimed = self._claims.setdefault(use, {})
@@ -180,7 +180,7 @@ class AbandonedSamples(CoreService):
                 claimed[client] = rows_without(earlier, rows)
             for lane in np.unique(newest).tolist():
                 client = lanes[lane][0]
-                if client in self._timeline.gone:
+                if client in self._timeline.departed:
                     claimed[client] = np.union1d(claimed.get(client, NO_ROWS), rows[newest == lane])
 
     def _by_use(self, events: np.ndarray, lanes: dict[int, LaneKey]) -> Iterator[tuple[Use, Indexer]]:

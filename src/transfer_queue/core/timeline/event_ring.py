@@ -89,8 +89,8 @@ class EventRing:
     def position_at(self, time: float) -> int:
         """Return the position of the first event at or after this time."""
         times = self._entries["event"]["time"]
-        found = range(self.first, self.end)
-        return self.first + bisect_left(found, time, key=lambda position: times[position % self.capacity])
+        positions = range(self.first, self.end)
+        return self.first + bisect_left(positions, time, key=lambda position: times[position % self.capacity])
 
     def read(self, position: int, count: int) -> bytes:
         """Return the events from a position on, at most `count`. The ring must have the first of them."""
@@ -153,8 +153,8 @@ class NumberTable(Generic[K, T]):
 
     def add(self, key: K, make: Callable[[int], T]) -> int:
         """Return the number of a key, a new one if the table has none. `make` returns the value for a number."""
-        found = self.numbers.get(key)
-        return self.replace(key, make) if found is None else found
+        number = self.numbers.get(key)
+        return self.replace(key, make) if number is None else number
 
     def replace(self, key: K, make: Callable[[int], T]) -> int:
         """Return a new number of a key. The former one stays as long as events refer to it."""
@@ -175,8 +175,8 @@ class NumberTable(Generic[K, T]):
 
         This number is `next` if these are all values.
         """
-        found = list(takewhile(lambda known: known >= number, reversed(self.values)))[::-1]
-        return {known: self.values[known][1] for known in found[:most]}, found[most] if len(found) > most else self.next
+        newer = list(takewhile(lambda known: known >= number, reversed(self.values)))[::-1]
+        return {known: self.values[known][1] for known in newer[:most]}, newer[most] if len(newer) > most else self.next
 
     def _enter(self, key: K | None, value: T) -> int:
         number = self.next
@@ -250,11 +250,11 @@ class LaneTable(NumberTable[LaneKey, Lane]):
 
     def of_client(self, client: str) -> int:
         """Return the current lane of a client."""
-        found = self.current.get(client)
-        if found is None:
-            said = self._introductions.get(client)
-            found = self._follow(client, self._of(client, "" if said is None else said.task, -1))
-        return found
+        lane = self.current.get(client)
+        if lane is None:
+            introduction = self._introductions.get(client)
+            lane = self._follow(client, self._of(client, "" if introduction is None else introduction.task, -1))
+        return lane
 
     def of_task(self, client: str, task: str, rank: Any) -> int:
         """Return the lane of a client in a task. rank: the dp_rank of a claim, if it has one; any value."""
@@ -262,8 +262,8 @@ class LaneTable(NumberTable[LaneKey, Lane]):
 
     def of_claim(self, client: str, task: str, rank: Any) -> int:
         """Return the lane of a client that claims for a task. It becomes the current one of a client without a task."""
-        found, said = self.of_task(client, task, rank), self._introductions.get(client)
-        return found if said is not None and said.task else self._follow(client, found)
+        lane, introduction = self.of_task(client, task, rank), self._introductions.get(client)
+        return lane if introduction is not None and introduction.task else self._follow(client, lane)
 
     def open_wait(self, waiting: ParkedRequest) -> OpenWait | None:
         """Return what readers get of a request that waits; None if no consumer or producer waits with it."""
@@ -286,12 +286,12 @@ class LaneTable(NumberTable[LaneKey, Lane]):
         A client without a task has no lane before it claims or puts.
         """
         key = client, cut_text(self._introductions[client].task)
-        found = self.numbers.get(key)
-        if found is None and not key[1] and client not in self.current:
+        lane = self.numbers.get(key)
+        if lane is None and not key[1] and client not in self.current:
             return
-        if found is None or self.values[found][1] != self._lane(found, key, -1):
-            found = self.replace(key, lambda number: self._lane(number, key, -1))
-        self._follow(client, found)
+        if lane is None or self.values[lane][1] != self._lane(lane, key, -1):
+            lane = self.replace(key, lambda number: self._lane(number, key, -1))
+        self._follow(client, lane)
 
     def forget(self, client: str) -> None:
         """Note that the state has forgotten a client."""
@@ -320,12 +320,12 @@ class LaneTable(NumberTable[LaneKey, Lane]):
     def _lane(self, number: int, key: LaneKey, rank: int) -> Lane:
         """Return a lane, with the task and rank that its client has reported. `rank` is that of a claim."""
         client, task = key
-        said = self._introductions.get(client)
-        if said is None:
+        introduction = self._introductions.get(client)
+        if introduction is None:
             return Lane(number, client, task, rank)
-        if rank < 0 or task == cut_text(said.task):
-            rank = said.rank
-        return Lane(number, client, task, rank, cut_text(said.host), said.pid)
+        if rank < 0 or task == cut_text(introduction.task):
+            rank = introduction.rank
+        return Lane(number, client, task, rank, cut_text(introduction.host), introduction.pid)
 
     def _follow(self, client: str, lane: int) -> int:
         if lane != self._others:
@@ -415,11 +415,11 @@ class RowHistory:
         if begin == end and rows_end > self.end - self.capacity:
             begin = end - 1  # an event with more rows than a page has
         page = ring.rows_of(begin, end - begin)
-        found = (np.flatnonzero((page["first"] <= row) & (row <= page["last"])) + begin).tolist()
+        positions = (np.flatnonzero((page["first"] <= row) & (row <= page["last"])) + begin).tolist()
         if begin < end:
-            found += self._listed(row, page["before"], begin, rows_end)
+            positions += self._listed(row, page["before"], begin, rows_end)
         kept = begin > first and self._before(begin) > self.end - self.capacity
-        return sorted(set(found)), begin if kept else None
+        return sorted(set(positions)), begin if kept else None
 
     def listed(self, before: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of several events that have listed theirs, and the place of the event of each row.
@@ -446,14 +446,14 @@ class RowHistory:
     def _listed(self, row: int, before: np.ndarray, begin: int, rows_end: int) -> list[int]:
         """Return the positions of the events from `begin` on whose listed rows contain a row."""
         low = max(int(before[0]), self.end - self.capacity)
-        found: list[int] = []
+        positions: list[int] = []
         while low < rows_end:
             start = low % self.capacity
             some = self._rows[start : start + rows_end - low]
             at = np.flatnonzero(some == row) + low
-            found += (before.searchsorted(at, "right") - 1 + begin).tolist()
+            positions += (before.searchsorted(at, "right") - 1 + begin).tolist()
             low += len(some)
-        return found
+        return positions
 
 
 GRAIN = 0.001

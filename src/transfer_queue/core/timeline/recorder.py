@@ -61,7 +61,7 @@ MANY_RECORDED = 256
 """The same for a put, because its note keeps the record with the keys and tags of its rows."""
 LOOKED_AT = 64
 """Fields of a claim in which the newest block is searched. A claim with more fields is written immediately."""
-MAX_GONE = 1024
+MAX_DEPARTED = 1024
 """Clients that are gone and remembered."""
 LOOKUPS, LOOKUP_SECONDS = 1024, 1.0
 """The newest block is looked up for at most LOOKUPS claims in LOOKUP_SECONDS, so that frequent claims are not slowed
@@ -127,9 +127,9 @@ class TimelineRecorder(CoreService):
         """Whether no rows existed when the events began."""
         self.known_since = context.now
         """The times of puts before this time are not known."""
-        self.gone: dict[str, float] = {}
+        self.departed: dict[str, float] = {}
         """Client that claimed or put, and is gone -> when its last connection ended; the oldest first, at most
-        `MAX_GONE`. A client that has closed is not gone, nor is one whose claims were answered with the end."""
+        `MAX_DEPARTED`. A client that has closed is not gone, nor is one whose claims were answered with the end."""
         self._ended: set[tuple[str, str]] = set()
         """(client, task) whose last claim was answered with the end of its partition."""
         self._notes: list[Note] = []
@@ -238,9 +238,9 @@ class TimelineRecorder(CoreService):
             return None
         fields, at, block = claim.fields, position & MASK, 0
         for name in fields if len(fields) <= LOOKED_AT else fields[:LOOKED_AT]:
-            found = chunk.field.get(name)
-            if found is not None:
-                number = found[0].item(at)
+            columns = chunk.field.get(name)
+            if columns is not None:
+                number = columns[0].item(at)
                 if number > block:
                     block = number
         if not partition.policy_version:
@@ -301,7 +301,7 @@ class TimelineRecorder(CoreService):
 
     def on_connected(self, client: str) -> None:
         """See `CoreService.on_connected`."""
-        self.gone.pop(client, None)
+        self.departed.pop(client, None)
 
     def on_client_left(self, client: str, announced: bool) -> list[Effect]:
         """See `CoreService.on_client_left`. It is noted in each lane of the client."""
@@ -313,9 +313,9 @@ class TimelineRecorder(CoreService):
             self._ended.discard(key)
             self._append(_GONE, self._clock.now, CLOSED if in_order else 0, lane, "", 0)
             if not in_order:
-                self.gone[client] = self._clock.now
-        while len(self.gone) > MAX_GONE:
-            del self.gone[next(iter(self.gone))]
+                self.departed[client] = self._clock.now
+        while len(self.departed) > MAX_DEPARTED:
+            del self.departed[next(iter(self.departed))]
         return []
 
     def _note_removal(self, kind: int, record: Any, which: bytes) -> None:
@@ -465,24 +465,24 @@ class TimelineRecorder(CoreService):
 
 def _oldest_version(partition: Partition, positions: np.ndarray) -> float | None:
     """Return the lowest policy version in the tags of these rows; None if no tag has one."""
-    found = []
+    oldest_versions = []
     for _, chunk, at, _ in partition.rows.split(positions[positions >= 0]):
         numbers = chunk.numbers.get(POLICY_TAG)
         if numbers is not None:  # `max_staleness` and FreshnessSampler watch the tag
             known = numbers[at]
             known = known[~np.isnan(known)]
             if len(known):
-                found.append(float(known.min()))
+                oldest_versions.append(float(known.min()))
         elif chunk.tags is not None:
             versions = chunk.tags.values(POLICY_TAG, at)
-            found += [float(version) for version in versions if isinstance(version, (int, float))]
-    return min(found, default=None)
+            oldest_versions += [float(version) for version in versions if isinstance(version, (int, float))]
+    return min(oldest_versions, default=None)
 
 
 def _oldest_block(chunk: Chunk, fields: Sequence[str], at: int) -> int:
     """Return the lowest block number of these fields of a row; 0 if it has no such field."""
-    found = map(chunk.field.get, fields[:LOOKED_AT])
-    return min(filter(None, [columns[0].item(at) for columns in found if columns is not None]), default=0)
+    columns_of_fields = map(chunk.field.get, fields[:LOOKED_AT])
+    return min(filter(None, [columns[0].item(at) for columns in columns_of_fields if columns is not None]), default=0)
 
 
 # ------------------------------------------------------------ requests
@@ -513,10 +513,10 @@ def handle_read_timeline(context: Context, caller: Caller, request: ReadTimeline
     if request.boot != context.config.boot:
         request = ReadTimeline(seconds=request.seconds, most=request.most)
     if request.position is None:
-        position = asked = max(ring.position_at(now - request.seconds), ring.end - request.most if request.most else 0)
+        position = wanted = max(ring.position_at(now - request.seconds), ring.end - request.most if request.most else 0)
     else:
-        asked = min(request.position, ring.end)
-        position = max(asked, ring.first)
+        wanted = min(request.position, ring.end)
+        position = max(wanted, ring.first)
     waits = _open_waits(context) if position + MAX_EVENTS >= ring.end else []
     lanes, next_lane = timeline.lanes.since(request.lanes, MAX_NUMBERS)
     partitions, next_partition = timeline.partitions.since(request.partitions, MAX_NUMBERS)
@@ -530,14 +530,14 @@ def handle_read_timeline(context: Context, caller: Caller, request: ReadTimeline
         timeline.wall,
         end,
         ring.end,
-        position - asked,
+        position - wanted,
         events,
         list(lanes.values()),
         partitions,
         fields,
         [wait for wait in waits if wait.lane < next_lane] if caught_up else [],
         _connected(context) if caught_up else [],
-        timeline.gone if caught_up else {},
+        timeline.departed if caught_up else {},
     )
 
 

@@ -105,12 +105,12 @@ class TaskMeasures:
             more = np.full(2 * highest + 1 - len(self._task_of_lane), -1, np.int16)
             self._task_of_lane = np.concatenate([self._task_of_lane, more])
         lanes = np.minimum(lanes, MAX_KNOWN)
-        found = self._task_of_lane[lanes]
-        if (found < 0).any():
-            for lane in set(lanes[found < 0].tolist()):
+        tasks = self._task_of_lane[lanes]
+        if (tasks < 0).any():
+            for lane in set(lanes[tasks < 0].tolist()):
                 self._task_of_lane[lane] = self._task_of(lane)
-            found = self._task_of_lane[lanes]
-        numbers: np.ndarray = found.astype(np.int64)
+            tasks = self._task_of_lane[lanes]
+        numbers: np.ndarray = tasks.astype(np.int64)
         return numbers
 
     def _task_of(self, lane: int) -> int:

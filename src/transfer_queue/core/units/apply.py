@@ -11,7 +11,7 @@ from transfer_queue.core.events import records as r
 from transfer_queue.core.events.registry import applies
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
-from transfer_queue.core.tables.changes import Found, LossEvent, values_in_blocks
+from transfer_queue.core.tables.changes import LossEvent, ValuesOfChunk, values_in_blocks
 from transfer_queue.core.tables.rows import CHUNK_BITS, ValueColumns
 from transfer_queue.messages.descriptors import MOVER, BlockLocation, NewBlock, UnitInfo
 
@@ -42,9 +42,9 @@ def _apply_unit_lost(state: State, record: r.UnitLost) -> None:
 
 @applies(r.ExtentsLost)
 def _apply_extents_lost(state: State, record: r.ExtentsLost) -> None:
-    gone = np.frombuffer(record.extents, "<i8")
-    _lose(state, lambda units, extents: (units == record.unit) & np.isin(extents, gone), record.unit, record.when)
-    state.blocks.forget([(record.unit, extent) for extent in gone.tolist()])
+    lost = np.frombuffer(record.extents, "<i8")
+    _lose(state, lambda units, extents: (units == record.unit) & np.isin(extents, lost), record.unit, record.when)
+    state.blocks.forget([(record.unit, extent) for extent in lost.tolist()])
 
 
 @applies(r.ExtentsFreed)
@@ -80,24 +80,24 @@ def _apply_writer_fenced(state: State, record: r.WriterFenced) -> None:
     state.blocks.close([(record.unit, extent) for extent in record.extents])
 
 
-def _lose(state: State, gone: Callable[[np.ndarray, np.ndarray], np.ndarray], unit: int, when: str) -> None:
+def _lose(state: State, is_lost: Callable[[np.ndarray, np.ndarray], np.ndarray], unit: int, when: str) -> None:
     """Record that values are lost whose blocks have no location left."""
-    blocks = state.blocks.remove_lost_locations(gone)
+    blocks = state.blocks.remove_lost_locations(is_lost)
     if not len(blocks):
         return
     state.losses += 1
     for name, partition in state.partitions.items():
-        found = list(values_in_blocks(partition.rows, blocks))
-        if found:
-            _lose_values(state.new_version(name), found, state.losses, LossEvent(unit, when, partition.version))
+        values = list(values_in_blocks(partition.rows, blocks))
+        if values:
+            _lose_values(state.new_version(name), values, state.losses, LossEvent(unit, when, partition.version))
 
 
-def _lose_values(partition: Partition, found: list[Found], number: int, loss: LossEvent) -> None:
+def _lose_values(partition: Partition, values: list[ValuesOfChunk], number: int, loss: LossEvent) -> None:
     """Record that these values are lost by event `number`, so that their rows do not have them any more."""
     partition.losses.events[number] = loss
     released: list[np.ndarray] = []
     touched: dict[int, list[np.ndarray]] = {}
-    for key, chunk, name, columns, at in found:
+    for key, chunk, name, columns, at in values:
         released.append(columns[0][at])
         partition.field_ranks.remove(chunk, at)
         columns[0][at] = 0
@@ -105,7 +105,7 @@ def _lose_values(partition: Partition, found: list[Found], number: int, loss: Lo
         partition.losses.mark(chunk, name, at, number)
         partition.remove_values(name, len(at))
         touched.setdefault(key, []).append(at)
-    partition.forget_gone_ranks()
+    partition.forget_empty_ranks()
     partition.nbytes -= partition.blocks.release(np.concatenate(released))
     for key, parts in touched.items():
         at = np.unique(np.concatenate(parts))
@@ -126,25 +126,25 @@ def _apply_repacked(partition: Partition, repacked: r.RowsRepacked, writer: str)
     numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
     positions = partition.rows.positions_of(rows)
     values = np.zeros(len(blocks), "i8")
-    found: list[tuple[str, ValueColumns, np.ndarray, np.ndarray]] = []
+    moved: list[tuple[str, ValueColumns, np.ndarray, np.ndarray]] = []
     names = [{spec.name for spec in block.schema} for block in blocks]
     for name in sorted(set().union(*names)):
         having = np.repeat([name in each for each in names], counts)
-        there = np.flatnonzero((positions >= 0) & having)
-        for _, chunk, at, where in partition.rows.split(positions[there]):
+        current = np.flatnonzero((positions >= 0) & having)
+        for _, chunk, at, where in partition.rows.split(positions[current]):
             columns = chunk.field.get(name)
             if columns is None:
                 continue
-            chosen = there[where]
+            chosen = current[where]
             same = (columns[0][at] == sources[chosen]) & (columns[1][at] == slots[chosen])
-            found.append((name, columns, np.asarray(at)[same], chosen[same]))
+            moved.append((name, columns, np.asarray(at)[same], chosen[same]))
             values += np.bincount(numbers[chosen[same]] - first, minlength=len(blocks))
     for number, block, needed in zip(range(first, first + len(blocks)), blocks, values.tolist(), strict=True):
         if needed:
             partition.blocks.add(number, writer, block, needed, partition.number)
             partition.nbytes += block.nbytes
     released: list[np.ndarray] = []
-    for name, columns, at, chosen in found:
+    for name, columns, at, chosen in moved:
         columns[0][at], columns[1][at] = numbers[chosen], fresh[chosen]
         if partition.blocks.equal.of_block:
             old, new = (sources[chosen], slots[chosen]), (numbers[chosen], fresh[chosen])

@@ -25,8 +25,8 @@ from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
 
 def no_unit_text(unit: int, units: Iterable[int]) -> str:
     """Return "storage unit 7 does not exist", with the units that exist."""
-    there = ", ".join(map(str, sorted(units)))
-    return f"storage unit {unit} does not exist ({f'the units are: {there}' if there else 'no unit is connected'})"
+    listed = ", ".join(map(str, sorted(units)))
+    return f"storage unit {unit} does not exist ({f'the units are: {listed}' if listed else 'no unit is connected'})"
 
 
 def check_places(state: State, writer: str, block: NewBlock) -> bool:
@@ -235,8 +235,8 @@ def close_extents(
             raise ProtocolError(
                 f"extent {place[1]} of unit {place[0]} belongs to another writer, so this client cannot close it"
             )
-    there = [place for place in dict.fromkeys(extents) if place[0] not in state.lost_units]
-    for unit, number in there:
+    places = [place for place in dict.fromkeys(extents) if place[0] not in state.lost_units]
+    for unit, number in places:
         if unit not in state.units:
             raise InvalidArgumentError(
                 f"extent {number} cannot be closed: {no_unit_text(unit, state.units)}; close extents that this client "
@@ -244,8 +244,8 @@ def close_extents(
             )
         check_extent_number(number)
     own = {(place.unit, place.extent) for block in blocks for place in places_of(block)}
-    known = [place for place in there if place in state.blocks.extents or place in own]
-    unknown = [place for place in there if place not in known and place not in state.blocks.freed]
+    known = [place for place in places if place in state.blocks.extents or place in own]
+    unknown = [place for place in places if place not in known and place not in state.blocks.freed]
     return [r.ExtentsClosed(known)] if known else [], unknown
 
 
@@ -329,10 +329,10 @@ def _check_repacked(place: BlockLocation, fields: list[str], rows: int, block: N
         check_block(block, rows)
     except InvalidArgumentError as error:
         raise ProtocolError(f"rows were moved into a block that is not valid: {error}") from None
-    there = (block.unit, block.extent, block.generation, block.length) == (
+    is_same = (block.unit, block.extent, block.generation, block.length) == (
         place.unit, place.extent, place.generation, place.length,
     )  # fmt: skip
-    if not there or block.copies or {spec.name for spec in block.schema} != set(fields):
+    if not is_same or block.copies or {spec.name for spec in block.schema} != set(fields):
         raise ProtocolError(
             f"rows were moved into a block outside extent {place.extent}, or with other fields than ordered"
         )

@@ -57,7 +57,7 @@ _UNIT = 40  # bits of the extent in a number that combines unit and extent
 Place = tuple[int, int]  # unit, extent
 Extents = dict[Place, float]
 _OFFLOAD, _REPACK, _MOVE = range(3)  # what a plan does with blocks, in this order
-_Found = dict[tuple[int, int, int], list[np.ndarray]]
+_Moves = dict[tuple[int, int, int], list[np.ndarray]]
 """What is done, the unit to leave or -1, the unit of the other copy or -1 -> the numbers of blocks."""
 _Stamp = tuple[int, int, int, tuple[tuple[int, int], ...]]
 _Hits = tuple[np.ndarray, np.ndarray, np.ndarray, int]
@@ -117,17 +117,17 @@ class MigrationPlanner(Policy):
 
     def _excess(self) -> dict[int, float]:
         """Return unit in memory -> bytes to be moved off it to disk."""
-        state, marks, found = self.state, self.marks, dict[int, float]()
+        state, marks, excess = self.state, self.marks, dict[int, float]()
         if not state.disks - state.draining:  # this runs after every event
-            return found
+            return excess
         for number in sorted(state.units_of(MEMORY) - state.draining):
             leased, capacity = state.blocks.leased_in.get(number, 0), state.units[number].capacity
             over = leased - marks.low * capacity
             if number in self.mover.short and leased:
-                found[number] = max(over, (marks.high - marks.low) * capacity, 1.0)
+                excess[number] = max(over, (marks.high - marks.low) * capacity, 1.0)
             elif capacity and leased > marks.high * capacity:
-                found[number] = over
-        return found
+                excess[number] = over
+        return excess
 
     def _stamp(self) -> _Stamp:
         """Return a value that changes if a new plan may achieve something."""
@@ -156,7 +156,7 @@ class MigrationPlanner(Policy):
         oldest = self._oldest_extents(ages)
         cold, victims = _as_numbers(oldest), _as_numbers(self._victims(live) - oldest)
         yield ()
-        found: _Found = {}
+        moves: _Moves = {}
         left = PLAN_BLOCKS
         restores = self._restores and self._roomiest() is not None
         self._in_mirror_only = False
@@ -164,13 +164,13 @@ class MigrationPlanner(Policy):
         for key in sorted(blocks.chunks) if len(victims) or len(cold) or copies else ():
             chunk = blocks.chunks.get(key)
             if chunk is not None and left > 0:
-                left -= self._collect(key, chunk, victims, cold, found)
+                left -= self._collect(key, chunk, victims, cold, moves)
             yield ()
         if restores and left > 0:
             self._restores = self._in_mirror_only
         if left <= 0:
             self.mover.nudges += 1  # the next plan handles the rest
-        for (what, leaving, other), some in sorted(found.items(), key=lambda each: each[0][0]):
+        for (what, leaving, other), some in sorted(moves.items(), key=lambda each: each[0][0]):
             numbers = np.unique(np.concatenate(some))
             if what == _OFFLOAD:
                 yield from self._offload(leaving, numbers)
@@ -281,7 +281,7 @@ class MigrationPlanner(Policy):
     def _may_copy(self) -> bool:
         return self.replicas > 1 and len(self.mover.units - self.state.draining) > 1
 
-    def _collect(self, key: int, chunk: BlockChunk, victims: np.ndarray, cold: np.ndarray, found: _Found) -> int:
+    def _collect(self, key: int, chunk: BlockChunk, victims: np.ndarray, cold: np.ndarray, moves: _Moves) -> int:
         """Collect the blocks of a chunk that leave extents or are copied. Returns their number.
 
         Args:
@@ -289,11 +289,11 @@ class MigrationPlanner(Policy):
             chunk: The chunk.
             victims: The extents to be emptied.
             cold: The extents to be moved to disk.
-            found: Gets the numbers of the blocks.
+            moves: Gets the numbers of the blocks.
         """
         at, share = self._shares(chunk)
         first, second = self._codes(chunk, at)
-        nowhere = np.full(len(at), -1)
+        no_unit = np.full(len(at), -1)
         hits = [np.isin(code, victims) for code in (first, second)]
         few = (hits[0] | hits[1]) & (share < SPARSE) & (chunk.columns["rows"][at] > 1)
         if self.has_mirror:
@@ -310,18 +310,18 @@ class MigrationPlanner(Policy):
         for what, chosen, (leaving, other) in (
             (_OFFLOAD, np.isin(first, cold), (first, second)),
             (_OFFLOAD, np.isin(second, cold), (second, first)),
-            (_REPACK, few, (nowhere, nowhere)),
+            (_REPACK, few, (no_unit, no_unit)),
             (_MOVE, hits[0] & ~few, (first, second)),
             (_MOVE, hits[1] & ~few, (second, first)),
-            (_MOVE, alone, (nowhere, first)),
+            (_MOVE, alone, (no_unit, first)),
         ):
             pairs = np.stack([leaving[chosen] >> _UNIT, other[chosen] >> _UNIT], axis=1)
             for pair in np.unique(pairs, axis=0).tolist():
-                mine = at[chosen][(pairs == pair).all(axis=1)]
+                places = at[chosen][(pairs == pair).all(axis=1)]
                 # blocks that stay in their unit are moved together, wherever their other copies are
                 other_unit = -1 if pair[0] >= 0 and pair[0] not in self.state.draining else pair[1]
-                found.setdefault((what, pair[0], other_unit), []).append(mine + (key << CHUNK_BITS))
-                count += len(mine)
+                moves.setdefault((what, pair[0], other_unit), []).append(places + (key << CHUNK_BITS))
+                count += len(places)
         return count
 
     # ------------------------------------------------------------ orders
@@ -364,12 +364,12 @@ class MigrationPlanner(Policy):
         blocks = self.state.blocks
         numbers = blocks.needed_of(numbers)
         for a, b in split_into_runs(blocks.column("nbytes", numbers), self._size(), ORDER_BLOCKS):
-            there = blocks.needed_of(numbers[a:b])
+            needed = blocks.needed_of(numbers[a:b])
             is_restored = leaving < 0 and other in self.state.mirrors
             to = self._roomiest() if is_restored else self._target(leaving, {other, leaving})
-            if to is None or not len(there):
+            if to is None or not len(needed):
                 continue
-            brought = yield from self._bring(leaving, to, there)
+            brought = yield from self._bring(leaving, to, needed)
             if brought is None:
                 return
             if brought and leaving in self.state.mirrors & self.state.draining:
@@ -396,16 +396,16 @@ class MigrationPlanner(Policy):
                     rows.scan_chunk(partition.name, chunk)
                 yield ()
         for name in rows.partitions:
-            found = rows.sparse_blocks(name)
+            sparse = rows.sparse_blocks(name)
             yield ()
-            for first in range(0, len(found), ORDER_REPACKS):
-                yield from self._repack_some(name, found[first : first + ORDER_REPACKS])
+            for first in range(0, len(sparse), ORDER_REPACKS):
+                yield from self._repack_some(name, sparse[first : first + ORDER_REPACKS])
 
-    def _repack_some(self, name: str, found: list[SparseBlock]) -> PlanSteps[None]:
+    def _repack_some(self, name: str, sparse: list[SparseBlock]) -> PlanSteps[None]:
         """Repack a few blocks of one partition, grouped by the units in which they are."""
         blocks = self.state.blocks
         by_units: dict[tuple[int, ...], list[SparseBlock]] = {}
-        for block in self._still_needed(found):
+        for block in self._still_needed(sparse):
             units = tuple(place.unit for place in blocks.places(block.number))
             by_units.setdefault(units, []).append(block)
         for units, group in by_units.items():
@@ -430,8 +430,8 @@ class MigrationPlanner(Policy):
         made, closed = list(reply.repacked), [(to, reply.extent)]
         if len(units) > 1:
             copy = self._target(units[1], {to, *units})
-            found = [block for block in made if block is not None]
-            second = (yield from self._ask(copy, blocks_message(found))) if copy is not None and found else None
+            written = [block for block in made if block is not None]
+            second = (yield from self._ask(copy, blocks_message(written))) if copy is not None and written else None
             made = [None] * len(made) if second is None else _with_copies(made, second)
             closed += [] if second is None else [(second.unit, second.extent)]
         pairs = [(block, new) for block, new in zip(some, made, strict=True) if new is not None]
@@ -451,10 +451,10 @@ class MigrationPlanner(Policy):
         self._made += len(pairs)
         yield [r.BlocksMoved(to, reply.extent, reply.length, reply.generation, -1, b"", b"", [repacked])]
 
-    def _still_needed(self, found: list[SparseBlock]) -> list[SparseBlock]:
+    def _still_needed(self, sparse: list[SparseBlock]) -> list[SparseBlock]:
         """Return those of these blocks that a live row still needs."""
-        there = set(self.state.blocks.needed_of(np.array([block.number for block in found], "i8")).tolist())
-        return [block for block in found if block.number in there]
+        needed = set(self.state.blocks.needed_of(np.array([block.number for block in sparse], "i8")).tolist())
+        return [block for block in sparse if block.number in needed]
 
     def _target(self, unit: int, taken: set[int]) -> int | None:
         """Return the unit for blocks of this unit (-1: for copies): itself, or the emptiest one that is not in `taken`.
@@ -488,12 +488,12 @@ def _as_numbers(extents: set[Place]) -> np.ndarray:
 
 def _with_copies(made: list[NewBlock | None], reply: BlocksMovedReport) -> list[NewBlock | None]:
     """Add the second location to blocks that a unit has copied; None for those that it could not copy."""
-    offsets, found = iter(np.frombuffer(reply.offsets, "<i8").tolist()), list[Union[NewBlock, None]]()
+    offsets, with_copies = iter(np.frombuffer(reply.offsets, "<i8").tolist()), list[Union[NewBlock, None]]()
     for block in made:
         offset = -1 if block is None else next(offsets)
         place = BlockLocation(reply.unit, reply.extent, offset, reply.generation, reply.length)
-        found.append(None if block is None or offset < 0 else msgspec.structs.replace(block, copies=[place]))
-    return found
+        with_copies.append(None if block is None or offset < 0 else msgspec.structs.replace(block, copies=[place]))
+    return with_copies
 
 
 # ------------------------------------------------------------ sparse blocks
@@ -530,12 +530,12 @@ class SparseRows:
         self.numbers = numbers
         self._fields: dict[str, int] = {}
         """The fields that were found, with their numbers in `_Hits`."""
-        self._found: dict[str, list[_Hits]] = {}
+        self._hits: dict[str, list[_Hits]] = {}
 
     @property
     def partitions(self) -> list[str]:
         """The names of the partitions that have such rows, in the order of the search."""
-        return list(self._found)
+        return list(self._hits)
 
     def scan_chunk(self, partition: str, chunk: Chunk) -> None:
         """Note which rows of a chunk are in these blocks."""
@@ -550,13 +550,13 @@ class SparseRows:
                 continue
             at = at[hit]
             hits = (which[hit], slots[at], chunk.index[at], self._fields.setdefault(name, len(self._fields)))
-            self._found.setdefault(partition, []).append(hits)
+            self._hits.setdefault(partition, []).append(hits)
 
     def sparse_blocks(self, partition: str) -> list[SparseBlock]:
         """Return the blocks of a partition that have live rows, ascending."""
-        found = self._found[partition]
-        which, slots, rows = (np.concatenate([hits[k] for hits in found]) for k in (0, 1, 2))
-        fields = np.concatenate([np.full(len(hits[0]), hits[3]) for hits in found])
+        hits_of_partition = self._hits[partition]
+        which, slots, rows = (np.concatenate([hits[k] for hits in hits_of_partition]) for k in (0, 1, 2))
+        fields = np.concatenate([np.full(len(hits[0]), hits[3]) for hits in hits_of_partition])
         order = np.lexsort((rows, slots, which))
         which, slots, rows, fields = which[order], slots[order], rows[order], fields[order]
         names = list(self._fields)
@@ -565,10 +565,10 @@ class SparseRows:
         for a, b in pairwise(edges):
             first = np.ones(b - a, bool)
             first[1:] = (slots[a + 1 : b] != slots[a : b - 1]) | (rows[a + 1 : b] != rows[a : b - 1])
-            found_fields = [names[k] for k in sorted(set(fields[a:b].tolist()))]
+            block_fields = [names[k] for k in sorted(set(fields[a:b].tolist()))]
             number = int(self.numbers[which[a]])
-            found_rows, found_slots = rows[a:b][first].astype("i8"), slots[a:b][first].astype("i4")
-            out.append(SparseBlock(number, found_rows, found_slots, found_fields))
+            block_rows, block_slots = rows[a:b][first].astype("i8"), slots[a:b][first].astype("i4")
+            out.append(SparseBlock(number, block_rows, block_slots, block_fields))
         return out
 
 

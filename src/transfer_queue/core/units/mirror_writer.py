@@ -66,7 +66,7 @@ class MirrorWriter(Policy):
         """The bytes of the blocks that no mirror has."""
         self.copied_bytes = 0
         """The bytes that were copied since the controller started."""
-        self.full = False
+        self.is_full = False
         """Whether the mirror had no space for the last order."""
         self._behind: OrderedDict[int, tuple[int, float]] = OrderedDict()
         """Number -> (bytes, time of publication) of the blocks that no mirror has, ascending.
@@ -165,13 +165,13 @@ class MirrorWriter(Policy):
 
     def check(self) -> None:
         """Find again what is behind. Raises AssertionError if this object differs."""
-        found = {number for number, _ in self._find_behind()}
-        missing = found - self._behind.keys()
+        behind = {number for number, _ in self._find_behind()}
+        missing = behind - self._behind.keys()
         assert not missing, f"blocks {sorted(missing)} are in no mirror, and not known to be behind"
         assert self.behind_bytes == sum(nbytes for nbytes, _ in self._behind.values()), "bytes behind"
         assert list(self._behind) == sorted(self._behind), "order of the blocks that are behind"
         needed = self.state.blocks.needed_of(np.fromiter(self._behind, "i8", len(self._behind))).tolist()
-        assert set(needed) == found, "blocks of mirrors that are said to be behind"
+        assert set(needed) == behind, "blocks of mirrors that are said to be behind"
 
     # ------------------------------------------------------------ replies
 
@@ -227,7 +227,7 @@ class MirrorWriter(Policy):
             most_bytes=self.lag.nbytes,
             most_seconds=self.lag.seconds,
             waiting=len(self.held),
-            full=self.full,
+            full=self.is_full,
             connected=bool(self.mover.present_mirrors()),
             retired=sum(in_unit[unit] for unit in mirrors & self.state.draining),
         )
@@ -261,16 +261,16 @@ class MirrorWriter(Policy):
         now = self.context.now
         self._retry = now + PAUSE  # until the report has shown that blocks were copied
         if not report.extent:
-            self.full = not report.failed
-            self.mover.set_waiting_writers(mirror, self.full)  # its mostly dead extents are compacted meanwhile
-            if self.full and len(numbers) > 1:
+            self.is_full = not report.failed
+            self.mover.set_waiting_writers(mirror, self.is_full)  # its mostly dead extents are compacted meanwhile
+            if self.is_full and len(numbers) > 1:
                 self._limit, self._retry = int(np.frombuffer(blocks.nbytes, "<i8").sum()) // 2, now
             return []
         offsets = np.frombuffer(report.offsets, "<i8")
         if (offsets < 0).all():
             return close_reported_extents(self.state, mirror, [report.extent])
         self.mover.set_waiting_writers(mirror, False)
-        self.full, self._limit, self._retry = False, ORDER_BYTES, now
+        self.is_full, self._limit, self._retry = False, ORDER_BYTES, now
         needed = self.state.blocks.needed_of(numbers[offsets >= 0])
         _, second = self.state.blocks.units_of(needed)
         # a block has two locations at most, so the mirror takes the place of a second one; the others are ordered again
@@ -281,10 +281,10 @@ class MirrorWriter(Policy):
 
     def _oldest(self) -> np.ndarray:
         """Return the oldest blocks that are behind, for one order."""
-        found, total = list[int](), 0
+        numbers, total = list[int](), 0
         for number, (nbytes, _) in self._behind.items():
-            if found and (total + nbytes > self._limit or len(found) == ORDER_BLOCKS):
+            if numbers and (total + nbytes > self._limit or len(numbers) == ORDER_BLOCKS):
                 break
-            found.append(number)
+            numbers.append(number)
             total += nbytes
-        return self._still_behind(np.array(found, "i8"))
+        return self._still_behind(np.array(numbers, "i8"))

@@ -59,16 +59,16 @@ class Mover(CoreService):
         if unit in self.context.state.draining:
             self.unsent.append((unit, DrainFinished(True)))
 
-    def on_unit_gone(self, unit: int) -> None:
-        """See `CoreService.on_unit_gone`. Its orders are dropped."""
+    def on_unit_removed(self, unit: int) -> None:
+        """See `CoreService.on_unit_removed`. Its orders are dropped."""
         self.units.discard(unit)
         self.short.discard(unit)
         self.lines.pop(unit, None)
         self.unsent = [order for order in self.unsent if order[0] != unit]
 
-    def set_waiting_writers(self, unit: int, writers: bool) -> None:
+    def set_waiting_writers(self, unit: int, has_writers: bool) -> None:
         """Note whether writers wait for space in a unit."""
-        (self.short.add if writers and unit in self.units else self.short.discard)(unit)
+        (self.short.add if has_writers and unit in self.units else self.short.discard)(unit)
 
     def drain(self, unit: int, draining: bool) -> None:
         """Start or stop the drain of a unit."""

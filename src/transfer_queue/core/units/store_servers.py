@@ -44,9 +44,9 @@ class _KnownServer:
     ends: int = 0
 
     def progress(self, now: float) -> StoreServerProgress:
-        its = self.report
+        last = self.report
         up = self.peer is not None
-        return StoreServerProgress(its.backend, its.node, its.host, its.process, up, now - self.since, self.ends)
+        return StoreServerProgress(last.backend, last.node, last.host, last.process, up, now - self.since, self.ends)
 
 
 def backend_of(store: str) -> str:
@@ -99,9 +99,9 @@ class StoreServers(CoreService):
     def await_first(self, peer: int, sequence: int, request: AwaitFirstStoreServer) -> None:
         """Reply to a request when what it waits for has happened, which may be now."""
         for known in self._servers.values():
-            its = known.report
-            if its.first and its.backend == request.backend:
-                running = "" if known.peer is None else its.life
+            report = known.report
+            if report.first and report.backend == request.backend:
+                running = "" if known.peer is None else report.life
                 if running != request.life:
                     self._waiting.pop((peer, sequence), None)
                     self.context.emit(Send(peer, sequence, Done(running)))
@@ -145,12 +145,12 @@ class StoreServers(CoreService):
         """Return which servers of a unit's store have ended recently, for the message that its values are lost."""
         info, now = self._state.units.get(unit), self.context.now
         backend = backend_of(info.store) if info is not None and info.store else ""
-        found = {
+        causes = {
             server.place: f"{server.place} had ended {now - at:.1f} s before"
             for at, server in self._ended
             if server.backend == backend and now - at <= RECENT_SECONDS
         }
-        return "; ".join(found.values())
+        return "; ".join(causes.values())
 
     # ------------------------------------------------------------ checks
 
@@ -163,7 +163,7 @@ class StoreServers(CoreService):
     def on_changed(self, report: StoreChanged) -> None:
         """A unit asks which of its blocks to check."""
         self._doubtful[report.unit] = max(report.next_extent, self._doubtful.get(report.unit, 0))
-        extents = [extent for (unit, extent), its in self._state.blocks.extents.items() if unit == report.unit]
+        extents = [extent for (unit, extent), entry in self._state.blocks.extents.items() if unit == report.unit]
         self._order_check(report.unit, extents)
 
     @observes(r.SamplesPut)

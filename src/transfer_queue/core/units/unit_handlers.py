@@ -51,8 +51,8 @@ class UnitConnections(CoreService):
     def _forget(self, unit: int) -> None:
         """Forget the connection of a unit, and what it has reported on it."""
         self.context.connections.units.pop(unit, None)
-        for service in self.context.services.with_hook["on_unit_gone"]:
-            service.on_unit_gone(unit)
+        for service in self.context.services.with_hook["on_unit_removed"]:
+            service.on_unit_removed(unit)
 
     def on_extents_unneeded(self) -> list[Effect]:
         """Order the units to free what nobody needs."""
@@ -165,8 +165,8 @@ def _register(state: State, request: RegisterUnit) -> tuple[list[r.AnyRecord], i
         number = 1 + max([*state.units, *state.lost_units], default=-1)
         replaced = [known.unit for known in state.units.values() if known.name and known.name == request.name]
         records += [r.UnitLost(unit, request.when) for unit in replaced]
-    its = request.boot_id, request.name, request.node, request.remote, request.tier, request.capacity, request.store
-    records.append(r.UnitRegistered(number, request.address, request.arena, *its))
+    facts = request.boot_id, request.name, request.node, request.remote, request.tier, request.capacity, request.store
+    records.append(r.UnitRegistered(number, request.address, request.arena, *facts))
     if request.retired and number not in state.draining:
         records.append(r.UnitDraining(number, True))
     if request.extents is not None:
@@ -187,11 +187,11 @@ def _compare_extents(state: State, number: int, leased: np.ndarray, newer: int, 
 
     The report does not cover extents from number `newer` on, which were leased after it.
     """
-    there = set(leased.tolist())
+    reported = set(leased.tolist())
     table = state.blocks
     needed = [extent for (unit, extent), e in table.extents.items() if unit == number and e.blocks and extent < newer]
-    lost = sorted(extent for extent in needed if extent not in there)
-    freed = sorted(e for unit, e in table.freed if unit == number and e not in there and e < newer)
+    lost = sorted(extent for extent in needed if extent not in reported)
+    freed = sorted(e for unit, e in table.freed if unit == number and e not in reported and e < newer)
     records: list[r.AnyRecord] = []
     if lost:
         records.append(r.ExtentsLost(number, np.array(lost, "i8").tobytes(), when))

@@ -84,9 +84,9 @@ def await_training(partition_id: str, timeout: float | None = None) -> Publicati
         partition_id: The partition of the rollouts.
         timeout: Seconds to wait. Default: TQ_CONTROLLER_GET_METADATA_TIMEOUT (60 s).
     """
-    found = read_publication(partition_id)
-    if found is None or found.stopped:
+    publication = read_publication(partition_id)
+    if publication is None or publication.stopped:
         where = {"stopped": False}
         current_client().wait_for_change(partition_of(partition_id), where=where, timeout=timeout)
-        found = read_publication(partition_id)
-    return None if found is None or found.stopped else found
+        publication = read_publication(partition_id)
+    return None if publication is None or publication.stopped else publication

@@ -224,10 +224,10 @@ def _name(function: RewardFunction) -> str:
 
 
 def _rewards(function: RewardFunction, arguments: Mapping[str, Any], count: int) -> list[float]:
-    found = function(**arguments)
-    if inspect.isawaitable(found):
-        found = asyncio.run(_awaited(found))
-    rewards = [math.nan if reward is None else float(reward) for reward in found]
+    result = function(**arguments)
+    if inspect.isawaitable(result):
+        result = asyncio.run(_awaited(result))
+    rewards = [math.nan if reward is None else float(reward) for reward in result]
     if len(rewards) != count:
         raise InvalidArgumentError(
             f"reward function {_name(function)!r} must return {count} rewards, one for each completion, "
@@ -236,8 +236,8 @@ def _rewards(function: RewardFunction, arguments: Mapping[str, Any], count: int)
     return rewards
 
 
-async def _awaited(found: Any) -> Any:
-    return await found
+async def _awaited(result: Any) -> Any:
+    return await result
 
 
 def advantages_of(rewards: Mapping[str, Sequence[float]]) -> tuple[list[float], list[dict[str, float]]]:

@@ -68,8 +68,8 @@ def progress_of(partition_id: str) -> PartitionProgress | None:
 def is_worked_on(partition_id: str, task: str) -> bool:
     """Return whether a process works for a task now: it has claimed samples, or waits for some."""
     progress = progress_of(partition_id)
-    found = [] if progress is None else [entry for entry in progress.tasks if entry.name == task]
-    return any(entry.claimed or entry.waiting for entry in found)
+    entries = [] if progress is None else [entry for entry in progress.tasks if entry.name == task]
+    return any(entry.claimed or entry.waiting for entry in entries)
 
 
 def table(columns: Mapping[str, Sequence[Any]]) -> TensorDict:

@@ -67,8 +67,8 @@ class PartitionMirror:
     def _prompt(self, key: str, tag: dict[str, Any], version: int) -> Prompt:
         if tag["status"] not in self._by_status:
             known = ", ".join(self._by_status)
-            found = f"{tag['status']!r} for {key!r}"
-            raise InvalidArgumentError(f"the status of a prompt must be one of {known}, got {found}")
+            given = f"{tag['status']!r} for {key!r}"
+            raise InvalidArgumentError(f"the status of a prompt must be one of {known}, got {given}")
         return Prompt(tag["status"], tag["global_steps"], version)
 
     def _fill_tables(self) -> None:

@@ -100,8 +100,8 @@ class EventDrivenReplayBuffer(ReplayBuffer):
             A `KVBatchMeta` with the trajectories, and verl's metrics about prompts that were dropped.
         """
         self._partition_id = partition_id
-        found: tuple[Any, dict[str, Any]] = super().sample(global_steps, partition_id, batch_size)
-        return found
+        sampled: tuple[Any, dict[str, Any]] = super().sample(global_steps, partition_id, batch_size)
+        return sampled
 
     def _sync_metadata_from_transfer_queue(self) -> None:
         """Update the tables of the sampled partition. verl calls this before each decision."""
@@ -199,8 +199,8 @@ class EventDrivenReplayBufferAsync(EventDrivenReplayBuffer, ReplayBufferAsync):
             The prompts that can be sampled, and verl's metrics about prompts that were dropped.
         """
         self._partition_id = partition_id
-        found: tuple[set[str], dict[str, Any]] = super().wait_for_sampleable(global_steps, partition_id, target_count)
-        return found
+        sampled: tuple[set[str], dict[str, Any]] = super().wait_for_sampleable(global_steps, partition_id, target_count)
+        return sampled
 
 
 def _positive_seconds(seconds: Any) -> float:

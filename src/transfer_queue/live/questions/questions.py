@@ -130,14 +130,14 @@ class MatrixCounter:
         # Without counting anything: how many rows there are, and the size of a group.
         task = next(iter(takes), "")
         probe = CountColumns(partition, ROWS_LIMIT, ROWS_LIMIT, takes={}, group_task=task or "-")
-        found = self._client.request(probe, ColumnCounts, COUNT_SECONDS)
-        if not found.known:
+        counts = self._client.request(probe, ColumnCounts, COUNT_SECONDS)
+        if not counts.known:
             return None
-        first = min(first, found.rows)
-        stop = found.rows if last is None else max(min(last, found.rows), first)
+        first = min(first, counts.rows)
+        stop = counts.rows if last is None else max(min(last, counts.rows), first)
         width = max(-(-(stop - first) // columns), 1)
-        if found.group_size > 1 and (width > 1 or stop - first >= MIN_GROUPS * found.group_size):
-            width = -(-width // found.group_size) * found.group_size
+        if counts.group_size > 1 and (width > 1 or stop - first >= MIN_GROUPS * counts.group_size):
+            width = -(-width // counts.group_size) * counts.group_size
         key = partition, first, stop, columns
         counter = self._counters.pop(key, None) or PartitionCounter(self._client, partition)
         self._counters[key] = counter  # the most recent one is last
@@ -146,10 +146,10 @@ class MatrixCounter:
         sums = counter.count(CountColumns(partition, width, first, stop, {task: list(takes[task]) for task in takes}))
         if sums is None:
             return None
-        return _answer(partition, sums, first, stop, width, found)
+        return _answer(partition, sums, first, stop, width, counts)
 
 
-def _answer(partition: str, sums: ColumnSums, first: int, stop: int, width: int, found: ColumnCounts) -> MatrixAnswer:
+def _answer(partition: str, sums: ColumnSums, first: int, stop: int, width: int, counts: ColumnCounts) -> MatrixAnswer:
     used = sums.used
     rows = np.full(used, width, np.int64)
     if used:
@@ -162,7 +162,7 @@ def _answer(partition: str, sums: ColumnSums, first: int, stop: int, width: int,
     epoch = f"{sums.made:x}-{sums.version:x}-{width:x}-{first:x}-{stop:x}"
     return MatrixAnswer(
         partition, epoch, sums.rows, sums.reserved, first, stop,
-        used, width, found.group_size, _segments(sums.index[:used]), fields, tasks,
+        used, width, counts.group_size, _segments(sums.index[:used]), fields, tasks,
     )  # fmt: skip
 
 
@@ -187,14 +187,14 @@ def _runs(counts: np.ndarray | None, rows: np.ndarray) -> str:
 
 def _segments(index: np.ndarray) -> list[tuple[int, int, int]]:
     """Return the first global index of each column as segments [column, index, step]."""
-    found: list[tuple[int, int, int]] = []
+    segments: list[tuple[int, int, int]] = []
     for column, value in enumerate(index.tolist()):
-        if found:
-            begin, base, step = found[-1]
+        if segments:
+            begin, base, step = segments[-1]
             if column == begin + 1:
-                found[-1] = begin, base, value - base
+                segments[-1] = begin, base, value - base
                 continue
             if value == base + step * (column - begin):
                 continue
-        found.append((column, value, 0))
-    return found
+        segments.append((column, value, 0))
+    return segments

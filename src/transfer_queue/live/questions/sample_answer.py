@@ -99,12 +99,12 @@ def _group(report: SampleReport) -> answers.SampleGroupView | None:
 
 def _event(event: SampleEvent) -> answers.SampleEventView:
     named = ", ".join(event.fields[:16])
-    words = {
+    kind_text = {
         PUT: f"put {named}", REPLACED: f"put again: {named}", TAGGED: "changed its tags", CLAIM: "claimed",
         ACK: "acknowledged", RETURNED: "returned without an acknowledgement", CLEAR: "cleared",
         PARTITION_CLEAR: "cleared the partition",
     }.get(event.kind, event.kind)  # fmt: skip
-    return answers.SampleEventView(round(event.time, 2), words, _who(event.task, event))
+    return answers.SampleEventView(round(event.time, 2), kind_text, _who(event.task, event))
 
 
 def _who(task: str, did: SampleField | SampleEvent | SampleTask) -> str:

@@ -38,15 +38,15 @@ class ValueReader:
 
     def read(self, report: SampleReport) -> dict[str, ValueHead]:
         """Return the beginnings of the values of a sample, the smallest values first, up to the limit."""
-        left, found = MAX_BYTES, {}
+        left, heads = MAX_BYTES, {}
         for field in sorted(report.fields, key=lambda each: each.nbytes if each.nbytes is not None else MAX_BYTES + 1):
             if field.nbytes is None or field.nbytes > left:
                 size = "its size is not known" if field.nbytes is None else f"{field.nbytes:,} bytes"
-                found[field.name] = ValueHead(note=f"too large to be read for the page ({size})")
+                heads[field.name] = ValueHead(note=f"too large to be read for the page ({size})")
                 continue
             left -= field.nbytes
-            found[field.name] = self._read(report, field)
-        return found
+            heads[field.name] = self._read(report, field)
+        return heads
 
     def _read(self, report: SampleReport, field: SampleField) -> ValueHead:
         try:

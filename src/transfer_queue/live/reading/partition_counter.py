@@ -58,10 +58,10 @@ class ColumnSums:
         numbers, which = np.unique(parts[:, 0], return_inverse=True)
         members = np.bincount(which, parts[:, 1], minlength=len(numbers))
         complete = np.bincount(which, parts[:, 2], minlength=len(numbers))
-        there = members >= self.group_size
-        whole = self.whole + int(np.count_nonzero(there & (complete >= members)))
-        lack_field = self.lack_field + int(np.count_nonzero(there & (complete < members)))
-        return self.group_size, whole, lack_field, int(np.count_nonzero(~there))
+        is_full = members >= self.group_size
+        whole = self.whole + int(np.count_nonzero(is_full & (complete >= members)))
+        lack_field = self.lack_field + int(np.count_nonzero(is_full & (complete < members)))
+        return self.group_size, whole, lack_field, int(np.count_nonzero(~is_full))
 
 
 class PartitionCounter:
@@ -71,20 +71,20 @@ class PartitionCounter:
         self._client = client
         self._partition = partition
         self._known: ColumnSums | None = None
-        self._asked: CountColumns | None = None
+        self._last_request: CountColumns | None = None
         self._due = 0.0
 
     def count(self, request: CountColumns) -> ColumnSums | None:
         """Return the counts of a request; None if the partition does not exist."""
         now = time.monotonic()
-        if self._known is not None and request == self._asked and now < self._due:
+        if self._known is not None and request == self._last_request and now < self._due:
             return self._known
-        version = self._known.version if self._known is not None and request == self._asked else None
+        version = self._known.version if self._known is not None and request == self._last_request else None
         page = self._client.request(replace(request, version=version), ColumnCounts, ANSWER_SECONDS)
         same = self._known is not None and page.same and page.made == self._known.made
         if not same:
             self._known = self._count_on(request, page)
-            self._asked = request
+            self._last_request = request
         self._due = now + min(DUTY * (time.monotonic() - now), LONGEST_PAUSE)
         return self._known
 

@@ -115,8 +115,8 @@ class SystemReader:
         self._explain(account)
         takes = {task: list(fields) for task, fields in table.takes.items() if task}
         for name in self.active[:3]:
-            found = self._partitions.get(name)
-            if found is None or not self._last or found[1].rows > COUNTED_ROWS:
+            partition = self._partitions.get(name)
+            if partition is None or not self._last or partition[1].rows > COUNTED_ROWS:
                 self.groups.pop(name, None)
                 continue
             counter = self._counters.setdefault(name, PartitionCounter(self._client, name))
@@ -127,19 +127,19 @@ class SystemReader:
                 self.groups[name] = groups
         self._counters = {name: counter for name, counter in self._counters.items() if name in self.active[:3]}
 
-    def _learn(self, reply: ProgressReply, asked: set[str]) -> None:
+    def _learn(self, reply: ProgressReply, requested: set[str]) -> None:
         """Keep the progress of the partitions, and forget those that do not exist any more."""
         for number, progress in zip(reply.numbers, reply.status.partitions):
             self._partitions.pop(progress.name, None)
             self._partitions[progress.name] = number, progress
-        found = {progress.name for progress in reply.status.partitions}
+        reported = {progress.name for progress in reply.status.partitions}
         last = reply.next or math.inf
-        gone = [
+        removed = [
             name
             for name, (number, _) in self._partitions.items()
-            if name not in found and (name in asked or self._after < number <= last)
+            if name not in reported and (name in requested or self._after < number <= last)
         ]
-        for name in gone:
+        for name in removed:
             del self._partitions[name]
         self._after, self._newest = reply.next, reply.newest
         self._partitions = dict(sorted(self._partitions.items(), key=lambda each: each[1][0]))
@@ -173,7 +173,7 @@ class SystemReader:
                 share = account.tasks[task].waits if task in account.tasks else 0.0
                 cost[key] = cost.get(key, (0.0, 0))[0] + share, wait.rows
         chosen = sorted(cost, key=lambda key: -cost[key][0])[:EXPLAINED]
-        self._explained = {key: words for key, words in self._explained.items() if key in cost}
+        self._explained = {key: text for key, text in self._explained.items() if key in cost}
         self._explain_due = {key: due for key, due in self._explain_due.items() if key in cost}
         for key in chosen:
             if now < self._explain_due.get(key, 0.0):
@@ -182,15 +182,15 @@ class SystemReader:
             began = time.monotonic()
             request = Explain(partition, task=task, fields=list(fields), count=cost[key][1])
             try:
-                words = str(self._client.request(request, Done, ANSWER_SECONDS).value)
+                text = str(self._client.request(request, Done, ANSWER_SECONDS).value)
             except ENDED_ERRORS:
                 raise
             except TransferQueueError as error:
-                words = str(error)
+                text = str(error)
             took = time.monotonic() - began
             self._explain_due[key] = now + (RARELY if took > COSTLY_SECONDS else EXPLAIN_SECONDS)
-            named = SAMPLE.search(words)
-            self._explained[key] = Explained(words[:2000], int(named[1]) if named else None)
+            named = SAMPLE.search(text)
+            self._explained[key] = Explained(text[:2000], int(named[1]) if named else None)
 
 
 def unfinished_partitions(partitions: Sequence[PartitionProgress]) -> list[PartitionProgress]:

@@ -70,25 +70,25 @@ class SystemSource:
         """See `hub.ViewSource`."""
         return self._maker is not None and self._maker.renewed
 
-    def ended_words(self) -> str:
+    def describe_end(self) -> str:
         """See `hub.ViewSource`."""
         system = self.system
         if system is None or system.is_alive():
             return ""
         its = system.description
         with contextlib.closing(Process(its.starter_pid, None)) as starter:
-            gone = not its.detached and starter.has_ended()
-        why = f"its starter, process {its.starter_pid} ({its.starter_command}), has ended" if gone else "it was stopped"
+            dead = not its.detached and starter.has_ended()
+        why = f"its starter, process {its.starter_pid} ({its.starter_command}), has ended" if dead else "it was stopped"
         return f"The system {system.name} has ended: {why}. Below is its last state."
 
     def find_successor(self) -> bool:
         """See `hub.ViewSource`."""
-        found = find_successor(self.folder, self.system)
-        if found is None:
+        successor = find_successor(self.folder, self.system)
+        if successor is None:
             return False
         self.close()
-        self.system = found
-        self._begin(found)
+        self.system = successor
+        self._begin(successor)
         return True
 
     def _begin(self, system: RunningSystem) -> None:

@@ -90,8 +90,8 @@ class Guard:
         hosts = headers.getlist("host")
         host = _host_of(hosts[0]) if len(hosts) == 1 else None
         if host is None or not self._is_own(host):
-            words = "this page is not served under this name; open the address that `tq live` has printed"
-            return problem(421, words)
+            message = "this page is not served under this name; open the address that `tq live` has printed"
+            return problem(421, message)
         if scope["method"] != "GET":
             return problem(405, "only GET is answered", allow="GET")
         own = (f"http://{hosts[0].lower()}", f"https://{hosts[0].lower()}")
@@ -153,11 +153,11 @@ def _is_address(host: str) -> bool:
 
 def _unknown(scope: Scope) -> Response:
     """Return the answer to a request without the cookie."""
-    words = "open the address with the token that `tq live` has printed"
+    advice = "open the address with the token that `tq live` has printed"
     if scope["path"] != "/":
-        return problem(401, words)
+        return problem(401, advice)
     # A cookie of SameSite=Strict is not sent on the way from a page of another site, but it is from this page.
     text = (
-        f'<!doctype html><meta charset="utf-8"><title>transfer_queue</title><p>Please {words}.<p><a href="/">I did</a>'
+        f'<!doctype html><meta charset="utf-8"><title>transfer_queue</title><p>Please {advice}.<p><a href="/">I did</a>'
     )
     return Response(text, 401, {"cache-control": "no-store"}, "text/html")

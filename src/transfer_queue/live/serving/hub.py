@@ -49,7 +49,7 @@ class ViewSource(Protocol):
         """Return whether the last view cannot be reached by a `delta`."""
         return False
 
-    def ended_words(self) -> str:
+    def describe_end(self) -> str:
         """Return when and why the system ended; "" if it has not."""
         return ""
 
@@ -203,12 +203,12 @@ class Hub:
         except ENDED_ERRORS as error:
             await self._end(error)
         except WaitTimeoutError:
-            words = "The controller does not reply: it is being restarted, or is overloaded."
-            await self._publish({"state": self._same_state("restarting", self._now, words)})
+            text = "The controller does not reply: it is being restarted, or is overloaded."
+            await self._publish({"state": self._same_state("restarting", self._now, text)})
         except Exception as error:  # the page says that it cannot be shown, and tries again
             logger.exception("the live page could not be computed")
-            words = f"The page could not be computed: {type(error).__name__}: {error}"
-            await self._publish({"state": self._same_state("restarting", self._now, words[:500])})
+            text = f"The page could not be computed: {type(error).__name__}: {error}"
+            await self._publish({"state": self._same_state("restarting", self._now, text[:500])})
         else:
             self._now = now
             self.views += 1
@@ -221,16 +221,16 @@ class Hub:
         """Report that the system has ended, unless a new one has taken its place."""
         if await self.ask(self.source.find_successor):
             return
-        words = await self.ask(self.source.ended_words)
-        if words:
-            await self._publish({"state": self._same_state("ended", time.time(), words)})
+        text = await self.ask(self.source.describe_end)
+        if text:
+            await self._publish({"state": self._same_state("ended", time.time(), text)})
         else:
             await self._publish({"state": self._same_state("restarting", self._now, str(error)[:500])})
 
-    def _same_state(self, state: str, since: float, words: str) -> SystemState:
+    def _same_state(self, state: str, since: float, text: str) -> SystemState:
         """Return a state, which began when it was first seen."""
         began = self._state.since if self._state.state == state else round(since, 2)
-        return SystemState(state, began, words, self.every)
+        return SystemState(state, began, text, self.every)
 
     async def _publish(self, parts: Parts) -> None:
         """Push what has changed to the viewers. Those that begin get everything."""

@@ -112,7 +112,7 @@ class LiveServer:
         self.hub: Hub | None = None
         self._options = options
         self._server: uvicorn.Server | None = None
-        self._stopped = False
+        self._is_stopped = False
 
     @property
     def counters(self) -> dict[str, int]:
@@ -139,13 +139,13 @@ class LiveServer:
             **files,
         )  # fmt: skip
         self._server = _Server(config, self.hub)
-        self._server.should_exit = self._stopped
+        self._server.should_exit = self._is_stopped
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         await self._server.serve([self._listener])
 
     def stop(self) -> None:
         """End `run`. Any thread or signal handler may call it."""
-        self._stopped = True
+        self._is_stopped = True
         if self._server is not None:
             self._server.should_exit = True
 

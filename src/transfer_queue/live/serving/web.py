@@ -115,13 +115,13 @@ class Pages:
         first, last = _number(request, "from", 0), _number(request, "to", None)
         columns = _number(request, "columns", COLUMNS) or COLUMNS
         partition = _name(request, "partition")
-        found = self._questions.matrix(partition, first or 0, last, min(columns, MAX_COLUMNS))
-        if found is None:
+        answer = self._questions.matrix(partition, first or 0, last, min(columns, MAX_COLUMNS))
+        if answer is None:
             return problem(404, f"partition {partition[:200]!r} does not exist")
-        headers = {"etag": f'"{found.epoch}"', "cache-control": "no-cache"}
+        headers = {"etag": f'"{answer.epoch}"', "cache-control": "no-cache"}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        return Response(to_json(found), media_type="application/json", headers=headers)
+        return Response(to_json(answer), media_type="application/json", headers=headers)
 
     def lanes(self, request: Request) -> Response:
         """Answer `/api/lanes`. The thread that computes the views answers, because it has the recording."""
@@ -129,21 +129,21 @@ class Pages:
         count = _number(request, "count", MAX_OPENED_LANES) or MAX_OPENED_LANES
         after = request.query_params.get("after", "")
         _check_length(after)
-        found = self._hub.source.lanes(task, first, count, after)
-        if found is None:
+        page = self._hub.source.lanes(task, first, count, after)
+        if page is None:
             return problem(404, f"no ranks of the task {task[:200]!r} are joined to a line")
-        return _json(found)
+        return _json(page)
 
     def sample(self, request: Request) -> Response:
         """Answer `/api/sample`."""
         partition, index, key = _name(request, "partition"), _number(request, "index", None), None
         if index is None:
             key = _name(request, "key")
-        found = self._questions.sample(partition, index, key)
-        if found is None:
+        answer = self._questions.sample(partition, index, key)
+        if answer is None:
             named = f"index {index}" if key is None else f"key {key[:200]!r}"
             return problem(404, f"partition {partition[:200]!r} has no sample with {named}")
-        return _json(found)
+        return _json(answer)
 
     def explain(self, request: Request) -> Response:
         """Answer `/api/explain`."""
@@ -200,9 +200,9 @@ def _json(part: object) -> Response:
     return Response(to_json(part), headers={"cache-control": "no-store"}, media_type="application/json")
 
 
-def problem(status: int, words: str, **headers: str) -> Response:
+def problem(status: int, message: str, **headers: str) -> Response:
     """Return the answer to a question that cannot be answered."""
-    return Response(to_json(Problem(words)), status, {**headers, "cache-control": "no-store"}, "application/json")
+    return Response(to_json(Problem(message)), status, {**headers, "cache-control": "no-store"}, "application/json")
 
 
 def _check_length(text: str | None) -> None:

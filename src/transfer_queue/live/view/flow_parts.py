@@ -33,7 +33,7 @@ LETTERS = {
     SpanState.UNKNOWN: "x", SpanState.IDLE: "i", SpanState.WORKS: "W", SpanState.HELD: "h", SpanState.WAITS: "w",
     SpanState.GONE: "x",
 }  # fmt: skip
-HELD_WORDS = {
+HELD_REASONS = {
     "policy": "Its puts wait until the policy version advances (set_policy_version).",
     "capacity": "Its puts wait for free space.",
     "demand": "It waits until more groups are wanted (client.want).",
@@ -96,8 +96,8 @@ def _rows_by_point(table: EventTable, kind: EventKind, task: str, start: float, 
     events = table.of(kind)
     if task not in table.workers.tasks:
         return np.zeros(count)
-    mine = events.task == table.workers.tasks.index(task)
-    return _by_point(events.time[mine], events.rows[mine], start, count)
+    of_task = events.task == table.workers.tasks.index(task)
+    return _by_point(events.time[of_task], events.rows[of_task], start, count)
 
 
 def _rows_with_field(table: EventTable, name: str, start: float, count: int) -> np.ndarray:
@@ -109,16 +109,16 @@ def _rows_with_field(table: EventTable, name: str, start: float, count: int) -> 
 def step_part(seen: Observation, account: Account, task: str) -> payload.StepView | None:
     """Return how far the task at the end is with the partition that it claims."""
     name = claimed_partition(account, task)
-    found = seen.partitions.get(name)
-    if found is None:
+    partition = seen.partitions.get(name)
+    if partition is None:
         return None
-    progress = next((each for each in found.tasks if each.name == task), None)
+    progress = next((each for each in partition.tasks if each.name == task), None)
     dealt = 0 if progress is None else progress.consumed_ever + progress.claimed
-    ever = max((each.produced_ever for each in found.fields), default=0)
-    rows = max(ever, found.rows, dealt) + found.reserved
+    produced = max((each.produced_ever for each in partition.fields), default=0)
+    rows = max(produced, partition.rows, dealt) + partition.reserved
     rate = account.tasks[task].claim_rate if task in account.tasks else 0.0
-    eta = round((rows - dealt) / rate, 1) if rate > 0 and found.sealed else None
-    return payload.StepView(name, dealt, rows, found.sealed, eta)
+    eta = round((rows - dealt) / rate, 1) if rate > 0 and partition.sealed else None
+    return payload.StepView(name, dealt, rows, partition.sealed, eta)
 
 
 def claimed_partition(account: Account, task: str) -> str:
@@ -128,8 +128,8 @@ def claimed_partition(account: Account, task: str) -> str:
         if not wait.holds and wait.lane > 0 and recording.lanes[wait.lane].task == task:
             return wait.partition
     tasks = account.table.workers.tasks
-    mine = np.flatnonzero(claims.task == (tasks.index(task) if task in tasks else -2))
-    return recording.partitions[int(claims.partition[mine[-1]])] if len(mine) else ""
+    positions = np.flatnonzero(claims.task == (tasks.index(task) if task in tasks else -2))
+    return recording.partitions[int(claims.partition[positions[-1]])] if len(positions) else ""
 
 
 def active_partitions(account: Account) -> list[str]:
@@ -151,8 +151,8 @@ def active_partitions(account: Account) -> list[str]:
             weights[numbers[0]][recording.partitions[numbers[1]]] += int(count)
     order = [table.workers.tasks.index(name) for name in reversed(task_order(account))]
     ranked = [[name for name, _ in weights[task].most_common(16) if name] for task in order if task in weights]
-    found = dict.fromkeys(names[at] for at in range(16) for names in ranked if at < len(names))
-    return list(found)[:16]
+    active = dict.fromkeys(names[at] for at in range(16) for names in ranked if at < len(names))
+    return list(active)[:16]
 
 
 # ------------------------------------------------------------ tasks, queues, fields
@@ -171,37 +171,37 @@ def task_parts(account: Account) -> list[payload.TaskView]:
 
 
 def _task_part(account: Account, name: str) -> payload.TaskView:
-    its = account.tasks[name]
-    only_puts = bool(its.puts) and not its.takes
-    letters = _letters(account, its, only_puts)
+    task = account.tasks[name]
+    only_puts = bool(task.puts) and not task.takes
+    letters = _letters(account, task, only_puts)
     text = "".join(letters[worker] for worker in letters)
     few = len(letters) <= MAX_LETTERS
-    works = its.busy if only_puts else its.works
+    works = task.busy if only_puts else task.works
     return payload.TaskView(
-        name, its.alive + its.gone, its.alive, its.gone,
-        list(its.takes), list(its.puts), _rate(its.put_rate if only_puts else its.claim_rate), _rate(its.put_rate),
-        _share(works), _share(its.waits), _share(its.held), _share(0.0 if only_puts else its.idle),
+        name, task.alive + task.lost, task.alive, task.lost,
+        list(task.takes), list(task.puts), _rate(task.put_rate if only_puts else task.claim_rate), _rate(task.put_rate),
+        _share(works), _share(task.waits), _share(task.held), _share(0.0 if only_puts else task.idle),
         {state: text.count(letter) for letter, state in STATE_OF.items()}, text if few else "",
     )  # fmt: skip
 
 
-def _letters(account: Account, its: TaskAccount, only_puts: bool) -> dict[int, str]:
+def _letters(account: Account, task: TaskAccount, only_puts: bool) -> dict[int, str]:
     """Return the state of each worker now, ordered by rank, of those that are connected or gone."""
     spans, workers = account.spans, account.table.workers
     last = np.full(len(workers), SpanState.UNKNOWN, np.int64)
     at_end = spans.end >= spans.line.end - 1e-6
     last[spans.worker[at_end]] = spans.state[at_end]
     connected = account.table.connected if account.table.recording.connected else last != SpanState.GONE
-    order = sorted(its.workers.tolist(), key=lambda each: (int(workers.rank[each]) < 0, int(workers.rank[each])))
-    found = {}
+    order = sorted(task.workers.tolist(), key=lambda each: (int(workers.rank[each]) < 0, int(workers.rank[each])))
+    letters = {}
     for worker in order:
         state = SpanState(int(last[worker]))
-        if worker in its.gone_workers:
-            found[worker] = "x"
+        if worker in task.lost_workers:
+            letters[worker] = "x"
         elif connected[worker]:
             idle = state in (SpanState.IDLE, SpanState.UNKNOWN)
-            found[worker] = ("W" if only_puts else "i") if idle else LETTERS[state]
-    return found
+            letters[worker] = ("W" if only_puts else "i") if idle else LETTERS[state]
+    return letters
 
 
 def _other_tasks(account: Account, names: list[str]) -> payload.TaskView:
@@ -213,8 +213,8 @@ def _other_tasks(account: Account, names: list[str]) -> payload.TaskView:
         return _share(sum(value * each.alive for value, each in zip(values, parts)) / alive)
 
     return payload.TaskView(
-        OTHER, sum(each.alive + each.gone for each in parts), sum(each.alive for each in parts),
-        sum(each.gone for each in parts),
+        OTHER, sum(each.alive + each.lost for each in parts), sum(each.alive for each in parts),
+        sum(each.lost for each in parts),
         sorted({field for each in parts for field in each.takes})[:MAX_FIELDS],
         sorted({field for each in parts for field in each.puts})[:MAX_FIELDS],
         _rate(sum(each.claim_rate for each in parts)), _rate(sum(each.put_rate for each in parts)),
@@ -225,19 +225,19 @@ def _other_tasks(account: Account, names: list[str]) -> payload.TaskView:
 
 def queue_parts(account: Account, names: Iterable[str]) -> list[payload.QueueView]:
     """Return what queues before each of these tasks."""
-    found = []
+    queues = []
     for name in names:
-        its = account.tasks.get(name)
-        if its is None or not its.takes:
+        task = account.tasks.get(name)
+        if task is None or not task.takes:
             continue
         age = account.ages.get(name)
-        found.append(
+        queues.append(
             payload.QueueView(
-                name, its.queue_rows, None if age is None else round(age.median, 2),
+                name, task.queue_rows, None if age is None else round(age.median, 2),
                 None if age is None else round(age.largest, 2),
             )
         )  # fmt: skip
-    return found
+    return queues
 
 
 def field_parts(account: Account, names: Iterable[str]) -> list[payload.FieldView]:
@@ -246,10 +246,10 @@ def field_parts(account: Account, names: Iterable[str]) -> list[payload.FieldVie
     known = dict.fromkeys(field for name in names for field in account.tasks[name].puts)
     known.update(dict.fromkeys(field for name in names for field in account.tasks[name].takes))
     fields = list(known)
-    found = []
+    views = []
     for field in fields[: MAX_FIELDS if len(fields) <= MAX_FIELDS else MAX_FIELDS - 1]:
         producers = account.producers_of(field)
-        found.append(
+        views.append(
             payload.FieldView(
                 field, sorted(producers, key=lambda task: (-producers[task], task))[:MAX_TASKS],
                 [name for name in names if field in account.tasks[name].takes],
@@ -259,32 +259,32 @@ def field_parts(account: Account, names: Iterable[str]) -> list[payload.FieldVie
     if len(fields) > MAX_FIELDS:
         rest = set(fields[MAX_FIELDS - 1 :])
         rate = sum(flow.rows for flow in account.flows if flow.field in rest)
-        found.append(payload.FieldView(OTHER, [], [], _rate(rate)))
-    return found
+        views.append(payload.FieldView(OTHER, [], [], _rate(rate)))
+    return views
 
 
 def life_parts(account: Account, last: str) -> list[payload.LifePart]:
     """Return the way of a sample backwards from the last task, over the field that comes last to each task."""
-    found: list[payload.LifePart] = []
+    parts: list[payload.LifePart] = []
     task, seen = last, set[str]()
-    while task in account.tasks and account.tasks[task].takes and task not in seen and len(found) < 16:
+    while task in account.tasks and account.tasks[task].takes and task not in seen and len(parts) < 16:
         seen.add(task)
-        its, age = account.tasks[task], account.ages.get(task)
+        stage, age = account.tasks[task], account.ages.get(task)
         if age is None:
             break
-        found = [
+        parts = [
             payload.LifePart("queue", task, round(age.median, 2)),
-            payload.LifePart("work", task, round(its.step * its.works, 2)),
-            *found,
+            payload.LifePart("work", task, round(stage.step * stage.works, 2)),
+            *parts,
         ]
         makers = {
             maker: account.ages[maker].median
-            for field in its.takes
+            for field in stage.takes
             for maker in account.producers_of(field)
             if maker in account.ages and account.tasks[maker].takes
         }
         task = max(makers, key=lambda each: makers[each], default="")
-    return found
+    return parts
 
 
 # ------------------------------------------------------------ waits
@@ -297,26 +297,26 @@ def wait_parts(seen: Observation, account: Account) -> list[payload.WaitView]:
     for at, wait in enumerate(recording.open):
         if wait.lane > 0 and not wait.ahead:
             groups[recording.lanes[wait.lane].task, wait.holds, tuple(wait.fields)].append(at)
-    found: list[tuple[float, payload.WaitView]] = []
+    waits: list[tuple[float, payload.WaitView]] = []
     for (task, holds, fields), places in groups.items():
         partition = Counter(recording.open[at].partition for at in places).most_common(1)[0][0]
-        its = account.tasks.get(task)
+        stage = account.tasks.get(task)
         ranks = dict.fromkeys(int(workers.of_lane[recording.open[at].lane]) for at in places)
-        share = 0.0 if its is None else its.held if holds else its.waits
+        share = 0.0 if stage is None else stage.held if holds else stage.waits
         field, producer = ("", None) if holds else _missing_of(account, task, fields)
         explained = seen.explained.get((task, partition, fields), Explained())
         since = min(recording.open[at].since for at in places)
-        words = HELD_WORDS[account.hold_causes.get(task, "capacity")] if holds else explained.words
+        text = HELD_REASONS[account.hold_causes.get(task, "capacity")] if holds else explained.text
         view = payload.WaitView(
             task, "held" if holds else "wait", _labels(account, ranks),
-            len(ranks), len(ranks) if its is None else max(its.alive + its.gone, len(ranks)),
+            len(ranks), len(ranks) if stage is None else max(stage.alive + stage.lost, len(ranks)),
             max(recording.open[at].rows for at in places), list(fields[:MAX_FIELDS]), field, producer or "", partition,
-            round(since, 1), _share(share), words, explained.sample,
+            round(since, 1), _share(share), text, explained.sample,
         )  # fmt: skip
         # Waits of some milliseconds are a part of normal work, so that what has waited longer comes first.
-        found.append((len(ranks) * max(share, 0.01) + (recording.now - since) / 1e3, view))
-    found += [(len(its.workers) * 1.0, _gone_part(account, its)) for its in account.tasks.values() if its.gone]
-    return [view for _, view in sorted(found, key=lambda each: -each[0])[:MAX_WAITS]]
+        waits.append((len(ranks) * max(share, 0.01) + (recording.now - since) / 1e3, view))
+    waits += [(len(stage.workers) * 1.0, _gone_part(account, stage)) for stage in account.tasks.values() if stage.lost]
+    return [view for _, view in sorted(waits, key=lambda each: -each[0])[:MAX_WAITS]]
 
 
 def _missing_of(account: Account, task: str, fields: tuple[str, ...]) -> tuple[str, str | None]:
@@ -324,14 +324,14 @@ def _missing_of(account: Account, task: str, fields: tuple[str, ...]) -> tuple[s
     return (field, producer) if field in fields else ("", None)
 
 
-def _gone_part(account: Account, its: TaskAccount) -> payload.WaitView:
-    processes = account.table.workers.describe_processes(its.gone_workers.tolist())
-    words = f"Their connections ended without a close: {processes}."
-    total = its.alive + its.gone
+def _gone_part(account: Account, task: TaskAccount) -> payload.WaitView:
+    processes = account.table.workers.describe_processes(task.lost_workers.tolist())
+    text = f"Their connections ended without a close: {processes}."
+    total = task.alive + task.lost
     return payload.WaitView(
-        its.name, "gone", _labels(account, its.gone_workers.tolist()), its.gone, total, 0, [], "", "", "",
-        round(its.gone_since if its.gone_since is not None else account.table.recording.start, 1),
-        _share(its.gone / max(total, 1)), words,
+        task.name, "gone", _labels(account, task.lost_workers.tolist()), task.lost, total, 0, [], "", "", "",
+        round(task.lost_since if task.lost_since is not None else account.table.recording.start, 1),
+        _share(task.lost / max(total, 1)), text,
     )  # fmt: skip
 
 
@@ -350,17 +350,17 @@ def age_parts(account: Account, last: str, version: int) -> list[payload.AgeView
     if last not in table.workers.tasks:
         return []
     stale = claims.column("staleness")
-    mine = (claims.task == table.workers.tasks.index(last)) & (stale >= 0)
-    if not mine.any():
+    chosen = (claims.task == table.workers.tasks.index(last)) & (stale >= 0)
+    if not chosen.any():
         return []
     versions = np.append(policies.rows[0] - 1 if len(policies) else version, policies.rows).astype(np.int64)
-    steps = versions[np.searchsorted(policies.time, claims.time[mine], side="right")]
-    old, rows = np.minimum(stale[mine], 7), claims.rows[mine]
-    found = []
+    steps = versions[np.searchsorted(policies.time, claims.time[chosen], side="right")]
+    old, rows = np.minimum(stale[chosen], 7), claims.rows[chosen]
+    ages = []
     for step in np.unique(steps)[-8:].tolist():
         counts = np.bincount(old[steps == step], rows[steps == step])
-        found.append(payload.AgeView(int(step), counts.astype(int).tolist()))
-    return found
+        ages.append(payload.AgeView(int(step), counts.astype(int).tolist()))
+    return ages
 
 
 def policy_since(account: Account) -> float | None:

@@ -94,8 +94,8 @@ class LaneBook:
         for lane in self._lanes.values():
             worker = of_key.get(lane.key) if lane.ranks == 1 else None
             label = "" if worker is None else workers.lanes[worker].label
-            gone = lane.spans[-1][2] == STATE_NUMBERS[SpanState.GONE] if lane.spans else False
-            at = None if worker is None or not gone or math.isnan(left[worker]) else round(float(left[worker]), 2)
+            is_gone = lane.spans[-1][2] == STATE_NUMBERS[SpanState.GONE] if lane.spans else False
+            at = None if worker is None or not is_gone or math.isnan(left[worker]) else round(float(left[worker]), 2)
             lanes.append(
                 LaneView(
                     lane.id, lane.key[0], lane.key[1] if lane.ranks == 1 else -1, lane.ranks, label, at,
@@ -119,33 +119,33 @@ class LaneBook:
         workers = account.table.workers
         seen = _seen(account, HISTORY_SECONDS)
         order = task_order(account)
-        mine: dict[str, list[int]] = {}
+        tasks: dict[str, list[int]] = {}
         for worker in np.flatnonzero(seen).tolist():
-            mine.setdefault(workers.tasks[workers.task[worker]], []).append(worker)
-        mine = {task: sorted(mine[task], key=lambda each: _rank_order(account, each)) for task in order if task in mine}
-        if sum(map(len, mine.values())) <= MAX_LANES:
-            return {worker_key(account, worker): [worker] for task in mine for worker in mine[task]}
+            tasks.setdefault(workers.tasks[workers.task[worker]], []).append(worker)
+        tasks = {task: sorted(tasks[task], key=lambda at: _rank_order(account, at)) for task in order if task in tasks}
+        if sum(map(len, tasks.values())) <= MAX_LANES:
+            return {worker_key(account, worker): [worker] for task in tasks for worker in tasks[task]}
         if now - self._own[0] >= KEPT_LANES:
-            self._own = now, frozenset(self._worst(account, mine))
+            self._own = now, frozenset(self._worst(account, tasks))
         groups: dict[Key, list[int]] = {}
-        for number, (task, all_) in enumerate(mine.items()):
+        for number, (task, all_) in enumerate(tasks.items()):
             own = [worker for worker in all_ if worker_key(account, worker) in self._own[1]]
             rest = [worker for worker in all_ if worker_key(account, worker) not in self._own[1]]
-            name = task if number < MAX_TASKS - 1 or len(mine) <= MAX_TASKS else "other"
+            name = task if number < MAX_TASKS - 1 or len(tasks) <= MAX_TASKS else "other"
             if rest:
                 groups.setdefault((name, -1, "*"), []).extend(rest)
             groups.update({worker_key(account, worker): [worker] for worker in own})
         return groups
 
-    def _worst(self, account: Account, mine: Mapping[str, list[int]]) -> list[Key]:
+    def _worst(self, account: Account, by_task: Mapping[str, list[int]]) -> list[Key]:
         """Return the workers that keep a lane of their own: of each task those that wait most, gone ones first."""
         shares = account.spans.shares()
         badness = shares[:, SpanState.WAITS] + shares[:, SpanState.HELD] + 2.0 * shares[:, SpanState.GONE]
-        found = []
-        for task in list(mine)[: MAX_TASKS - 1]:
-            worst = sorted(mine[task], key=lambda worker: -badness[worker])[:OWN_LANES]
-            found += [worker_key(account, worker) for worker in worst]
-        return found
+        keys = []
+        for task in list(by_task)[: MAX_TASKS - 1]:
+            worst = sorted(by_task[task], key=lambda worker: -badness[worker])[:OWN_LANES]
+            keys += [worker_key(account, worker) for worker in worst]
+        return keys
 
     def _begin(self, groups: Mapping[Key, list[int]]) -> None:
         """Begin with other lanes: everything is measured again from the recording."""
@@ -203,12 +203,12 @@ def reason_of_waiting(account: Account, task: str) -> tuple[str, str | None]:
 
 
 def _reason_of(account: Account) -> dict[str, str]:
-    found = {}
+    names = {}
     for task in account.tasks:
         name = reason_of_waiting(account, task)[0] or account.hold_causes.get(task, "")
         if name:
-            found[task] = name
-    return found
+            names[task] = name
+    return names
 
 
 def _reason_names(account: Account) -> list[str]:
@@ -303,5 +303,5 @@ def _add_points(lane: _Lane, seconds: np.ndarray, start: float, width: float) ->
         shares = np.round(100 * total / known).astype(int)
         end = round(start + min(number + step, seconds.shape[1]) * width, 2)
         chosen = (SpanState.WORKS, SpanState.WAITS, SpanState.HELD, SpanState.GONE)
-        works, waits, held, gone = (int(shares[state]) for state in chosen)
-        lane.band.append((end, works, waits, held, gone))
+        works, waits, held, missing = (int(shares[state]) for state in chosen)
+        lane.band.append((end, works, waits, held, missing))

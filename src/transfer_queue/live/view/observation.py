@@ -17,7 +17,7 @@ IN_FULL = 3
 class Explained:
     """What the controller said about the claims of a task."""
 
-    words: str = ""
+    text: str = ""
     sample: int | None = None
     """The sample that is nearest to ready."""
 

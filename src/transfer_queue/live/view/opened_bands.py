@@ -73,7 +73,7 @@ class OpenedBands:
 
 def _since(after: str, number: int, until: float) -> float:
     """Return from which time on a viewer needs the lanes: from the beginning if it does not have this book."""
-    found = EPOCH.fullmatch(after)
-    if found is None or int(found[1]) != number or float(found[2]) > until:
+    match = EPOCH.fullmatch(after)
+    if match is None or int(match[1]) != number or float(match[2]) > until:
         return 0.0
-    return float(found[2])
+    return float(match[2])

@@ -27,20 +27,20 @@ def partitions_part(seen: Observation, waits: list[payload.WaitView]) -> payload
     return payload.PartitionsView(seen.count, seen.rows, seen.nbytes, parts, rest, rest_rows)
 
 
-def _partition_part(its: PartitionProgress, shown: bool, waits: list[payload.WaitView]) -> payload.ListedPartition:
-    wait = next((each for each in waits if each.kind == "wait" and each.partition == its.name and each.field), None)
+def _partition_part(entry: PartitionProgress, shown: bool, waits: list[payload.WaitView]) -> payload.ListedPartition:
+    wait = next((each for each in waits if each.kind == "wait" and each.partition == entry.name and each.field), None)
     field = "" if wait is None else wait.field
-    have = next((each.produced for each in its.fields if each.name == field), 0)
+    have = next((each.produced for each in entry.fields if each.name == field), 0)
     return payload.ListedPartition(
-        its.name, its.rows, its.sealed, shown, max(its.rows - have, 0) if field else 0, field,
+        entry.name, entry.rows, entry.sealed, shown, max(entry.rows - have, 0) if field else 0, field,
         None if wait is None else wait.sample,
     )  # fmt: skip
 
 
 def policy_part(seen: Observation, since: float | None) -> payload.PolicyView | None:
     """Return the policy version; None if no partition has one."""
-    found = [each for each in seen.partitions.values() if each.policy is not None]
-    policies = [(each.policy, each.name) for each in found if each.policy is not None]
+    partitions = [each for each in seen.partitions.values() if each.policy is not None]
+    policies = [(each.policy, each.name) for each in partitions if each.policy is not None]
     if not policies:
         return None
     version = max(policy.version for policy, _ in policies)
@@ -51,19 +51,19 @@ def policy_part(seen: Observation, since: float | None) -> payload.PolicyView | 
 
 def group_parts(seen: Observation, task: str) -> list[payload.GroupView]:
     """Return the groups of the partitions that are shown."""
-    found = []
+    views = []
     for name in seen.shown:
         if name in seen.groups and name in seen.partitions:
             size, whole, lack_field, lack_member = seen.groups[name]
-            its = seen.partitions[name]
-            passed = sum(its.passed.get(task, {}).values())
-            found.append(
+            progress = seen.partitions[name]
+            passed = sum(progress.passed.get(task, {}).values())
+            views.append(
                 payload.GroupView(
-                    name, size, task, whole, lack_field, lack_member, its.orphaned_groups, passed,
-                    sum(its.dropped.values()),
+                    name, size, task, whole, lack_field, lack_member, progress.orphaned_groups, passed,
+                    sum(progress.dropped.values()),
                 )
             )  # fmt: skip
-    return found
+    return views
 
 
 def memory_part(seen: Observation) -> payload.MemoryView:
@@ -83,7 +83,7 @@ def _units(seen: Observation) -> list[payload.UnitView]:
             payload.UnitView(each.unit, "", each.tier, each.capacity, 0, each.leased, -1, 0.0, 0, each.drained)
             for each in seen.status.units
         ]
-    found = []
+    views = []
     for unit in seen.servers.units:
         storage = unit.storage
         held = leased = waiting = 0
@@ -91,13 +91,13 @@ def _units(seen: Observation) -> list[payload.UnitView]:
         if storage is not None:
             held, leased, waiting = storage.space.held, storage.space.leased, storage.waiting
             longest = round(storage.longest_wait, 1)
-        found.append(
+        views.append(
             payload.UnitView(
                 unit.unit, unit.node, unit.tier, unit.capacity or (0 if storage is None else storage.space.capacity),
                 held, leased, unit.live, longest, waiting, unit.drained,
             )
         )  # fmt: skip
-    return found
+    return views
 
 
 def _leases(seen: Observation) -> list[payload.LeaseView]:
@@ -132,8 +132,8 @@ def _journal(measured: ServersReply, trouble: str) -> payload.JournalView | None
     journal = measured.journal
     if journal is None:
         return None
-    words = trouble or ("the journal cannot be written" if journal.trouble else "")
-    return payload.JournalView(round(journal.age, 1), journal.records, words)
+    text = trouble or ("the journal cannot be written" if journal.trouble else "")
+    return payload.JournalView(round(journal.age, 1), journal.records, text)
 
 
 def _server(name: str, now: ServerMeasures | None, before: ServerMeasures | None, seconds: float) -> payload.ServerView:

@@ -78,10 +78,10 @@ class StepTimes:
         table, claims = account.table, account.table.of(EventKind.CLAIM)
         if task not in table.workers.tasks:
             return
-        mine = np.flatnonzero(claims.task == table.workers.tasks.index(task))
-        numbers, first = np.unique(claims.partition[mine], return_index=True)
+        positions = np.flatnonzero(claims.task == table.workers.tasks.index(task))
+        numbers, first = np.unique(claims.partition[positions], return_index=True)
         for number, at in sorted(zip(numbers.tolist(), first.tolist()), key=lambda each: each[1]):
-            name, began = table.recording.partitions[number], float(claims.time[mine[at]])
+            name, began = table.recording.partitions[number], float(claims.time[positions[at]])
             if not self._partitions:
                 self._partitions[name] = math.nan  # it may have been claimed before the recording begins
             elif name not in self._partitions and not began <= next(reversed(self._partitions.values())):
@@ -222,8 +222,8 @@ def _clients(seen: Observation, *, empty: bool) -> payload.ClientsView:
             lane = recording.lanes[wait.lane]
             what = "a put" if wait.holds else f"partition {wait.partition!r}"
             who = worker_text(lane.task, lane.rank, lane.pid, lane.host, lane.client)
-            words = f"{who}: for {what}, since {recording.now - wait.since:.0f} s"
-            waiting.setdefault(f"{lane.client} {wait.partition}", words)
+            text = f"{who}: for {what}, since {recording.now - wait.since:.0f} s"
+            waiting.setdefault(f"{lane.client} {wait.partition}", text)
     clients = sum(not client.startswith(UNITS) for client in recording.connected)
     return payload.ClientsView(max(clients - seen.own_clients, 0), list(waiting.values())[:MAX_WAITING])
 

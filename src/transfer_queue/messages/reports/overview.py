@@ -152,10 +152,10 @@ class ViewsReply(Reply, frozen=True):
 
     def with_views(self, status: SystemStatus) -> SystemStatus:
         """Return the status with the views of these units."""
-        found = {each.unit: each for each in self.units}
+        by_unit = {each.unit: each for each in self.units}
         units = [
-            msgspec.structs.replace(unit, viewed=found[unit.unit].viewed, views=found[unit.unit].holds)
-            if unit.unit in found
+            msgspec.structs.replace(unit, viewed=by_unit[unit.unit].viewed, views=by_unit[unit.unit].holds)
+            if unit.unit in by_unit
             else unit
             for unit in status.units
         ]
@@ -168,7 +168,7 @@ class UnitServer(Message, frozen=True):
     unit: int
     node: str
     tier: str
-    """See `UnitInfo.told_tier`."""
+    """See `UnitInfo.report_tier`."""
     capacity: int
     """The capacity in bytes; 0 if it is not known."""
     live: int

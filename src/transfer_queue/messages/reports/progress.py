@@ -32,10 +32,10 @@ def describe_held(task: str, held: Mapping[int, int], ranks: int) -> str:
     named = sorted(held)
     some = ", ".join(map(str, named[:MAX_RANKS])) + (", ..." if len(named) > MAX_RANKS else "")
     rows = count_text(sum(held.values()), "sample")
-    are, whom = ("is" if sum(held.values()) == 1 else "are"), f"dp_rank{'s' if len(named) > 1 else ''} {some}"
+    are, holders = ("is" if sum(held.values()) == 1 else "are"), f"dp_rank{'s' if len(named) > 1 else ''} {some}"
     have = "have" if len(named) > 1 else "has"
     return (
-        f"{rows} {are} held for {whom} of {task}, which {have} never asked; {task} has {count_text(ranks, 'rank')}: "
+        f"{rows} {are} held for {holders} of {task}, which {have} never asked; {task} has {count_text(ranks, 'rank')}: "
         f"pass dp_size={ranks} or a sampler to its StreamingDataset"
     )
 
@@ -224,7 +224,7 @@ class SamplerCost(Message, frozen=True):
 
     name: str
     """The name of the sampler."""
-    asked: int
+    calls: int
     """The number of its calls."""
     seconds: float
     """The total time of these calls in seconds."""

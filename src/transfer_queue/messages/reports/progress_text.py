@@ -50,7 +50,7 @@ MAX_UNITS = 8
 
 def notes_of(partition: PartitionProgress) -> list[str]:
     """Return the texts that describe a partition."""
-    return [words for words in (note(partition) for note in NOTES) if words]
+    return [text for text in (note(partition) for note in NOTES) if text]
 
 
 def tier_name(tier: str) -> str:

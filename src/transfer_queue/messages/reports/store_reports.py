@@ -73,16 +73,16 @@ class StoreServerProgress(Message, frozen=True):
 
 def describe_trouble(servers: Iterable[StoreServerProgress], backend: str) -> str:
     """Return which servers of a store are down or have just been restarted, and what to do; "" if none is."""
-    found = []
+    troubles = []
     for server in servers:
         if server.backend == backend and not server.up:
-            found.append(f"{server.place} has been down for {server.seconds:.1f} s")
+            troubles.append(f"{server.place} has been down for {server.seconds:.1f} s")
         elif server.backend == backend and server.ends and server.seconds < RECENT_SECONDS:
-            found.append(f"{server.place} was started {server.seconds:.1f} s ago in place of one that had ended")
-    if not found:
+            troubles.append(f"{server.place} was started {server.seconds:.1f} s ago in place of one that had ended")
+    if not troubles:
         return ""
     return (
-        f"{'; '.join(found)}. The system restarts such a server by itself, and reports the values that only the old "
+        f"{'; '.join(troubles)}. The system restarts such a server by itself, and reports the values that only the old "
         f"one had as lost: try again, and put lost values again (tq status shows both)"
     )
 

@@ -133,7 +133,7 @@ class TimelineReply(Reply, frozen=True):
     """The claims and producers that wait now, the oldest first, if `position` is `end`; otherwise empty."""
     connected: list[str] = []
     """The clients that are connected now, if `position` is `end`; otherwise empty."""
-    gone: dict[str, float] = {}
+    departed: dict[str, float] = {}
     """Client that is gone -> when its last connection ended, by the controller's clock, if `position` is `end`;
     otherwise empty. A client that has closed is not gone."""
 

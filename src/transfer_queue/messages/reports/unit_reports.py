@@ -171,7 +171,7 @@ class RemoveArena(RequestBody, frozen=True):
 class RefuseWriters(RequestBody, frozen=True, tag="Refuse"):
     """Controller to unit: refuse the writers that wait for space, because none can become free."""
 
-    words: str
+    message: str
     """The reason, for the error message."""
 
 

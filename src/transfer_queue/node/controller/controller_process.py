@@ -128,7 +128,7 @@ def build_controller(
         server.inherit(listener, secret)
     meter = ProcessMetrics(server, service.load)
     collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
-    service.told, service.measure_servers = collector.units.take_answer, collector.measure_servers
+    service.on_measured, service.measure_servers = collector.units.take_answer, collector.measure_servers
     service.show_views = collector.show_views
     if sockets.metrics is not None:
         _serve_metrics(collector, controller, sockets.metrics, settings.metrics_compatible_names)

@@ -150,7 +150,7 @@ class ControllerService(EnvelopeService):
         """Ends the server, without sending anything, after `commit` has found that a later term has begun."""
         self.serves_one: Callable[[], bool] = lambda: True
         """Returns whether at most one connection has sent something in this turn. If not, `serve_puts` is called."""
-        self.told: Callable[[int, unit_reports.Measured], None] = lambda peer, measured: None
+        self.on_measured: Callable[[int, unit_reports.Measured], None] = lambda peer, measured: None
         """Gets what a unit at this connection has measured."""
         self.measure_servers: Callable[[], ServersReply] | None = None
         """Measures all servers, in another thread than the loop's; None if this is not possible."""
@@ -325,8 +325,8 @@ class ControllerService(EnvelopeService):
     def _set_aside(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> Iterable[Outgoing]:
         assert self._journaling is not None
         if envelope.sequence and sum(waiting.peer == peer for waiting in self._aside) >= MAX_WAITING:
-            words = f"{MAX_WAITING} requests of this connection are waiting already. {self._journaling.trouble}"
-            return [self._refuse(hello, peer, envelope, Failure("CapacityError", words))]
+            message = f"{MAX_WAITING} requests of this connection are waiting already. {self._journaling.trouble}"
+            return [self._refuse(hello, peer, envelope, Failure("CapacityError", message))]
         self._aside.append(_WaitingMutation(hello, peer, envelope, time.monotonic(), self._journaling.patience))
         return ()
 
@@ -351,9 +351,9 @@ class ControllerService(EnvelopeService):
             yield from self._serve(waiting.hello, waiting.peer, waiting.envelope, time.monotonic())
 
     def _serve(self, hello: Hello, peer: int, envelope: RequestEnvelope, now: float) -> list[Outgoing]:
-        found = self._serve_here(hello, peer, envelope) if type(envelope.body) in SERVED_HERE else None
-        if found is not None:
-            return found
+        effects = self._serve_here(hello, peer, envelope) if type(envelope.body) in SERVED_HERE else None
+        if effects is not None:
+            return effects
         return self._carry_out(self._controller.handle(hello.client_id, peer, envelope, now))
 
     def _serve_here(self, hello: Hello, peer: int, envelope: RequestEnvelope) -> list[Outgoing] | None:
@@ -365,7 +365,7 @@ class ControllerService(EnvelopeService):
         if isinstance(body, (unit_reports.ExtentsFreedReport, unit_reports.BlocksMovedReport)) and body.failed:
             logger.error("storage unit %d could not carry out an order of the controller: %s", body.unit, body.failed)
         if isinstance(body, unit_reports.Measured):
-            self.told(peer, body)
+            self.on_measured(peer, body)
             return [self.answer(peer, sequence, Done())]
         if isinstance(body, MeasureServers) and self.measure_servers is not None:
             self._measure(peer, sequence, self.measure_servers)
@@ -457,8 +457,8 @@ class ControllerService(EnvelopeService):
 
         def taken(outcome: Any) -> list[Outgoing]:
             if isinstance(outcome, BaseException):
-                words = f"the sampler cannot be used: {type(outcome).__name__}: {outcome}"
-                return [self.answer(peer, sequence, Failure("SamplerError", words))]
+                message = f"the sampler cannot be used: {type(outcome).__name__}: {outcome}"
+                return [self.answer(peer, sequence, Failure("SamplerError", message))]
             self._replace(SYSTEM, outcome)
             met = self._carry_out(self._controller.use_sampler(core_sampler(outcome)))
             return [self.answer(peer, sequence, Done()), *met]

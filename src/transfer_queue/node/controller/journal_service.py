@@ -48,7 +48,7 @@ class JournalSync:
         """The commits that the disk has."""
         self._waiting: deque[tuple[int, Outgoing]] = deque()
         """(number of the commit, what is sent when the disk has it), ascending."""
-        self._busy = False
+        self._is_busy = False
         self._next = 0.0
 
     def attach(self, call_soon: CallSoon) -> None:
@@ -65,7 +65,7 @@ class JournalSync:
 
     def next_deadline(self) -> float | None:
         """Return when `tick` has work to do; None if it has none."""
-        return self._next if self._synced < self._commits and not self._busy else None
+        return self._next if self._synced < self._commits and not self._is_busy else None
 
     def tick(self, now: float) -> None:
         """Begin to wait for the disk, if it is time."""
@@ -74,11 +74,11 @@ class JournalSync:
             return
         assert self._call_soon is not None
         call_soon, commits, files = self._call_soon, self._commits, self._journal.unsynced_files()
-        self._busy, self._next = True, now + SYNC_SECONDS
+        self._is_busy, self._next = True, now + SYNC_SECONDS
         self._worker.begin(lambda: _sync(files), lambda outcome: call_soon(lambda: self._done(commits, outcome)))
 
     def _done(self, commits: int, outcome: Any) -> list[Outgoing]:
-        self._busy = False
+        self._is_busy = False
         if isinstance(outcome, Exception):
             logger.error("the disk cannot write the journal in %s: %s; tried again", self._journal.folder, outcome)
             self._next = time.monotonic() + SYNC_SECONDS
@@ -116,7 +116,7 @@ class StateFileWriter(Protocol):
     """Writes states to files, as `node.controller.state_files.StateWriter`."""
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether a state is being written."""
 
     def begin(self, path: Path, tree: Callable[[], Any], done: Done, sync: bool) -> None:
@@ -157,7 +157,7 @@ class Journaling:
         """When the next snapshot may begin."""
         self._begun = 0.0
         """When the snapshot that is being written began."""
-        self._failing = False
+        self._is_failing = False
         """The last snapshot failed."""
         self._covered = (0, 0)
         """Records and bytes of the journal that the last snapshot replaces."""
@@ -219,7 +219,7 @@ class Journaling:
             self._last_commit,
             self._failures,
             self.trouble is not None,
-            self._failing,
+            self._is_failing,
         )
 
     def reserve_space(self) -> bool:
@@ -236,7 +236,7 @@ class Journaling:
     @property
     def snapshotting(self) -> bool:
         """Whether a snapshot is being written."""
-        return self._writer is not None and self._writer.busy
+        return self._writer is not None and self._writer.is_busy
 
     def _on_failure(self, error: OSError) -> None:
         self._failures += 1
@@ -268,7 +268,7 @@ class Journaling:
             return False
         if self._writer is None or self.snapshotting:
             return False
-        return (records >= MAX_RECORDS and not self._failing) or time.monotonic() >= self._next_try
+        return (records >= MAX_RECORDS and not self._is_failing) or time.monotonic() >= self._next_try
 
     def _snapshot(self) -> None:
         assert self._writer is not None
@@ -285,8 +285,8 @@ class Journaling:
 
     def _end_snapshot(self, number: int, covers: tuple[int, int], error: str | None) -> None:
         now = time.monotonic()
-        self._failing = error is not None
-        self._next_try = now + (FAILED_SECONDS if self._failing else REST * (now - self._begun))
+        self._is_failing = error is not None
+        self._next_try = now + (FAILED_SECONDS if self._is_failing else REST * (now - self._begun))
         if error is not None:
             logger.error(
                 "the controller cannot write a snapshot to %s: %s; it tries again in %g s, and the journal grows until "

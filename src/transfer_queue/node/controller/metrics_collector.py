@@ -40,7 +40,7 @@ class UnitScraper:
         self._controller = controller
         self._demand = demand
         self._number = 0
-        self._asked: dict[int, int] = {}
+        self._pending: dict[int, int] = {}
         """Connection -> the number of the question that it has not answered."""
         self.answers: dict[int, Measured | None] = {}
         """Unit -> its answer; None until it has answered."""
@@ -53,21 +53,21 @@ class UnitScraper:
         self.answers = dict.fromkeys(self._controller.state.units)
         self.complete.clear()
         peers = self._controller.context.connections.units
-        self._asked = {peer: number for peer, number in self._asked.items() if peer in peers.values()}
-        idle = [peer for peer in peers.values() if peer not in self._asked]
-        self._asked.update(dict.fromkeys(idle, self._number))
+        self._pending = {peer: number for peer, number in self._pending.items() if peer in peers.values()}
+        idle = [peer for peer in peers.values() if peer not in self._pending]
+        self._pending.update(dict.fromkeys(idle, self._number))
         self._check()
         return [self._demand(peer, Measure(self._number)) for peer in idle]
 
     def take_answer(self, peer: int, measured: Measured) -> None:
         """Take a unit's answer."""
-        self._asked.pop(peer, None)
+        self._pending.pop(peer, None)
         if measured.number == self._number and self._controller.context.connections.units.get(measured.unit) == peer:
             self.answers[measured.unit] = measured
         self._check()
 
     def _check(self) -> None:
-        if self._number not in self._asked.values():
+        if self._number not in self._pending.values():
             self.complete.set()
 
 
@@ -114,9 +114,9 @@ class Collector:
         """Ask the units, do these steps in the loop meanwhile, and return what `make` makes of their result there."""
         with self._one_at_a_time:
             self._in_loop(self.units.ask, sends=True)
-            found = self._steps(steps)
+            units = self._steps(steps)
             self.units.complete.wait(UNITS_SECONDS)
-            return self._in_loop(lambda: make(found))
+            return self._in_loop(lambda: make(units))
 
     def _make_views(self, nothing: None) -> ViewsReply:
         answers = [(number, answer) for number, answer in sorted(self.units.answers.items()) if answer is not None]
@@ -130,7 +130,7 @@ class Collector:
             answer = answers.get(number)
             units.append(
                 UnitServer(
-                    number, unit.node, unit.told_tier, unit.capacity, live[number], number in core.state.draining,
+                    number, unit.node, unit.report_tier, unit.capacity, live[number], number in core.state.draining,
                     None if answer is None else answer.server, None if answer is None else answer.storage,
                 )
             )  # fmt: skip

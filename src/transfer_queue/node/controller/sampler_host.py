@@ -31,9 +31,9 @@ from transfer_queue.node.controller.sampler_process import (
     FromSampler,
     LoadSampler,
     MakeCall,
+    QuestionReply,
     SamplerLoaded,
     SamplerReads,
-    ToldSampler,
     ToSampler,
 )
 from transfer_queue.sampler.calls.call_messages import Facts, Question, SamplerCall, Shown, ViewReply
@@ -75,7 +75,7 @@ class SamplerHost:
         self._deadline: float | None = None
         self._status_until: float | None = None
         """Set while the process has closed its end of the channel and its exit status is not known yet."""
-        self._up = False
+        self._is_up = False
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: list[subprocess.Popen[bytes]] = []
         """Killed processes to be reaped."""
@@ -102,7 +102,7 @@ class SamplerHost:
             self.restarts += 1
             self._spawn()
             self._deadline = time.monotonic() + self._start_seconds
-        if self._up:
+        if self._is_up:
             self._make()
 
     def next_deadline(self) -> float | None:
@@ -116,7 +116,7 @@ class SamplerHost:
         if self._status_until is not None:
             return self._await_status(now)
         what = f"did not return from {self._method()} within {self._seconds:g} s (timeouts.sampler)"
-        if not self._up:
+        if not self._is_up:
             what = f"was not loaded within {self._start_seconds:g} s (timeouts.start)"
         return self._fail(
             f"the sampler {self.facts.name} {what}; its process was ended, and the next call starts a new one"
@@ -139,20 +139,20 @@ class SamplerHost:
         self._process.kill()
         self._ended.append(self._process)
         self._process = None
-        self._up = False
+        self._is_up = False
         self._deadline = self._status_until = None
 
     # ------------------------------------------------------------ the process
 
     def _spawn(self) -> None:
         self._ended = [process for process in self._ended if process.poll() is None]
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        self._sock, self._reader = ours, FrameReader()
+        own, other = socket.socketpair()
+        own.setblocking(False)
+        self._sock, self._reader = own, FrameReader()
         self._out: deque[memoryview] = deque()
-        self._up = False
-        with theirs:
-            self._process = _start_process(theirs)
+        self._is_up = False
+        with other:
+            self._process = _start_process(other)
         self._put(self._load)
 
     def _wait(self) -> Facts:
@@ -173,7 +173,7 @@ class SamplerHost:
                     if isinstance(message, CallFailed):
                         raise by_name(message.kind)(message.message)
                     assert isinstance(message, SamplerLoaded)
-                    self._up = True
+                    self._is_up = True
                     return message.facts
         except BaseException:
             self.stop()
@@ -237,7 +237,7 @@ class SamplerHost:
         if data == b"":
             assert self._loop is not None
             self._loop.unwatch(self._sock)
-            self._up = False
+            self._is_up = False
             now = time.monotonic()
             self._status_until = now + REAP_SECONDS
             return self._await_status(now)
@@ -264,12 +264,12 @@ class SamplerHost:
             for body, _ in self._reader.feed(data):
                 yield _decoder.decode(body)
         except (ProtocolError, *UNREADABLE) as error:
-            words = f"the process of a sampler has sent invalid bytes; its code must not use file descriptor {CHANNEL}"
-            raise SamplerError(f"{words} ({error})") from error
+            text = f"the process of a sampler has sent invalid bytes; its code must not use file descriptor {CHANNEL}"
+            raise SamplerError(f"{text} ({error})") from error
 
     def _handle_message(self, message: FromSampler) -> Iterable[Outgoing]:
         if isinstance(message, SamplerLoaded):
-            self._up = True
+            self._is_up = True
             self._deadline = None
             if self._call is not None:
                 self._make()
@@ -278,7 +278,7 @@ class SamplerHost:
             return ()
         number, call, _ = self._call
         if isinstance(message, SamplerReads):
-            self._put(ToldSampler(self._reads(number, message.question)))
+            self._put(QuestionReply(self._reads(number, message.question)))
             return ()
         outcome: Any = None
         if isinstance(message, CallMade):
@@ -288,7 +288,7 @@ class SamplerHost:
             outcome = by_name(message.kind)(message.message)
             if call.kind == "clear_cache":
                 logger.error("the sampler %s could not forget a partition: %s", self.facts.name, outcome)
-            if not self._up:  # it could not be loaded again
+            if not self._is_up:  # it could not be loaded again
                 return self._fail(f"{outcome}", outcome)
         return self._answer(number, outcome)
 
@@ -304,13 +304,13 @@ class SamplerHost:
         self._deadline = None
         return self._answered(number, outcome)
 
-    def _fail(self, words: str, error: TransferQueueError | None = None) -> Iterable[Outgoing]:
+    def _fail(self, message: str, error: TransferQueueError | None = None) -> Iterable[Outgoing]:
         """End the process after a failure, and answer the call under way with an error."""
-        logger.error("%s", words)
+        logger.error("%s", message)
         self.close()
         if self._call is None:
             return ()
-        return self._answer(self._call[0], error or SamplerError(words))
+        return self._answer(self._call[0], error or SamplerError(message))
 
     def _method(self) -> str:
         kind = "no call" if self._call is None else self._call[1].kind
@@ -324,7 +324,7 @@ def _describe_exit(code: int | None) -> str:
     return f" (signal {-code})" if code < 0 else f" (exit status {code})"
 
 
-def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _start_process(channel: socket.socket) -> subprocess.Popen[bytes]:
     """Start a process with this socket as descriptor 3, with no other descriptors of this process, and with its log."""
     import subprocess
 
@@ -333,5 +333,5 @@ def _start_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
         f"(n == {CHANNEL}) or (os.dup2(n, {CHANNEL}), os.close(n)); "
         f"from transfer_queue.node.controller.sampler_process import main; main()"
     )
-    arguments = [sys.executable, "-c", code, str(os.getpid()), str(theirs.fileno())]
-    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), close_fds=True)
+    arguments = [sys.executable, "-c", code, str(os.getpid()), str(channel.fileno())]
+    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, pass_fds=(channel.fileno(),), close_fds=True)

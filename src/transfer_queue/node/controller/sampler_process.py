@@ -70,7 +70,7 @@ class MakeCall(msgspec.Struct, tag=True):
     shown: Shown
 
 
-class ToldSampler(msgspec.Struct, tag=True):
+class QuestionReply(msgspec.Struct, tag=True):
     """The reply to a `SamplerReads`."""
 
     reply: ViewReply
@@ -106,14 +106,14 @@ class SamplerReads(msgspec.Struct, tag=True):
     question: Question
 
 
-ToSampler = Union[LoadSampler, MakeCall, ToldSampler]
+ToSampler = Union[LoadSampler, MakeCall, QuestionReply]
 FromSampler = Union[SamplerLoaded, CallMade, Changed, CallFailed, SamplerReads]
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(ToSampler)
 
 
-class _ControllerGone(NotTheSamplers):
+class _ControllerLost(NotTheSamplers):
     """The controller has closed the channel."""
 
 
@@ -127,7 +127,7 @@ class _Channel:
         try:
             self._sock.sendall(pack_frame(_encode(message)))
         except OSError:
-            raise _ControllerGone from None
+            raise _ControllerLost from None
 
     def receive(self) -> ToSampler:
         while not self._inbox:
@@ -136,7 +136,7 @@ class _Channel:
             except OSError:
                 data = b""
             if not data:
-                raise _ControllerGone
+                raise _ControllerLost
             self._inbox += [body for body, _ in self._reader.feed(data)]
         message: ToSampler = _decoder.decode(self._inbox.pop(0))
         return message
@@ -144,9 +144,9 @@ class _Channel:
     def read(self, question: Question) -> ViewReply:
         """Return the controller's reply to what the sampler reads during a call."""
         self.send(SamplerReads(question))
-        told = self.receive()
-        assert isinstance(told, ToldSampler)
-        return told.reply
+        received = self.receive()
+        assert isinstance(received, QuestionReply)
+        return received.reply
 
 
 def serve(sock: socket.socket) -> None:
@@ -158,7 +158,7 @@ def serve(sock: socket.socket) -> None:
         _guard(sock, order.log)
         try:
             sampler, facts = _load(order)
-        except _ControllerGone:
+        except _ControllerLost:
             raise
         except BaseException as error:
             channel.send(_failed(error, order.name or "(pickled)"))
@@ -169,7 +169,7 @@ def serve(sock: socket.socket) -> None:
             make = channel.receive()
             assert isinstance(make, MakeCall)
             channel.send(_answer(sampler, facts, make, channel, values))
-    except _ControllerGone:
+    except _ControllerLost:
         return
 
 
@@ -185,7 +185,7 @@ def _load(order: LoadSampler) -> tuple[BaseSampler, Facts]:
 
 
 def _answer(sampler: BaseSampler, facts: Facts, make: MakeCall, channel: _Channel, values: Any) -> FromSampler:
-    """Return the result of a call. `_ControllerGone` is not caught."""
+    """Return the result of a call. `_ControllerLost` is not caught."""
     view = RemotePartition(make.shown, channel.read, values)
     ready: Sequence[int] = RemoteReady(make.shown, channel.read, view)
     try:

@@ -92,7 +92,7 @@ class StateFiles:
 
 
 CHILD_SECONDS = 600.0  # after which a child that is still writing is killed
-_WORDS = 4096  # bytes of an error's text
+_MAX_MESSAGE = 4096  # bytes of an error's text
 _FIRST = 3  # the first descriptor that is not a standard one
 
 Done = Callable[[str | None], Any]
@@ -105,7 +105,7 @@ class StateWriter:
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], Any]], object]) -> None:
-        self.busy = False
+        self.is_busy = False
         """Whether a child is writing."""
         self._call_soon = call_soon
 
@@ -115,58 +115,58 @@ class StateWriter:
         At the end, `done` is called in the loop's thread with None or with the text of the error. For `sync` see
         `state_file.write`. Raises OSError if the process cannot fork.
         """
-        assert not self.busy
-        said, say = os.pipe()
+        assert not self.is_busy
+        read_end, write_end = os.pipe()
         die_with_parent = death_signal()
         try:
             pid = os.fork()
         except OSError:
-            os.close(said)
-            os.close(say)
+            os.close(read_end)
+            os.close(write_end)
             raise
         if not pid:
-            _write(path, tree, sync, say, die_with_parent)
-        os.close(say)
-        self.busy = True
-        threading.Thread(target=self._wait, args=(pid, said, done), name="state writer", daemon=True).start()
+            _write(path, tree, sync, write_end, die_with_parent)
+        os.close(write_end)
+        self.is_busy = True
+        threading.Thread(target=self._wait, args=(pid, read_end, done), name="state writer", daemon=True).start()
 
-    def _wait(self, pid: int, said: int, done: Done) -> None:
-        words = _wait_for_child(pid, said)
+    def _wait(self, pid: int, read_end: int, done: Done) -> None:
+        message = _wait_for_child(pid, read_end)
 
         def ended() -> Any:
-            self.busy = False
-            return done(words)
+            self.is_busy = False
+            return done(message)
 
         self._call_soon(ended)
 
 
-def _wait_for_child(pid: int, said: int) -> str | None:
+def _wait_for_child(pid: int, read_end: int) -> str | None:
     """Wait for the end of a child. Returns the text of its error, or None if it succeeded."""
     poll = select.poll()
-    poll.register(said, select.POLLIN)
-    heard = b""
+    poll.register(read_end, select.POLLIN)
+    message = b""
     if poll.poll(CHILD_SECONDS * 1000):
-        heard = os.read(said, _WORDS)
+        message = os.read(read_end, _MAX_MESSAGE)
     else:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        heard = f"the process that writes the state took longer than {CHILD_SECONDS:g} s and was killed".encode()
-    os.close(said)
+        message = f"the process that writes the state took longer than {CHILD_SECONDS:g} s and was killed".encode()
+    os.close(read_end)
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     if not code:
         return None
-    return heard.decode("utf-8", "replace") or f"the process that writes the state ended with status {code}"
+    return message.decode("utf-8", "replace") or f"the process that writes the state ended with status {code}"
 
 
-def _write(path: Path, tree: Callable[[], Any], sync: bool, say: int, die_with_parent: Callable[[], object]) -> None:
+def _write(path: Path, tree: Callable[[], Any], sync: bool, output: int, die_with_parent: Callable[[], object]) -> None:
     """Run the child. Never returns. It must not log, because other threads of the parent may have held any lock."""
     code = 1
     try:
         parent = os.getppid()
         # sockets, locks and pipes belong to the parent: its peers must see the parent's end, not the child's
-        os.closerange(_FIRST, say)
-        os.closerange(say + 1, os.sysconf("SC_OPEN_MAX"))
+        os.closerange(_FIRST, output)
+        os.closerange(output + 1, os.sysconf("SC_OPEN_MAX"))
         gc.disable()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         die_with_parent()
@@ -175,6 +175,6 @@ def _write(path: Path, tree: Callable[[], Any], sync: bool, say: int, die_with_p
             code = 0
     except BaseException as error:
         with contextlib.suppress(BaseException):
-            os.write(say, f"{type(error).__name__}: {error}".encode()[:_WORDS])
+            os.write(output, f"{type(error).__name__}: {error}".encode()[:_MAX_MESSAGE])
     finally:
         os._exit(code)

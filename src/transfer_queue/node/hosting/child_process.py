@@ -44,7 +44,7 @@ class ChildServer:
     """Whether a dead process is forked again."""
     patience: float
     """Seconds for which it may fail to come up, or to stay up; then the supervisor gives it up."""
-    essential: bool = True
+    is_essential: bool = True
     """Whether the system stops if the server is given up."""
     needed: Callable[[], bool] = lambda: True
     """Whether the server has something to do. If not, no further process is forked when one has ended."""
@@ -54,9 +54,9 @@ class ChildServer:
     """The process that runs the server; None if there is none."""
     ready: int | None = None
     """The pipe on which the process reports that it is up; None after that."""
-    said: bytes = b""
+    report: bytes = b""
     """What the process has written to that pipe so far."""
-    up: bool = False
+    is_up: bool = False
     due: float | None = None
     """When the next process is forked; None if none is planned."""
     deadline: float = 0.0
@@ -70,22 +70,22 @@ class ChildServer:
     def record_fork(self, pid: int, ready: int, deadline: float) -> None:
         """Record that a process was forked for this server."""
         self.pid, self.ready, self.deadline = pid, ready, deadline
-        self.said, self.up, self.due = b"", False, None
+        self.report, self.is_up, self.due = b"", False, None
 
     def read_report(self) -> None:
         """Read what the process reports. At the end of the pipe the server is up, or has failed."""
         assert self.ready is not None
         piece = os.read(self.ready, 1 << 16)
-        self.said += piece
+        self.report += piece
         if not piece:
             self.close()
-            self.up = self.said == READY
+            self.is_up = self.report == READY
             self._up_since = time.monotonic()
 
     @property
     def failed(self) -> bool:
         """Whether the process reported that it cannot come up, or ended without a message."""
-        return self.ready is None and not self.up
+        return self.ready is None and not self.is_up
 
     def close(self) -> None:
         """Stop reading the pipe."""
@@ -102,13 +102,13 @@ class ChildServer:
     def record_end(self, code: int) -> bool:
         """Record that the process ended with this exit code. Returns whether another one is forked, at `due`."""
         now = time.monotonic()
-        steady = self.up and (code == -signal.SIGKILL or now - self._up_since >= STEADY_SECONDS)
+        steady = self.is_up and (code == -signal.SIGKILL or now - self._up_since >= STEADY_SECONDS)
         if steady:
             self.failures, self.failing_since = 0, None
         else:
             self.failures += 1
             self.failing_since = now if self.failing_since is None else self.failing_since
-        self.pid, self.up = None, False
+        self.pid, self.is_up = None, False
         self.close()
         pause = min(FIRST_PAUSE * 2.0 ** min(self.failures - 1, 10), LONGEST_PAUSE) if self.failures else 0.0
         given_up = self.failing_since is not None and now >= self.failing_since + self.patience
@@ -132,7 +132,7 @@ class _Guardian:
     """Ends this process when the supervisor dies. Until then it bounds the size of the log."""
 
     def __init__(self, lifeline: int, system: SystemFolder, log: LogFile) -> None:
-        self.orphaned = False
+        self.is_orphaned = False
         self.server: Serves | None = None
         self._lifeline = lifeline
         self._log = log
@@ -146,7 +146,7 @@ class _Guardian:
         poll.register(self._lifeline, select.POLLIN)
         while not poll.poll(LOG_SECONDS * 1000) or os.read(self._lifeline, 1):
             self._log.limit_size()
-        self.orphaned = True
+        self.is_orphaned = True
         if self.server is not None:
             self.server.stop()
         if not self._ended.wait(ORPHAN_SECONDS):
@@ -208,11 +208,11 @@ def run_server(name: str, system: SystemFolder, lifeline: int, ready: int, build
     spare_old_objects()
     logger.info("the %s is up, process %d", name, os.getpid())
     _report(ready, READY)
-    if guardian.orphaned:
+    if guardian.is_orphaned:
         server.stop()
     server.run()
     logger.info("the %s ends; its counters: %s", name, server.counters)
-    if guardian.orphaned:
+    if guardian.is_orphaned:
         guardian.remove_files()
     return 0
 

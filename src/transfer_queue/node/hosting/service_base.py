@@ -81,11 +81,11 @@ class EnvelopeService(ABC):
 
     def answer_error(self, hello: Hello, peer: int, envelope: RequestEnvelope, error: Exception) -> Outgoing:
         """Log an error of the server itself, which is being handled. Return the frame that reports it."""
-        asked = type(envelope.body).__name__
-        logger.exception("the %s failed to serve %s of client %s", self.name, asked, hello.client_id)
+        request = type(envelope.body).__name__
+        logger.exception("the %s failed to serve %s of client %s", self.name, request, hello.client_id)
         advice = "its log has the traceback"
         why = with_advice(error, advice) if isinstance(error, OSError) else f"{error!r}; {advice}"
-        text = f"the {self.name} failed to serve {asked}: {why}"
+        text = f"the {self.name} failed to serve {request}: {why}"
         return self.answer(peer, envelope.sequence, Failure("TransferQueueError", text))
 
     def answer(self, peer: int, sequence: int, reply: AnyReply, payload: Sequence[memoryview] = ()) -> Outgoing:

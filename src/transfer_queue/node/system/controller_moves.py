@@ -68,8 +68,8 @@ def move_session(session: Session, system: SystemFolder, first: str) -> None:
             # connection would count as gone after the reconnect grace.
             with contextlib.suppress(TransferQueueError):
                 units = run_blocking(session, _ask_for_units())
-                there = {unit.address for unit in units} | {host_and_port(unit.remote) for unit in units if unit.remote}
-                pool.end_connections(pool.addresses - there - {controller_address(system, first)})
+                used = {unit.address for unit in units} | {host_and_port(unit.remote) for unit in units if unit.remote}
+                pool.end_connections(pool.addresses - used - {controller_address(system, first)})
         return True
 
     watch_controller(system, first, look)

@@ -227,8 +227,8 @@ def check_path(path: Path) -> str | None:
 def sweep(path: Path) -> None:
     """Remove this user's folders under the path that belong to no running system. Needs the lock of the path."""
     for folder in path.glob(f"{_prefix()}*"):
-        found = folder.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not is_alive(folder / "alive"):
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not is_alive(folder / "alive"):
             shutil.rmtree(folder, ignore_errors=True)
 
 

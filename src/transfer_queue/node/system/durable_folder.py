@@ -204,9 +204,9 @@ class DurableFolder:
 
         Raises StartError if the folder is not that of the system.
         """
-        found = Terms(self.folder).newest() if self.folder.is_dir() else None
-        if found is None or found.owner != system:
-            what = "is not visible on this node" if found is None else "was used by another system meanwhile"
+        newest = Terms(self.folder).newest() if self.folder.is_dir() else None
+        if newest is None or newest.owner != system:
+            what = "is not visible on this node" if newest is None else "was used by another system meanwhile"
             raise StartError(
                 f"this node cannot take over the controller, because its folder {self.folder} ({_KEY}) {what}; put the "
                 f"folder on storage that all nodes see at the same path, and let no other system use it"
@@ -245,17 +245,17 @@ class DurableFolder:
         return f"the durable folder {self.folder} ({_KEY}) is used by {which}; stop it{how}, or name another folder"
 
     def _check_owner(self) -> None:
-        found = self.folder.stat()
-        if found.st_uid != os.geteuid():
+        status = self.folder.stat()
+        if status.st_uid != os.geteuid():
             raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) belongs to user {user_name(found.st_uid)}, but this "
+                f"the durable folder {self.folder} ({_KEY}) belongs to user {user_name(status.st_uid)}, but this "
                 f"process runs as {user_name(os.geteuid())}: run it as that user, or choose another folder. If the "
                 f"values are to belong to this user, change the owner of the folder and of its arenas as root "
                 f"(chown -R), then run `tq adopt {self.folder}`"
             )
-        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
             raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) has the mode {stat.S_IMODE(found.st_mode):o}, so that "
+                f"the durable folder {self.folder} ({_KEY}) has the mode {stat.S_IMODE(status.st_mode):o}, so that "
                 f"other users could change it; make it private (chmod 700)"
             )
 
@@ -325,12 +325,12 @@ class DurableFolder:
                 f"this process runs as {user_name(os.geteuid())}: run `tq adopt {self.folder}` to make them this "
                 f"user's, or choose another folder"
             )
-        there = next((place for place in known.places if place.is_dir()), None)
-        if wanted.arenas is None and there is not None:
+        existing = next((place for place in known.places if place.is_dir()), None)
+        if wanted.arenas is None and existing is not None:
             raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) keeps values in {there} on this machine, which a system "
+                f"the durable folder {self.folder} ({_KEY}) keeps values in {existing} on this machine, which a system "
                 f"under Ray does not use: continue with runtime: local. If the copies on disk are enough, remove "
-                f"{there}; the values that only it has are then reported as lost"
+                f"{existing}; the values that only it has are then reported as lost"
             )
         for key, has, asks in (
             ("backend.SimpleStorage.num_data_storage_units", known.units, wanted.units),
@@ -383,18 +383,18 @@ class DurableFolder:
 
     def _missing(self, identity: Identity) -> str | None:
         """Return a warning if arenas of the folder are gone, else None."""
-        gone = [str(place) for place in identity.places if not place.is_dir()]
-        if not gone:
+        missing = [str(place) for place in identity.places if not place.is_dir()]
+        if not missing:
             return None
         mirrors = list_mirrors(self.folder)
         if mirrors:
             return (
-                f"the values that the durable folder {self.folder} kept in {' and '.join(gone)} are read from "
+                f"the values that the durable folder {self.folder} kept in {' and '.join(missing)} are read from "
                 f"{mirrors[-1]}, because that folder does not exist any more; the machine was probably restarted. tq "
                 f"status shows the values that were lost"
             )
         return (
-            f"the values that the durable folder {self.folder} kept in {' and '.join(gone)} are lost, because that "
+            f"the values that the durable folder {self.folder} kept in {' and '.join(missing)} are lost, because that "
             f"folder does not exist any more; the machine was probably restarted. The state continues, and tq status "
             f"shows the lost values, which can be put again"
         )
@@ -403,11 +403,11 @@ class DurableFolder:
         """Create a folder of arenas if it is missing, and lock it."""
         with contextlib.suppress(FileExistsError):
             place.mkdir(mode=0o700)
-        found = place.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        status = place.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise StartError(
                 f"{place}, where the durable folder {self.folder} keeps its values, is not a private folder of this "
-                f"user (owner {user_name(found.st_uid)}, mode {stat.filemode(found.st_mode)}): change its owner and "
+                f"user (owner {user_name(status.st_uid)}, mode {stat.filemode(status.st_mode)}): change its owner and "
                 f"mode back, or remove it"
             )
         self._hold(place / "alive")
@@ -524,14 +524,14 @@ def known_folders() -> list[Identity]:
 
     They are known by their records in the runtime folder, and by arenas in shared memory that no such record names.
     """
-    found: dict[str, Identity] = {}
+    identities: dict[str, Identity] = {}
     for path in sorted(runtime_dir().glob(_RECORD.format("*"))):
         with contextlib.suppress(AttachError, *UNREADABLE):
             identity = msgspec.json.decode(read_private(path), type=Identity)
-            found[identity.id] = identity
+            identities[identity.id] = identity
     for identity in _in_shared_memory():
-        found.setdefault(identity.id, identity)
-    return sorted(found.values(), key=lambda identity: (identity.name, identity.created_at))
+        identities.setdefault(identity.id, identity)
+    return sorted(identities.values(), key=lambda identity: (identity.name, identity.created_at))
 
 
 def _in_shared_memory() -> Iterator[Identity]:

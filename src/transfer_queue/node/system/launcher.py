@@ -109,12 +109,12 @@ class RunningSystem:
     @property
     def stores(self) -> dict[str, StoreAddress]:
         """Where processes of this node reach the external stores, by backend."""
-        found = {}
+        addresses = {}
         for path in self._system.stores:
             with contextlib.suppress(OSError):
                 address = read_status(path)
-                found[address.kind] = address
-        return found
+                addresses[address.kind] = address
+        return addresses
 
     @property
     def live_address(self) -> str:
@@ -128,9 +128,9 @@ class RunningSystem:
 
     def describe(self) -> str:
         """Return who started the system: "started by pid 123 (python train.py) of user x at 2026-01-31 12:00:00"."""
-        its = self.description
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(its.started_at))
-        return f"started by pid {its.starter_pid} ({its.starter_command}) of user {its.starter_user} at {at}"
+        start = self.description
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.started_at))
+        return f"started by pid {start.starter_pid} ({start.starter_command}) of user {start.starter_user} at {at}"
 
     def settings_warning(self, differing: list[str]) -> str:
         """Return a message that the system runs with other settings than requested, and what to do.
@@ -150,8 +150,8 @@ class RunningSystem:
             return ""
         log = self._system.log(target[0] if target[0] == "controller" else f"{target[0]}-{target[1]}")
         # servers whose supervisor was killed remove all files; a supervisor removes the description before it ends
-        doomed = self._system.description.exists() and self._is_supervisor_gone()
-        return str(log) if log.exists() and not doomed else ""
+        is_removed_soon = self._system.description.exists() and self._is_supervisor_dead()
+        return str(log) if log.exists() and not is_removed_soon else ""
 
     def describe_stopped(self) -> str:
         """Return a clause about the processes of the system that are stopped (SIGSTOP), and what to do; "" if none is.
@@ -162,17 +162,17 @@ class RunningSystem:
         if not stopped:
             return ""
         which = f"processes {stopped} of it are" if " " in stopped else f"process {stopped} of it is"
-        if self._is_supervisor_gone():
+        if self._is_supervisor_dead():
             return f"its supervisor is gone, but {which} stopped (SIGSTOP): end it with `kill -KILL {stopped}`"
         return f"{which} stopped (SIGSTOP): continue it with `kill -CONT {stopped}`"
 
     def is_abandoned(self) -> bool:
         """Whether only stopped processes can be left of the system: its supervisor has ended, and it is still alive."""
-        its = self.description
-        same = its.pid_namespace in (0, processes.pid_namespace()) and not its.is_outpost
-        return same and self._is_supervisor_gone() and bool(self.describe_stopped())
+        description = self.description
+        same = description.pid_namespace in (0, processes.pid_namespace()) and not description.is_outpost
+        return same and self._is_supervisor_dead() and bool(self.describe_stopped())
 
-    def _is_supervisor_gone(self) -> bool:
+    def _is_supervisor_dead(self) -> bool:
         with contextlib.closing(processes.Process(self.description.pid, self.description.started)) as supervisor:
             return supervisor.has_ended()
 
@@ -215,7 +215,7 @@ class RunningSystem:
 
     def is_alive(self) -> bool:
         """Whether the system can be used. False also if a later system of its name has replaced it."""
-        return self._system.description.exists() and is_alive(self._system.alive) and self._is_ours()
+        return self._system.description.exists() and is_alive(self._system.alive) and self._owns_folder()
 
     def describe_lost_name(self) -> str:
         """Return how a system that runs has lost its name, so that `init` does not find it; "" if it has the name."""
@@ -296,16 +296,16 @@ class RunningSystem:
 
     def _is_of_this_start(self) -> bool:
         """Whether the folder belongs to this system, and not to a later start that continues it."""
-        if not self._is_ours():
+        if not self._owns_folder():
             return False
-        found, its = None, self.description
+        current, own = None, self.description
         with contextlib.suppress(AttachError):  # it cannot be read
-            found = self._system.read_description()
-        if found is None:  # it starts, ends or crashed
+            current = self._system.read_description()
+        if current is None:  # it starts, ends or crashed
             return self._system.identity() == self._folder_identity
-        return (found.pid, found.started) == (its.pid, its.started)
+        return (current.pid, current.started) == (own.pid, own.started)
 
-    def _is_ours(self) -> bool:
+    def _owns_folder(self) -> bool:
         """Whether the folder belongs to this system, and not to a later one of its name."""
         try:
             return self._system.read_key() == self.key
@@ -343,8 +343,8 @@ def find_successor(system: str | None, old: RunningSystem | None) -> RunningSyst
         return None  # it is still starting
     if later is None or old is None:
         return later
-    its, was = later.description, old.description  # a start that continues a durable system has the same key
-    return later if (later.key, its.pid, its.started) != (old.key, was.pid, was.started) else None
+    new, was = later.description, old.description  # a start that continues a durable system has the same key
+    return later if (later.key, new.pid, new.started) != (old.key, was.pid, was.started) else None
 
 
 def _folder_of(system: str | None) -> SystemFolder:
@@ -404,9 +404,9 @@ def start_local(
     limit = time.monotonic() + timeout
     folder = SystemFolder.named(system or environment_of.system_name() or DEFAULT_NAME)
     with StartLock(folder.lock, timeout):
-        found = _find(folder)
-        if found is not None:
-            return found
+        running = _find(folder)
+        if running is not None:
+            return running
         with Liveness(folder.alive) as liveness:  # a previous system of this name may be about to end
             if not liveness.wait(max(0.0, limit - time.monotonic())):
                 raise StartError(
@@ -488,11 +488,11 @@ def replace_supervisor(system: str, node: str = "") -> RunningSystem | None:
     A system of another node than `node` is left alone, if the nodes share one machine.
     """
     folder = SystemFolder.named(system)
-    found = _find(folder)
-    if found is None or (node and found.node != node):
+    running = _find(folder)
+    if running is None or (node and running.node != node):
         return None
     folder.write_heir(os.getpid(), processes.start_time(os.getpid()))
-    return RunningSystem(folder, found.description, found.key, os.getpid())
+    return RunningSystem(folder, running.description, running.key, os.getpid())
 
 
 def _request_start(
@@ -540,15 +540,15 @@ def _spawn(folder: SystemFolder) -> tuple[socket.socket, int]:
         raise StartError(
             "the path of the Python interpreter is not known: sys.executable is empty, and PATH has no python3"
         )
-    ours, theirs = socket.socketpair()
+    own, other = socket.socketpair()
     held: list[int] = []
     try:
-        with theirs:
+        with other:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             log = os.open(folder.log("supervisor"), flags, 0o600)
             held.append(log)
             # copies with higher numbers than their targets, so that no descriptor is overwritten before it is copied
-            held += [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for file in (log, theirs.fileno())]
+            held += [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _FIRST_FREE) for file in (log, other.fileno())]
             actions = [
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, held[1], 1),
@@ -560,13 +560,13 @@ def _spawn(folder: SystemFolder) -> tuple[socket.socket, int]:
                 python, arguments, _environment(), file_actions=actions, setsigmask=(), setsigdef=_SIGNALS
             )
     except OSError as error:
-        ours.close()
+        own.close()
         advice = "check that this user may run it and that the machine has memory for it"
         raise StartError(f"the supervisor cannot be started with {python}: {with_advice(error, advice)}") from error
     finally:
         for file in held:
             os.close(file)
-    return ours, pid
+    return own, pid
 
 
 _HUGE_PAGES = "glibc.malloc.hugetlb"  # memory in huge pages makes the fork of a large state several times as fast

@@ -40,10 +40,10 @@ def command() -> str:
     """Return the command line of this process, truncated."""
     try:
         with open("/proc/self/cmdline", "rb") as file:
-            words = file.read().decode("utf-8", "replace").split("\0")
+            arguments = file.read().decode("utf-8", "replace").split("\0")
     except OSError:
-        words = [sys.executable or "python", *sys.argv]
-    return " ".join(words).strip()[:SHOWN]
+        arguments = [sys.executable or "python", *sys.argv]
+    return " ".join(arguments).strip()[:SHOWN]
 
 
 def user() -> str:
@@ -73,17 +73,17 @@ def stopped_holders(path: Path) -> list[int]:
         wanted = os.stat(path)
     except OSError:
         return []
-    found = []
+    pids = []
     for folder in Path("/proc").iterdir():
         try:
             state = (folder / "stat").read_text().rpartition(")")[2].split()[:1] if folder.name.isdigit() else []
             if state not in (["T"], ["t"]):
                 continue
             if any(os.path.samestat(each.stat(), wanted) for each in (folder / "fd").iterdir() if each.exists()):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:  # it has ended, or is of another user
             continue
-    return sorted(found)
+    return sorted(pids)
 
 
 class Process:

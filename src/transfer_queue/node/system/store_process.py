@@ -70,14 +70,14 @@ class _ControllerLine:
             OSError: The connection broke, or there was no reply before the deadline.
             TransferQueueError: The controller refused the connection or the request.
         """
-        its = self._session
+        session = self._session
         limit = min(deadline, time.monotonic() + CALL_SECONDS)
-        connection.connect(self._controller, its.role, its.client_id, its.key, limit, its.tls)
-        sequence, frame = its.begin_request(request)
+        connection.connect(self._controller, session.role, session.client_id, session.key, limit, session.tls)
+        sequence, frame = session.begin_request(request)
         try:
-            reply = raise_failure(its.decode_reply(connection.exchange(frame, deadline)).body)
+            reply = raise_failure(session.decode_reply(connection.exchange(frame, deadline)).body)
         finally:
-            its.finish(sequence)
+            session.finish(sequence)
         assert isinstance(reply, Done)
         return reply.value
 
@@ -243,7 +243,7 @@ def check_all_objects(system: SystemFolder) -> None:
 def store_lifetime(store: Path) -> str:
     """Return a text that changes with each process of the store server, and with `check_all_objects`."""
     try:
-        found = store.stat()
+        status = store.stat()
     except OSError:
         return ""
-    return f"{found.st_ino} {found.st_mtime_ns}"
+    return f"{status.st_ino} {status.st_mtime_ns}"

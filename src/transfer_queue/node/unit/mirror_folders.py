@@ -43,23 +43,23 @@ def list_arenas(folder: Path) -> list[Path]:
 
 def boot_ids(folder: Path) -> set[str]:
     """Return the boot ids of these arenas. Raises AttachError or OSError if one cannot be read."""
-    found = set()
+    ids = set()
     for arena in list_arenas(folder):
         with contextlib.suppress(FileNotFoundError):  # its unit has removed it in the meantime
-            found.add(boot_id_of(arena))
-    return found
+            ids.add(boot_id_of(arena))
+    return ids
 
 
 def retire_arenas(folder: Path, term: Term) -> list[Path]:
     """Return the arenas of the mirrors of earlier terms than this one. Removes folders of mirrors without an arena."""
-    found: list[Path] = []
+    retired: list[Path] = []
     for mirror in list_mirrors(folder):
         if (_term_of(mirror) or 0) < term.number:
             arenas = [path for path in sorted(mirror.glob("unit-*")) if _is_complete(path)]
             if not arenas:
                 shutil.rmtree(mirror, ignore_errors=True)
-            found += arenas
-    return found
+            retired += arenas
+    return retired
 
 
 def mirror_bytes(folder: Path) -> int:

@@ -130,13 +130,13 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
         while not session.closed:
             try:
                 # a frozen controller accepts connections and does not greet, and may be replaced meanwhile
-                found = _connect_to_controller(session, GREETING_SECONDS if remote else CALL_SECONDS)
+                connection = _connect_to_controller(session, GREETING_SECONDS if remote else CALL_SECONDS)
             except (OSError, TransferQueueError) as error:
                 logger.info("storage unit %s cannot reach its controller yet and tries again: %s", name, error)
                 time.sleep(RETRY_SECONDS)
             else:
-                links[found.address] = found
-                server.call_soon(partial(adopted, found))
+                links[connection.address] = connection
+                server.call_soon(partial(adopted, connection))
                 return
 
     def follow(former: Collection[str | tuple[str, int]], moved: bool) -> bool:
@@ -145,8 +145,8 @@ def build_unit(system: SystemFolder, number: int, config: str, key: bytes, place
                 links.pop(address).wake()  # the loop sees its end, and seeks the new controller
         return True
 
-    def adopted(found: Connection) -> Iterable[Outgoing]:
-        return service.on_reconnect(server.adopt(found.sock))
+    def adopted(connection: Connection) -> Iterable[Outgoing]:
+        return service.on_reconnect(server.adopt(connection.sock))
 
     def lost() -> None:
         threading.Thread(target=seek, name="seek controller", daemon=True).start()

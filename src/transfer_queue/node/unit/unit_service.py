@@ -273,7 +273,7 @@ def handle_order(unit: StorageUnit, request: AnyRequest) -> list[Effect]:
     if isinstance(request, unit_reports.ReleaseExtents):
         return unit.free(request.extents)
     if isinstance(request, unit_reports.RefuseWriters):
-        return unit.refuse(request.words)
+        return unit.refuse(request.message)
     if isinstance(request, unit_reports.Move):
         return unit.move(request)
     if isinstance(request, unit_reports.DrainFinished):
@@ -287,17 +287,17 @@ def handle_order(unit: StorageUnit, request: AnyRequest) -> list[Effect]:
 
 def _blocks(order: unit_reports.Move) -> list[tuple[int, int, int, int]]:
     """Return unit, offset, generation and length of each block of an order."""
-    its = order.blocks
-    units = np.frombuffer(its.unit, "<i4").tolist()
-    columns = (np.frombuffer(column, "<i8").tolist() for column in (its.offset, its.generation, its.nbytes))
+    blocks = order.blocks
+    units = np.frombuffer(blocks.unit, "<i4").tolist()
+    columns = (np.frombuffer(column, "<i8").tolist() for column in (blocks.offset, blocks.generation, blocks.nbytes))
     return list(zip(units, *columns, strict=True))
 
 
 def _check_columns(order: unit_reports.Move) -> None:
     """Raise ProtocolError if the columns of an order differ in length."""
-    its = order.blocks
-    fours = (its.unit, its.rows, its.schema, its.dims)
-    eights = (its.offset, its.generation, its.nbytes)
+    blocks = order.blocks
+    fours = (blocks.unit, blocks.rows, blocks.schema, blocks.dims)
+    eights = (blocks.offset, blocks.generation, blocks.nbytes)
     counts = {len(column) / 4 for column in fours} | {len(column) / 8 for column in eights}
     if len(counts) != 1 or counts.pop() % 1:
         raise ProtocolError("the controller ordered a move whose columns of blocks differ in length")

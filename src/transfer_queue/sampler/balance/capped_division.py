@@ -91,19 +91,19 @@ def spread_capped(costs: Floats, tokens: Floats, cap: int, k: int, *, equal: boo
     part_of = np.empty(len(tokens), np.int64)
     part_of[alone] = np.arange(others, k)
     if len(rest):
-        found = _divide_within_cap(costs[rest], tokens[rest], cap, others, equal=equal)
-        if found is None and not equal:
+        result = _divide_within_cap(costs[rest], tokens[rest], cap, others, equal=equal)
+        if result is None and not equal:
             packed, bins = first_fit(tokens[rest], cap)
             if bins <= others:
-                found = _refine(costs[rest], tokens[rest], cap, others, split(tokens[rest], packed, others), free=True)
-        if found is None:
+                result = _refine(costs[rest], tokens[rest], cap, others, split(tokens[rest], packed, others), free=True)
+        if result is None:
             counts = "equal counts" if equal else "any counts"
             advice = "allow free counts, or more parts" if equal else f"{len(alone) + bins} parts are enough"
             raise BalanceInputError(
                 f"found no way to divide {len(tokens)} lengths in {counts} into {k} parts of at most {cap} tokens: "
                 f"at least {least} parts are needed, whatever the counts; {advice}"
             )
-        part_of[rest] = found
+        part_of[rest] = result
     return part_of
 
 
@@ -162,5 +162,5 @@ def _keeps(part_of: Ints, tokens: Floats, cap: int, k: int) -> bool:
 
 def _refine(costs: Floats, tokens: Floats, cap: int, k: int, part_of: Ints, *, free: bool) -> Ints:
     order = largest_first(costs)
-    found = refine(costs[order], part_of[order], k, free=free, cap=Cap(tokens[order], cap))
-    return by_position(found, order)
+    refined = refine(costs[order], part_of[order], k, free=free, cap=Cap(tokens[order], cap))
+    return by_position(refined, order)

@@ -277,13 +277,13 @@ def spread(values: Floats, k: int, *, equal: bool) -> Ints:
     even = ranked.sum() / k
     best: tuple[float, float] | None = None
     for start in _starts(len(values), equal=equal):
-        found = start.divide(ranked, k)
-        if start.if_ahead and best is not None and _score(ranked, found, k) >= best:
+        divided = start.divide(ranked, k)
+        if start.if_ahead and best is not None and _score(ranked, divided, k) >= best:
             continue
-        found = refine(ranked, found, k, free=not equal)
-        score = _score(ranked, found, k)
+        divided = refine(ranked, divided, k, free=not equal)
+        score = _score(ranked, divided, k)
         if best is None or score < best:
-            best, part_of = score, found
+            best, part_of = score, divided
         if score[0] <= max(even, float(ranked[0])) * (1 + EVEN) or score[0] + score[1] <= step(ranked, even):
             break
     return by_position(part_of, order)

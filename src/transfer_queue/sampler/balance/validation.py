@@ -54,16 +54,16 @@ _EXACT = 2**53
 
 def numbers(values: Numbers, name: str = "lengths") -> Floats:
     """Return the numbers as float64. Raises BalanceInputError unless all are non-negative and their sum is finite."""
-    found = _array(values, name)
-    wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
+    array = _array(values, name)
+    wrong = np.flatnonzero(~(np.isfinite(array) & (array >= 0)))
     if len(wrong):
         raise BalanceInputError(
-            f"{name} must be finite and not negative, but the one at position {wrong[0]} is {found[wrong[0]]}"
+            f"{name} must be finite and not negative, but the one at position {wrong[0]} is {array[wrong[0]]}"
         )
     with np.errstate(over="ignore"):
-        if not np.isfinite(found.sum() * 2):
+        if not np.isfinite(array.sum() * 2):
             raise BalanceInputError(f"the sum of the {name} is beyond the range of float64; scale them down")
-    return found
+    return array
 
 
 def scalar(value: Any) -> Any:
@@ -122,9 +122,9 @@ def _array(values: Numbers, name: str) -> Floats:
         raise BalanceInputError(f"{name} must be a list, got a {type(values).__name__}") from None
     if not all(issubclass(kind, Real) for kind in set(map(type, items))):
         items = [scalar(item) for item in items]
-    strange = {kind for kind in set(map(type, items)) if issubclass(kind, bool) or not issubclass(kind, Real)}
-    if strange:
-        position = next(at for at, item in enumerate(items) if type(item) in strange)
+    wrong_types = {kind for kind in set(map(type, items)) if issubclass(kind, bool) or not issubclass(kind, Real)}
+    if wrong_types:
+        position = next(at for at, item in enumerate(items) if type(item) in wrong_types)
         raise BalanceInputError(
             f"{name} must be numbers, but the one at position {position} is a {type(items[position]).__name__}"
         )

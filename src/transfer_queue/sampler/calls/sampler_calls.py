@@ -123,10 +123,10 @@ def _deal(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence
     if ranked is not None and call.kept is not None:
         ranked.keep_only(request.partition, request.task, set(call.kept))
     given = list(ready) if facts.wants_list else ready
-    mine = _share(sampler, "sample", sampler(given, request.count, **request.sampling, partition=view))
-    if ranked is None or key is None or not mine[0]:
-        return Given({0 if key is None else key[0]: mine})
-    return _with_others(ranked, request, key, mine)
+    own_share = _share(sampler, "sample", sampler(given, request.count, **request.sampling, partition=view))
+    if ranked is None or key is None or not own_share[0]:
+        return Given({0 if key is None else key[0]: own_share})
+    return _with_others(ranked, request, key, own_share)
 
 
 def _clear_cache(sampler: BaseSampler, facts: Facts, call: SamplerCall, ready: Sequence[int], view: Any) -> None:
@@ -174,14 +174,14 @@ def _by_deal(sampler: BaseSampler, request: SamplerRequest, ready: Sequence[int]
 
 
 def _with_others(
-    sampler: RankConsistentSampler, request: SamplerRequest, key: tuple[int, int], mine: tuple[bytes, bytes]
+    sampler: RankConsistentSampler, request: SamplerRequest, key: tuple[int, int], own_share: tuple[bytes, bytes]
 ) -> Given:
     """Return all shares of the deal that a user's `sample` has just made.
 
     It returns the share of one rank. A sampler that deals to all ranks at once keeps the others' shares in `_states`.
     """
     kept = sampler._states.get(request.partition, {}).get(request.task, {})
-    shares = {key[0]: mine}
+    shares = {key[0]: own_share}
     for rank, batches in kept.items():
         if rank != key[0] and isinstance(batches, dict) and key[1] in batches:
             shares[_rank(sampler, rank)] = _share(sampler, "sample", sampler._share(batches[key[1]]))
@@ -233,9 +233,9 @@ def _key(sampler: BaseSampler, key: Any) -> tuple[int, int] | None:
 
 
 def _rank(sampler: BaseSampler, rank: Any) -> int:
-    found = _key(sampler, (rank, 0))
-    assert found is not None
-    return found[0]
+    key = _key(sampler, (rank, 0))
+    assert key is not None
+    return key[0]
 
 
 def _group_size(sampler: BaseSampler) -> int | None:
@@ -272,11 +272,11 @@ def failure(name: str, error: BaseException) -> SamplerError:
     """Return the error for the caller of a sampler that raised `error`. For a ValueError it is a ValueError, too."""
     kind = SamplerValueError if isinstance(error, ValueError) else SamplerError
     try:
-        words = str(error)
-        told = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        message = str(error)
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except BaseException:  # the __str__ of the error may raise one, too
-        words, told = "(it cannot be shown)", ""
-    return kind(f"the sampler {name} raised {type(error).__name__}: {words}\n{told}")
+        message, trace = "(it cannot be shown)", ""
+    return kind(f"the sampler {name} raised {type(error).__name__}: {message}\n{trace}")
 
 
 # ---------------------------------------------------------------- partitions in another process
@@ -307,16 +307,16 @@ class RemotePartition(PartitionTags):
     def get_custom_meta(self, indexes: Sequence[int]) -> dict[int, dict[str, Any]]:
         """See `PartitionTags`."""
         wanted = np.asarray(indexes, "i8")
-        found: dict[int, dict[str, Any]] = {}
+        tags: dict[int, dict[str, Any]] = {}
         for start in range(0, len(wanted), PAGE):
             reply = self._asks(Question("tags", wanted[start : start + PAGE].tobytes()))
-            found.update((row, self._values(tag)) for row, tag in reply.tags.items())
-        return found
+            tags.update((row, self._values(tag)) for row, tag in reply.tags.items())
+        return tags
 
     def entries_of(self, rows: np.ndarray, name: str) -> list[Any]:
         """See `PartitionTags`."""
-        found = self.get_custom_meta(rows.tolist())
-        return [found.get(row, {}).get(name) for row in rows.tolist()]
+        tags = self.get_custom_meta(rows.tolist())
+        return [tags.get(row, {}).get(name) for row in rows.tolist()]
 
 
 class RemoteReady(Sequence[int]):

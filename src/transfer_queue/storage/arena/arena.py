@@ -206,7 +206,7 @@ class Arena(ArenaMemory):
 
         Raises AttachError, with the reason, if it does not exist, is incomplete, or is of another version.
         """
-        arena = cls._open_folder(folder, owner=True)
+        arena = cls._open_folder(folder, is_owner=True)
         arena.tier = tier
         arena.extents.read(folder, arena.boot_id)
         arena.holes = arena.extents.holes()
@@ -216,25 +216,25 @@ class Arena(ArenaMemory):
     @classmethod
     def open(cls, folder: Path) -> Arena:
         """Map an arena that a unit created. Raises AttachError, with the reason, if this version cannot read it."""
-        return cls._open_folder(folder, owner=False)
+        return cls._open_folder(folder, is_owner=False)
 
     @classmethod
-    def _open_folder(cls, folder: Path, owner: bool) -> Arena:
+    def _open_folder(cls, folder: Path, is_owner: bool) -> Arena:
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as closing:
             try:
                 header = _parse(folder, _read_header(folder))
                 files = []
                 for name, size in _sizes(header.capacity).items():
-                    if name == "extents" and not owner:
+                    if name == "extents" and not is_owner:
                         continue
-                    mode = os.O_RDWR if owner or name == "arena" else os.O_RDONLY
+                    mode = os.O_RDWR if is_owner or name == "arena" else os.O_RDONLY
                     files.append(os.open(folder / name, mode | _SAFELY))
-                    (on_failure if owner else closing).callback(os.close, files[-1])
-                    found = os.fstat(files[-1])
-                    if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-                        raise AttachError(f"{folder / name} has {found.st_size} bytes, but its header says {size}; "
+                    (on_failure if is_owner else closing).callback(os.close, files[-1])
+                    status = os.fstat(files[-1])
+                    if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+                        raise AttachError(f"{folder / name} has {status.st_size} bytes, but its header says {size}; "
                                           f"the arena is damaged, restart the system")  # fmt: skip
-                arena = cls(folder, header, files[0], files[1], files[2] if owner else None)
+                arena = cls(folder, header, files[0], files[1], files[2] if is_owner else None)
             except OSError as error:
                 advice = "check that its storage unit runs on this machine and as this user"
                 raise AttachError(f"the arena in {folder} cannot be opened: {with_advice(error, advice)}") from error
@@ -335,12 +335,12 @@ class Arena(ArenaMemory):
         if not self._punches or self._mapping is None:
             return False
         first, end = offset // GRANULE, (offset + length) // GRANULE
-        self.extents.mark(first, end, hole=True)
+        self.extents.mark(first, end, is_hole=True)
         try:
             self._mapping.madvise(mmap.MADV_REMOVE, offset, length)
         except OSError:  # not every file system supports this
             self._punches = False
-            self.extents.mark(first, end, hole=False)
+            self.extents.mark(first, end, is_hole=False)
             return False
         self.hole_bytes += (end - first - int(np.count_nonzero(self.holes[first:end]))) * GRANULE
         self.holes[first:end] = True
@@ -358,7 +358,7 @@ class Arena(ArenaMemory):
             _allocate(self._files[0], offset, length)
         except OSError:
             return False
-        self.extents.mark(first, end, hole=False)
+        self.extents.mark(first, end, is_hole=False)
         self.holes[first:end] = False
         self.hole_bytes -= count * GRANULE
         return True
@@ -535,12 +535,12 @@ def check_files(folder: Path) -> None:
     for name, size in sizes.items():
         path = folder / name
         try:
-            found = path.lstat()
+            facts = path.lstat()
         except FileNotFoundError:
             raise StartError(f"the arena in {folder} lacks its file {name!r}. {_accept_the_loss(folder)}") from None
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+        if not stat.S_ISREG(facts.st_mode) or facts.st_size != size:
             raise StartError(
-                f"{path} has {found.st_size} bytes, but the header of its arena says {size}. {_accept_the_loss(folder)}"
+                f"{path} has {facts.st_size} bytes, but the header of its arena says {size}. {_accept_the_loss(folder)}"
             )
 
 

@@ -225,9 +225,9 @@ class ArenaViews:
 
     def _lock_parts(self, parts: Sequence[tuple[int, int]]) -> bool:
         """Lock the granules of all parts, with one call for those that are neighbours. Returns whether it could."""
-        found = sorted((part.start, part.stop) for part in (granules_of(start, start + size) for start, size in parts))
-        runs = [found[0]]
-        for low, high in found[1:]:
+        spans = sorted((part.start, part.stop) for part in (granules_of(start, start + size) for start, size in parts))
+        runs = [spans[0]]
+        for low, high in spans[1:]:
             first, end = runs[-1]
             if low <= end:
                 runs[-1] = first, max(end, high)
@@ -302,9 +302,9 @@ class ArenaViews:
 
     def _holder(self, client: str) -> _Holder:
         """Return the entry of a client, a new one if it has no views."""
-        found = self._holders.get(client)
-        if found is not None:
-            return found
+        existing = self._holders.get(client)
+        if existing is not None:
+            return existing
         taken = {holder.entry for holder in self._holders.values()}
         self._holders[client] = holder = _Holder(client, self._locks.take_entry(taken))
         return holder
@@ -351,16 +351,16 @@ def open_views(arena: Arena) -> ArenaViews | None:
     if not CAN_HOLD:
         return None
     with _locked():
-        found = _arenas.get(arena.boot_id)
-        if found is None:
+        views = _arenas.get(arena.boot_id)
+        if views is None:
             try:
-                found = ArenaViews(arena.folder, arena.capacity, arena.boot_id)
+                views = ArenaViews(arena.folder, arena.capacity, arena.boot_id)
             except (OSError, AttachError):
                 return None
-            _arenas[arena.boot_id] = found
-        found.users += 1
-    weakref.finalize(arena, _note_ended, found, 0).atexit = False
-    return found
+            _arenas[arena.boot_id] = views
+        views.users += 1
+    weakref.finalize(arena, _note_ended, views, 0).atexit = False
+    return views
 
 
 def is_viewed(address: int) -> bool:
@@ -372,8 +372,8 @@ def is_viewed(address: int) -> bool:
 def holders_here(boot_id: str, offset: int, length: int) -> list[ReadHold]:
     """Return the clients of this process with views of these bytes of an arena, for simulations in one process."""
     with _locked():
-        found = _arenas.get(boot_id)
-        return [] if found is None else found.holders(offset, offset + length)
+        views = _arenas.get(boot_id)
+        return [] if views is None else views.holders(offset, offset + length)
 
 
 def granules_of(start: int, end: int) -> slice:
@@ -396,7 +396,7 @@ def _private_pages(start: int, end: int) -> list[tuple[int, int]]:
     Raises OSError if the kernel does not report them.
     """
     first, count = start // _PAGE, -(-end // _PAGE) - start // _PAGE
-    found: list[tuple[int, int]] = []
+    pages: list[tuple[int, int]] = []
     file = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     try:
         for at in range(0, count, _PAGEMAP_PAGES):
@@ -405,10 +405,10 @@ def _private_pages(start: int, end: int) -> list[tuple[int, int]]:
             if len(content) < some * 8:
                 raise OSError(f"the state of {some} pages cannot be read")
             states = np.frombuffer(content, "<u8")
-            found += _stretches_of(((states & _ANY_PAGE) != 0) & ((states & _FILE_PAGE) == 0), at)
+            pages += _stretches_of(((states & _ANY_PAGE) != 0) & ((states & _FILE_PAGE) == 0), at)
     finally:
         os.close(file)
-    return found
+    return pages
 
 
 def _note_ended(views: ArenaViews, number: int) -> None:
@@ -457,15 +457,15 @@ def _after_fork_in_parent() -> None:
     global _pipe
     try:
         if _pipe is not None:
-            ours, theirs = _pipe
+            reader, writer = _pipe
             _pipe = None
-            os.close(theirs)
+            os.close(writer)
             child = select.poll()  # unlike `select.select` it accepts every descriptor
-            child.register(ours, select.POLLIN)
+            child.register(reader, select.POLLIN)
             if not child.poll(FORK_SECONDS * 1000):
                 for views in _arenas.values():
                     views.keep_all()
-            os.close(ours)
+            os.close(reader)
     finally:
         _lock.release()
     _settle()
@@ -475,12 +475,12 @@ def _after_fork_in_child() -> None:
     global _pipe
     try:
         if _pipe is not None:
-            ours, theirs = _pipe
+            reader, writer = _pipe
             _pipe = None
-            os.close(ours)
+            os.close(reader)
             for views in _arenas.values():
                 views.lock_in_child()
-            os.close(theirs)
+            os.close(writer)
     finally:
         _lock.release()
 

@@ -100,10 +100,10 @@ class BlockCopier:
         generation = self._arenas[self._unit].generation(start)
         yield from self._copy(places, start, layouts)
         self._wrote(self.extent)
-        there = {at for at in places if self._is_there(at)}
-        offsets = np.array([start + places[at] if at in there else -1 for at in whole], "<i8")
+        present = {at for at in places if self._is_there(at)}
+        offsets = np.array([start + places[at] if at in present else -1 for at in whole], "<i8")
         made = [
-            self._new_block(at, layouts[at], start + places[at], generation) if at in there else None
+            self._new_block(at, layouts[at], start + places[at], generation) if at in present else None
             for at in sorted(layouts)
         ]
         extent = self.extent
@@ -177,9 +177,9 @@ class BlockCopier:
         granule = self._offsets[at] // GRANULE
         if arena is None or not 0 <= granule < len(arena.generations):
             return False
-        there: int = int(arena.generations[granule])
+        generation: int = int(arena.generations[granule])
         known: int = self._generations[at]
-        return there == known
+        return generation == known
 
     def _new_block(self, at: int, layout: RepackedBlock | None, offset: int, generation: int) -> NewBlock | None:
         assert self.extent is not None

@@ -98,17 +98,17 @@ class ExtentFile:
         """Record the new, shorter length of the extent."""
         self._store(self._entries[extent.offset // GRANULE], _LENGTH, length)
 
-    def mark(self, first: int, end: int, hole: bool) -> None:
+    def mark(self, first: int, end: int, is_hole: bool) -> None:
         """Record whether these granules, which are not leased, were returned to the file system."""
         for granule in range(first, end):
-            self._store(self._entries[granule], _LENGTH, _HOLE if hole else 0)
+            self._store(self._entries[granule], _LENGTH, _HOLE if is_hole else 0)
 
     def holes(self) -> npt.NDArray[np.bool_]:
         """Return which granules of the whole capacity were returned. Entries beyond `held` are not read, see above."""
-        found = np.zeros(len(self._entries), bool)
-        there = self.held // GRANULE
-        np.equal(self._entries[:there, _LENGTH], _HOLE, out=found[:there])
-        return found
+        is_hole = np.zeros(len(self._entries), bool)
+        count = self.held // GRANULE
+        np.equal(self._entries[:count, _LENGTH], _HOLE, out=is_hole[:count])
+        return is_hole
 
     def read(self, folder: Path, boot_id: str) -> list[LeasedExtent]:
         """Return the leased extents in order of numbers. Raises AttachError if the table is damaged or foreign."""
@@ -117,7 +117,7 @@ class ExtentFile:
             raise AttachError(f"{damaged}: it does not belong to arena {boot_id}")
         if self.held % GRANULE or self.held > self._capacity:
             raise AttachError(f"{damaged}: {self.held} bytes are allocated of {self._capacity}")
-        found = []
+        extents = []
         end = 0
         for at in np.flatnonzero(self._entries[: self.held // GRANULE, _NUMBER]).tolist():
             number, length, slot, sequence = self._entries[at].tolist()
@@ -127,11 +127,11 @@ class ExtentFile:
             if number >= self.next_extent or not 0 <= slot < int(self._head[_NEXT_SLOT]):
                 raise AttachError(f"{damaged}: {extent} has a number or slot that was not assigned yet")
             end = extent.offset + length
-            found.append(extent)
-        found.sort(key=lambda extent: extent.number)
-        if len({extent.number for extent in found}) < len(found):
+            extents.append(extent)
+        extents.sort(key=lambda extent: extent.number)
+        if len({extent.number for extent in extents}) < len(extents):
             raise AttachError(f"{damaged}: two extents have the same number")
-        return found
+        return extents
 
     def close(self) -> None:
         """Drop the mapping."""

@@ -175,10 +175,10 @@ class ExtentTable(LeasedExtents):
         if nbytes <= 0:
             raise InvalidArgumentError(f"an extent must have at least one byte, got {nbytes}")
         length = round_up(nbytes)
-        found = self._find(length) if without is None else self._find_without(length, without)
-        if found is None:
+        space = self._find(length) if without is None else self._find_without(length, without)
+        if space is None:
             return None
-        index, start = found
+        index, start = space
         run = self._starts[index]
         after = run + self._lengths.pop(run) - start - length
         pieces = [(run, start - run), (start + length, after)]

@@ -79,12 +79,12 @@ class HoldFile(ReadHolds):
     def holders(self) -> list[ReadHold]:
         """See `ReadHolds.holders`."""
         content = os.pread(self._file, ENTRIES * _ENTRY.size, 0)
-        found = []
+        holders = []
         for number, entry in enumerate(_ENTRY.iter_unpack(content[: len(content) // _ENTRY.size * _ENTRY.size])):
             client, pid, since, nbytes, views = entry
             if views and _is_locked(self._file, ENTRY_LOCKS + number, 1):
-                found.append(ReadHold(client.rstrip(b"\0").decode(errors="replace"), pid, since, nbytes, views))
-        return found
+                holders.append(ReadHold(client.rstrip(b"\0").decode(errors="replace"), pid, since, nbytes, views))
+        return holders
 
     def close(self) -> None:
         """See `ReadHolds.close`."""
@@ -148,6 +148,6 @@ def _is_locked(file: int, first: int, count: int) -> bool:
     """Whether another process has a lock on any of these bytes."""
     if not CAN_HOLD:
         return False
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
-    found: int = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))[0]
-    return found != fcntl.F_UNLCK
+    query = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
+    kind: int = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, query))[0]
+    return kind != fcntl.F_UNLCK

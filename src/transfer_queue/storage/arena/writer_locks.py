@@ -141,7 +141,7 @@ class KnownSlot(NamedTuple):
     """A slot of a unit that ended."""
 
     writer: str
-    gone: bool
+    is_dead: bool
     """Its writer is certainly dead."""
 
 
@@ -211,7 +211,7 @@ class SlotFolder:
             if descriptor is None:
                 return False
             try:
-                _write_name(self._gone_path(slot), _name_in(descriptor) or "", os.O_TRUNC)
+                _write_name(self._dead_path(slot), _name_in(descriptor) or "", os.O_TRUNC)
                 self._lock(slot).unlink()
             except OSError:
                 return False
@@ -219,11 +219,11 @@ class SlotFolder:
 
     def forget(self, slot: int) -> None:
         """See `WriterSlots.forget`."""
-        self._gone_path(slot).unlink(missing_ok=True)
+        self._dead_path(slot).unlink(missing_ok=True)
 
     def known_slots(self) -> dict[int, KnownSlot]:
         """See `WriterSlots.known_slots`. Removes slots that were never reported to a writer."""
-        found: dict[int, KnownSlot] = {}
+        slots: dict[int, KnownSlot] = {}
         for path in sorted(self.folder.iterdir()):  # N.gone before N.lock, which takes precedence if both exist
             if path.suffix not in (".gone", ".lock") or not path.stem.isdecimal():
                 continue
@@ -235,8 +235,8 @@ class SlotFolder:
             if writer is None:
                 path.unlink()
             else:
-                found[int(path.stem)] = KnownSlot(writer, path.suffix == ".gone")
-        return found
+                slots[int(path.stem)] = KnownSlot(writer, path.suffix == ".gone")
+        return slots
 
     def offers(self, slot: int) -> set[Offer]:
         """See `WriterSlots.offers`."""
@@ -255,7 +255,7 @@ class SlotFolder:
             descriptor = os.open(self._lock(slot), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             return []
-        found = []
+        extents = []
         try:
             for place, (extent, used, recalled) in _entries(descriptor).items():
                 if among is not None and (extent, used) not in among:
@@ -268,17 +268,17 @@ class SlotFolder:
                         os.pwrite(descriptor, _ENTRY.pack(extent, used, 1), _ENTRIES + place * _ENTRY.size)
                     _unlock(descriptor, place)
                 if extent:
-                    found.append((extent, used))
+                    extents.append((extent, used))
         except OSError:  # nothing more can be recalled now
             pass
         finally:
             os.close(descriptor)
-        return found
+        return extents
 
     def _lock(self, slot: int) -> Path:
         return self.folder / f"{slot}.lock"
 
-    def _gone_path(self, slot: int) -> Path:
+    def _dead_path(self, slot: int) -> Path:
         return self.folder / f"{slot}.gone"
 
 

@@ -388,7 +388,7 @@ class DevicePath(ABC):
         """Free all memory. Nothing is used after this call."""
 
 
-def warn_of_host_copies(wanted: str, found: str, advice: str) -> None:
+def warn_of_host_copies(wanted: str, obstacle: str, advice: str) -> None:
     """Log that values use the memory of the host, although another way was requested."""
-    said = "%s is set, but %s: values are copied through the memory of the host; %s"
-    get_logger(__name__).warning(said, wanted, found, advice)
+    message = "%s is set, but %s: values are copied through the memory of the host; %s"
+    get_logger(__name__).warning(message, wanted, obstacle, advice)

@@ -221,8 +221,8 @@ class MooncakeStore(Store):
         missing: list[str] = []
 
         def attempt() -> Exception | None:
-            found = store.get_into_ranges([address], [keys], [places], [starts], [lengths])
-            codes = [min((got for got in parts if got < 0), default=0) for parts in found[0]]
+            results = store.get_into_ranges([address], [keys], [places], [starts], [lengths])
+            codes = [min((got for got in parts if got < 0), default=0) for parts in results[0]]
             missing[:] = [key for key, code in zip(keys, codes, strict=True) if code]
             failed = [code for code in codes if code not in (0, NOT_FOUND)]
             if not failed or (set(failed) <= set(DEAD_OWNER) and time.monotonic() >= patient):
@@ -249,24 +249,24 @@ class MooncakeStore(Store):
 
     def missing(self, keys: Sequence[str]) -> list[str]:
         """See `Store.missing`. Blocks of a dead owner are gone, although the master lists them for a while."""
-        gone: list[str] = []
+        missing: list[str] = []
         probe = np.empty(1, np.uint8)
         left, end = list(keys), time.monotonic() + DEAD_SECONDS
         with self._registered(probe) as memory:
             while left:
-                found = self.connect().get_into_ranges(
+                results = self.connect().get_into_ranges(
                     [memory.ctypes.data], [left], [[[0]] * len(left)], [[[0]] * len(left)], [[[1]] * len(left)]
                 )
-                codes = dict(zip(left, [parts[0] for parts in found[0]], strict=True))
+                codes = dict(zip(left, [parts[0] for parts in results[0]], strict=True))
                 over = time.monotonic() >= end
                 lost = [key for key, code in codes.items() if code == NOT_FOUND or (over and code in DEAD_OWNER)]
-                gone += lost
+                missing += lost
                 left = [key for key, code in codes.items() if code < 0 and key not in set(lost)]
                 if left and over:
                     raise self._lost(f"{len(left)} blocks cannot be checked", codes[left[0]])
                 if left:
                     time.sleep(DEAD_SECONDS / 8)
-        return gone
+        return missing
 
     def _lost(self, what: str, code: int) -> ConnectionLostError:
         return ConnectionLostError(
@@ -305,10 +305,10 @@ MIN_REGISTERED = 1 << 20  # bytes of the smallest registration
 
 def gpu_direct(store: MooncakeStore, protocol: str, most: int) -> GpuDirect | None:
     """Return the path, which keeps `most` bytes of registered memory; None, with a log line, if it is impossible."""
-    found = obstacle(protocol)
-    if found is None:
+    problem = obstacle(protocol)
+    if problem is None:
         return GpuDirect(store, most)
-    warn_of_host_copies(SETTING, *found)
+    warn_of_host_copies(SETTING, *problem)
     return None
 
 
@@ -343,7 +343,7 @@ class GpuDirect(DevicePath):
         self._pool: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
         """(Device, size) -> unused registered memory of that size, at most `_most` bytes in total."""
         self._pooled = 0
-        self._refused = False
+        self._is_refused = False
         """Whether the library failed to register memory of a device. It is not asked again then."""
 
     @contextlib.contextmanager
@@ -364,7 +364,7 @@ class GpuDirect(DevicePath):
             if free:
                 self._pooled -= size
                 return free.pop()
-            if self._refused:
+            if self._is_refused:
                 return None
         memory = allocate_on_device(device, size)
         if memory is None:
@@ -373,8 +373,8 @@ class GpuDirect(DevicePath):
         if not code:
             return memory
         with self._lock:
-            told, self._refused = self._refused, True
-        if not told:
+            was_refused, self._is_refused = self._is_refused, True
+        if not was_refused:
             warn_of_host_copies(
                 SETTING, f"{size} bytes of {device} cannot be registered (code {code})",
                 "load nvidia-peermem, or check that the driver exports memory by dma-buf",

@@ -184,15 +184,15 @@ class DirectClient:
         """Make a client that transfers blocks of at least `least` bytes directly."""
         self._least = least
         self._lock = threading.Lock()
-        self._asked = False
+        self._is_set_up = False
         self._transport: NixlTransport | None = None
         self._rests_until = 0.0
 
     def _direct(self, ray: Any) -> NixlTransport | None:
         """Return the transport; None if this process does not have it, or if it has just failed."""
         with self._lock:
-            if not self._asked:
-                self._asked = True
+            if not self._is_set_up:
+                self._is_set_up = True
                 if _is_enabled(ray):
                     try:
                         self._transport = transport()
@@ -241,11 +241,11 @@ class DirectClient:
             missing = self._read_directly(direct, ray, keeper, wanted, pieces, into, seconds)
             if missing is not None:
                 return missing
-        found, missing = ray.get(keeper.pieces.remote(wanted), timeout=seconds)
-        gone, at = set(missing), 0
+        content, missing = ray.get(keeper.pieces.remote(wanted), timeout=seconds)
+        absent, at = set(missing), 0
         for piece in pieces:
-            if piece.key not in gone:
-                into[piece.at : piece.at + piece.length] = found[at : at + piece.length]
+            if piece.key not in absent:
+                into[piece.at : piece.at + piece.length] = content[at : at + piece.length]
                 at += piece.length
         return list(missing)
 
@@ -263,8 +263,8 @@ class DirectClient:
         offer, stamps, missing = ray.get(keeper.offer.remote(wanted), timeout=seconds)
         if offer is None:
             return list(missing) if missing else None
-        gone = set(missing)
-        places = [(piece.at, piece.length) for piece in pieces if piece.key not in gone]
+        absent = set(missing)
+        places = [(piece.at, piece.length) for piece in pieces if piece.key not in absent]
         try:
             direct.fetch(offer, into, places, seconds)
         except TimeoutError as error:

@@ -58,13 +58,13 @@ def receive(connection: socket.socket) -> bytes:
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
-    found = bytearray()
-    while len(found) < count:
-        piece = connection.recv(min(count - len(found), 1 << 20))
+    received = bytearray()
+    while len(received) < count:
+        piece = connection.recv(min(count - len(received), 1 << 20))
         if not piece:
             return b""
-        found += piece
-    return bytes(found)
+        received += piece
+    return bytes(received)
 
 
 class RayStore(Store):
@@ -189,22 +189,22 @@ class RayStore(Store):
             self._life = self._ask(BlockStoreRequest(), 0.0).life
         return self._life
 
-    def _ask(self, asked: BlockStoreRequest, within: float = ASK_SECONDS) -> BlockStoreResponse:
-        told: list[BlockStoreResponse] = []
+    def _ask(self, request: BlockStoreRequest, within: float = ASK_SECONDS) -> BlockStoreResponse:
+        responses: list[BlockStoreResponse] = []
 
         def attempt() -> Exception | None:
             try:
                 with socket.socket(socket.AF_UNIX) as connection:
                     connection.settimeout(max(within, 1.0))
                     connection.connect("\0" + self._listens)
-                    connection.sendall(message(asked))
-                    told.append(msgspec.msgpack.decode(receive(connection), type=BlockStoreResponse))
+                    connection.sendall(message(request))
+                    responses.append(msgspec.msgpack.decode(receive(connection), type=BlockStoreResponse))
             except (OSError, msgspec.DecodeError) as error:
                 return self._lost(error)
             return None
 
         retry_attempt(within, attempt)
-        return told[-1]
+        return responses[-1]
 
     def close(self) -> None:
         """See `Store.close`. Ray itself stays connected, because it belongs to the program."""

@@ -102,13 +102,13 @@ def node_address(given: str | None, place: StoreServerRole, key: str) -> str:
             f"{key} must be a host name, an address or a network such as 10.2.0.0/16, got {given!r} ({error})"
         ) from error
     small = network.num_addresses <= 2
-    found = source_address(str(network[0] if small else network.broadcast_address - 1))
-    if found is None or ipaddress.ip_address(found.partition("%")[0]) not in network:
+    address = source_address(str(network[0] if small else network.broadcast_address - 1))
+    if address is None or ipaddress.ip_address(address.partition("%")[0]) not in network:
         raise StartError(
             f"node {place.host or socket.gethostname()} has no address in the network {given} ({key}): name a network "
             f"in which every node has one, or leave it out"
         )
-    return found
+    return address
 
 
 def _is_own(host: str) -> bool:

@@ -141,19 +141,19 @@ class YuanrongStore(Store):
         keys = list(wanted)
         for first in range(0, len(keys), MAX_KEYS):
             some = keys[first : first + MAX_KEYS]
-            found: list[Any] = []
+            buffers: list[Any] = []
 
-            def attempt(some: list[str] = some, found: list[Any] = found) -> Exception | None:
+            def attempt(some: list[str] = some, buffers: list[Any] = buffers) -> Exception | None:
                 try:
-                    found[:] = client.get_buffers([name_of(key) for key in some])
+                    buffers[:] = client.get_buffers([name_of(key) for key in some])
                 except RuntimeError as error:
                     if not is_missing(error):
                         return self._lost("does not respond", error)
-                    found[:] = [None] * len(some)
+                    buffers[:] = [None] * len(some)
                 return None
 
             retry_attempt(within, attempt)
-            for key, buffer in zip(some, found, strict=True):
+            for key, buffer in zip(some, buffers, strict=True):
                 content = None if buffer is None else np.frombuffer(buffer, np.uint8)
                 if content is None or any(piece.start + piece.length > content.size for piece in wanted[key]):
                     missing.append(key)
@@ -173,28 +173,28 @@ class YuanrongStore(Store):
 
     def missing(self, keys: Sequence[str]) -> list[str]:
         """See `Store.missing`. Waits for a worker that is restarting."""
-        gone: list[str] = []
+        missing: list[str] = []
         for first in range(0, len(keys), MAX_KEYS):
             some = list(keys[first : first + MAX_KEYS])
-            there: list[bool] = []
+            exists: list[bool] = []
 
-            def attempt(some: list[str] = some, there: list[bool] = there) -> Exception | None:
+            def attempt(some: list[str] = some, exists: list[bool] = exists) -> Exception | None:
                 client = self.connect()
                 from yr.datasystem.kv_client import ReadParam
 
                 try:
                     # `exist` also lists blocks of a dead worker
-                    found = client.read([ReadParam(name_of(key), 0, 1) for key in some])
-                    there[:] = [each is not None for each in found]
+                    results = client.read([ReadParam(name_of(key), 0, 1) for key in some])
+                    exists[:] = [each is not None for each in results]
                 except RuntimeError as error:
                     if not is_missing(error):
                         return self._lost("does not respond", error)
-                    there[:] = [False] * len(some)
+                    exists[:] = [False] * len(some)
                 return None
 
             retry_attempt(10.0, attempt)
-            gone += [key for key, is_there in zip(some, there, strict=True) if not is_there]
-        return gone
+            missing += [key for key, is_present in zip(some, exists, strict=True) if not is_present]
+        return missing
 
     def rewrite(self, keys: Sequence[str]) -> None:
         """See `Store.rewrite`.
@@ -209,9 +209,9 @@ class YuanrongStore(Store):
             if left <= 0.0 and failure is not None:
                 break
             try:
-                (found,) = self.connect().get_buffers([name_of(key)])
-                if found is not None:
-                    self.write(key, np.frombuffer(found, np.uint8).copy(), max(0.0, left))
+                (content,) = self.connect().get_buffers([name_of(key)])
+                if content is not None:
+                    self.write(key, np.frombuffer(content, np.uint8).copy(), max(0.0, left))
             except RuntimeError as error:
                 if not is_missing(error):
                     failure = self._lost("cannot read a block to write it again", error)

@@ -44,10 +44,10 @@ _FAILURES = (ImportError, RuntimeError, TypeError, ValueError)  # errors of the 
 
 def npu_transport(store: Store, where: tuple[str, int]) -> NpuTransport | None:
     """Return the path; None, with a log line, if this process cannot have it. `where` is the worker's host and port."""
-    found = obstacle()
-    if found is None:
+    problem = obstacle()
+    if problem is None:
         return NpuTransport(store, where)
-    warn_of_host_copies(SETTING, *found)
+    warn_of_host_copies(SETTING, *problem)
     return None
 
 
@@ -139,12 +139,12 @@ class NpuTransport(DevicePath):
                 rounds[number].append(piece)
         for one in rounds:
             for first in range(0, len(one), MAX_KEYS):
-                asked = one[first : first + MAX_KEYS]
-                names = [_copy_of(piece.key) for piece in asked]
-                ranges = [CopyRange(piece.start, piece.at, piece.length) for piece in asked]
+                part = one[first : first + MAX_KEYS]
+                names = [_copy_of(piece.key) for piece in part]
+                ranges = [CopyRange(piece.start, piece.at, piece.length) for piece in part]
                 failed = self._try_call(partial(self._get, names, into, ranges))
                 absent = set(names if failed is None else failed)
-                left += [piece for piece, name in zip(asked, names, strict=True) if name in absent]
+                left += [piece for piece, name in zip(part, names, strict=True) if name in absent]
         return sorted(left)  # so that pieces of one key are adjacent
 
     def _get(self, names: list[str], into: torch.Tensor, ranges: list[Any]) -> list[str]:
@@ -190,10 +190,10 @@ class NpuTransport(DevicePath):
     def _forget(self, keys: Sequence[str]) -> None:
         """Drop copies: first they cannot be found any more, then their memory is freed."""
         with self._lock:
-            gone = {key: self._copies.pop(key) for key in keys if key in self._copies}
-            self._bytes -= sum(copy.numel() for copy in gone.values())
-        for device in {copy.device for copy in gone.values()}:
-            names = [_copy_of(key) for key, copy in gone.items() if copy.device == device]
+            removed = {key: self._copies.pop(key) for key in keys if key in self._copies}
+            self._bytes -= sum(copy.numel() for copy in removed.values())
+        for device in {copy.device for copy in removed.values()}:
+            names = [_copy_of(key) for key, copy in removed.items() if copy.device == device]
             for first in range(0, len(names), MAX_KEYS):
                 self._try_call(partial(self._delete, device, names[first : first + MAX_KEYS]))
 
@@ -206,17 +206,17 @@ class NpuTransport(DevicePath):
         """Return the library's client for an NPU, which connects at the first use."""
         number = device.index or 0
         with self._lock:
-            found = self._clients.get(number)
-            if found is None:
+            client = self._clients.get(number)
+            if client is None:
                 from yr.datasystem.ds_tensor_client import DsTensorClient
 
                 milliseconds = int(CONNECT_SECONDS * 1000), int(REQUEST_SECONDS * 1000)
-                found = DsTensorClient(
+                client = DsTensorClient(
                     *self._where, number, connect_timeout_ms=milliseconds[0], req_timeout_ms=milliseconds[1]
                 )
-                found.init()
-                self._clients[number] = found
-        return found
+                client.init()
+                self._clients[number] = client
+        return client
 
     def _try_call(self, call: Callable[[], T]) -> T | None:
         """Return the result of a call of the library; None if it fails, and for REST_SECONDS after that."""
@@ -227,10 +227,10 @@ class NpuTransport(DevicePath):
         except _FAILURES as error:
             if not is_missing(error):
                 self._rests_until = time.monotonic() + REST_SECONDS
-                said = str(error).partition("\n")[0][:300]
+                message = str(error).partition("\n")[0][:300]
                 get_logger(__name__).warning(
                     "NPUs do not send blocks to each other (%s): values come from the worker for %g s; check that the "
-                    "library is built for NPUs, or set %s: false", said, REST_SECONDS, SETTING,
+                    "library is built for NPUs, or set %s: false", message, REST_SECONDS, SETTING,
                 )  # fmt: skip
             return None
 
@@ -243,7 +243,7 @@ class NpuTransport(DevicePath):
 
 def is_missing(error: Exception) -> bool:
     """Whether an error of the library says that a key, or the content of it, does not exist."""
-    return any(words in str(error) for words in MISSING)
+    return any(phrase in str(error) for phrase in MISSING)
 
 
 def name_of(key: str) -> str:

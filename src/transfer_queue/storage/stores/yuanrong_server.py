@@ -128,7 +128,7 @@ class YuanrongKeeper(StoreServer):
 
 def _arguments(text: str) -> dict[str, str]:
     """Return the arguments of a command line of the form --name value."""
-    words = shlex.split(text)
-    if len(words) % 2 or any(not word.startswith("--") for word in words[::2]):
+    parts = shlex.split(text)
+    if len(parts) % 2 or any(not word.startswith("--") for word in parts[::2]):
         raise StartError(f"backend.Yuanrong.worker_args must be --name value --name value, got {text!r}")
-    return {name[2:]: value for name, value in zip(words[::2], words[1::2], strict=True)}
+    return {name[2:]: value for name, value in zip(parts[::2], parts[1::2], strict=True)}

@@ -36,7 +36,7 @@ class Recalls:
         self._files = slots
         self._cut: dict[int, int] = {}
         """Extent -> its length, for exactly the leased extents that were recalled."""
-        self._untold: list[int] = []
+        self._unreported: list[int] = []
         """Recalled extents that are not reported yet."""
         self._round: deque[int] = deque()
         """Slots to be asked because leases are waiting."""
@@ -60,18 +60,18 @@ class Recalls:
 
     def recall_some(self, short: bool, slots: Callable[[], list[int]], now: float) -> list[Offer]:
         """Recall now. `slots` returns the slots that have extents."""
-        found: list[Offer] = []
+        offers: list[Offer] = []
         for _ in range(min(WRITERS, len(self._look))):
             slot = self._look.popleft()
             before, self._seen[slot] = self._seen[slot], self._files.offers(slot)
             idle = before & self._seen[slot]
             if idle:
-                found += self._recall_slot(slot, idle)
+                offers += self._recall_slot(slot, idle)
         if short and now >= self._at:
             self._round = self._round or deque(slots())
-            found += self.recall_all([self._round.popleft() for _ in range(min(WRITERS, len(self._round)))])
+            offers += self.recall_all([self._round.popleft() for _ in range(min(WRITERS, len(self._round)))])
             self._at = now if self._round else now + INTERVAL
-        return found
+        return offers
 
     def recall_all(self, slots: Iterable[int]) -> list[Offer]:
         """Recall everything that these slots offer."""
@@ -79,7 +79,7 @@ class Recalls:
 
     def _recall_slot(self, slot: int, among: set[Offer] | None) -> list[Offer]:
         """Recall what is leased to this slot, offered (in `among`, unless it is None), and was not recalled before."""
-        found = []
+        recalled = []
         offers = self._files.recall(slot, among)
         if offers and self._files.is_dead(slot):
             # it may have died in a put that had taken the offer, and whose block may be published; an offer of a writer
@@ -88,8 +88,8 @@ class Recalls:
         for number, used in offers:
             extent = self._pool.table.get(number)
             if extent is not None and extent.slot == slot and number not in self._cut:
-                found.append((number, used))
-        return found
+                recalled.append((number, used))
+        return recalled
 
     def cut(self, extent: LeasedExtent, used: int) -> int:
         """Record that nothing more is written into this extent. Returns the bytes that it keeps."""
@@ -97,7 +97,7 @@ class Recalls:
         if keep < extent.length:
             self._pool.cut(extent, keep)
         self._cut[extent.number] = keep
-        self._untold.append(extent.number)
+        self._unreported.append(extent.number)
         return keep
 
     def forget(self, extent: int) -> None:
@@ -106,12 +106,12 @@ class Recalls:
 
     def take_reports(self) -> list[ExtentsRecalledReport]:
         """Return new reports for the controller. Call it after every event."""
-        fresh, self._untold = [number for number in self._untold if number in self._cut], []
+        fresh, self._unreported = [number for number in self._unreported if number in self._cut], []
         return [self._report(fresh)] if fresh else []
 
     def repeat_reports(self) -> list[ExtentsRecalledReport]:
         """Return the reports that a controller needs after the unit has registered with it."""
-        self._untold = []
+        self._unreported = []
         return [self._report(list(self._cut))] if self._cut else []
 
     def _report(self, numbers: list[int]) -> ExtentsRecalledReport:

@@ -146,14 +146,14 @@ class ObjectNames:
         return LeasedExtent(number, number * GRANULE, nbytes, slot, sequence)
 
     def _grow(self) -> bool:
-        there = len(self._entries)
+        count = len(self._entries)
         try:
-            os.posix_fallocate(self._file, _HEAD_BYTES + there * _ENTRY_BYTES, _GROWTH * _ENTRY_BYTES)
+            os.posix_fallocate(self._file, _HEAD_BYTES + count * _ENTRY_BYTES, _GROWTH * _ENTRY_BYTES)
         except OSError as error:
             logger.error("the storage unit's file of extents in %s cannot grow: %s", self.folder, error)
             return False
         self._map()
-        self._free = list(range(there + _GROWTH - 1, there - 1, -1))
+        self._free = list(range(count + _GROWTH - 1, count - 1, -1))
         return True
 
     def mark_removing(self, number: int) -> None:
@@ -219,15 +219,15 @@ class ObjectPool(ExtentPool):
         """Extents whose blocks the store is writing again. They are not removed before that has ended."""
         self._rewritten: dict[int, float] = {}
         """Extents whose blocks were written again in the last REWRITE_SECONDS -> when."""
-        leased, doomed = names.read()
+        leased, unwanted = names.read()
         self.table = LeasedExtents(names.next_extent)
         for extent in leased:
             self.table.add(extent)
-        self._doomed = {extent.number: extent.length for extent in doomed}
-        self._doomed_bytes = sum(self._doomed.values())
-        self._busy = False
+        self._unwanted = {extent.number: extent.length for extent in unwanted}
+        self._unwanted_bytes = sum(self._unwanted.values())
+        self._is_busy = False
         """A removal is in progress."""
-        self._retry: float | None = None if not doomed else 0.0
+        self._retry: float | None = None if not unwanted else 0.0
         self._serve: Callable[[], list[Effect]] = list
         self._lost: Callable[[list[int]], list[Effect]] = lambda numbers: []
         self._changed: Callable[[], object] = lambda: None
@@ -239,7 +239,7 @@ class ObjectPool(ExtentPool):
 
     @property
     def _free(self) -> int:
-        return self.capacity - self.table.leased - self._doomed_bytes
+        return self.capacity - self.table.leased - self._unwanted_bytes
 
     def take_slot(self) -> int:
         """See `ExtentPool.take_slot`."""
@@ -270,8 +270,8 @@ class ObjectPool(ExtentPool):
         """See `ExtentPool.free`. The store removes the block a little later. Nobody has views of it."""
         self.table.remove(extent.number)
         self._names.mark_removing(extent.number)
-        self._doomed[extent.number] = extent.length
-        self._doomed_bytes += extent.length
+        self._unwanted[extent.number] = extent.length
+        self._unwanted_bytes += extent.length
         self._remove()
         return True
 
@@ -279,17 +279,17 @@ class ObjectPool(ExtentPool):
         """See `ExtentPool.cut`. Does nothing, because there is nothing behind the block."""
 
     def _remove(self) -> None:
-        if self._busy:
+        if self._is_busy:
             return
-        waiting = (number for number in self._doomed if number not in self._rewriting)
+        waiting = (number for number in self._unwanted if number not in self._rewriting)
         numbers = list(itertools.islice(waiting, MAX_REMOVED))
         if not numbers:
             return
-        self._busy = True
+        self._is_busy = True
         keys = [key_of(self.boot_id, number * GRANULE) for number in numbers]
 
         def removed(outcome: object) -> list[Effect]:
-            self._busy = False
+            self._is_busy = False
             if isinstance(outcome, Exception):
                 logger.warning(
                     "storage unit in %s: the store cannot remove %d blocks, and is asked again in %g s: %s",
@@ -303,7 +303,7 @@ class ObjectPool(ExtentPool):
             self._retry = None
             self._names.mark_removed(numbers)
             for number in numbers:
-                self._doomed_bytes -= self._doomed.pop(number)
+                self._unwanted_bytes -= self._unwanted.pop(number)
             self._remove()
             return self._serve()
 
@@ -344,9 +344,9 @@ class ObjectPool(ExtentPool):
                 self._unsure.update(dict.fromkeys(numbers))
                 self._ask = self._clock() + RETRY_SECONDS
                 return then([], "", str(outcome))
-            gone = [names[key] for key in outcome]
-            ended = partial(then, gone, time.strftime(_WHEN), "")
-            return ended() if report is None else self._rewrite(sorted({*numbers}.difference(gone)), ended)
+            missing = [names[key] for key in outcome]
+            ended = partial(then, missing, time.strftime(_WHEN), "")
+            return ended() if report is None else self._rewrite(sorted({*numbers}.difference(missing)), ended)
 
         self._begin(lambda: self._store.missing(list(names)), looked)
         return []
@@ -395,12 +395,12 @@ class ObjectPool(ExtentPool):
 
     def status(self) -> UnitStatusReply:
         """See `ExtentPool.status`."""
-        held = self.table.leased + self._doomed_bytes
+        held = self.table.leased + self._unwanted_bytes
         return UnitStatusReply(self.capacity, held, self.table.leased, self._free, STORE)
 
     def next_deadline(self) -> float | None:
         """See `ExtentPool.next_deadline`."""
-        times = [] if self._retry is None or self._busy else [self._retry]
+        times = [] if self._retry is None or self._is_busy else [self._retry]
         if self.table.leased:
             times.append(self._look)
         if self._unsure:
@@ -426,10 +426,10 @@ class ObjectPool(ExtentPool):
     def check(self) -> None:
         """See `ExtentPool.check`."""
         self.table.check()
-        leased, doomed = self._names.read()
+        leased, unwanted = self._names.read()
         assert leased == self.table.leased_extents(), "the file of extents"
-        assert {extent.number: extent.length for extent in doomed} == self._doomed, "what is to be removed"
-        assert self._doomed_bytes == sum(self._doomed.values()), "bytes to be removed"
+        assert {extent.number: extent.length for extent in unwanted} == self._unwanted, "what is to be removed"
+        assert self._unwanted_bytes == sum(self._unwanted.values()), "bytes to be removed"
 
     def close(self) -> None:
         """Close the file and the connection."""

@@ -98,7 +98,7 @@ class _UnitSlot:
     number: int
     writer: str
     path: str
-    opening: bool = True
+    is_opening: bool = True
     remote: bool = False
     """The writer is on another node and holds no lock: it is gone when its last connection ends."""
     peers: set[int] = field(default_factory=set)
@@ -157,7 +157,7 @@ class StorageUnit:
         """The slots whose last connection ended and whose lock was held at the last check."""
         self._probe_at = math.inf
         """When suspects are checked next; infinity if there are none."""
-        self._gone: dict[int, str] = {}
+        self._dead: dict[int, str] = {}
         """Slot -> writer, for the dead writers whose extents are not all freed."""
         self._parked: dict[tuple[int, int], _WaitingLease] = {}
         """(slot, sequence) -> parked leases in order of arrival. None of them can be met at the moment."""
@@ -177,9 +177,9 @@ class StorageUnit:
         """Why extents could not be freed that the controller ordered to free; "" if all were freed."""
         self._move_number = 0
         """The number of the current move."""
-        self._told: tuple[list[str], int] = [], 0
+        self._reported: tuple[list[str], int] = [], 0
         """The waiting writers, and `_freed`, as last reported to the controller."""
-        self._store_changed = False
+        self._has_store_changed = False
         """The store may have lost blocks, and this is not reported yet."""
         pool.attach(self._serve, self._find_missing, self.note_store_change)
         self._take_up()
@@ -188,13 +188,13 @@ class StorageUnit:
         """Restore the slots and grants of the unit before this one, if there was one."""
         for number, known in self._files.known_slots().items():
             count = self.table.count(number)
-            if known.gone:
+            if known.is_dead:
                 if count:
-                    self._gone[number] = known.writer
+                    self._dead[number] = known.writer
                 else:
                     self._files.forget(number)
                 continue
-            slot = _UnitSlot(number, known.writer, self._files.path(number), opening=not count)
+            slot = _UnitSlot(number, known.writer, self._files.path(number), is_opening=not count)
             for extent in map(self.table.get, self.table.extents_of_slot(number)[-RECENT_ANSWERS:]):
                 if extent is not None:
                     slot.note(extent.sequence, extent.number)
@@ -236,8 +236,8 @@ class StorageUnit:
                 return [SendReply(peer, sequence, Done(views is not None), views or ())]
             if isinstance(body, storage.WriteBytes):
                 slot = self._remote.get(writer)
-                mine = slot is not None and slot.number == body.slot
-                self.pool.write(self.pool.table.get(body.extent) if mine else None, body, payload)
+                is_own = slot is not None and slot.number == body.slot
+                self.pool.write(self.pool.table.get(body.extent) if is_own else None, body, payload)
                 return [SendReply(peer, sequence, Done())]
             if isinstance(body, unit_reports.BlockMissing):
                 if len(body.extents) % 8:
@@ -287,14 +287,14 @@ class StorageUnit:
     def take_reports(self) -> list[Report]:
         """Return reports on extents that were freed or recalled, and on the store. Call it after every event."""
         reports = [Report(recalled) for recalled in self._recalls.take_reports()]
-        if self._store_changed:
-            self._store_changed = False
+        if self._has_store_changed:
+            self._has_store_changed = False
             reports.append(Report(store_reports.StoreChanged(self.number, self.pool.next_extent)))
         if self._confirm or self._not_freed:
             extents, self._confirm = self._confirm, []
-            words, self._not_freed = self._not_freed, ""
+            reason, self._not_freed = self._not_freed, ""
             reports.append(
-                Report(unit_reports.ExtentsFreedReport(self.number, np.array(extents, "<i8").tobytes(), words))
+                Report(unit_reports.ExtentsFreedReport(self.number, np.array(extents, "<i8").tobytes(), reason))
             )
         return reports
 
@@ -354,10 +354,10 @@ class StorageUnit:
         empty = unit_reports.BlocksMovedReport(answer.move, self.number, 0, 0, 0, b"", [], failed)
         return [Report(empty)]
 
-    def refuse(self, words: str) -> list[Effect]:
+    def refuse(self, message: str) -> list[Effect]:
         """Refuse all waiting leases, because the controller has found a deadlock; recall unused space first."""
         served = self._serve() if self._give_up_extents(self._recalls.recall_all(self._with_extents())) else []
-        return [*served, *self._refuse_all(Failure("DeadlockError", words))]
+        return [*served, *self._refuse_all(Failure("DeadlockError", message))]
 
     def _refuse_all(self, failure: Failure) -> list[Effect]:
         refused: list[Effect] = [self._refuse(parked, failure) for parked in self._parked.values()]
@@ -367,9 +367,9 @@ class StorageUnit:
     def take_shortage_report(self) -> list[Effect]:
         """Return a report on the writers that wait for space, if it has changed. Call it after every event."""
         writers = list(dict.fromkeys(parked.slot.writer for parked in self._parked.values()))
-        if (not writers and not self._told[0]) or self._told == (writers, self._freed):
+        if (not writers and not self._reported[0]) or self._reported == (writers, self._freed):
             return []
-        self._told = writers, self._freed
+        self._reported = writers, self._freed
         return [Report(unit_reports.SpaceShortReport(self.number, writers, self._freed))]
 
     def next_deadline(self) -> float | None:
@@ -413,7 +413,7 @@ class StorageUnit:
 
         Returns the leased extents (i8). Once it is registered, send `repeat_reports`.
         """
-        self._freed, self._told, self._confirm = 0, ([], 0), []
+        self._freed, self._reported, self._confirm = 0, ([], 0), []
         return np.array([extent.number for extent in self.table.leased_extents()], "<i8").tobytes()
 
     def repeat_reports(self) -> list[Report]:
@@ -423,10 +423,10 @@ class StorageUnit:
             if self.table.count(MOVER_SLOT)
             else []
         )
-        gone = [self._report(number, writer) for number, writer in self._gone.items()]
+        dead = [self._report(number, writer) for number, writer in self._dead.items()]
         if self.pool.status().tier == STORE and self.table.leased:
             self.note_store_change()  # while it was not registered, the store may have lost blocks unnoticed
-        return [*map(Report, own), *map(Report, self._recalls.repeat_reports()), *gone]
+        return [*map(Report, own), *map(Report, self._recalls.repeat_reports()), *dead]
 
     def check(self) -> None:
         """Recount everything. Raises AssertionError if the unit contradicts itself."""
@@ -439,8 +439,8 @@ class StorageUnit:
         }, "index of connections"
         assert set(self._suspects) == {slot.number for slot in self._slots.values() if not slot.peers}, "suspects"
         assert (self._probe_at == math.inf) == (not self._suspects), "time of the next probe"
-        assert not set(self._gone) & set(self._slots), "slots both gone and in use"
-        assert all(self.table.count(number) for number in self._gone), "gone without extents"
+        assert not set(self._dead) & set(self._slots), "slots both gone and in use"
+        assert all(self.table.count(number) for number in self._dead), "gone without extents"
         assert all(parked.slot.number in self._slots for parked in self._parked.values()), "parked for a gone slot"
         assert len(self._parked) <= self._limits.parked, "parked leases"
         assert all(self.table.get(number) for number in self._viewed), "viewed extents that are not leased"
@@ -522,7 +522,7 @@ class StorageUnit:
         if not slot.remote and self._files.is_dead(slot.number):
             raise ProtocolError(f"{writer!r} does not hold the lock of slot {slot.number} ({slot.path}); a writer must "
                                 f"lock it first, and no other code of its process may open it")  # fmt: skip
-        slot.opening = False
+        slot.is_opening = False
         # The new lease is queued like all others: an earlier one that can be met now goes first.
         key = (slot.number, sequence)
         self._parked[key] = parked
@@ -549,30 +549,30 @@ class StorageUnit:
     def _find_missing(
         self,
         numbers: Sequence[int],
-        asked: tuple[int, int] | None = None,
+        request: tuple[int, int] | None = None,
         report: unit_reports.BlockMissing | None = None,
     ) -> list[Effect]:
-        """Check whether the blocks of these extents are gone; then answer the `report`, the request `asked` if any."""
+        """Check whether the blocks of these extents are gone; then answer the `report`, and the `request` if any."""
 
-        def looked(gone: list[int], when: str, unknown: str) -> list[Effect]:
-            gone = self._leased_of(gone)
+        def looked(missing: list[int], when: str, unknown: str) -> list[Effect]:
+            missing = self._leased_of(missing)
             effects: list[Effect] = []
-            if gone:
-                effects.append(Report(unit_reports.ExtentsGone(self.number, np.array(gone, "<i8").tobytes(), when)))
-                self._release_all(gone)
-            if asked is not None:
-                effects.append(SendReply(*asked, Done(unknown or len(self._leased_of(numbers)) < len(numbers))))
+            if missing:
+                effects.append(Report(unit_reports.ExtentsGone(self.number, np.array(missing, "<i8").tobytes(), when)))
+                self._release_all(missing)
+            if request is not None:
+                effects.append(SendReply(*request, Done(unknown or len(self._leased_of(numbers)) < len(numbers))))
             return [*effects, *self._serve()]
 
-        there = self._leased_of(numbers)
-        return self.pool.check_content(there, looked, report) if there else looked([], "", "")
+        leased = self._leased_of(numbers)
+        return self.pool.check_content(leased, looked, report) if leased else looked([], "", "")
 
     def _leased_of(self, numbers: Sequence[int]) -> list[int]:
         return [number for number in numbers if self.table.get(number) is not None]
 
     def note_store_change(self) -> list[Effect]:
         """Note that the store may have lost blocks. The controller, which knows the published ones, orders a check."""
-        self._store_changed = True
+        self._has_store_changed = True
         return []
 
     def check_extents(self, order: store_reports.CheckExtents) -> list[Effect]:
@@ -630,13 +630,13 @@ class StorageUnit:
         if not self._files.withdraw(slot.number):
             return []
         del self._slots[slot.number], self._writers[slot.writer]
-        self._remote = {client: its for client, its in self._remote.items() if its is not slot}
+        self._remote = {client: remote for client, remote in self._remote.items() if remote is not slot}
         self._trust(slot)
         if self.table.count(slot.number):
-            self._gone[slot.number] = slot.writer
+            self._dead[slot.number] = slot.writer
         else:
             self._files.forget(slot.number)
-        if slot.opening:
+        if slot.is_opening:
             return []
         return [self._report(slot.number, slot.writer)]
 
@@ -653,7 +653,7 @@ class StorageUnit:
         freed = self.pool.free_unheld()
         for extent in freed:
             self._viewed.discard(extent.number)
-            self._forget_gone(extent.slot)
+            self._forget_dead(extent.slot)
         self._confirm += [extent.number for extent in freed]
         return self._serve() if freed else []
 
@@ -667,9 +667,9 @@ class StorageUnit:
             else []
         )
 
-    def _give_up_extents(self, found: list[Offer]) -> bool:
+    def _give_up_extents(self, offers: list[Offer]) -> bool:
         """Free what was recalled of these extents. Returns whether this freed any space."""
-        return sum(self._free_recalled(number, used) for number, used in found) > 0
+        return sum(self._free_recalled(number, used) for number, used in offers) > 0
 
     def _free_recalled(self, number: int, used: int) -> bool:
         extent = self.table.get(number)
@@ -696,12 +696,12 @@ class StorageUnit:
                 self._viewed.add(number)
                 continue
             self._viewed.discard(number)
-            self._forget_gone(extent.slot)
+            self._forget_dead(extent.slot)
 
-    def _forget_gone(self, slot: int) -> None:
+    def _forget_dead(self, slot: int) -> None:
         """Forget a slot whose writer is dead if it has no extents any more."""
-        if slot in self._gone and not self.table.count(slot):
-            del self._gone[slot]
+        if slot in self._dead and not self.table.count(slot):
+            del self._dead[slot]
             self._files.forget(slot)
 
     def _serve(self) -> list[Effect]:

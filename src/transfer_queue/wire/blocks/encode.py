@@ -11,7 +11,7 @@ import functools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 import torch
@@ -66,8 +66,17 @@ MAX_STACKED = 1 << 14
 
 Slots = Union[NDArray[np.int32], None]
 """For each row of a put the row of its block; None: row k is row k."""
-Column = tuple[FieldSpec, bytes, int, ColumnSource, Slots]
-"""A field with its dims, its length in bytes, its source, and the slots of the put's rows in it."""
+
+
+class PutColumn(NamedTuple):
+    """The values of a field."""
+
+    spec: FieldSpec
+    dims: bytes
+    nbytes: int
+    source: ColumnSource
+    slots: Slots
+    """For each row of the put the row of the column."""
 
 
 class EncodedBlock:
@@ -78,7 +87,7 @@ class EncodedBlock:
 
     __slots__ = ("_given", "_shares", "_sources", "columns", "converted", "dims", "nbytes", "rows", "schema", "slots")
 
-    def __init__(self, rows: int, columns: list[Column], slots: bytes | None = None):
+    def __init__(self, rows: int, columns: list[PutColumn], slots: bytes | None = None):
         self.rows = rows
         self.slots = slots
         """See `NewBlock.slots`."""
@@ -98,11 +107,11 @@ class EncodedBlock:
         """
         columns, converted = [], {}
         for column in self._given:
-            spec, source = column[0], column[3]
+            spec, source = column.spec, column.source
             if spec.kind == "object" and spec.name in fields and isinstance(source, EncodedBytes):
                 tensors = tensors_of(source.values, fields[spec.name])
                 if tensors is not None:
-                    column = (*_rows(spec.name, tensors, False)[:4], column[4])
+                    column = _rows(spec.name, tensors, False)._replace(slots=column.slots)
                     converted[spec.name] = list(fields[spec.name])
             columns.append(column)
         if converted.keys() == self.converted.keys():
@@ -118,7 +127,7 @@ class EncodedBlock:
             name: The field, whose values do not match.
             dtypes: The dtypes of the live rows of a field of tensors; [] for another field, of which no row matches.
         """
-        spec, _, _, source, slots = next(column for column in self._given if column[0].name == name)
+        spec, _, _, source, slots = next(column for column in self._given if column.spec.name == name)
         if spec.kind == NESTED:
             return 0, "TensorDict"
         if not isinstance(source, EncodedBytes) or not source.values:
@@ -135,21 +144,21 @@ class EncodedBlock:
         """Return the blocks to write: this one, or one for each set of columns whose rows share values alike."""
         if not self._shares:
             return [self]
-        alike: dict[bytes | None, list[Column]] = {}
+        by_slots: dict[bytes | None, list[PutColumn]] = {}
         for each in self.columns:
-            slots = each[4]
-            alike.setdefault(None if slots is None else slots.tobytes(), []).append(each)
-        shared = next((some for packed, some in alike.items() if packed is not None and some[0][4].min() >= 0), None)  # type: ignore[union-attr]
-        if shared is not None and None in alike and not any(each[2] or each[0].ragged for each in alike[None]):
+            by_slots.setdefault(None if each.slots is None else each.slots.tobytes(), []).append(each)
+        plain = by_slots.get(None, [])
+        shared = (some for some in by_slots.values() if some[0].slots is not None and some[0].slots.min() >= 0)
+        if plain and not any(each.nbytes or each.spec.ragged for each in plain) and (first := next(shared, None)):
             # columns without bytes need no block of their own, which an external store could not have
-            shared += [(*each[:4], shared[0][4]) for each in alike.pop(None)]
+            first += [each._replace(slots=first[0].slots) for each in by_slots.pop(None)]
         blocks = []
-        for packed, some in alike.items():
-            slots = some[0][4]
+        for packed, some in by_slots.items():
+            slots = some[0].slots
             blocks.append(EncodedBlock(self.rows if slots is None else int(slots.max()) + 1, some, packed))
         return blocks
 
-    def _lay_out(self, columns: list[Column]) -> None:
+    def _lay_out(self, columns: list[PutColumn]) -> None:
         schema, dims, sources = [], [], []
         end, shares = 0, False
         for spec, sizes, nbytes, source, slots in columns:
@@ -157,8 +166,7 @@ class EncodedBlock:
             dims.append(sizes)
             sources.append((end, source))
             end = align(end + nbytes)
-            if slots is not None:
-                shares = True
+            shares |= slots is not None
         self.columns = columns
         """The columns as they will be written."""
         self.schema = schema
@@ -239,7 +247,7 @@ def encode_columns(fields: Columns, rows: int, *, allow_pickle: bool = True) -> 
     return EncodedBlock(rows, _columns(fields, rows, allow_pickle, False))
 
 
-def _columns(fields: Columns, rows: int, allow_pickle: bool, share: bool) -> list[Column]:
+def _columns(fields: Columns, rows: int, allow_pickle: bool, share: bool) -> list[PutColumn]:
     """Return the columns of a batch. share: whether to look for rows that share memory."""
     if isinstance(fields, LazyStackedTensorDict) and fields.stack_dim == 0:
         # row by row, because the rows may differ in shape, and a stack would be copied again
@@ -257,7 +265,7 @@ def _columns(fields: Columns, rows: int, allow_pickle: bool, share: bool) -> lis
         raise InvalidArgumentError(f"fields must be a TensorDict or a dict of columns, got a {type(fields).__name__}")
     if isinstance(fields, TensorDictBase) and fields.batch_dims and fields.batch_size[0] != rows:
         raise _wrong_length(next(iter(fields.keys()), "(none)"), rows, fields.batch_size[0])
-    columns: list[Column] = []
+    columns: list[PutColumn] = []
     for name, value in items:
         if not isinstance(value, torch.Tensor) and is_nested_table(value):
             columns += _nested_columns(_name(name), value, rows, allow_pickle, share)
@@ -273,7 +281,7 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
         InvalidArgumentError: A value is a nested tensor.
         UncarriableValueError: A value cannot be stored. The message names field, row and type.
     """
-    columns: list[Column] = []
+    columns: list[PutColumn] = []
     for name, value in fields.items():
         if isinstance(value, torch.Tensor):
             if value.is_nested:
@@ -282,7 +290,7 @@ def encode_row(fields: Mapping[str, Any], *, allow_pickle: bool = True) -> Encod
                 )
             tensor = _checked(_name(name), 0, value)
             spec = _spec(name, "tensor", NAMES[tensor.dtype], tensor.ndim, False)
-            columns.append((spec, _i8(tensor.shape), tensor.nbytes, _dense(tensor), None))
+            columns.append(PutColumn(spec, _i8(tensor.shape), tensor.nbytes, _dense(tensor), None))
         else:
             columns.append(_objects(_name(name), [_unwrap(value)], allow_pickle, False))
     return EncodedBlock(1, columns)
@@ -297,7 +305,7 @@ def encode_rows(rows: Sequence[Mapping[str, Any]], *, allow_pickle: bool = True)
     Raises:
         UncarriableValueError: A value cannot be stored. The message names field, row and type.
     """
-    columns: list[Column] = []
+    columns: list[PutColumn] = []
     for name in rows[0]:
         values = [row[name] for row in rows]
         if isinstance(values[0], torch.Tensor):
@@ -328,13 +336,13 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, TensorDictBase) and not is_non_tensor(value)
 
 
-def _nested_columns(name: str, value: TensorDictBase, rows: int, allow_pickle: bool, share: bool) -> list[Column]:
+def _nested_columns(name: str, value: TensorDictBase, rows: int, allow_pickle: bool, share: bool) -> list[PutColumn]:
     """Return a column without bytes for the nested TensorDict itself, and one for each leaf.
 
     The names of leaves contain `messages.descriptors.SEPARATOR`.
     """
     _check_length(name, rows, value.batch_size[0])
-    columns: list[Column] = [(_spec(name, NESTED, "object", 1, False), _i8([0]), 0, EncodedBytes([], []), None)]
+    columns = [PutColumn(_spec(name, NESTED, "object", 1, False), _i8([0]), 0, EncodedBytes([], []), None)]
     for key in list(value.keys()):
         inner, leaf = value.get(key), f"{name}{SEPARATOR}{_name(key)}"
         if is_nested_table(inner):
@@ -344,7 +352,7 @@ def _nested_columns(name: str, value: TensorDictBase, rows: int, allow_pickle: b
     return columns
 
 
-def _column(name: str, value: Any, rows: int, allow_pickle: bool, share: bool) -> Column:
+def _column(name: str, value: Any, rows: int, allow_pickle: bool, share: bool) -> PutColumn:
     if isinstance(value, torch.Tensor):
         return _tensor(name, value, rows, share)
     if isinstance(value, np.ndarray):
@@ -365,7 +373,7 @@ def _column(name: str, value: Any, rows: int, allow_pickle: bool, share: bool) -
     return _values(name, values, allow_pickle, share)
 
 
-def _non_tensor(name: str, value: Any, rows: int, allow_pickle: bool, share: bool) -> Column:
+def _non_tensor(name: str, value: Any, rows: int, allow_pickle: bool, share: bool) -> PutColumn:
     """Encode the value of a NonTensorData: one value for each row if it has as many values, otherwise one for all."""
     if isinstance(value, list) and len(value) == rows:
         return _values(name, list(map(_unwrap, value)), allow_pickle, share)
@@ -377,7 +385,7 @@ def _non_tensor(name: str, value: Any, rows: int, allow_pickle: bool, share: boo
     return _objects(name, [value] * rows, allow_pickle, share, True)
 
 
-def _tensor(name: str, value: torch.Tensor, rows: int, share: bool) -> Column:
+def _tensor(name: str, value: torch.Tensor, rows: int, share: bool) -> PutColumn:
     if value.is_nested:
         _check_length(name, rows, value.size(0))
         return _jagged(name, value, share) if value.layout == torch.jagged else _nested(name, value, share)
@@ -390,11 +398,11 @@ def _tensor(name: str, value: torch.Tensor, rows: int, share: bool) -> Column:
     nbytes = tensor.nbytes
     if share and nbytes > MIN_SAVED and value.stride(0) == 0 and nbytes - nbytes // rows >= MIN_SAVED:
         one = tensor[:1]
-        return spec, _i8(shape), one.nbytes, _dense(one), rows_of_one_value(rows).slots
-    return spec, _i8(shape), nbytes, _dense(tensor), None
+        return PutColumn(spec, _i8(shape), one.nbytes, _dense(one), rows_of_one_value(rows).slots)
+    return PutColumn(spec, _i8(shape), nbytes, _dense(tensor), None)
 
 
-def _jagged(name: str, value: Any, share: bool) -> Column:
+def _jagged(name: str, value: Any, share: bool) -> PutColumn:
     """Encode a jagged tensor: with one copy if its rows are one after the other, otherwise with a copy for each row."""
     check_lengths(name, value)
     values = value.values()
@@ -410,10 +418,10 @@ def _jagged(name: str, value: Any, share: bool) -> Column:
     shapes[:, 0] = lengths if ragged else lengths[0]
     shapes[:, 1:] = tensor.shape[1:]
     spec = _spec(name, "tensor", NAMES[tensor.dtype], tensor.dim(), ragged)
-    return spec, shapes.tobytes(), tensor.nbytes, _dense(tensor), None
+    return PutColumn(spec, shapes.tobytes(), tensor.nbytes, _dense(tensor), None)
 
 
-def _nested(name: str, value: torch.Tensor, share: bool) -> Column:
+def _nested(name: str, value: torch.Tensor, share: bool) -> PutColumn:
     """Encode a strided nested tensor: with one copy if its rows are one after the other, or one per row."""
     if not value.is_contiguous() or not value.size(0) or value.dtype not in NAMES:
         return _rows(name, list(value.unbind(0)), share)
@@ -423,10 +431,10 @@ def _nested(name: str, value: torch.Tensor, share: bool) -> Column:
     spec = _spec(name, "tensor", NAMES[tensor.dtype], shapes.shape[1], ragged)
     dims = np.ascontiguousarray(shapes if ragged else shapes[0])
     nbytes = int(shapes.prod(axis=1).sum()) * tensor.element_size()
-    return spec, dims.tobytes(), nbytes, _dense(tensor.reshape(-1)[: nbytes // tensor.element_size()]), None
+    return PutColumn(spec, dims.tobytes(), nbytes, _dense(tensor.reshape(-1)[: nbytes // tensor.element_size()]), None)
 
 
-def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool, share: bool) -> Column:
+def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool, share: bool) -> PutColumn:
     if not value.ndim:
         raise InvalidArgumentError(f"field {name!r} must have {rows} rows, got an array without dimensions")
     _check_length(name, rows, len(value))
@@ -436,7 +444,7 @@ def _array(name: str, value: NDArray[Any], rows: int, allow_pickle: bool, share:
     slots = None
     if share and value.strides[0] == 0 and value.nbytes - value.nbytes // rows >= MIN_SAVED:
         value, slots = value[:1], rows_of_one_value(rows).slots
-    return spec, dims, value.nbytes, ArrayColumn(np.asarray(value), value.dtype.newbyteorder("<")), slots
+    return PutColumn(spec, dims, value.nbytes, ArrayColumn(np.asarray(value), value.dtype.newbyteorder("<")), slots)
 
 
 def array_rows(value: NDArray[Any]) -> list[Any]:
@@ -447,7 +455,7 @@ def array_rows(value: NDArray[Any]) -> list[Any]:
     return list(value)
 
 
-def _values(name: str, values: list[Any], allow_pickle: bool, share: bool) -> Column:
+def _values(name: str, values: list[Any], allow_pickle: bool, share: bool) -> PutColumn:
     """Encode one value for each row: as a column of tensors if all are tensors of one dtype, otherwise as objects."""
     distinct = {id(value): value for value in values}.values()  # rows often share objects
     if values and all(isinstance(value, torch.Tensor) and not value.is_nested for value in distinct):
@@ -457,7 +465,7 @@ def _values(name: str, values: list[Any], allow_pickle: bool, share: bool) -> Co
     return _objects(name, values, allow_pickle, share)
 
 
-def _rows(name: str, values: list[torch.Tensor], share: bool) -> Column:
+def _rows(name: str, values: list[torch.Tensor], share: bool) -> PutColumn:
     """Encode tensors of one dtype, one for each row."""
     same = find_same_objects(values) if share else None
     if same is None:
@@ -482,10 +490,11 @@ def _rows(name: str, values: list[torch.Tensor], share: bool) -> Column:
     else:
         ndim = MIXED_RANK
         dims = _i8([size for shape in shapes for size in (len(shape), *shape)])
-    return _spec(name, "tensor", NAMES[tensors[0].dtype], ndim, ragged), dims, nbytes, PieceColumn(pieces), slots
+    spec = _spec(name, "tensor", NAMES[tensors[0].dtype], ndim, ragged)
+    return PutColumn(spec, dims, nbytes, PieceColumn(pieces), slots)
 
 
-def _stacked(name: str, values: list[torch.Tensor]) -> Column:
+def _stacked(name: str, values: list[torch.Tensor]) -> PutColumn:
     """Do the same as `_rows` for host tensors of one dtype and rank, with one copy before that into the block.
 
     For small tensors this is several times as fast as a copy of each.
@@ -498,14 +507,14 @@ def _stacked(name: str, values: list[torch.Tensor]) -> Column:
     tensor = _checked(name, 0, joined)
     spec = _spec(name, "tensor", NAMES[tensor.dtype], len(shapes[0]), ragged)
     dims = np.array(shapes if ragged else shapes[0], np.int64)
-    return spec, dims.tobytes(), tensor.nbytes, _dense(tensor), None
+    return PutColumn(spec, dims.tobytes(), tensor.nbytes, _dense(tensor), None)
 
 
-def _objects(name: str, values: list[Any], allow_pickle: bool, share: bool, one: bool = False) -> Column:
-    """Encode objects, one for each row. one: all rows have the same object."""
+def _objects(name: str, values: list[Any], allow_pickle: bool, share: bool, is_one: bool = False) -> PutColumn:
+    """Encode objects, one for each row. is_one: all rows have the same object."""
     shared: SharedRows | None = None
-    if len(values) > 1 and (one or share):
-        shared = rows_of_one_value(len(values)) if one else find_same_objects(values)
+    if len(values) > 1 and (is_one or share):
+        shared = rows_of_one_value(len(values)) if is_one else find_same_objects(values)
     if shared is None:
         parts = [_parts(name, row, value, allow_pickle) for row, value in enumerate(values)]
         return _encoded(name, values, parts, None)
@@ -521,12 +530,13 @@ def _saves_enough(lengths: list[int], slots: NDArray[np.int32]) -> bool:
     return int(each[slots].sum() - each.sum()) >= MIN_SAVED
 
 
-def _encoded(name: str, values: list[Any], encoded: list[list[Buffer]], slots: Slots) -> Column:
+def _encoded(name: str, values: list[Any], encoded: list[list[Buffer]], slots: Slots) -> PutColumn:
     """Return a column of objects, one for each element of `encoded`, which are the parts of each."""
     if len(encoded) == 1:
         (parts,) = encoded
         length = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-        return _spec(name, "object", "object", 1, False), _i8([length]), length, EncodedBytes(parts, values), slots
+        spec = _spec(name, "object", "object", 1, False)
+        return PutColumn(spec, _i8([length]), length, EncodedBytes(parts, values), slots)
     parts = list(chain.from_iterable(encoded))
     if len(parts) == len(encoded):  # one part each
         lengths = list(map(len, parts))
@@ -536,7 +546,7 @@ def _encoded(name: str, values: list[Any], encoded: list[list[Buffer]], slots: S
         parts = [b"".join(parts)]
     ragged = bool(lengths) and lengths.count(lengths[0]) < len(lengths)
     dims = _i8(lengths if ragged else lengths[:1] or [0])
-    return _spec(name, "object", "object", 1, ragged), dims, sum(lengths), EncodedBytes(parts, values), slots
+    return PutColumn(_spec(name, "object", "object", 1, ragged), dims, sum(lengths), EncodedBytes(parts, values), slots)
 
 
 def _parts(name: str, row: int, value: Any, allow_pickle: bool) -> list[Buffer]:
@@ -596,10 +606,10 @@ def _name(name: Any) -> str:
     return str.__str__(name)
 
 
-def _check_length(name: str, wanted: int, found: int) -> None:
-    if wanted != found:
-        raise _wrong_length(name, wanted, found)
+def _check_length(name: str, wanted: int, length: int) -> None:
+    if wanted != length:
+        raise _wrong_length(name, wanted, length)
 
 
-def _wrong_length(name: Any, wanted: int, found: int) -> InvalidArgumentError:
-    return InvalidArgumentError(f"field {name!r} must have {wanted} rows, got {found}")
+def _wrong_length(name: Any, wanted: int, length: int) -> InvalidArgumentError:
+    return InvalidArgumentError(f"field {name!r} must have {wanted} rows, got {length}")

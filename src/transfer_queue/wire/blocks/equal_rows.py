@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from transfer_queue.messages.descriptors import NESTED, EqualField, FieldSpec
 from transfer_queue.wire.blocks.column_sources import EncodedBytes, find_equal_keys
-from transfer_queue.wire.blocks.encode import Column, EncodedBlock
+from transfer_queue.wire.blocks.encode import EncodedBlock, PutColumn
 from transfer_queue.wire.blocks.repack import repack_block
 from transfer_queue.wire.buffers.block_layout import columns
 from transfer_queue.wire.buffers.copies import U8
@@ -38,7 +38,7 @@ class HashedField:
 
 @dataclass(frozen=True, slots=True)
 class _HashedColumn:
-    column: Column
+    column: PutColumn
     rows: int
     """The number of rows of the column, before equal ones are left out."""
     digests: list[bytes | None]
@@ -63,19 +63,19 @@ class HashedPut:
         """
         made = []
         for column in self.put.columns:
-            hashed = self._hashed.get(column[0].name)
-            kept = column if hashed is None else _distinct(hashed, known.get(column[0].name, ()))
+            hashed = self._hashed.get(column.spec.name)
+            kept = column if hashed is None else _distinct(hashed, known.get(column.spec.name, ()))
             if kept is not None:
                 made.append(kept)
         put = EncodedBlock(self.put.rows, made)
         put.converted = self.put.converted
         return put
 
-    def known_digests(self, told: Sequence[bytes]) -> dict[str, set[bytes]]:
+    def known_digests(self, reported: Sequence[bytes]) -> dict[str, set[bytes]]:
         """Return the known digests of each field, from the reply to the digests of all fields."""
         return {
-            field.name: {digest for digest, there in zip(field.digests, known, strict=True) if there}
-            for field, known in zip(self.fields, told, strict=True)
+            field.name: {digest for digest, exists in zip(field.digests, known, strict=True) if exists}
+            for field, known in zip(self.fields, reported, strict=True)
         }
 
     def describe(self, known: Mapping[str, Collection[bytes]]) -> list[EqualField]:
@@ -93,11 +93,11 @@ def hash_put(put: EncodedBlock, matches: Callable[[str], bool]) -> HashedPut | N
     """Return the put with the digests of the fields that match; None if none of them has rows to hash."""
     hashed = {}
     for column in put.columns:
-        spec, slots = column[0], column[4]
-        if spec.kind != NESTED and column[2] >= MIN_HASHED and matches(spec.name):
-            found = _hash_column(column, put.rows if slots is None else int(slots.max()) + 1)
-            if found is not None:
-                hashed[spec.name] = found
+        spec, slots = column.spec, column.slots
+        if spec.kind != NESTED and column.nbytes >= MIN_HASHED and matches(spec.name):
+            hashed_column = _hash_column(column, put.rows if slots is None else int(slots.max()) + 1)
+            if hashed_column is not None:
+                hashed[spec.name] = hashed_column
     return HashedPut(put, hashed) if hashed else None
 
 
@@ -105,11 +105,11 @@ def _field_of(hashed: _HashedColumn) -> HashedField:
     numbers: dict[bytes, int] = {}
     of_rows = [-1 if digest is None else numbers.setdefault(digest, len(numbers)) for digest in hashed.digests]
     of_targets = np.array(of_rows, np.int32)
-    slots = hashed.column[4]
-    return HashedField(hashed.column[0].name, list(numbers), of_targets if slots is None else of_targets[slots])
+    slots = hashed.column.slots
+    return HashedField(hashed.column.spec.name, list(numbers), of_targets if slots is None else of_targets[slots])
 
 
-def _distinct(hashed: _HashedColumn, known: Collection[bytes]) -> Column | None:
+def _distinct(hashed: _HashedColumn, known: Collection[bytes]) -> PutColumn | None:
     """Return the column with one row for each distinct value that is not known; None if all are known."""
     column = hashed.column
     equal = find_equal_keys([row if digest is None else digest for row, digest in enumerate(hashed.digests)])
@@ -123,31 +123,31 @@ def _distinct(hashed: _HashedColumn, known: Collection[bytes]) -> Column | None:
     places = np.full(len(firsts), -1, np.int32)
     places[[at for at, row in enumerate(firsts) if hashed.digests[row] not in known]] = np.arange(len(written))
     slots = places[of_row]
-    if column[4] is not None:
-        slots = slots[column[4]]
+    if column.slots is not None:
+        slots = slots[column.slots]
     spec, dims = _select(column, hashed.rows, written)
     parts = [piece for row in written for piece in hashed.pieces[row]]
-    values = column[3].values if isinstance(column[3], EncodedBytes) else []
+    values = column.source.values if isinstance(column.source, EncodedBytes) else []
     source = EncodedBytes(parts, [values[row] for row in written] if values else [])
-    return spec, dims, source.nbytes, source, np.ascontiguousarray(slots)
+    return PutColumn(spec, dims, source.nbytes, source, np.ascontiguousarray(slots))
 
 
-def _select(column: Column, rows: int, chosen: Sequence[int]) -> tuple[FieldSpec, bytes]:
+def _select(column: PutColumn, rows: int, chosen: Sequence[int]) -> tuple[FieldSpec, bytes]:
     """Return the spec and the dims of these rows of a column."""
-    made = repack_block([column[0]], column[1], rows, np.array(chosen, np.int64), (column[0].name,))
+    made = repack_block([column.spec], column.dims, rows, np.array(chosen, np.int64), (column.spec.name,))
     return made.schema[0], made.dims
 
 
-def _hash_column(column: Column, rows: int) -> _HashedColumn | None:
+def _hash_column(column: PutColumn, rows: int) -> _HashedColumn | None:
     """Return the digests of a column; None if no row is long enough."""
-    spec = column[0]
-    (layout,) = columns([spec], np.frombuffer(column[1], "<i8"), rows)
+    spec = column.spec
+    (layout,) = columns([spec], np.frombuffer(column.dims, "<i8"), rows)
     all_rows = np.arange(rows)
     _, lengths = layout.locate(0, all_rows)
     if int(lengths.max(initial=0)) < MIN_HASHED:
         return None
     shapes = layout.row_shapes(0, all_rows)
-    pieces = list(_cut(column[3].memory(), lengths.tolist()))
+    pieces = list(_cut(column.source.memory(), lengths.tolist()))
     digests = [
         None if length < MIN_HASHED else _digest(piece, f"{spec.kind} {spec.dtype} {shape}")
         for piece, length, shape in zip(pieces, lengths.tolist(), shapes.tolist(), strict=True)

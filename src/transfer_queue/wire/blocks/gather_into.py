@@ -49,12 +49,12 @@ def gather_into(
         unknown = sorted(set(out) - {field.name for field in reply.types if field.kind != NESTED})
         if unknown:
             raise InvalidArgumentError(f"out has the fields {unknown}, which these samples do not have; leave them out")
-        found = locate_rows(select_fields(reply, out.keys()), memory)
-        shapes = {name: _checked_shape(name, tensor, found[name]) for name, tensor in out.items()}
+        located = locate_rows(select_fields(reply, out.keys()), memory)
+        shapes = {name: _checked_shape(name, tensor, located[name]) for name, tensor in out.items()}
         later: Copies = []
         for name, tensor in out.items():
             if tensor.numel():
-                _fill(tensor, found[name], shapes[name], later)
+                _fill(tensor, located[name], shapes[name], later)
         copy_all(later)
     others = select_fields(reply, [field.name for field in reply.types if field.name not in out])
     rest = gather(others, memory, layout, shared=shared, allow_pickle=allow_pickle) if others.types else {}

@@ -74,8 +74,8 @@ class RemoteRanges:
 
     def is_in_unit(self, unit: int) -> NDArray[np.bool_]:
         """Return which of the blocks are in this unit."""
-        mine: NDArray[np.bool_] = self.units == unit
-        return mine
+        in_unit: NDArray[np.bool_] = self.units == unit
+        return in_unit
 
     def pieces(self, memory: Memory) -> list[RangePieces]:
         """Return the pieces of the blocks that the requested rows need, for each unit.
@@ -90,9 +90,9 @@ class RemoteRanges:
         starts, ends = [], []
         for rows in locate_rows(self.reply, lambda unit: whole if unit == HERE else memory(unit)).values():
             units, firsts, lengths = rows.pieces()
-            mine = (units == HERE) & (lengths > 0)
-            starts.append(firsts[mine])
-            ends.append(firsts[mine] + lengths[mine])
+            chosen = (units == HERE) & (lengths > 0)
+            starts.append(firsts[chosen])
+            ends.append(firsts[chosen] + lengths[chosen])
         return self._join(np.concatenate(starts), np.concatenate(ends)) if starts else []
 
     def _join(self, starts: I8, ends: I8) -> list[RangePieces]:
@@ -109,9 +109,9 @@ class RemoteRanges:
         at, lengths = starts[begins], ends[lasts] - starts[begins]
         shifts, units = shifts[begins], units[begins]
         return [
-            RangePieces(unit, (at + shifts)[mine], lengths[mine], at[mine])
+            RangePieces(unit, (at + shifts)[chosen], lengths[chosen], at[chosen])
             for unit in dict.fromkeys(units.tolist())
-            for mine in (units == unit,)
+            for chosen in (units == unit,)
         ]
 
 

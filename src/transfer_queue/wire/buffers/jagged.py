@@ -99,8 +99,8 @@ def host_offsets(value: Any) -> NDArray[Any]:
     if not offsets.is_cpu:
         known = _on_host.get(offsets)
         offsets = offsets.cpu() if known is None else known
-    found: NDArray[Any] = offsets.numpy()
-    return found
+    host: NDArray[Any] = offsets.numpy()
+    return host
 
 
 def offsets_of_lengths(lengths: bytes) -> JaggedOffsets:
@@ -181,18 +181,18 @@ def _makes_what_torch_makes(parts: _TorchParts) -> bool:
 
 
 def _makes_it(parts: _TorchParts, values: torch.Tensor, offsets: torch.Tensor, ragged: int) -> bool:
-    ours: Any = JaggedOffsets(offsets, 1, 2)._make(parts, values, ragged)
-    seqlens: dict[str, torch.Tensor] = ours._metadata_cache
+    own: Any = JaggedOffsets(offsets, 1, 2)._make(parts, values, ragged)
+    seqlens: dict[str, torch.Tensor] = own._metadata_cache
     marks = copy.deepcopy([part.__dict__ for part in (values, *seqlens.values())])
     values.__dict__.clear()
-    theirs: Any = parts.kind(values, offsets, _ragged_idx=ragged, _metadata_cache=dict(seqlens))
+    official: Any = parts.kind(values, offsets, _ragged_idx=ragged, _metadata_cache=dict(seqlens))
     return bool(
-        ours.__dict__ == theirs.__dict__
+        own.__dict__ == official.__dict__
         and marks == [part.__dict__ for part in (values, *seqlens.values())]
-        and (theirs._maybe_min_seqlen, theirs._maybe_max_seqlen) == (1, 2)
-        and (ours.shape, ours.stride(), ours.is_contiguous()) == (theirs.shape, theirs.stride(), True)
-        and str(torch._C._dispatch_keys(ours)) == str(torch._C._dispatch_keys(theirs))
-        and all(map(torch.equal, (ours + ours).unbind(), (theirs + theirs).unbind()))
+        and (official._maybe_min_seqlen, official._maybe_max_seqlen) == (1, 2)
+        and (own.shape, own.stride(), own.is_contiguous()) == (official.shape, official.stride(), True)
+        and str(torch._C._dispatch_keys(own)) == str(torch._C._dispatch_keys(official))
+        and all(map(torch.equal, (own + own).unbind(), (official + official).unbind()))
     )
 
 

@@ -23,7 +23,7 @@ from transfer_queue.wire.buffers.copies import MIN_PART, U8, Copies, address_of,
 I8 = NDArray[np.int64]
 
 DTYPES: dict[str, torch.dtype] = {
-    name: found for name in ITEM_SIZES if isinstance(found := getattr(torch, name, None), torch.dtype)
+    name: dtype for name in ITEM_SIZES if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }
 NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -272,10 +272,10 @@ def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor | None:
     if type(value) not in (bool, int, float):
         return None
     try:
-        its = torch.result_type(torch.empty(1, dtype=dtype), value)
-        if type(value) is int and not its.is_floating_point and not its.is_complex:
-            limits = torch.iinfo(its)
-            its = its if limits.min <= value <= limits.max else torch.int64
-        return torch.tensor(value, dtype=its)
+        own_dtype = torch.result_type(torch.empty(1, dtype=dtype), value)
+        if type(value) is int and not own_dtype.is_floating_point and not own_dtype.is_complex:
+            limits = torch.iinfo(own_dtype)
+            own_dtype = own_dtype if limits.min <= value <= limits.max else torch.int64
+        return torch.tensor(value, dtype=own_dtype)
     except (RuntimeError, OverflowError, TypeError, ValueError):
         return None

@@ -26,12 +26,12 @@ TORCH_CODES = range(TENSOR, LAZY_STACK + 1)
 _EXT8, _EXT32 = struct.Struct(">BBb"), struct.Struct(">BIb")
 
 
-def encode_refused(length: int, words: str) -> bytes:
+def encode_refused(length: int, message: str) -> bytes:
     """Return the replacement of a refused value, of `length` bytes (0: as many as needed), with its name as text.
 
     The name is cut off if it does not fit.
     """
-    text = words.encode()
+    text = message.encode()
     if not length:
         length = 1 + _EXT32.size + len(text)
     head = _EXT8 if length - 1 - _EXT8.size < 256 else _EXT32

@@ -151,9 +151,9 @@ class ObjectDecoder:
         return pickle.loads(self.raw(reference), buffers=[self.memory(_natural(number)) for number in numbers])
 
     def _refused(self, content: memoryview) -> Any:
-        words = bytes(content).rstrip(b"\0").decode("utf-8", "ignore")
+        message = bytes(content).rstrip(b"\0").decode("utf-8", "ignore")
         raise UncarriableValueError(
-            f"{words}: this value needs pickle, but its checkpoint was loaded with allow_pickle=False; if you trust "
+            f"{message}: this value needs pickle, but its checkpoint was loaded with allow_pickle=False; if you trust "
             f"the author of the checkpoint, load it with allow_pickle=True"
         )
 
