@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.claims import KnownRows
-from transfer_queue.dataloader.batch_fetcher import Batch, FetchBatch, Fetcher, claiming, number_in_rank
+from transfer_queue.dataloader.batch_fetcher import Batch, Consumer, claiming, number_in_rank
+from transfer_queue.dataloader.client_operations import ask
 from transfer_queue.dataloader.lease_delivery import BACK_SECONDS, adopt_lease
-from transfer_queue.dataloader.steps import OperationStep, Steps
 from transfer_queue.display import listed
 from transfer_queue.errors import (
     BatchGoneError,
@@ -29,27 +28,13 @@ from transfer_queue.errors import (
 )
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
+from transfer_queue.net.calls import Operation
 from transfer_queue.utils.logging_utils import get_logger
 
 STATE_VERSION = 2
 
 Rows = list[int]
 NO_ROWS = np.zeros(0, "<i8")
-
-
-class Consumer(Protocol):
-    """What reads a batch again: a dataset."""
-
-    data_fields: list[str]
-    partition_id: str
-    task_name: str
-    fetch_batch_fn: FetchBatch | None
-
-    def client(self) -> GeneratedMethods:
-        """Return the client."""
-
-    def fetcher(self, ask: Callable[..., Any] = ..., *, combined: bool = False) -> Fetcher:
-        """Return the object that fetches its batches."""
 
 
 def check_state(state: Mapping[str, Any], here: Mapping[str, Any], cut: list[Any]) -> None:
@@ -218,7 +203,7 @@ class ResumedBatch:
         left = {} if self.left is None else {"rows_left": self.left}
         return {**self.saved.to_state(), **left}
 
-    def read(self, dataset: Consumer) -> Steps[Reread]:
+    def read(self, dataset: Consumer) -> Operation[Reread]:
         """Read the batch again.
 
         Raises:
@@ -237,10 +222,10 @@ class ResumedBatch:
                 if now.global_indexes == existing.global_indexes:
                     raise  # values are missing although their samples exist
 
-    def _claim_again(self, dataset: Consumer) -> Steps[Reread]:
+    def _claim_again(self, dataset: Consumer) -> Operation[Reread]:
         fetcher = dataset.fetcher(combined=False)
         try:
-            found = yield from fetcher.claim_steps(dataset.partition_id, number_in_rank(self.saved.number), again=True)
+            found = yield from fetcher.claim(dataset.partition_id, number_in_rank(self.saved.number), again=True)
         except BatchGoneError as error:
             raise BatchGoneError(
                 f"the state was saved in the middle of batch {self.saved.number} by a release whose states have no "
@@ -251,13 +236,13 @@ class ResumedBatch:
         batch = yield from fetcher.complete(*found)
         return Reread(batch, self.given, batch[1] if batch[1]._leases else None)
 
-    def _existing(self, dataset: Consumer) -> Steps[BatchMeta]:
+    def _existing(self, dataset: Consumer) -> Operation[BatchMeta]:
         """Return the metadata of the rows that exist and that the task does not skip, in order."""
         metas = []
         for name, rows in self.saved.rows_by_partition().items():
             try:
-                wanted = (name, dataset.data_fields, dataset.task_name, rows)
-                metas.append((yield OperationStep(dataset.client(), "_meta_of_rows", wanted)))
+                operations = dataset.client()._operations
+                metas.append((yield from operations._meta_of_rows(name, dataset.data_fields, dataset.task_name, rows)))
             except UnknownPartitionError as error:
                 raise UnknownPartitionError(
                     f"the position is in the middle of batch {self.saved.number}, and its samples are lost with their "
@@ -270,7 +255,7 @@ class ResumedBatch:
         place = {row: at for at, row in enumerate(joined.global_indexes)}
         return joined.select_samples([place[row] for row in self.saved.rows if row in place])
 
-    def _read_existing(self, dataset: Consumer, existing: BatchMeta) -> Steps[Reread]:
+    def _read_existing(self, dataset: Consumer, existing: BatchMeta) -> Operation[Reread]:
         found = existing.global_indexes
         gone = sorted(set(self.saved.rows) - set(found))
         if gone:
@@ -306,7 +291,7 @@ class ResumedBatch:
             self.saved.number, listed(sorted(set(self.saved.partitions))), gone, how,
         )  # fmt: skip
 
-    def _values(self, dataset: Consumer, meta: BatchMeta) -> Steps[Batch]:
+    def _values(self, dataset: Consumer, meta: BatchMeta) -> Operation[Batch]:
         """Read the values of these rows, with the user's fetch function if there is one."""
         fetcher = dataset.fetcher()
         if dataset.fetch_batch_fn is None:
@@ -325,7 +310,7 @@ class ResumedBatch:
         return (yield from fetcher.complete(None, meta))
 
 
-def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> Steps[tuple[BatchLease, ...]]:
+def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> Operation[tuple[BatchLease, ...]]:
     """Return the leases with which the rows of a saved batch can be acknowledged; none if they will be delivered again.
 
     A batch that the sampler keeps is claimed again under its number, and used only if it has exactly these rows.
@@ -348,32 +333,32 @@ def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> St
         )  # fmt: skip
         if meta._leases:
             with contextlib.suppress(TransferQueueError):
-                yield OperationStep(dataset.client(), "nack", (meta,), {"delivered": False, "timeout": BACK_SECONDS})
+                yield from ask(dataset.client(), "nack", meta, delivered=False, timeout=BACK_SECONDS)
         return ()
     if not saved.leases or epoch != saved.epoch:
         return ()
     rows = saved.rows_by_partition()
     leases = [BatchLease(name, token, seconds, rows[name], None) for name, token, seconds in saved.leases]
-    return tuple((yield OperationStep(dataset.client(), "_renewed", (leases,))))
+    return tuple((yield from dataset.client()._operations._renewed(leases)))
 
 
-def _claim_lease(dataset: Consumer, saved: SavedBatch) -> Steps[BatchMeta | None]:
+def _claim_lease(dataset: Consumer, saved: SavedBatch) -> Operation[BatchMeta | None]:
     """Claim a batch again under its number; None if the sampler keeps no batches, or not this one."""
     try:
         fetcher = dataset.fetcher(combined=False)
-        found = yield from fetcher.claim_steps(saved.partitions[0], number_in_rank(saved.number), again=True)
+        found = yield from fetcher.claim(saved.partitions[0], number_in_rank(saved.number), again=True)
         return found[1] if found is not None and len(found[1]) else None
     except (BatchGoneError, UnknownPartitionError):
         return None
 
 
-def settle(dataset: Consumer, saved: SavedBatch) -> Steps[None]:
+def settle(dataset: Consumer, saved: SavedBatch) -> Operation[None]:
     """Acknowledge or finish a batch that a process had finished when its state was saved."""
     client, meta = dataset.client(), saved.bare_meta()
     if saved.leases or saved.digest is not None:
-        shown: tuple[Any, ...] = (saved.partitions[0], [], dataset.task_name, np.array(saved.rows, "<i8"))
+        name, rows = saved.partitions[0], np.array(saved.rows, "<i8")
         try:
-            epoch = (yield OperationStep(client, "_meta_of_rows", shown))._epoch
+            epoch = (yield from client._operations._meta_of_rows(name, [], dataset.task_name, rows))._epoch
         except UnknownPartitionError:
             return
         meta._leases = yield from regain_leases(dataset, saved, epoch)
@@ -381,6 +366,6 @@ def settle(dataset: Consumer, saved: SavedBatch) -> Steps[None]:
         for lease in meta._leases:
             acked = BatchMeta(lease.rows, lease.partition)
             acked._leases = (lease,)
-            yield OperationStep(client, "ack", (acked,))
+            yield from ask(client, "ack", acked)
     elif saved.holder is not None:
-        yield OperationStep(client, "finish", (meta, dataset.task_name))
+        yield from ask(client, "finish", meta, dataset.task_name)

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 from transfer_queue.dataloader.async_iteration import AsyncItems
 from transfer_queue.dataloader.batch_fetcher import Batch, Delivery
-from transfer_queue.dataloader.steps import Steps
 from transfer_queue.dataloader.streaming_dataset import Finish, LocalSource, StreamingDataset
 from transfer_queue.dataloader.worker_processes import Workers, begin_worker, pin
 from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.net.calls import Operation
 
 
 def identity(item: Any) -> Any:
@@ -37,7 +37,7 @@ class _LateWorkers:
         self._start = start
         self.workers: Workers | None = None
 
-    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
+    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Operation[Delivery]:
         """See `BatchSource.deliver`."""
         if self.workers is None:
             self.workers = self._start()

@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,10 +38,10 @@ from transfer_queue.dataloader.batch_fetcher import (
     Fetcher,
     checked_timeout,
     default_fetch_batch_fn,
-    deliver_in_time,
     number_in_rank,
     sampling_of,
 )
+from transfer_queue.dataloader.client_operations import ask, run, run_async
 from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
 from transfer_queue.dataloader.lease_delivery import (
     adopt_lease,
@@ -67,11 +68,11 @@ from transfer_queue.dataloader.resumed_batch import (
     check_state,
     settle,
 )
-from transfer_queue.dataloader.steps import OperationStep, Steps, ask_blocking, run_steps
 from transfer_queue.dataloader.worker_channel import Channel, WorkerChannelEnd, is_orphan
-from transfer_queue.errors import BatchGoneError, InvalidArgumentError
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError, WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
+from transfer_queue.net.calls import Operation, Work
 
 __all__ = ["StreamingDataset", "chunk_batch_fn", "default_fetch_batch_fn"]
 
@@ -90,7 +91,7 @@ _AT_IMPORT = TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL
 class BatchSource(Protocol):
     """Where batches come from: this process, or workers."""
 
-    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
+    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Operation[Delivery]:
         """Wait for the batch at the dataset's position, for at most this time, and return it."""
 
 
@@ -347,12 +348,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """
         self.check()
         self.learn_dp_size()
-        while True:
-            if self._open is not None:
+        client = cache(self.client)  # one for the iteration, found when it is needed
+        while self._open_kept(finish) or run(client(), self._open_following(source, finish)):
+            while self._open is not None:
                 yield self._take(self._open)  # no variable refers to the item while the next batch is awaited
-                continue
-            if not run_steps(self._open_following(source, finish)):
-                return
 
     def __aiter__(self) -> AsyncItems:
         return self.async_stream(LocalSource())
@@ -382,22 +381,32 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             [1.0]
         """
         self.check()
-        prepare = self.learn_dp_size if self._census is not None else None
-        return AsyncItems(prepare, self._take_open, lambda: self._open_following(source, finish), close)
+        client = cache(self.client)
 
-    def _take_open(self) -> tuple[Any] | None:
-        """Return a tuple with the next item of the open batch; None if no batch is open."""
-        return None if self._open is None else (self._take(self._open),)
+        def take() -> tuple[Any] | None:
+            self._open_kept(finish)
+            return None if self._open is None else (self._take(self._open),)
 
-    def _open_following(self, source: BatchSource, finish: Finish | None) -> Steps[bool]:
+        return AsyncItems(take, lambda: run_async(client(), self._open_following(source, finish)), close)
+
+    def _open_kept(self, finish: Finish | None) -> bool:
+        """Open the batch at the position if this needs no client. Return whether a batch is open."""
+        is_owing = self._owed is not None or self._held is not None or self._resumed is not None
+        if self._open is None and not is_owing:
+            self._open_buffered(finish)
+        return self._open is not None
+
+    def _open_following(self, source: BatchSource, finish: Finish | None) -> Operation[bool]:
         """Wait for the batch at the position, and open it. Return False if the stream has ended before it."""
+        if self._census is not None and self.fetch_batch_fn is None:
+            yield Work(self.learn_dp_size, is_users=True)  # it waits for other processes
         # the first item after a batch is requested here, so the iterating process has finished the previous batch
         yield from self._finish_previous()
         if self._resumed is not None:
             return (yield from self._open_resumed(self._resumed, finish))
         return (yield from self._open_next(source, finish))
 
-    def _finish_previous(self) -> Steps[None]:
+    def _finish_previous(self) -> Operation[None]:
         """Finish or acknowledge the previous batch."""
         if self._owed is not None:
             yield from settle(self, self._owed)
@@ -405,10 +414,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         if self._held is None:
             return
         if self._held._leases:
-            yield OperationStep(self.client(), "ack", (self._held,))
+            yield from ask(self.client(), "ack", self._held)
             self._unacked = {n: meta for n, meta in self._unacked.items() if meta is not self._held}
         else:
-            yield OperationStep(self.client(), "finish", (self._held, self.task_name))
+            yield from ask(self.client(), "finish", self._held, self.task_name)
         self._held = None
 
     def reset(self) -> None:
@@ -451,7 +460,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         if self.fetch_batch_fn is not None:
             return  # only the function knows for which task and sampler it fetches
         try:
-            run_steps(self.fetcher().check_again(self.partition_id, number_in_rank(start)))
+            run(self.client(), self.fetcher().check_again(self.partition_id, number_in_rank(start)))
         except BatchGoneError as error:
             raise BatchGoneError(
                 f"the position was loaded, so the buffer does not have the batches from {start} to "
@@ -634,11 +643,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def _dp_size(self) -> int | None:
         return self.dp_size if self.dp_size is not None else self._learned_dp_size
 
-    def fetcher(self, ask: Callable[..., Any] = ask_blocking, *, combined: bool = False) -> Fetcher:
+    def fetcher(self, *, combined: bool = False) -> Fetcher:
         """Return the object that fetches this dataset's batches in this process.
 
         Args:
-            ask: The function that runs an operation that waits. Default: in this thread.
             combined: True if one request claims a batch and reads it. Default: two requests.
 
         Returns:
@@ -647,12 +655,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         Example:
             >>> fetcher = tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0).fetcher()
         """
-        return Fetcher(
-            self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
-            self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
-            lease=self._lease, dp_size=self._dp_size, interval=self.interval, combined=combined,
-            shared=self.shared, copy=self.copy, device=self.device,
-        )  # fmt: skip
+        return Fetcher(self, combined=combined)
 
     def client(self) -> GeneratedMethods:
         """Return the client that this dataset fetches with in this process. It is created at its first use.
@@ -800,34 +803,60 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             with contextlib.suppress(Exception):
                 self._give_back_unseen()
 
-    def _open_next(self, source: BatchSource, finish: Finish | None) -> Steps[bool]:
+    def _open_buffered(self, finish: Finish | None) -> bool:
+        """Open the batch at the position if the buffer has it, and return whether it has."""
         kept = self.batch_index - self._kept_from
-        if 0 <= kept < len(self.buffer):
-            self._held = self._unacked.get(self.batch_index)
-            self._cut_and_open(self.buffer[kept], finish)
+        if not 0 <= kept < len(self.buffer):
+            return False
+        self._held = self._unacked.get(self.batch_index)
+        self._cut_and_open(self.buffer[kept], finish)
+        return True
+
+    def _open_next(self, source: BatchSource, finish: Finish | None) -> Operation[bool]:
+        if self._open_buffered(finish):
             return True
         self._give_back_unseen()  # a batch that could not be cut, and that the buffer does not keep
         place = (self.moves, self.batch_index)
-        found = yield from deliver_in_time(partial(source.deliver, self), self.timeout, self._position, self.fetcher)
+        delivery = yield from self._deliver_in_time(source)
         if place != (self.moves, self.batch_index):
-            give_back(self.client(), found.unseen)
+            give_back(self.client(), delivery.unseen)
             return True  # another thread has changed the position meanwhile
-        if found.ended:
+        if delivery.ended:
             return False
-        if found.unseen:
-            self._unseen[self.batch_index] = found.unseen
-        self._held = found.held
-        if found.held is not None and found.held._leases:
-            self._unacked[self.batch_index] = found.held
-            adopt_lease(self.client(), found.held)
-        if found.batch is not None:
-            self._keep(found.batch)
-        if found.items is not None:
-            assert found.meta is not None
-            self._open_items(found.meta, found.items, self._rows_of_cut_items(found.meta))
-        elif found.batch is not None:
-            self._cut_and_open(found.batch, finish)
+        if delivery.unseen:
+            self._unseen[self.batch_index] = delivery.unseen
+        self._held = delivery.held
+        if delivery.held is not None and delivery.held._leases:
+            self._unacked[self.batch_index] = delivery.held
+            adopt_lease(self.client(), delivery.held)
+        if delivery.batch is not None:
+            self._keep(delivery.batch)
+        if delivery.items is not None:
+            assert delivery.meta is not None
+            self._open_items(delivery.meta, delivery.items, self._rows_of_cut_items(delivery.meta))
+        elif delivery.batch is not None:
+            self._cut_and_open(delivery.batch, finish)
         return True
+
+    def _deliver_in_time(self, source: BatchSource) -> Operation[Delivery]:
+        """Wait until a source delivers something. Return nothing if the position has changed meanwhile.
+
+        Raises:
+            WaitTimeoutError: No batch came for `timeout` seconds. The message says why, with the verdict.
+        """
+        place, left, deadline = self._position(), self.timeout, math.inf
+        fetcher = None if left is None else self.fetcher()
+        if fetcher is not None and left is not None:
+            deadline = fetcher.clock() + left
+        delivery = yield from source.deliver(self, left)
+        while delivery.is_empty and self._position() == place:
+            if fetcher is not None:
+                left = deadline - fetcher.clock()
+                if left <= 0:
+                    reason = yield from fetcher.explain(*place[:2])
+                    raise WaitTimeoutError(f"Timeout: no batch came within {self.timeout:g} s. {reason}")
+            delivery = yield from source.deliver(self, left)
+        return delivery
 
     @property
     def _next_fetch(self) -> int:
@@ -838,23 +867,23 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def _position(self) -> tuple[str, int, int]:
         return self.partition_id, number_in_rank(self.batch_index), self.moves
 
-    def _open_resumed(self, resumed: ResumedBatch, finish: Finish | None) -> Steps[bool]:
+    def _open_resumed(self, resumed: ResumedBatch, finish: Finish | None) -> Operation[bool]:
         """Open the batch before `batch_index` after the items that were yielded. It is read again if necessary."""
         number, moves = self.batch_index - 1, self.moves
         if 0 <= number - self._kept_from < len(self.buffer):
-            found = Reread(self.buffer[number - self._kept_from], resumed.given, resumed.held)
+            reread = Reread(self.buffer[number - self._kept_from], resumed.given, resumed.held)
         else:
-            found = yield from resumed.read(self)
+            reread = yield from resumed.read(self)
             if moves != self.moves:
                 return True  # another thread has changed the position meanwhile
-        self._resumed, self._held = None, found.held
-        if found.held is not None and found.held._leases:
-            self._unacked[number] = found.held
-        if found.batch is not None:
+        self._resumed, self._held = None, reread.held
+        if reread.held is not None and reread.held._leases:
+            self._unacked[number] = reread.held
+        if reread.batch is not None:
             self.batch_index = number
-            if found.is_whole and not self.buffer:
-                self._keep(found.batch)
-            self._cut_and_open(found.batch, finish, found.skip)
+            if reread.is_whole and not self.buffer:
+                self._keep(reread.batch)
+            self._cut_and_open(reread.batch, finish, reread.skip)
         return True
 
     def _take(self, opened: MicroBatchIterator) -> Any:
@@ -916,16 +945,16 @@ class LocalSource:
     def __init__(self) -> None:
         self._fetcher: Fetcher | None = None
 
-    def deliver(self, dataset: StreamingDataset, seconds: float | None = None) -> Steps[Delivery]:
+    def deliver(self, dataset: StreamingDataset, seconds: float | None = None) -> Operation[Delivery]:
         """Return the batch at the dataset's position, or nothing after the interval or these seconds."""
         if self._fetcher is None:
             self._fetcher = dataset.fetcher(combined=True)
         worker, number = get_worker_info(), number_in_rank(dataset.batch_index)
         again = dataset.batch_index < dataset._received
-        found = yield from self._fetcher.claim_steps(dataset.partition_id, number, again=again, within=seconds)
-        if found is None or not len(found[1]):
-            return Delivery(ended=found is None or (worker is not None and is_orphan()))
-        batch = yield from self._fetcher.complete(*found)
+        claimed = yield from self._fetcher.claim(dataset.partition_id, number, again=again, within=seconds)
+        if claimed is None or not len(claimed[1]):
+            return Delivery(ended=claimed is None or (worker is not None and is_orphan()))
+        batch = yield from self._fetcher.complete(*claimed)
         unseen = take_unseen(batch[1])
         return Delivery(batch, held=batch[1] if batch[1]._leases else None, unseen=unseen)
 
