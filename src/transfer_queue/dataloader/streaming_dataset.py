@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -52,7 +51,6 @@ from transfer_queue.dataloader.lease_delivery import (
     take_unseen,
 )
 from transfer_queue.dataloader.micro_batches import (
-    MicroBatchIterator,
     chunk_batch_fn,
     chunk_by_tokens,
     chunks,
@@ -61,7 +59,7 @@ from transfer_queue.dataloader.micro_batches import (
 )
 from transfer_queue.dataloader.resumed_batch import (
     STATE_VERSION,
-    ItemRows,
+    OpenBatch,
     Reread,
     ResumedBatch,
     SavedBatch,
@@ -297,16 +295,13 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """Set what changes while the dataset is used."""
         self._learned_dp_size: int | None = None
         self._tq_client: GeneratedMethods | None = None
-        self._found: GeneratedMethods | None = None  # the client that `_create_client` of this class has set
+        self._attached_client: GeneratedMethods | None = None  # the client that `_create_client` of this class has set
         self.buffer = []
         self.batch_index = 0
         self.moves = 0
         self._kept_from = 0  # the number of the first batch of the buffer
         # of the batch before batch_index; None once its last item was yielded
-        self._open: MicroBatchIterator | None = None
-        self._open_meta: BatchMeta | None = None  # of the open batch
-        self._item_rows = ItemRows()  # of the open batch
-        self._open_worker: list[int] | None = None  # the worker of a plain DataLoader that opened it
+        self._open: OpenBatch | None = None
         # the batch before batch_index, if the iteration continues in its middle and it must be read again
         self._resumed: ResumedBatch | None = None
         self._received = 0  # the batches below this number were received, by this process or before a load
@@ -325,7 +320,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             return self.iterate_in_worker(self)
         worker, resumed = get_worker_info(), self._interrupted()
         if worker is not None and worker.id and resumed is not None and resumed.worker is None:
-            self._open = self._open_meta = self._resumed = None  # the first worker continues the process's open batch
+            self._open = self._resumed = None  # the first worker continues the process's open batch
         return self.stream(LocalSource())
 
     def stream(self, source: BatchSource, finish: Finish | None = None) -> Iterator[Any]:
@@ -453,7 +448,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             if self._held is not None and self._held._leases:
                 self._held = None  # it is acknowledged after it was replayed
             self.batch_index = self._kept_from
-            self._open = self._open_meta = self._resumed = None
+            self._open = self._resumed = None
 
     def _check_replay(self, start: int) -> None:
         """Raise BatchGoneError if the batches from this number on cannot be fetched again, as far as is known now."""
@@ -523,14 +518,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
     def _interrupted(self) -> ResumedBatch | None:
         """Return the batch in the middle of which the position is; None if it is between batches."""
-        meta = self._open_meta
-        if self._open is None or meta is None:
+        if self._open is None:
             return self._resumed
-        given = self._open.given
-        if not given and self.batch_index - 1 in self._unseen:
+        if not self._open.given and self.batch_index - 1 in self._unseen:
             return None  # its samples go back if its first item is not yielded
-        saved = SavedBatch.of(self.batch_index - 1, meta)
-        return ResumedBatch(saved, given, self._item_rows.left(saved.rows, given), worker=self._open_worker)
+        return self._open.interrupted(self.batch_index - 1)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a position: the rest of its batch, and then the next batches.
@@ -667,9 +659,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             >>> tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0).client() is client
             True
         """
-        found = self._found
+        known = self._attached_client
         if self._tq_client is None or (
-            self._tq_client is found and not is_current(found) and self._find_client() is not found
+            self._tq_client is known and not is_current(known) and self._find_client() is not known
         ):
             self._create_client()
             if self.sampler is not None and self._tq_client is not None:
@@ -696,7 +688,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         A subclass may set another client. The method is called at the first fetch in each process, and again if the
         process is attached to another system.
         """
-        self._tq_client = self._found = self._find_client()
+        self._tq_client = self._attached_client = self._find_client()
 
     def _find_client(self) -> GeneratedMethods:
         return self.config if isinstance(self.config, GeneratedMethods) else client_of(self.config)
@@ -752,14 +744,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             "buffer": [],
             "_open": None,
             "_tq_client": None,
-            "_found": None,
+            "_attached_client": None,
             "_census": None,
             "_held": None,
             "_unacked": {},
             "_owed": None,
             "_unseen": {},
-            "_open_meta": None,
-            "_item_rows": None,
             "_resumed": None if resumed is None else replace(resumed, held=None),
             "batch_index": self.batch_index - unseen,
             "_received": self._received - unseen,
@@ -789,7 +779,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.partition_id = partition_id
         self.buffer = []
         self.batch_index = self._kept_from = self._received = number
-        self._open = self._open_meta = self._resumed = None
+        self._open = self._resumed = None
         self.moves += 1
 
     def _give_back_unseen(self) -> None:
@@ -833,7 +823,8 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._keep(delivery.batch)
         if delivery.items is not None:
             assert delivery.meta is not None
-            self._open_items(delivery.meta, delivery.items, self._rows_of_cut_items(delivery.meta))
+            rows = self._rows_of_cut_items(delivery.meta)
+            self._open_items(OpenBatch(delivery.meta, delivery.items, self._worker(), rows=rows))
         elif delivery.batch is not None:
             self._cut_and_open(delivery.batch, finish)
         return True
@@ -844,19 +835,20 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         Raises:
             WaitTimeoutError: No batch came for `timeout` seconds. The message says why, with the verdict.
         """
-        place, left, deadline = self._position(), self.timeout, math.inf
-        fetcher = None if left is None else self.fetcher()
-        if fetcher is not None and left is not None:
-            deadline = fetcher.clock() + left
-        delivery = yield from source.deliver(self, left)
-        while delivery.is_empty and self._position() == place:
-            if fetcher is not None:
+        place, timeout = self._position(), self.timeout
+        if timeout is not None:
+            fetcher = self.fetcher()
+            deadline = fetcher.clock() + timeout
+        left = timeout
+        while True:
+            delivery = yield from source.deliver(self, left)
+            if not delivery.is_empty or self._position() != place:
+                return delivery
+            if timeout is not None:
                 left = deadline - fetcher.clock()
                 if left <= 0:
                     reason = yield from fetcher.explain(*place[:2])
-                    raise WaitTimeoutError(f"Timeout: no batch came within {self.timeout:g} s. {reason}")
-            delivery = yield from source.deliver(self, left)
-        return delivery
+                    raise WaitTimeoutError(f"Timeout: no batch came within {timeout:g} s. {reason}")
 
     @property
     def _next_fetch(self) -> int:
@@ -886,7 +878,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             self._cut_and_open(reread.batch, finish, reread.skip)
         return True
 
-    def _take(self, opened: MicroBatchIterator) -> Any:
+    def _take(self, opened: OpenBatch) -> Any:
         """Return the next item. The position is already after it, or after the batch if it is the last."""
         try:
             item = opened.take()
@@ -897,11 +889,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             else:
                 self.batch_index -= 1
                 self._received = min(self._received, self.batch_index)
-            self._open = self._open_meta = None
+            self._open = None
             raise
         self._hand_over()
         if opened.over:
-            self._open = self._open_meta = None
+            self._open = None
         return item
 
     def _hand_over(self) -> None:
@@ -911,25 +903,22 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             hand_over(self.client(), unseen)
 
     def _cut_and_open(self, batch: Batch, finish: Finish | None, skip: int = 0) -> None:
-        rows = ItemRows()
-        items = rows.watch(self.cut(*batch))
-        self._open_items(batch[1], items if finish is None else map(finish, items), rows, skip)
+        self._open_items(OpenBatch(batch[1], self.cut(*batch), self._worker(), skip, finish=finish))
 
-    def _open_items(self, meta: BatchMeta, items: Iterable[Any], rows: ItemRows, skip: int = 0) -> None:
-        opened = MicroBatchIterator(items, skip)
+    def _open_items(self, opened: OpenBatch) -> None:
         if not opened.over:
-            self._open, self._open_meta, self._item_rows = opened, meta, rows
-            self._open_worker = self._worker()
+            self._open = opened
         self.batch_index += 1
         if opened.over:
             self._hand_over()  # there is no item, because a function of the user has left all samples out
         self._received = max(self._received, self.batch_index)
 
-    def _rows_of_cut_items(self, meta: BatchMeta) -> ItemRows:
+    def _rows_of_cut_items(self, meta: BatchMeta) -> list[np.ndarray]:
         """Return the rows of items that a worker has made, as far as they are known here."""
         if self.process_batch_fn is not None or self.max_tokens is not None:
-            return ItemRows()
-        return ItemRows(meta, min(self.micro_batch_size, max(1, len(meta))))
+            return []
+        rows, size = meta._rows(), self.micro_batch_size
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def _keep(self, batch: Batch) -> None:
         """Put the batch at the position into the buffer. The oldest one is removed if the buffer is full."""
@@ -962,8 +951,8 @@ class LocalSource:
 def _at_least(least: int, **arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and (not hasattr(value, "__index__") or np.ndim(value) or value < least):
-            wanted = "a positive integer" if least == 1 else f"an integer of {least} or more"
-            raise InvalidArgumentError(f"{name} must be {wanted}, got {value!r}")
+            kind = "a positive integer" if least == 1 else f"an integer of {least} or more"
+            raise InvalidArgumentError(f"{name} must be {kind}, got {value!r}")
 
 
 def _check_fields_and_rank(data_fields: Sequence[str], dp_rank: int) -> None:

@@ -173,8 +173,8 @@ class WorkerChannelEnd:
     def batches_ahead(self, version: int, number: int) -> int:
         """Return by how many batches this one is ahead of the batch that the loader needs."""
         self.check(version)
-        wanted = self._place[1] if self._place[0] == version else self._newest.start
-        return max(0, number - wanted)
+        needed = self._place[1] if self._place[0] == version else self._newest.start
+        return max(0, number - needed)
 
     def wait(self, version: int, request: Coroutine[Any, Any, T]) -> T:
         """Return the result of a request. An interrupted request is cancelled, also at the controller."""

@@ -240,8 +240,7 @@ async def _pause(call: Pause) -> None:
     try:
         await asyncio.wait((arrival,), timeout=call.seconds)
     finally:
-        if not arrival.cancel():  # only this future: what arrives stays for the next caller
-            arrival.exception()  # marks it as retrieved: the operation looks at `until`
+        arrival.cancel()  # only this future: what arrives stays for the next caller
 
 
 async def _in_turn(session: Session, links: _LoopLinks, call: Request) -> AnyReply:
