@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.operations.operations import Operations
-from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import Call, Operation, Pause, Work
@@ -29,20 +28,22 @@ def operations_of(client: GeneratedMethods) -> Operations | None:
 
 def run(client: GeneratedMethods, operation: Operation[T]) -> T:
     """Run an operation with this client, in this thread."""
-    return run_here(operation, _refuse) if operations_of(client) is None else client._run(operation)
+    if operations_of(client) is None:
+        return run_here(operation, lambda request: client._run(request))
+    return client._run(operation)
 
 
 async def run_async(client: GeneratedMethods, operation: Operation[T]) -> T:
     """Run an operation with this client, in this event loop. A stand-in blocks it."""
-    return run_here(operation, _refuse) if operations_of(client) is None else await client._run_async(operation)
+    return run(client, operation) if operations_of(client) is None else await client._run_async(operation)
 
 
-def run_here(operation: Operation[T], exchange: Callable[[Call], AnyReply]) -> T:
-    """Run an operation in this thread.
+def run_here(operation: Operation[T], exchange: Callable[[Operation[AnyReply]], AnyReply]) -> T:
+    """Run an operation, with its work and pauses in this thread.
 
     Args:
         operation: The operation.
-        exchange: Makes a call to a server and returns its reply.
+        exchange: Runs an operation of one request, and returns the reply.
     """
     try:
         call = next(operation)
@@ -58,21 +59,18 @@ def run_here(operation: Operation[T], exchange: Callable[[Call], AnyReply]) -> T
         return result
 
 
-def _make(call: Call, exchange: Callable[[Call], AnyReply]) -> AnyReply:
+def _make(call: Call, exchange: Callable[[Operation[AnyReply]], AnyReply]) -> AnyReply:
     if isinstance(call, Work):
         call.function()
     elif isinstance(call, Pause):
         pause(call)
     else:
-        return exchange(call)
+        return exchange(_one(call))
     return Done()
 
 
-def _refuse(call: Call) -> AnyReply:
-    raise InvalidArgumentError(
-        f"the loader needs a client with operations for a {type(call).__name__}, but got a stand-in that has only "
-        f"methods; use transfer_queue.testing.Client"
-    )
+def _one(call: Call) -> Operation[AnyReply]:
+    return (yield call)
 
 
 def ask(client: GeneratedMethods, name: str, *arguments: Any, **named: Any) -> Operation[Any]:

@@ -33,7 +33,7 @@ from transfer_queue.dataloader.worker_channel import (
 )
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
-from transfer_queue.net.calls import Call, Operation, Pause
+from transfer_queue.net.calls import Operation, Pause
 from transfer_queue.net.drivers.asyncio_driver import call_in_thread
 from transfer_queue.wire.blocks.gather import stack_of, tensor_rows
 
@@ -107,8 +107,8 @@ def fetch_in_worker(dataset: StreamingDataset, seat: WorkerChannelEnd) -> Iterat
 def _batches(
     dataset: StreamingDataset, seat: WorkerChannelEnd, order: StartFetching, ahead: PrefetchedBatch
 ) -> Iterator[Fetched]:
-    def exchange(call: Call) -> AnyReply:
-        return seat.wait(order.version, client._run_async(_single(call)))
+    def exchange(request: Operation[AnyReply]) -> AnyReply:
+        return seat.wait(order.version, client._run_async(request))
 
     client, fetcher = dataset.client(), dataset.fetcher()
     while seat.item < order.item:
@@ -129,10 +129,6 @@ def _batches(
         meta._leases = (*unseen, *meta._leases)
         kept = items is None or dataset.keep_batches != 0
         yield Fetched(order.version, number, data if kept else None, meta, items)
-
-
-def _single(call: Call) -> Operation[AnyReply]:
-    return (yield call)
 
 
 def _claim_batch(
@@ -194,16 +190,15 @@ class Workers:
     """A set of worker processes. They fetch ahead from the position of the dataset, and get an order when it changes.
 
     Args:
-        dataset: The dataset.
         count: The number of workers.
         collate: The `collate_fn` of the loader; None if it has none.
-        make: Returns torch's loader over a copy of the dataset; its processes start here.
+        make: Returns torch's loader over a copy of the dataset; its processes start then.
     """
 
-    def __init__(
-        self, dataset: StreamingDataset, count: int, collate: Finish | None, make: Callable[[StreamingDataset], Any]
-    ) -> None:
+    def __init__(self, count: int, collate: Finish | None, make: Callable[[StreamingDataset], Any]) -> None:
         self._pid = os.getpid()
+        self._collate = collate
+        self._make: Callable[[StreamingDataset], Any] | None = make  # None when the processes were started
         self._channel = Channel(count)
         self._version = 0
         self._heard = True  # whether a batch has arrived since the last order
@@ -217,10 +212,16 @@ class Workers:
         self._on_order = 0  # items that torch requests from the workers in advance
         self._early: dict[int, Fetched] = {}  # batches that arrived before they were needed
         self._reception = ItemReception()
+
+    def start(self, dataset: StreamingDataset) -> None:
+        """Start the processes at the position of the dataset, unless they were started."""
+        if self._make is None:
+            return
         self.direct(dataset)
-        loader = make(dataset.for_workers(self._channel, collate))
-        self._on_order = count * loader.prefetch_factor
+        loader = self._make(dataset.for_workers(self._channel, self._collate))
+        self._on_order = self._count * loader.prefetch_factor
         self._reception.items = iter(loader)
+        self._make = None  # it refers to the loader, which must be collected as soon as nothing else does
 
     def direct(self, dataset: StreamingDataset, *, later: bool = False) -> None:
         """Order the workers to the dataset's position, if it has changed.
@@ -257,6 +258,7 @@ class Workers:
             self._waiting = False
 
     def _deliver(self, dataset: StreamingDataset, seconds: float | None) -> Operation[Delivery]:
+        self.start(dataset)
         self.direct(dataset)
         version, number = self._version, dataset.batch_index
         self._channel.send_wanted(version, number)
