@@ -16,8 +16,6 @@ from omegaconf import OmegaConf
 
 import transfer_queue as tq
 from simulated import numbers
-from transfer_queue.dataloader import async_iteration
-from transfer_queue.dataloader.steps import FunctionStep, Steps
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, default_fetch_batch_fn
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
@@ -350,28 +348,3 @@ class TestEnds:
             await cancel(task)
 
         run(main())
-
-
-def test_a_step_that_is_cancelled_gives_its_result_to_the_steps() -> None:
-    """The steps keep it, and do not continue."""
-    leave = threading.Event()
-    kept: list[str] = []
-
-    def steps() -> Steps[None]:
-        kept.append((yield FunctionStep(lambda: "first" if leave.wait(SECONDS) else "")))
-        try:
-            yield FunctionStep(lambda: kept.append("second"))
-        finally:
-            kept.append("closed")
-
-    async def main() -> None:
-        task = asyncio.ensure_future(async_iteration.run_steps_async(steps()))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.sleep(0)
-        leave.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    run(main())
-    assert kept == ["first", "closed"]

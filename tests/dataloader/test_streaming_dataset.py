@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import itertools
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from simulated import Start, numbers, ragged, table, take, values
 from transfer_queue.client.data import device_copies
+from transfer_queue.client.operations.fetch_operations import Readiness
 from transfer_queue.dataloader import streaming_dataset
 from transfer_queue.dataloader.streaming_dataloader import StreamingDataLoader
 from transfer_queue.dataloader.streaming_dataset import StreamingDataset, chunk_batch_fn, default_fetch_batch_fn
@@ -120,6 +122,20 @@ class TestMicroBatches:
                 chunk_batch_fn(data, meta, size)
 
 
+class StandIn:
+    """A client of a test, which has only the method that the loader needs with a custom fetch."""
+
+    def await_ready(self, *arguments: Any, timeout: float) -> Readiness:
+        return Readiness(ended=True, version=0)
+
+
+def fetch_from_stand_in(*arguments: Any) -> Any:
+    client, _, size, partition, _, _, number = arguments
+    assert isinstance(client, StandIn)
+    rows = torch.arange(size * number, size * number + size)
+    return (table(x=rows), BatchMeta(rows.tolist(), partition)) if number < 2 else (None, BatchMeta())
+
+
 class TestOwnClient:
     def test_a_subclass_fetches_with_the_client_that_it_creates(self, a: Client) -> None:
         a.put(numbers(4), partition_id="p")
@@ -149,6 +165,39 @@ class TestOwnClient:
     def test_a_config_that_is_not_one_is_refused(self) -> None:
         with pytest.raises(InvalidArgumentError, match="config must be what init returned, a client, or None, got 'p'"):
             StreamingDataset("p", 2, 2, ["x"], "p", "t", 0)._create_client()
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_method_that_a_client_has_of_its_own_is_called(
+        self, a: Client, monkeypatch: pytest.MonkeyPatch, is_async: bool
+    ) -> None:
+        a.put(numbers(4), partition_id="p")
+        fetched: list[list[int]] = []
+
+        def await_data(*arguments: Any, **named: Any) -> Any:
+            batch = Client.await_data(a, *arguments, **named)
+            fetched.append(batch[1].global_indexes)
+            return batch
+
+        monkeypatch.setattr(a, "await_data", await_data)
+        assert self.iterate(StreamingDataset(a, 2, 2, ["x"], "p", "t", 0, True), is_async) == [0, 1, 2, 3]
+        assert [rows for rows in fetched if rows] == [[0, 1], [2, 3]]
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_a_stand_in_needs_only_methods(self, workers: int, is_async: bool) -> None:
+        class Own(StreamingDataset):
+            def _create_client(self) -> None:
+                stand_in: Any = StandIn()
+                self._tq_client = stand_in
+
+        own = Own("no system", 2, 2, ["x"], "p", "t", 0, fetch_batch_fn=fetch_from_stand_in)
+        assert self.iterate(StreamingDataLoader(own, num_workers=workers), is_async) == [0, 1, 2, 3]
+
+    def iterate(self, items: Any, is_async: bool) -> list[int]:
+        async def collect() -> list[Any]:
+            return [item async for item in items]
+
+        return values(asyncio.run(collect()) if is_async else list(items))
 
     def test_a_copy_creates_a_client_of_its_own(self, a: Client) -> None:
         own = StreamingDataset(a, 2, 2, ["x"], "p", "t", 0)
@@ -677,8 +726,9 @@ class TestConfig:
         monkeypatch.setattr(streaming_dataset, "client_of", client_of)
         a.put(numbers(4), partition_id="p")
         assert values(list(dataset(config=config))) == [0, 1, 2, 3]
+        assert asked[0] == asked[-1] == config
         assert values(list(dataset(config=None, task_name="other"))) == [0, 1, 2, 3]
-        assert asked == [config, None]
+        assert asked[-1] is None
 
     def test_pickles(self, a: Client, dataset: Build, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(streaming_dataset, "client_of", lambda config: a)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Protocol, Union
 
 import torch
 from tensordict import TensorDictBase
@@ -18,12 +17,13 @@ from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.claims import KnownRows
 from transfer_queue.client.conversion.arguments import validated_seconds
 from transfer_queue.client.operations.long_waits import LongWait, report
-from transfer_queue.client.operations.operations import Operations
+from transfer_queue.dataloader.client_operations import ask, call_function, operations_of
 from transfer_queue.dataloader.lease_delivery import give_back, hand_over
-from transfer_queue.dataloader.steps import FunctionStep, OperationStep, Steps, ask_blocking, run_steps
+from transfer_queue.dataloader.worker_channel import WorkerChannelEnd
 from transfer_queue.errors import InvalidArgumentError, TransferQueueError, WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease, merge_leases
+from transfer_queue.net.calls import Operation
 
 Batch = tuple[TensorDictBase, BatchMeta]
 Claimed = tuple[Union[TensorDictBase, None], BatchMeta]
@@ -94,81 +94,76 @@ def sampling_of(dp_rank: int, task_name: str, dp_size: int | None) -> dict[str, 
     return {"dp_rank": dp_rank, "task_name": task_name} | ({} if dp_size is None else {"dp_size": dp_size})
 
 
+class Consumer(Protocol):
+    """For what batches are fetched: a dataset."""
+
+    data_fields: list[str]
+    batch_size: int
+    partition_id: str
+    task_name: str
+    should_check_consumption_status: bool
+    fetch_batch_fn: FetchBatch | None
+    shared: bool
+    copy: bool
+    device: torch.device | None
+    seat: WorkerChannelEnd | None
+    _lease: float | None
+
+    @property
+    def sampling_config(self) -> dict[str, Any]:
+        """The entries of the sampling_config that are sent with every fetch."""
+
+    def client(self) -> GeneratedMethods:
+        """Return the client."""
+
+    def interval(self) -> float:
+        """Return the longest time in seconds that a request waits before the worker checks for new orders."""
+
+    def fetcher(self, *, combined: bool = False) -> Fetcher:
+        """Return the object that fetches its batches."""
+
+
 class Fetcher:
-    """Fetches batches of one task and dp_rank through a client.
+    """Fetches the batches of a dataset through its present client.
 
     Args:
-        client: The client.
-        data_fields: The fields to fetch.
-        batch_size: The number of samples in a batch.
-        task_name: The task.
-        dp_rank: The data-parallel rank.
-        finite: True if a partition whose samples are all consumed ends the stream.
-        function: The user's function that fetches a batch; None for a claim.
-        ask: A function (client, operation, ...) with which `claim` runs an operation that waits: `ask_blocking`, or one
-            that can be interrupted.
-        interval: Returns the longest time in seconds that a request waits before the worker checks for new orders.
-        hold: True if a fetch does not mark the previous batch as finished, because this fetcher fetches ahead.
-        lease: The length of the lease of each fetch in seconds; None: fetched samples are consumed.
-        dp_size: The number of dp_ranks; None if it is not known.
+        dataset: The dataset.
         combined: True if one request claims a batch and reads it. False to read it later, with `complete`.
-        shared: True if rows whose value is stored once share memory; see `TransferQueueClient.get_data`.
-        copy: See `get_data`.
-        device: See `get_data`.
     """
 
-    def __init__(
-        self,
-        client: GeneratedMethods,
-        data_fields: Sequence[str],
-        batch_size: int,
-        task_name: str,
-        dp_rank: int,
-        finite: bool,
-        function: FetchBatch | None,
-        ask: Callable[..., Any] = ask_blocking,
-        *,
-        interval: Callable[[], float],
-        hold: bool = False,
-        lease: float | None = None,
-        dp_size: int | None = None,
-        combined: bool = True,
-        shared: bool = False,
-        copy: bool = True,
-        device: torch.device | None = None,
-    ) -> None:
-        fake = not isinstance(getattr(client, "_operations", None), Operations)  # of a test, which has no leases
-        self.client: GeneratedMethods = client if fake else claiming(client)
-        form = {"shared": (shared, False), "copy": (copy, True), "device": (device, None)}
+    def __init__(self, dataset: Consumer, *, combined: bool) -> None:
+        client = dataset.client()
+        self.client = client if operations_of(client) is None else claiming(client)  # a stand-in has no leases
+        self._operations = operations_of(self.client)
+        form = {"shared": (dataset.shared, False), "copy": (dataset.copy, True), "device": (dataset.device, None)}
         self._form: dict[str, Any] = {name: value for name, (value, default) in form.items() if value != default}
+        # a fetch ahead does not mark the previous batch as finished
+        self._how: dict[str, Any] = {"hold": dataset.seat is not None}
+        if dataset._lease is not None:
+            self._how["lease"] = dataset._lease
         self._combined = combined
-        self._how: dict[str, Any] = {"hold": hold} if lease is None else {"hold": hold, "lease": lease}
-        self._fields = list(data_fields)
-        self._batch_size = batch_size
-        self._task_name = task_name
-        self._sampling = sampling_of(dp_rank, task_name, dp_size)
-        self._finite = finite
-        self._function = function
-        self._ask = ask
-        self._interval = interval
-        operations = getattr(
-            self.client, "_operations", None
-        )  # a fake client of a test may have none; long waits are then not logged
-        self._operations = operations if isinstance(operations, Operations) else None
-        self._long = None if self._operations is None else LongWait(self.clock)
+        self._fields = list(dataset.data_fields)
+        self._batch_size = dataset.batch_size
+        self._task_name = dataset.task_name
+        self._sampling = dataset.sampling_config
+        self._finite = dataset.should_check_consumption_status
+        self._function = dataset.fetch_batch_fn
+        self._interval = dataset.interval
+        self._long = LongWait(self.clock)
         self._refused: dict[str, int] = {}  # partition -> its version at which a custom fetch returned nothing
 
     def clock(self) -> float:
         """Return the time in seconds on the client's clock."""
         return time.monotonic() if self._operations is None else self._operations.attachment.session.clock()
 
-    def claim(self, partition_id: str, number: int, *, ahead: int = 0, again: bool = False) -> Claimed | None:
-        """Run `claim_steps` in this thread."""
-        return run_steps(self.claim_steps(partition_id, number, ahead=ahead, again=again), self._ask)
+    @property
+    def _report_wait(self) -> float | None:
+        """The seconds after which a long wait is reported; None for never."""
+        return None if self._operations is None else self._operations.attachment.report_wait
 
-    def claim_steps(
+    def claim(
         self, partition_id: str, number: int, *, ahead: int = 0, again: bool = False, within: float | None = None
-    ) -> Steps[Claimed | None]:
+    ) -> Operation[Claimed | None]:
         """Claim a batch of the rank. Logs the reason of a long wait.
 
         Args:
@@ -184,53 +179,55 @@ class Fetcher:
         """
         if again:
             return (yield from self._claim(claiming(self.client, again=True), partition_id, number, ahead, within))
-        if self._long is None or self._operations is None:
-            return (yield from self._claim(self.client, partition_id, number, ahead, within))
         self._long.begin((partition_id, number, ahead > 0))
-        found = yield from self._claim(self.client, partition_id, number, ahead, within)
-        if found is not None and not len(found[1]) and not ahead:
-            waited = self._long.seconds_to_log(self._operations.attachment.report_wait)
+        claimed = yield from self._claim(self.client, partition_id, number, ahead, within)
+        if claimed is not None and not len(claimed[1]) and not ahead:
+            waited = self._long.seconds_to_log(self._report_wait)
             if waited is not None:
                 report(__name__, waited, (yield from self.explain(partition_id, number)))
-        return found
+        return claimed
 
-    def explain(self, partition_id: str, number: int) -> Steps[str]:
+    def explain(self, partition_id: str, number: int) -> Operation[str]:
         """Return why a batch of the rank does not come; the last line is the verdict."""
         if self._operations is None:
             return ""
-        wanted = {
-            "task": self._task_name, "fields": self._fields, "batch_size": self._batch_size,
-            "sampling_config": {**self._sampling, "batch_index": number}, "verdict": True, "timeout": EXPLAIN_SECONDS,
-        }  # fmt: skip
         try:
-            text: str = yield OperationStep(self.client, "explain", (partition_id,), wanted)
+            text: str = yield from ask(
+                self.client, "explain", partition_id, task=self._task_name, fields=self._fields,
+                batch_size=self._batch_size, sampling_config={**self._sampling, "batch_index": number}, verdict=True,
+                timeout=EXPLAIN_SECONDS,
+            )  # fmt: skip
             return text
         except TransferQueueError as error:
             return f"The controller did not say why: {error}"
 
-    def check_again(self, partition_id: str, number: int) -> Steps[None]:
+    def check_again(self, partition_id: str, number: int) -> Operation[None]:
         """Raise BatchGoneError if a batch cannot be returned again. Claims nothing."""
+        again, request = claiming(self.client, again=True), self._request(partition_id, number)
+        yield from ask(again, "await_ready", *request, timeout=0)
+
+    def _request(self, partition_id: str, number: int) -> tuple[Any, ...]:
+        """Return the arguments that describe a batch, from the fields to the sampling_config."""
         sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
-        wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling)
-        yield OperationStep(claiming(self.client, again=True), "await_ready", wanted, {"timeout": 0})
+        return self._fields, self._batch_size, partition_id, self._task_name, sampling
 
     def _claim(
         self, client: GeneratedMethods, partition_id: str, number: int, ahead: int, within: float | None
-    ) -> Steps[Claimed | None]:
-        seconds = self._request_seconds(within)
-        sampling = {**self._sampling, "batch_index": number, "partition_id": partition_id}
-        wanted = (self._fields, self._batch_size, partition_id, self._task_name, sampling, self._finite)
-        if self._function is None and self._combined:
-            how = {**self._how, **self._form, "timeout": seconds}
-            data, meta, ended = yield OperationStep(client, "await_data", wanted, how)
+    ) -> Operation[Claimed | None]:
+        # a request waits at most for the time after which the client reports it, because `claim` reports
+        seconds = min(limit for limit in (self._interval(), self._report_wait, within) if limit is not None)
+        request = (*self._request(partition_id, number), self._finite)
+        if self._function is None:
+            data = None
+            if self._combined:
+                data, meta, ended = yield from ask(
+                    client, "await_data", *request, **self._how, **self._form, timeout=seconds
+                )
+            else:
+                wait = min(seconds, AHEAD_WAIT) if ahead else seconds
+                meta, ended = yield from ask(client, "await_batch", *request, **self._how, ahead=ahead, timeout=wait)
             self._take_held()  # it is in the metadata
             return None if ended and not len(meta) else (data, meta)
-        if self._function is None:
-            wait = min(seconds, AHEAD_WAIT) if ahead else seconds
-            how = {**self._how, "ahead": ahead, "timeout": wait}
-            meta, ended = yield OperationStep(client, "await_batch", wanted, how)
-            self._take_held()
-            return None if ended and not len(meta) else (None, meta)
         data, meta = yield from self.call(client, partition_id, number)
         held = self._take_held()
         if data is not None and len(meta):
@@ -241,22 +238,17 @@ class Fetcher:
         # ready rows may not suffice for this function, or for a user's sampler: the function is called again once at
         # once, because rows may have become ready meanwhile, and after that only if something has changed
         since = self._refused.get(partition_id)
-        found = yield OperationStep(self.client, "await_ready", (*wanted, since), {"timeout": seconds})
-        self._refused = {partition_id: found.version}
-        return None if found.ended else (None, BatchMeta())
+        readiness = yield from ask(self.client, "await_ready", *request, since, timeout=seconds)
+        self._refused = {partition_id: readiness.version}
+        return None if readiness.ended else (None, BatchMeta())
 
-    def _request_seconds(self, within: float | None) -> float:
-        """Return the seconds of one request, at most the time after which the client reports it: `claim` reports."""
-        report = None if self._operations is None else self._operations.attachment.report_wait
-        return min(limit for limit in (self._interval(), report, within) if limit is not None)
-
-    def complete(self, data: TensorDictBase | None, meta: BatchMeta) -> Steps[Batch]:
+    def complete(self, data: TensorDictBase | None, meta: BatchMeta) -> Operation[Batch]:
         """Return the batch with its data, which is read if necessary."""
         if data is None:
-            data = yield OperationStep(self.client, "get_data", (meta,), self._form)
+            data = yield from ask(self.client, "get_data", meta, **self._form)
         return data, meta
 
-    def call(self, client: GeneratedMethods, partition_id: str, number: int) -> Steps[Claimed]:
+    def call(self, client: GeneratedMethods, partition_id: str, number: int) -> Operation[Claimed]:
         """Call the user's function with this client. Without a batch, the metadata of the result is empty."""
         function = self._function
         assert function is not None
@@ -267,8 +259,7 @@ class Fetcher:
         named = _takes_names(function)
         call = partial(function, **dict(zip(_FETCH_ARGUMENTS, values))) if named else partial(function, *values)
         try:
-            found: Claimed = yield FunctionStep(call)
-            return found
+            return (yield from call_function(call))
         except WaitTimeoutError:  # the wait of a fetch that does not poll ended without a batch
             give_back(self.client, self._take_held())
             return None, BatchMeta()
@@ -325,38 +316,6 @@ def checked_timeout(timeout: float | None) -> float | None:
             f"timeout must be a positive number of seconds, or None for no limit, got {timeout!r}"
         )
     return seconds
-
-
-def deliver_in_time(
-    deliver: Callable[[float | None], Steps[Delivery]],
-    timeout: float | None,
-    position: Callable[[], tuple[str, int, int]],
-    make_fetcher: Callable[[], Fetcher],
-) -> Steps[Delivery]:
-    """Wait until a source delivers something, and return it. Return nothing if the position has changed meanwhile.
-
-    Args:
-        deliver: Returns the steps of one delivery, which wait for at most these seconds; None for no limit.
-        timeout: Seconds to wait for the batch; None for no limit.
-        position: Returns the partition and the number of the batch, and how often the position was changed.
-        make_fetcher: Returns the fetcher that finds out why no batch comes.
-
-    Raises:
-        WaitTimeoutError: No batch came for `timeout` seconds. The message says why, with the verdict.
-    """
-    place, left, deadline, fetcher = position(), timeout, math.inf, None
-    if timeout is not None:
-        fetcher = make_fetcher()
-        deadline = fetcher.clock() + timeout
-    found = yield from deliver(left)
-    while found.is_empty and position() == place:
-        if fetcher is not None:
-            left = deadline - fetcher.clock()
-            if left <= 0:
-                reason = yield from fetcher.explain(*place[:2])
-                raise WaitTimeoutError(f"Timeout: no batch came within {timeout:g} s. {reason}")
-        found = yield from deliver(left)
-    return found
 
 
 def claiming(client: GeneratedMethods, *, again: bool = False, known: KnownRows | None = None) -> GeneratedMethods:

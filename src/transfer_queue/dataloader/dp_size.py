@@ -60,13 +60,13 @@ class Census:
             try:
                 self._store.wait(keys, datetime.timedelta(seconds=ANSWER_SECONDS))
                 ranks = {int(self._store.get(key)) for key in keys}
-                found = str(len(ranks)) if ranks == set(range(len(ranks))) else UNKNOWN
+                size = str(len(ranks)) if ranks == set(range(len(ranks))) else UNKNOWN
             except RuntimeError:  # not all keys were written in time
-                found = UNKNOWN
-            self._store.compare_set(verdict, "", found)
-        said: str = self._store.get(verdict).decode()
-        if said != UNKNOWN:
-            return int(said)
+                size = UNKNOWN
+            self._store.compare_set(verdict, "", size)
+        agreed: str = self._store.get(verdict).decode()
+        if agreed != UNKNOWN:
+            return int(agreed)
         get_logger(__name__).warning(
             f"The number of dp_ranks of task {self._task_name!r} is not known: not all of the {self._world} processes "
             f"of torch.distributed have made a StreamingDataset of this task within {ANSWER_SECONDS:g} s, or their "

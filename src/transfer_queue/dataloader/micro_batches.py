@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -156,7 +155,7 @@ def _packed(td: TensorDictBase, lengths: Lengths) -> TensorDict:
         column = td.get(name)
         if _is_table(column):
             column = _packed(column, lengths)
-        elif (found := _token_lengths(column)) is not None and np.array_equal(found, lengths):
+        elif (own_lengths := _token_lengths(column)) is not None and np.array_equal(own_lengths, lengths):
             column = _concatenated(column)
         out.set(name, column)
     return out
@@ -215,14 +214,14 @@ def _device_of(column: Any) -> torch.device:
 
 
 def _tagged_lengths(meta: BatchMeta) -> Lengths:
-    found = [lone_number(tag.get(LENGTH_TAG)) for tag in meta.custom_meta]
-    for index, length in zip(meta.global_indexes, found):
+    lengths = [lone_number(tag.get(LENGTH_TAG)) for tag in meta.custom_meta]
+    for index, length in zip(meta.global_indexes, lengths):
         if type(length) is not int or length < 0:
             raise InvalidArgumentError(
                 f"max_tokens needs the length of every row, but the tag {LENGTH_TAG!r} of row {index} is {length!r}; "
                 f"put it with the rows, or name a field that has it (length_field=)"
             )
-    return np.array(found, np.int64)
+    return np.array(lengths, np.int64)
 
 
 def _is_table(column: Any) -> TypeGuard[TensorDict]:
@@ -234,10 +233,10 @@ def _column(td: TensorDictBase, name: str) -> Any:
     """Return the field of this name, also in nested TensorDicts; None if it does not exist."""
     if name in td.keys():  # noqa: SIM118
         return td.get(name)
-    found: Any = td
+    column: Any = td
     for part in name.split(SEPARATOR):
-        found = found.get(part, None) if isinstance(found, TensorDictBase) else None
-    return found
+        column = column.get(part, None) if isinstance(column, TensorDictBase) else None
+    return column
 
 
 def _leaves(name: str, column: Any) -> Iterator[tuple[str, Any]]:
@@ -307,32 +306,3 @@ def _cut(column: Any, start: int, stop: int, cuts: dict[bytes, JaggedOffsets]) -
     if isinstance(column, torch.Tensor) and column.is_nested and column.layout == torch.strided:
         return rows_of_strided(column, start, stop)
     return _rows(column, start, stop, cuts) if _is_table(column) else None
-
-
-class MicroBatchIterator:
-    """Returns the items of a batch after the first `given`. It reads one item ahead to know which item is the last."""
-
-    def __init__(self, items: Iterable[Any], given: int) -> None:
-        self.given = given
-        self.over = False
-        self._items = itertools.islice(items, given, None)
-        self._following: Any = None
-        self._fault: Exception | None = None
-        self._look()
-
-    def take(self) -> Any:
-        """Return the next item. An error in making it is raised here, not when the previous item is returned."""
-        if self._fault is not None:
-            raise self._fault
-        item = self._following
-        self.given += 1
-        self._look()
-        return item
-
-    def _look(self) -> None:
-        try:
-            self._following = next(self._items)
-        except StopIteration:
-            self._following, self.over = None, True
-        except Exception as fault:
-            self._following, self._fault = None, fault

@@ -7,18 +7,18 @@ batch that is dealt under the same number later has nothing to do with it, unles
 from __future__ import annotations
 
 import contextlib
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.claims import KnownRows
-from transfer_queue.dataloader.batch_fetcher import Batch, FetchBatch, Fetcher, claiming, number_in_rank
+from transfer_queue.dataloader.batch_fetcher import Batch, Claimed, Consumer, claiming, number_in_rank
+from transfer_queue.dataloader.client_operations import ask
 from transfer_queue.dataloader.lease_delivery import BACK_SECONDS, adopt_lease
-from transfer_queue.dataloader.steps import OperationStep, Steps
 from transfer_queue.display import listed
 from transfer_queue.errors import (
     BatchGoneError,
@@ -29,27 +29,12 @@ from transfer_queue.errors import (
 )
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
+from transfer_queue.net.calls import Operation
 from transfer_queue.utils.logging_utils import get_logger
 
 STATE_VERSION = 2
 
 Rows = list[int]
-NO_ROWS = np.zeros(0, "<i8")
-
-
-class Consumer(Protocol):
-    """What reads a batch again: a dataset."""
-
-    data_fields: list[str]
-    partition_id: str
-    task_name: str
-    fetch_batch_fn: FetchBatch | None
-
-    def client(self) -> GeneratedMethods:
-        """Return the client."""
-
-    def fetcher(self, ask: Callable[..., Any] = ..., *, combined: bool = False) -> Fetcher:
-        """Return the object that fetches its batches."""
 
 
 def check_state(state: Mapping[str, Any], here: Mapping[str, Any], cut: list[Any]) -> None:
@@ -119,15 +104,19 @@ class SavedBatch:
             "leases": [list(lease) for lease in self.leases], "holder": self.holder, "epoch": self.epoch,
         }  # fmt: skip
 
+    @property
+    def _partition_ids(self) -> list[str]:
+        """The partition of each sample."""
+        return self.partitions * len(self.rows) if len(self.partitions) == 1 else self.partitions
+
     def rows_by_partition(self, rows: Iterable[int] | None = None) -> dict[str, np.ndarray]:
         """Return the rows of each partition, in order; of these rows only, if they are given."""
-        wanted = None if rows is None else set(rows)
-        names = self.partitions * len(self.rows) if len(self.partitions) == 1 else self.partitions
-        found: dict[str, Rows] = {}
-        for row, name in zip(self.rows, names, strict=True):
-            if wanted is None or row in wanted:
-                found.setdefault(name, []).append(row)
-        return {name: np.array(mine, "<i8") for name, mine in found.items()}
+        selected = set(self.rows if rows is None else rows)
+        rows_of: dict[str, Rows] = {}
+        for row, name in zip(self.rows, self._partition_ids, strict=True):
+            if row in selected:
+                rows_of.setdefault(name, []).append(row)
+        return {name: np.array(partition_rows, "<i8") for name, partition_rows in rows_of.items()}
 
     def has_rows_of(self, meta: BatchMeta) -> bool:
         """Return whether a batch has exactly these rows, in this order."""
@@ -137,41 +126,86 @@ class SavedBatch:
 
     def bare_meta(self) -> BatchMeta:
         """Return metadata of the rows without fields, to finish or acknowledge them."""
-        names = self.partitions * len(self.rows) if len(self.partitions) == 1 else self.partitions
-        meta = BatchMeta(self.rows, names)
+        meta = BatchMeta(self.rows, self._partition_ids)
         meta._holder = self.holder
         return meta
 
 
-class ItemRows:
-    """Which rows the items of a batch have, if they are pairs of values and metadata.
+class OpenBatch:
+    """Returns the items of a batch after the first `given`. It reads one item ahead to know which item is the last.
 
     Args:
-        meta: The batch, if each of its items has the same number of rows. Default: `watch` finds the rows.
-        size: This number; the last item may have fewer.
+        meta: The metadata of the batch.
+        items: Its items.
+        worker: See `ResumedBatch.worker`.
+        given: The number of items that were yielded before. Default: 0.
+        finish: A function that is applied to each item. Default: none.
+        rows: The rows of each item; fewer if they are not known. Default: those of the items that are pairs of values
+            and metadata.
     """
 
-    def __init__(self, meta: BatchMeta | None = None, size: int = 1) -> None:
-        rows = NO_ROWS if meta is None else meta._rows()
-        self._items: list[np.ndarray | None] = [rows[start : start + size] for start in range(0, len(rows), size)]
+    def __init__(
+        self,
+        meta: BatchMeta,
+        items: Iterable[Any],
+        worker: list[int] | None,
+        given: int = 0,
+        *,
+        finish: Callable[[Any], Any] | None = None,
+        rows: list[np.ndarray] | None = None,
+    ) -> None:
+        self.given = given
+        """The number of items that were yielded."""
+        self.over = False
+        """Whether there is no further item."""
+        self._meta = meta
+        self._worker = worker
+        self._rows: list[np.ndarray | None] = [] if rows is None else [*rows]
+        watched = items if rows is not None else self._watch(items)
+        self._items = itertools.islice(watched if finish is None else map(finish, watched), given, None)
+        self._following: Any = None
+        self._error: Exception | None = None
+        self._look()
 
-    def watch(self, items: Iterable[Any]) -> Iterator[Any]:
+    def take(self) -> Any:
+        """Return the next item. An error in making it is raised here, not when the previous item is returned."""
+        if self._error is not None:
+            raise self._error
+        item = self._following
+        self.given += 1
+        self._look()
+        return item
+
+    def _look(self) -> None:
+        try:
+            self._following = next(self._items)
+        except StopIteration:
+            self._following, self.over = None, True
+        except Exception as error:
+            self._following, self._error = None, error
+
+    def _watch(self, items: Iterable[Any]) -> Iterator[Any]:
         """Yield the items, and note their rows."""
         for item in items:
             meta = item[1] if isinstance(item, tuple) and len(item) == 2 else None
-            self._items.append(meta._rows() if isinstance(meta, BatchMeta) else None)
+            self._rows.append(meta._rows() if isinstance(meta, BatchMeta) else None)
             yield item
 
-    def left(self, rows: Rows, given: int) -> Rows | None:
-        """Return those of the rows of the batch that are in none of its first items; None if this is not known."""
-        seen: set[int] = set()
-        for item in self._items[:given]:
+    def interrupted(self, number: int) -> ResumedBatch:
+        """Return what is left of the batch, which has this number."""
+        saved = SavedBatch.of(number, self._meta)
+        return ResumedBatch(saved, self.given, self._left(saved.rows), worker=self._worker)
+
+    def _left(self, rows: Rows) -> Rows | None:
+        """Return those of the rows of the batch that were not yielded; None if this is not known."""
+        yielded: set[int] = set()
+        for item in self._rows[: self.given]:
             if item is None:
                 return None
-            seen.update(item.tolist())
-        if given > len(self._items) or not seen <= set(rows):
+            yielded.update(item.tolist())
+        if self.given > len(self._rows) or not yielded <= set(rows):
             return None
-        return [row for row in rows if row not in seen]
+        return [row for row in rows if row not in yielded]
 
 
 class Reread(NamedTuple):
@@ -218,7 +252,7 @@ class ResumedBatch:
         left = {} if self.left is None else {"rows_left": self.left}
         return {**self.saved.to_state(), **left}
 
-    def read(self, dataset: Consumer) -> Steps[Reread]:
+    def read(self, dataset: Consumer) -> Operation[Reread]:
         """Read the batch again.
 
         Raises:
@@ -237,27 +271,26 @@ class ResumedBatch:
                 if now.global_indexes == existing.global_indexes:
                     raise  # values are missing although their samples exist
 
-    def _claim_again(self, dataset: Consumer) -> Steps[Reread]:
-        fetcher = dataset.fetcher(combined=False)
+    def _claim_again(self, dataset: Consumer) -> Operation[Reread]:
         try:
-            found = yield from fetcher.claim_steps(dataset.partition_id, number_in_rank(self.saved.number), again=True)
+            claimed = yield from _claim_again(dataset, dataset.partition_id, self.saved.number)
         except BatchGoneError as error:
             raise BatchGoneError(
                 f"the state was saved in the middle of batch {self.saved.number} by a release whose states have no "
                 f"rows, and this batch cannot be returned again: {error}"
             ) from None
-        if found is None or not len(found[1]):
+        if claimed is None:
             raise BatchGoneError(f"batch {self.saved.number}, in the middle of which the state was saved, is gone")
-        batch = yield from fetcher.complete(*found)
+        batch = yield from dataset.fetcher().complete(*claimed)
         return Reread(batch, self.given, batch[1] if batch[1]._leases else None)
 
-    def _existing(self, dataset: Consumer) -> Steps[BatchMeta]:
+    def _existing(self, dataset: Consumer) -> Operation[BatchMeta]:
         """Return the metadata of the rows that exist and that the task does not skip, in order."""
         metas = []
         for name, rows in self.saved.rows_by_partition().items():
             try:
-                wanted = (name, dataset.data_fields, dataset.task_name, rows)
-                metas.append((yield OperationStep(dataset.client(), "_meta_of_rows", wanted)))
+                operations = dataset.client()._operations
+                metas.append((yield from operations._meta_of_rows(name, dataset.data_fields, dataset.task_name, rows)))
             except UnknownPartitionError as error:
                 raise UnknownPartitionError(
                     f"the position is in the middle of batch {self.saved.number}, and its samples are lost with their "
@@ -270,11 +303,10 @@ class ResumedBatch:
         place = {row: at for at, row in enumerate(joined.global_indexes)}
         return joined.select_samples([place[row] for row in self.saved.rows if row in place])
 
-    def _read_existing(self, dataset: Consumer, existing: BatchMeta) -> Steps[Reread]:
-        found = existing.global_indexes
-        gone = sorted(set(self.saved.rows) - set(found))
-        if gone:
-            self._warn_of_gone(gone)
+    def _read_existing(self, dataset: Consumer, existing: BatchMeta) -> Operation[Reread]:
+        missing = sorted(set(self.saved.rows) - set(existing.global_indexes))
+        if missing:
+            self._warn_of_missing(missing)
         if not len(existing):
             return Reread(None)
         held = self.held
@@ -283,30 +315,28 @@ class ResumedBatch:
             existing._holder = self.saved.holder
             held = existing if existing._leases or existing._holder else None
             adopt_lease(dataset.client(), existing)
-        if not gone or self.left is None:
-            return Reread((yield from self._values(dataset, existing)), self.given, held, not gone)
+        if not missing or self.left is None:
+            return Reread((yield from self._values(dataset, existing)), self.given, held, not missing)
         left = set(self.left)
-        rest = existing.select_samples([at for at, row in enumerate(found) if row in left])
+        rest = existing.select_samples([at for at, row in enumerate(existing.global_indexes) if row in left])
         if not len(rest):
             return Reread(None, 0, held)
         return Reread((yield from self._values(dataset, rest)), 0, held, is_whole=False)
 
-    def _warn_of_gone(self, gone: Rows) -> None:
-        how = ""
+    def _warn_of_missing(self, missing: Rows) -> None:
         if self.left is None:
-            how = (
+            effect = (
                 f"; the others are cut into items again, and the first {self.given} items are skipped, which may not "
                 f"be those that were yielded before"
             )
         else:
-            lost = len(set(gone) & set(self.left))
-            how = f"; {lost} of them had not been yielded yet"
+            effect = f"; {len(set(missing) & set(self.left))} of them had not been yielded yet"
         get_logger(__name__).warning(
             "the position is in the middle of batch %d of %s, whose samples %s were cleared or are skipped%s",
-            self.saved.number, listed(sorted(set(self.saved.partitions))), gone, how,
+            self.saved.number, listed(sorted(set(self.saved.partitions))), missing, effect,
         )  # fmt: skip
 
-    def _values(self, dataset: Consumer, meta: BatchMeta) -> Steps[Batch]:
+    def _values(self, dataset: Consumer, meta: BatchMeta) -> Operation[Batch]:
         """Read the values of these rows, with the user's fetch function if there is one."""
         fetcher = dataset.fetcher()
         if dataset.fetch_batch_fn is None:
@@ -325,7 +355,7 @@ class ResumedBatch:
         return (yield from fetcher.complete(None, meta))
 
 
-def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> Steps[tuple[BatchLease, ...]]:
+def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> Operation[tuple[BatchLease, ...]]:
     """Return the leases with which the rows of a saved batch can be acknowledged; none if they will be delivered again.
 
     A batch that the sampler keeps is claimed again under its number, and used only if it has exactly these rows.
@@ -338,7 +368,11 @@ def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> St
     """
     if not saved.leases and saved.digest is None:
         return ()
-    meta = yield from _claim_lease(dataset, saved)
+    try:
+        claimed = yield from _claim_again(dataset, saved.partitions[0], saved.number)
+    except (BatchGoneError, UnknownPartitionError):
+        claimed = None  # the sampler keeps no batches, or not this one
+    meta = None if claimed is None else claimed[1]
     if meta is not None and saved.has_rows_of(meta):
         return meta._leases
     if meta is not None:
@@ -348,32 +382,28 @@ def regain_leases(dataset: Consumer, saved: SavedBatch, epoch: int | None) -> St
         )  # fmt: skip
         if meta._leases:
             with contextlib.suppress(TransferQueueError):
-                yield OperationStep(dataset.client(), "nack", (meta,), {"delivered": False, "timeout": BACK_SECONDS})
+                yield from ask(dataset.client(), "nack", meta, delivered=False, timeout=BACK_SECONDS)
         return ()
     if not saved.leases or epoch != saved.epoch:
         return ()
     rows = saved.rows_by_partition()
     leases = [BatchLease(name, token, seconds, rows[name], None) for name, token, seconds in saved.leases]
-    return tuple((yield OperationStep(dataset.client(), "_renewed", (leases,))))
+    return tuple((yield from dataset.client()._operations._renewed(leases)))
 
 
-def _claim_lease(dataset: Consumer, saved: SavedBatch) -> Steps[BatchMeta | None]:
-    """Claim a batch again under its number; None if the sampler keeps no batches, or not this one."""
-    try:
-        fetcher = dataset.fetcher(combined=False)
-        found = yield from fetcher.claim_steps(saved.partitions[0], number_in_rank(saved.number), again=True)
-        return found[1] if found is not None and len(found[1]) else None
-    except (BatchGoneError, UnknownPartitionError):
-        return None
+def _claim_again(dataset: Consumer, partition_id: str, number: int) -> Operation[Claimed | None]:
+    """Claim a batch again under its number; None if it does not come."""
+    claimed = yield from dataset.fetcher().claim(partition_id, number_in_rank(number), again=True)
+    return claimed if claimed is not None and len(claimed[1]) else None
 
 
-def settle(dataset: Consumer, saved: SavedBatch) -> Steps[None]:
+def settle(dataset: Consumer, saved: SavedBatch) -> Operation[None]:
     """Acknowledge or finish a batch that a process had finished when its state was saved."""
     client, meta = dataset.client(), saved.bare_meta()
     if saved.leases or saved.digest is not None:
-        shown: tuple[Any, ...] = (saved.partitions[0], [], dataset.task_name, np.array(saved.rows, "<i8"))
+        name, rows = saved.partitions[0], np.array(saved.rows, "<i8")
         try:
-            epoch = (yield OperationStep(client, "_meta_of_rows", shown))._epoch
+            epoch = (yield from client._operations._meta_of_rows(name, [], dataset.task_name, rows))._epoch
         except UnknownPartitionError:
             return
         meta._leases = yield from regain_leases(dataset, saved, epoch)
@@ -381,6 +411,6 @@ def settle(dataset: Consumer, saved: SavedBatch) -> Steps[None]:
         for lease in meta._leases:
             acked = BatchMeta(lease.rows, lease.partition)
             acked._leases = (lease,)
-            yield OperationStep(client, "ack", (acked,))
+            yield from ask(client, "ack", acked)
     elif saved.holder is not None:
-        yield OperationStep(client, "finish", (meta, dataset.task_name))
+        yield from ask(client, "finish", meta, dataset.task_name)

@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from transfer_queue.dataloader.async_iteration import AsyncItems
-from transfer_queue.dataloader.batch_fetcher import Batch, Delivery
-from transfer_queue.dataloader.steps import Steps
+from transfer_queue.dataloader.batch_fetcher import Batch
 from transfer_queue.dataloader.streaming_dataset import Finish, LocalSource, StreamingDataset
 from transfer_queue.dataloader.worker_processes import Workers, begin_worker, pin
 from transfer_queue.errors import InvalidArgumentError
@@ -28,20 +27,6 @@ class _WorkerLoader(DataLoader):  # type: ignore[type-arg]
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing, because the outer loader has already warned."""
-
-
-class _LateWorkers:
-    """Starts workers when the first batch is awaited, which is after the number of ranks is known."""
-
-    def __init__(self, start: Callable[[], Workers]) -> None:
-        self._start = start
-        self.workers: Workers | None = None
-
-    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
-        """See `BatchSource.deliver`."""
-        if self.workers is None:
-            self.workers = self._start()
-        return self.workers.deliver(dataset, seconds)
 
 
 class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
@@ -126,17 +111,22 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         pinning = self._can_pin()
         if not self.num_workers:
             return self.dataset.stream(LocalSource(), self._finish(pinning))
-        return self._receive_items(self._start_workers(pinning), self._finish(pinning))
+        workers = self._workers_for(pinning)
+        workers.start(self.dataset)
+        return self._receive_items(workers, self._finish(pinning))
 
     def __aiter__(self) -> AsyncItems:
-        """Continue where the last iteration stopped, in an event loop. Workers start with the first wait."""
+        """Continue where the last iteration stopped, in an event loop.
+
+        Workers start with the first wait, which finds the number of ranks before that.
+        """
         self.dataset.check()
         pinning = self._can_pin()
         if not self.num_workers:
             return self.dataset.async_stream(LocalSource(), self._finish(pinning))
-        source = _LateWorkers(lambda: self._start_workers(pinning))
+        workers = self._workers_for(pinning)
         return self.dataset.async_stream(
-            source, self._finish(pinning), lambda failed: self._end_workers(source.workers, failed)
+            workers, self._finish(pinning), lambda failed: self._end_workers(workers, failed)
         )
 
     def reset(self) -> None:
@@ -221,20 +211,20 @@ class StreamingDataLoader(DataLoader):  # type: ignore[type-arg]
         finally:
             self._end_workers(workers, failed)
 
-    def _start_workers(self, pinning: bool) -> Workers:
+    def _workers_for(self, pinning: bool) -> Workers:
         """Return the workers that persist, or new ones."""
         workers = self._workers
         if workers is None:
-            workers = Workers(self.dataset, self.num_workers, self._collate(), lambda twin: self._loader(twin, pinning))
+            workers = Workers(self.num_workers, self._collate(), lambda twin: self._loader(twin, pinning))
         if self.persistent_workers:
             self._workers = workers
         return workers
 
-    def _end_workers(self, workers: Workers | None, failed: bool) -> None:
+    def _end_workers(self, workers: Workers, failed: bool) -> None:
         """End the workers at the end of an iteration, unless they persist."""
         if failed:
             self._workers = None  # the position of the other workers is not known
-        if workers is not None and workers is not self._workers:
+        if workers is not self._workers:
             workers.close()
 
     def _loader(self, dataset: StreamingDataset, pinning: bool) -> Any:

@@ -17,7 +17,7 @@ import itertools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,10 +37,10 @@ from transfer_queue.dataloader.batch_fetcher import (
     Fetcher,
     checked_timeout,
     default_fetch_batch_fn,
-    deliver_in_time,
     number_in_rank,
     sampling_of,
 )
+from transfer_queue.dataloader.client_operations import ask, run, run_async
 from transfer_queue.dataloader.dp_size import Census, census, checked_dp_size
 from transfer_queue.dataloader.lease_delivery import (
     adopt_lease,
@@ -51,7 +51,6 @@ from transfer_queue.dataloader.lease_delivery import (
     take_unseen,
 )
 from transfer_queue.dataloader.micro_batches import (
-    MicroBatchIterator,
     chunk_batch_fn,
     chunk_by_tokens,
     chunks,
@@ -60,18 +59,18 @@ from transfer_queue.dataloader.micro_batches import (
 )
 from transfer_queue.dataloader.resumed_batch import (
     STATE_VERSION,
-    ItemRows,
+    OpenBatch,
     Reread,
     ResumedBatch,
     SavedBatch,
     check_state,
     settle,
 )
-from transfer_queue.dataloader.steps import OperationStep, Steps, ask_blocking, run_steps
 from transfer_queue.dataloader.worker_channel import Channel, WorkerChannelEnd, is_orphan
-from transfer_queue.errors import BatchGoneError, InvalidArgumentError
+from transfer_queue.errors import BatchGoneError, InvalidArgumentError, WaitTimeoutError
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.batch_columns import BatchLease
+from transfer_queue.net.calls import Operation, Work
 
 __all__ = ["StreamingDataset", "chunk_batch_fn", "default_fetch_batch_fn"]
 
@@ -90,7 +89,7 @@ _AT_IMPORT = TQ_STREAMING_DATASET_EMPTY_BATCH_SLEEP_INTERVAL
 class BatchSource(Protocol):
     """Where batches come from: this process, or workers."""
 
-    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
+    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Operation[Delivery]:
         """Wait for the batch at the dataset's position, for at most this time, and return it."""
 
 
@@ -296,16 +295,13 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """Set what changes while the dataset is used."""
         self._learned_dp_size: int | None = None
         self._tq_client: GeneratedMethods | None = None
-        self._found: GeneratedMethods | None = None  # the client that `_create_client` of this class has set
+        self._attached_client: GeneratedMethods | None = None  # the client that `_create_client` of this class has set
         self.buffer = []
         self.batch_index = 0
         self.moves = 0
         self._kept_from = 0  # the number of the first batch of the buffer
         # of the batch before batch_index; None once its last item was yielded
-        self._open: MicroBatchIterator | None = None
-        self._open_meta: BatchMeta | None = None  # of the open batch
-        self._item_rows = ItemRows()  # of the open batch
-        self._open_worker: list[int] | None = None  # the worker of a plain DataLoader that opened it
+        self._open: OpenBatch | None = None
         # the batch before batch_index, if the iteration continues in its middle and it must be read again
         self._resumed: ResumedBatch | None = None
         self._received = 0  # the batches below this number were received, by this process or before a load
@@ -324,7 +320,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             return self.iterate_in_worker(self)
         worker, resumed = get_worker_info(), self._interrupted()
         if worker is not None and worker.id and resumed is not None and resumed.worker is None:
-            self._open = self._open_meta = self._resumed = None  # the first worker continues the process's open batch
+            self._open = self._resumed = None  # the first worker continues the process's open batch
         return self.stream(LocalSource())
 
     def stream(self, source: BatchSource, finish: Finish | None = None) -> Iterator[Any]:
@@ -347,12 +343,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         """
         self.check()
         self.learn_dp_size()
-        while True:
-            if self._open is not None:
+        client = cache(self.client)  # one for the iteration, found when it is needed
+        while self._open_kept(finish) or run(client(), self._open_following(source, finish)):
+            while self._open is not None:
                 yield self._take(self._open)  # no variable refers to the item while the next batch is awaited
-                continue
-            if not run_steps(self._open_following(source, finish)):
-                return
 
     def __aiter__(self) -> AsyncItems:
         return self.async_stream(LocalSource())
@@ -382,22 +376,32 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             [1.0]
         """
         self.check()
-        prepare = self.learn_dp_size if self._census is not None else None
-        return AsyncItems(prepare, self._take_open, lambda: self._open_following(source, finish), close)
+        client = cache(self.client)
 
-    def _take_open(self) -> tuple[Any] | None:
-        """Return a tuple with the next item of the open batch; None if no batch is open."""
-        return None if self._open is None else (self._take(self._open),)
+        def take() -> tuple[Any] | None:
+            self._open_kept(finish)
+            return None if self._open is None else (self._take(self._open),)
 
-    def _open_following(self, source: BatchSource, finish: Finish | None) -> Steps[bool]:
+        return AsyncItems(take, lambda: run_async(client(), self._open_following(source, finish)), close)
+
+    def _open_kept(self, finish: Finish | None) -> bool:
+        """Open the batch at the position if this needs no client. Return whether a batch is open."""
+        is_owing = self._owed is not None or self._held is not None or self._resumed is not None
+        if self._open is None and not is_owing:
+            self._open_buffered(finish)
+        return self._open is not None
+
+    def _open_following(self, source: BatchSource, finish: Finish | None) -> Operation[bool]:
         """Wait for the batch at the position, and open it. Return False if the stream has ended before it."""
+        if self._census is not None and self.fetch_batch_fn is None:
+            yield Work(self.learn_dp_size, is_users=True)  # it waits for other processes
         # the first item after a batch is requested here, so the iterating process has finished the previous batch
         yield from self._finish_previous()
         if self._resumed is not None:
             return (yield from self._open_resumed(self._resumed, finish))
         return (yield from self._open_next(source, finish))
 
-    def _finish_previous(self) -> Steps[None]:
+    def _finish_previous(self) -> Operation[None]:
         """Finish or acknowledge the previous batch."""
         if self._owed is not None:
             yield from settle(self, self._owed)
@@ -405,10 +409,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         if self._held is None:
             return
         if self._held._leases:
-            yield OperationStep(self.client(), "ack", (self._held,))
+            yield from ask(self.client(), "ack", self._held)
             self._unacked = {n: meta for n, meta in self._unacked.items() if meta is not self._held}
         else:
-            yield OperationStep(self.client(), "finish", (self._held, self.task_name))
+            yield from ask(self.client(), "finish", self._held, self.task_name)
         self._held = None
 
     def reset(self) -> None:
@@ -444,14 +448,14 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             if self._held is not None and self._held._leases:
                 self._held = None  # it is acknowledged after it was replayed
             self.batch_index = self._kept_from
-            self._open = self._open_meta = self._resumed = None
+            self._open = self._resumed = None
 
     def _check_replay(self, start: int) -> None:
         """Raise BatchGoneError if the batches from this number on cannot be fetched again, as far as is known now."""
         if self.fetch_batch_fn is not None:
             return  # only the function knows for which task and sampler it fetches
         try:
-            run_steps(self.fetcher().check_again(self.partition_id, number_in_rank(start)))
+            run(self.client(), self.fetcher().check_again(self.partition_id, number_in_rank(start)))
         except BatchGoneError as error:
             raise BatchGoneError(
                 f"the position was loaded, so the buffer does not have the batches from {start} to "
@@ -514,14 +518,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
 
     def _interrupted(self) -> ResumedBatch | None:
         """Return the batch in the middle of which the position is; None if it is between batches."""
-        meta = self._open_meta
-        if self._open is None or meta is None:
+        if self._open is None:
             return self._resumed
-        given = self._open.given
-        if not given and self.batch_index - 1 in self._unseen:
+        if not self._open.given and self.batch_index - 1 in self._unseen:
             return None  # its samples go back if its first item is not yielded
-        saved = SavedBatch.of(self.batch_index - 1, meta)
-        return ResumedBatch(saved, given, self._item_rows.left(saved.rows, given), worker=self._open_worker)
+        return self._open.interrupted(self.batch_index - 1)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to a position: the rest of its batch, and then the next batches.
@@ -634,11 +635,10 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def _dp_size(self) -> int | None:
         return self.dp_size if self.dp_size is not None else self._learned_dp_size
 
-    def fetcher(self, ask: Callable[..., Any] = ask_blocking, *, combined: bool = False) -> Fetcher:
+    def fetcher(self, *, combined: bool = False) -> Fetcher:
         """Return the object that fetches this dataset's batches in this process.
 
         Args:
-            ask: The function that runs an operation that waits. Default: in this thread.
             combined: True if one request claims a batch and reads it. Default: two requests.
 
         Returns:
@@ -647,12 +647,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         Example:
             >>> fetcher = tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0).fetcher()
         """
-        return Fetcher(
-            self.client(), self.data_fields, self.batch_size, self.task_name, self.dp_rank,
-            self.should_check_consumption_status, self.fetch_batch_fn, ask, hold=self.seat is not None,
-            lease=self._lease, dp_size=self._dp_size, interval=self.interval, combined=combined,
-            shared=self.shared, copy=self.copy, device=self.device,
-        )  # fmt: skip
+        return Fetcher(self, combined=combined)
 
     def client(self) -> GeneratedMethods:
         """Return the client that this dataset fetches with in this process. It is created at its first use.
@@ -664,9 +659,9 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             >>> tq.StreamingDataset(None, 4, 2, ["reward"], "train_0", "update", dp_rank=0).client() is client
             True
         """
-        found = self._found
+        known = self._attached_client
         if self._tq_client is None or (
-            self._tq_client is found and not is_current(found) and self._find_client() is not found
+            self._tq_client is known and not is_current(known) and self._find_client() is not known
         ):
             self._create_client()
             if self.sampler is not None and self._tq_client is not None:
@@ -693,7 +688,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         A subclass may set another client. The method is called at the first fetch in each process, and again if the
         process is attached to another system.
         """
-        self._tq_client = self._found = self._find_client()
+        self._tq_client = self._attached_client = self._find_client()
 
     def _find_client(self) -> GeneratedMethods:
         return self.config if isinstance(self.config, GeneratedMethods) else client_of(self.config)
@@ -749,14 +744,12 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             "buffer": [],
             "_open": None,
             "_tq_client": None,
-            "_found": None,
+            "_attached_client": None,
             "_census": None,
             "_held": None,
             "_unacked": {},
             "_owed": None,
             "_unseen": {},
-            "_open_meta": None,
-            "_item_rows": None,
             "_resumed": None if resumed is None else replace(resumed, held=None),
             "batch_index": self.batch_index - unseen,
             "_received": self._received - unseen,
@@ -786,7 +779,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.partition_id = partition_id
         self.buffer = []
         self.batch_index = self._kept_from = self._received = number
-        self._open = self._open_meta = self._resumed = None
+        self._open = self._resumed = None
         self.moves += 1
 
     def _give_back_unseen(self) -> None:
@@ -800,34 +793,62 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             with contextlib.suppress(Exception):
                 self._give_back_unseen()
 
-    def _open_next(self, source: BatchSource, finish: Finish | None) -> Steps[bool]:
+    def _open_buffered(self, finish: Finish | None) -> bool:
+        """Open the batch at the position if the buffer has it, and return whether it has."""
         kept = self.batch_index - self._kept_from
-        if 0 <= kept < len(self.buffer):
-            self._held = self._unacked.get(self.batch_index)
-            self._cut_and_open(self.buffer[kept], finish)
+        if not 0 <= kept < len(self.buffer):
+            return False
+        self._held = self._unacked.get(self.batch_index)
+        self._cut_and_open(self.buffer[kept], finish)
+        return True
+
+    def _open_next(self, source: BatchSource, finish: Finish | None) -> Operation[bool]:
+        if self._open_buffered(finish):
             return True
         self._give_back_unseen()  # a batch that could not be cut, and that the buffer does not keep
         place = (self.moves, self.batch_index)
-        found = yield from deliver_in_time(partial(source.deliver, self), self.timeout, self._position, self.fetcher)
+        delivery = yield from self._deliver_in_time(source)
         if place != (self.moves, self.batch_index):
-            give_back(self.client(), found.unseen)
+            give_back(self.client(), delivery.unseen)
             return True  # another thread has changed the position meanwhile
-        if found.ended:
+        if delivery.ended:
             return False
-        if found.unseen:
-            self._unseen[self.batch_index] = found.unseen
-        self._held = found.held
-        if found.held is not None and found.held._leases:
-            self._unacked[self.batch_index] = found.held
-            adopt_lease(self.client(), found.held)
-        if found.batch is not None:
-            self._keep(found.batch)
-        if found.items is not None:
-            assert found.meta is not None
-            self._open_items(found.meta, found.items, self._rows_of_cut_items(found.meta))
-        elif found.batch is not None:
-            self._cut_and_open(found.batch, finish)
+        if delivery.unseen:
+            self._unseen[self.batch_index] = delivery.unseen
+        self._held = delivery.held
+        if delivery.held is not None and delivery.held._leases:
+            self._unacked[self.batch_index] = delivery.held
+            adopt_lease(self.client(), delivery.held)
+        if delivery.batch is not None:
+            self._keep(delivery.batch)
+        if delivery.items is not None:
+            assert delivery.meta is not None
+            rows = self._rows_of_cut_items(delivery.meta)
+            self._open_items(OpenBatch(delivery.meta, delivery.items, self._worker(), rows=rows))
+        elif delivery.batch is not None:
+            self._cut_and_open(delivery.batch, finish)
         return True
+
+    def _deliver_in_time(self, source: BatchSource) -> Operation[Delivery]:
+        """Wait until a source delivers something. Return nothing if the position has changed meanwhile.
+
+        Raises:
+            WaitTimeoutError: No batch came for `timeout` seconds. The message says why, with the verdict.
+        """
+        place, timeout = self._position(), self.timeout
+        if timeout is not None:
+            fetcher = self.fetcher()
+            deadline = fetcher.clock() + timeout
+        left = timeout
+        while True:
+            delivery = yield from source.deliver(self, left)
+            if not delivery.is_empty or self._position() != place:
+                return delivery
+            if timeout is not None:
+                left = deadline - fetcher.clock()
+                if left <= 0:
+                    reason = yield from fetcher.explain(*place[:2])
+                    raise WaitTimeoutError(f"Timeout: no batch came within {timeout:g} s. {reason}")
 
     @property
     def _next_fetch(self) -> int:
@@ -838,26 +859,26 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
     def _position(self) -> tuple[str, int, int]:
         return self.partition_id, number_in_rank(self.batch_index), self.moves
 
-    def _open_resumed(self, resumed: ResumedBatch, finish: Finish | None) -> Steps[bool]:
+    def _open_resumed(self, resumed: ResumedBatch, finish: Finish | None) -> Operation[bool]:
         """Open the batch before `batch_index` after the items that were yielded. It is read again if necessary."""
         number, moves = self.batch_index - 1, self.moves
         if 0 <= number - self._kept_from < len(self.buffer):
-            found = Reread(self.buffer[number - self._kept_from], resumed.given, resumed.held)
+            reread = Reread(self.buffer[number - self._kept_from], resumed.given, resumed.held)
         else:
-            found = yield from resumed.read(self)
+            reread = yield from resumed.read(self)
             if moves != self.moves:
                 return True  # another thread has changed the position meanwhile
-        self._resumed, self._held = None, found.held
-        if found.held is not None and found.held._leases:
-            self._unacked[number] = found.held
-        if found.batch is not None:
+        self._resumed, self._held = None, reread.held
+        if reread.held is not None and reread.held._leases:
+            self._unacked[number] = reread.held
+        if reread.batch is not None:
             self.batch_index = number
-            if found.is_whole and not self.buffer:
-                self._keep(found.batch)
-            self._cut_and_open(found.batch, finish, found.skip)
+            if reread.is_whole and not self.buffer:
+                self._keep(reread.batch)
+            self._cut_and_open(reread.batch, finish, reread.skip)
         return True
 
-    def _take(self, opened: MicroBatchIterator) -> Any:
+    def _take(self, opened: OpenBatch) -> Any:
         """Return the next item. The position is already after it, or after the batch if it is the last."""
         try:
             item = opened.take()
@@ -868,11 +889,11 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             else:
                 self.batch_index -= 1
                 self._received = min(self._received, self.batch_index)
-            self._open = self._open_meta = None
+            self._open = None
             raise
         self._hand_over()
         if opened.over:
-            self._open = self._open_meta = None
+            self._open = None
         return item
 
     def _hand_over(self) -> None:
@@ -882,25 +903,22 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
             hand_over(self.client(), unseen)
 
     def _cut_and_open(self, batch: Batch, finish: Finish | None, skip: int = 0) -> None:
-        rows = ItemRows()
-        items = rows.watch(self.cut(*batch))
-        self._open_items(batch[1], items if finish is None else map(finish, items), rows, skip)
+        self._open_items(OpenBatch(batch[1], self.cut(*batch), self._worker(), skip, finish=finish))
 
-    def _open_items(self, meta: BatchMeta, items: Iterable[Any], rows: ItemRows, skip: int = 0) -> None:
-        opened = MicroBatchIterator(items, skip)
+    def _open_items(self, opened: OpenBatch) -> None:
         if not opened.over:
-            self._open, self._open_meta, self._item_rows = opened, meta, rows
-            self._open_worker = self._worker()
+            self._open = opened
         self.batch_index += 1
         if opened.over:
             self._hand_over()  # there is no item, because a function of the user has left all samples out
         self._received = max(self._received, self.batch_index)
 
-    def _rows_of_cut_items(self, meta: BatchMeta) -> ItemRows:
+    def _rows_of_cut_items(self, meta: BatchMeta) -> list[np.ndarray]:
         """Return the rows of items that a worker has made, as far as they are known here."""
         if self.process_batch_fn is not None or self.max_tokens is not None:
-            return ItemRows()
-        return ItemRows(meta, min(self.micro_batch_size, max(1, len(meta))))
+            return []
+        rows, size = meta._rows(), self.micro_batch_size
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
     def _keep(self, batch: Batch) -> None:
         """Put the batch at the position into the buffer. The oldest one is removed if the buffer is full."""
@@ -916,16 +934,16 @@ class LocalSource:
     def __init__(self) -> None:
         self._fetcher: Fetcher | None = None
 
-    def deliver(self, dataset: StreamingDataset, seconds: float | None = None) -> Steps[Delivery]:
+    def deliver(self, dataset: StreamingDataset, seconds: float | None = None) -> Operation[Delivery]:
         """Return the batch at the dataset's position, or nothing after the interval or these seconds."""
         if self._fetcher is None:
             self._fetcher = dataset.fetcher(combined=True)
         worker, number = get_worker_info(), number_in_rank(dataset.batch_index)
         again = dataset.batch_index < dataset._received
-        found = yield from self._fetcher.claim_steps(dataset.partition_id, number, again=again, within=seconds)
-        if found is None or not len(found[1]):
-            return Delivery(ended=found is None or (worker is not None and is_orphan()))
-        batch = yield from self._fetcher.complete(*found)
+        claimed = yield from self._fetcher.claim(dataset.partition_id, number, again=again, within=seconds)
+        if claimed is None or not len(claimed[1]):
+            return Delivery(ended=claimed is None or (worker is not None and is_orphan()))
+        batch = yield from self._fetcher.complete(*claimed)
         unseen = take_unseen(batch[1])
         return Delivery(batch, held=batch[1] if batch[1]._leases else None, unseen=unseen)
 
@@ -933,8 +951,8 @@ class LocalSource:
 def _at_least(least: int, **arguments: int | None) -> None:
     for name, value in arguments.items():
         if value is not None and (not hasattr(value, "__index__") or np.ndim(value) or value < least):
-            wanted = "a positive integer" if least == 1 else f"an integer of {least} or more"
-            raise InvalidArgumentError(f"{name} must be {wanted}, got {value!r}")
+            kind = "a positive integer" if least == 1 else f"an integer of {least} or more"
+            raise InvalidArgumentError(f"{name} must be {kind}, got {value!r}")
 
 
 def _check_fields_and_rank(data_fields: Sequence[str], dp_rank: int) -> None:

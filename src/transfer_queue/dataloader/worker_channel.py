@@ -23,7 +23,9 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 # seconds that functions in a worker have to return when the loader is deleted: torch's time, and that of a custom fetch
 GRACE_SECONDS = 5.0
@@ -171,18 +173,18 @@ class WorkerChannelEnd:
     def batches_ahead(self, version: int, number: int) -> int:
         """Return by how many batches this one is ahead of the batch that the loader needs."""
         self.check(version)
-        wanted = self._place[1] if self._place[0] == version else self._newest.start
-        return max(0, number - wanted)
+        needed = self._place[1] if self._place[0] == version else self._newest.start
+        return max(0, number - needed)
 
-    def ask(self, version: int, request: Coroutine[Any, Any, Any]) -> Any:
-        """Return the reply to a request. An interrupted request is cancelled, also at the controller."""
+    def wait(self, version: int, request: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a request. An interrupted request is cancelled, also at the controller."""
         try:
             return self._loop.run_until_complete(self._watched(request))
         except asyncio.CancelledError:
             self.check(version)
             raise
 
-    async def _watched(self, request: Coroutine[Any, Any, Any]) -> Any:
+    async def _watched(self, request: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(request)
         for end in (self._closing, self._orders):
             self._loop.add_reader(end.fileno(), task.cancel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import sys
@@ -17,9 +18,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase, is_non_tensor
 from torch.utils.data import get_worker_info
 
-from transfer_queue.dataloader.batch_fetcher import Batch, Delivery, Fetcher
+from transfer_queue.dataloader.batch_fetcher import Batch, Claimed, Delivery, Fetcher
+from transfer_queue.dataloader.client_operations import run, run_here
 from transfer_queue.dataloader.lease_delivery import PrefetchedBatch, take_unseen
-from transfer_queue.dataloader.steps import NOT_RECEIVED, ReceptionStep, Steps, call_in_thread, run_steps
 from transfer_queue.dataloader.streaming_dataset import Finish, StreamingDataset
 from transfer_queue.dataloader.worker_channel import (
     GRACE_SECONDS,
@@ -30,7 +31,10 @@ from transfer_queue.dataloader.worker_channel import (
     StartFetching,
     WorkerChannelEnd,
 )
+from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.metadata import BatchMeta, KVBatchMeta
+from transfer_queue.net.calls import Operation, Pause
+from transfer_queue.net.drivers.asyncio_driver import call_in_thread
 from transfer_queue.wire.blocks.gather import stack_of, tensor_rows
 
 
@@ -103,23 +107,23 @@ def fetch_in_worker(dataset: StreamingDataset, seat: WorkerChannelEnd) -> Iterat
 def _batches(
     dataset: StreamingDataset, seat: WorkerChannelEnd, order: StartFetching, ahead: PrefetchedBatch
 ) -> Iterator[Fetched]:
-    def ask(client: Any, operation: str, *arguments: Any, **more: Any) -> Any:
-        return seat.ask(order.version, getattr(client, f"async_{operation}")(*arguments, **more))
+    def exchange(request: Operation[AnyReply]) -> AnyReply:
+        return seat.wait(order.version, client._run_async(request))
 
-    fetcher = dataset.fetcher(ask)
+    client, fetcher = dataset.client(), dataset.fetcher()
     while seat.item < order.item:
         yield NOTHING
         seat.check(order.version)
     for number in itertools.count(order.start + seat.item - order.item, seat.workers):
-        found = None
+        claimed = None
         if number == order.start or seat.take_turn(order.version, number):
-            found = _claim_batch(fetcher, seat, order, number)
-        seat.pass_turn(FetchTurn(order.version, number + 1, found is None))
-        while found is None:
+            claimed = run_here(_claim_batch(fetcher, seat, order, number), exchange)
+        seat.pass_turn(FetchTurn(order.version, number + 1, claimed is None))
+        while claimed is None:
             yield Fetched(order.version, number)
             seat.check(order.version)
-        ahead.add(number, found[1])
-        data, meta = run_steps(fetcher.complete(*found))
+        ahead.add(number, claimed[1])
+        data, meta = run(client, fetcher.complete(*claimed))
         unseen = take_unseen(meta)
         items = dataset.items_in_worker(data, meta)
         meta._leases = (*unseen, *meta._leases)
@@ -129,12 +133,12 @@ def _batches(
 
 def _claim_batch(
     fetcher: Fetcher, seat: WorkerChannelEnd, order: StartFetching, number: int
-) -> tuple[TensorDictBase | None, BatchMeta] | None:
+) -> Operation[Claimed | None]:
     while True:
         ahead = seat.batches_ahead(order.version, number)
-        found = fetcher.claim(order.partition_id, number, ahead=ahead, again=number < order.received)
-        if found is None or len(found[1]):
-            return found
+        claimed = yield from fetcher.claim(order.partition_id, number, ahead=ahead, again=number < order.received)
+        if claimed is None or len(claimed[1]):
+            return claimed
         seat.check(order.version)
 
 
@@ -150,12 +154,19 @@ class ItemReception:
         """The iterator of torch's loader; None before it is made, and after the end."""
         self._arrival: Future[Any] | None = None  # the item that a thread waits for
 
-    def begin(self) -> Future[Any]:
-        """Return a future that is done when `take` does not block."""
+    def arrive(self, seconds: float | None) -> Operation[bool]:
+        """Wait until an item has arrived, for at most this time. Return whether one has, so that `take` gets it.
+
+        A thread without an event loop can wait in `take` itself, if there is no limit.
+        """
+        if seconds is None and asyncio._get_running_loop() is None:
+            return True
         if self._arrival is None:
             # the thread must not refer to the workers, which end when nothing refers to them
             self._arrival = call_in_thread(partial(next, iter(()) if self.items is None else self.items, None))
-        return self._arrival
+        arrival = self._arrival
+        yield Pause(seconds, until=arrival)
+        return arrival.done()
 
     def take(self) -> Fetched | None:
         """Wait for the next item and return it; None if the workers have ended."""
@@ -179,16 +190,15 @@ class Workers:
     """A set of worker processes. They fetch ahead from the position of the dataset, and get an order when it changes.
 
     Args:
-        dataset: The dataset.
         count: The number of workers.
         collate: The `collate_fn` of the loader; None if it has none.
-        make: Returns torch's loader over a copy of the dataset; its processes start here.
+        make: Returns torch's loader over a copy of the dataset; its processes start then.
     """
 
-    def __init__(
-        self, dataset: StreamingDataset, count: int, collate: Finish | None, make: Callable[[StreamingDataset], Any]
-    ) -> None:
+    def __init__(self, count: int, collate: Finish | None, make: Callable[[StreamingDataset], Any]) -> None:
         self._pid = os.getpid()
+        self._collate = collate
+        self._make: Callable[[StreamingDataset], Any] | None = make  # None when the processes were started
         self._channel = Channel(count)
         self._version = 0
         self._heard = True  # whether a batch has arrived since the last order
@@ -202,10 +212,16 @@ class Workers:
         self._on_order = 0  # items that torch requests from the workers in advance
         self._early: dict[int, Fetched] = {}  # batches that arrived before they were needed
         self._reception = ItemReception()
+
+    def start(self, dataset: StreamingDataset) -> None:
+        """Start the processes at the position of the dataset, unless they were started."""
+        if self._make is None:
+            return
         self.direct(dataset)
-        loader = make(dataset.for_workers(self._channel, collate))
-        self._on_order = count * loader.prefetch_factor
+        loader = self._make(dataset.for_workers(self._channel, self._collate))
+        self._on_order = self._count * loader.prefetch_factor
         self._reception.items = iter(loader)
+        self._make = None  # it refers to the loader, which must be collected as soon as nothing else does
 
     def direct(self, dataset: StreamingDataset, *, later: bool = False) -> None:
         """Order the workers to the dataset's position, if it has changed.
@@ -231,7 +247,7 @@ class Workers:
             )
             self._place, self._given = place, start
 
-    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
+    def deliver(self, dataset: StreamingDataset, seconds: float | None) -> Operation[Delivery]:
         """Wait for the batch at the dataset's position, for at most this time, and return it."""
         # Set first: a thread that moves the dataset after this orders the new position at once. If a thread moved it
         # before, this call orders the new position.
@@ -241,16 +257,17 @@ class Workers:
         finally:
             self._waiting = False
 
-    def _deliver(self, dataset: StreamingDataset, seconds: float | None) -> Steps[Delivery]:
+    def _deliver(self, dataset: StreamingDataset, seconds: float | None) -> Operation[Delivery]:
+        self.start(dataset)
         self.direct(dataset)
         version, number = self._version, dataset.batch_index
         self._channel.send_wanted(version, number)
         begun = time.monotonic()
         while version == self._version and number not in self._early:
             left = None if seconds is None else seconds - (time.monotonic() - begun)
-            fetched = yield ReceptionStep(self._reception, left)
-            if fetched is NOT_RECEIVED:
+            if not (yield from self._reception.arrive(left)):
                 return Delivery()
+            fetched = self._reception.take()
             if fetched is None:
                 return Delivery(ended=True)  # closed
             self._taken += 1
@@ -260,15 +277,16 @@ class Workers:
         with self._ordering:
             if version != self._version:
                 return Delivery()  # another thread moved the dataset meanwhile; batches of its order are kept
-            found = self._early.pop(number)
-            if found.meta is None:
+            fetched = self._early.pop(number)
+            if fetched.meta is None:
                 self._ended = True
                 return Delivery(ended=True)
             self._place, self._given = (*self._place[:2], number + 1), number + 1
-        batch: Batch | None = None if found.data is None else (found.data, found.meta)
-        unseen = take_unseen(found.meta)
-        held = found.meta if found.meta._holder or found.meta._leases else None
-        return Delivery(batch, found.items, held=held, unseen=unseen, meta=found.meta)
+        meta = fetched.meta
+        batch: Batch | None = None if fetched.data is None else (fetched.data, meta)
+        unseen = take_unseen(meta)
+        held = meta if meta._holder or meta._leases else None
+        return Delivery(batch, fetched.items, held=held, unseen=unseen, meta=meta)
 
     def close(self) -> None:
         """End the processes, also those that wait for rows. Further calls do nothing."""

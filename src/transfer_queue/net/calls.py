@@ -7,6 +7,7 @@ them as the exception that it names.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
+from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol, TypeVar, Union
 
 import msgspec
@@ -71,17 +72,28 @@ class Work(msgspec.Struct, eq=False):
     It may take long. An event loop continues meanwhile, and a cancelled task waits until the function has returned.
     """
 
-    late: ClassVar[None] = None
     function: Callable[[], object]
+    is_users: bool = False
+    """Whether the user has written the function.
+
+    It may then wait for long, so an event loop runs it in a thread of its own instead of an executor, which would fill
+    up. What it has fetched must not be lost: if the task is cancelled meanwhile, the operation continues after the
+    function, and its next call, or its end, raises the cancellation.
+    """
+    late: BaseException | None = None
+    """See `Request.late`."""
     outcome: Outcome | None = None
     """In `Together`: `Done`, or the exception that the function raised."""
 
 
 class Pause(msgspec.Struct, eq=False):
-    """Let time pass; the result is `Done`."""
+    """Let time pass, or wait for a future; the result is `Done`."""
 
     late: ClassVar[None] = None
-    seconds: float
+    seconds: float | None
+    """The longest wait in seconds; None for no limit, if there is a future."""
+    until: Future[Any] | None = None
+    """Ends the pause when it is done. Any thread may complete it. It cannot be cancelled (it is running)."""
     outcome: Outcome | None = None
     """In `Together`: `Done`."""
 

@@ -382,6 +382,7 @@ class Client(Subscriptions, LockMethods):
         elif isinstance(call, Work):
             self._work(task, call.function)
         elif isinstance(call, Pause):
+            assert call.seconds is not None, "no thread of a simulated client can end a pause"
             self._plan(call.seconds, lambda: task.resume(Done()))
         elif isinstance(call, Together):
             self._ask_together(task, call.calls)

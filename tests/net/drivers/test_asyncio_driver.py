@@ -2,8 +2,10 @@ import asyncio
 import multiprocessing
 import os
 import socket
+import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from transfer_queue.messages.envelopes import AnyReply, AnyRequest, RequestEnvel
 from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import CheckProduction
-from transfer_queue.net.calls import NOT_MADE, Call, Request
+from transfer_queue.net.calls import NOT_MADE, Call, Pause, Request, Work
 from transfer_queue.net.drivers.asyncio_driver import _Link, run_async
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import CLOCK_SLACK, Session
@@ -390,3 +392,90 @@ def test_an_operation_ends_at_the_call_after_one_whose_cancellation_came_too_lat
 
     asyncio.run(main())
     assert made == [DONE]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_function_of_the_user_gives_its_result_to_a_cancelled_operation(session: Session, goes_on: bool) -> None:
+    """The next call raises the cancellation, or the end of the operation."""
+    entered, leave = threading.Event(), threading.Event()
+    results: list[str] = []
+
+    def function() -> None:
+        entered.set()
+        assert leave.wait(60)
+        results.append("fetched")
+
+    def operation() -> Generator[Call, AnyReply, None]:
+        yield Work(function, is_users=True)
+        results.append("kept")
+        if goes_on:
+            yield Pause(60.0)
+            results.append("not reached")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(run_async(session, operation()))
+        await asyncio.to_thread(entered.wait)
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        leave.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert results == ["fetched", "kept"]
+
+
+def test_a_function_of_the_user_that_fails_does_not_hide_the_cancellation(session: Session) -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def function() -> None:
+        entered.set()
+        assert leave.wait(60)
+        raise LookupError("nothing")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(run_async(session, work(function)))
+        await asyncio.to_thread(entered.wait)
+        task.cancel()
+        await asyncio.sleep(0)
+        leave.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(LookupError, match="nothing"):
+            await run_async(session, work(function))
+
+    asyncio.run(main())
+
+
+def work(function: Callable[[], object]) -> Generator[Call, AnyReply, None]:
+    yield Work(function, is_users=True)
+
+
+def test_functions_of_users_do_not_fill_the_executor(session: Session) -> None:
+    functions = 40
+    barrier = threading.Barrier(functions)
+
+    async def main() -> None:
+        await asyncio.gather(*(run_async(session, work(lambda: barrier.wait(60))) for _ in range(functions)))
+
+    asyncio.run(main())
+
+
+def test_a_pause_that_is_cancelled_leaves_its_future(session: Session) -> None:
+    future: Future[str] = Future()
+    future.set_running_or_notify_cancel()
+
+    def operation() -> Generator[Call, AnyReply, None]:
+        yield Pause(None, until=future)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(run_async(session, operation()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        future.set_result("later")
+        await run_async(session, operation())
+
+    asyncio.run(main())

@@ -18,7 +18,8 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ClaimReply
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import ListPartitions
-from transfer_queue.net.calls import Call, Request
+from transfer_queue.net.calls import Call, Request, Work
+from transfer_queue.net.drivers import blocking_driver
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 
@@ -153,3 +154,22 @@ def test_long_replies_arrive_whole(running: Running, session: Session) -> None:
 
 def test_a_parked_claim_comes_back_on_its_own_connection(session: Session) -> None:
     assert run_blocking(session, one(parked_claim(0.05))) == ClaimReply(rows=b"")
+
+
+def test_calls_that_block_an_event_loop_together_are_logged(
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(blocking_driver, "BLOCKED_SECONDS", 0.0)
+    monkeypatch.setattr(blocking_driver, "_warned", set())
+
+    def operation() -> Generator[Call, AnyReply, None]:
+        yield Work(lambda: None)
+        yield Work(lambda: None)
+
+    async def main() -> None:
+        run_blocking(session, operation())
+
+    run_blocking(session, operation())
+    assert caplog.messages == []
+    asyncio.run(main())
+    assert ["has blocked the event loop" in message for message in caplog.messages] == [True]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from transfer_queue.errors import (
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.queries import CheckProduction
-from transfer_queue.net.calls import Call, Request
+from transfer_queue.net.calls import Call, Pause, Request, Work
 from transfer_queue.net.session import Session
 
 
@@ -89,3 +90,44 @@ def test_closing_ends_calls_of_all_threads(running: Running, session: Session, r
     assert [type(call.exception()) for call in calls] == [NotInitializedError] * 3
     with pytest.raises(NotInitializedError):
         run(session, one(ask("p")))
+
+
+def running_future() -> Future[str]:
+    future: Future[str] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+@drivers
+@pytest.mark.parametrize("limit", [None, 60.0])
+def test_a_pause_ends_with_its_future(session: Session, run: Driver, limit: float | None) -> None:
+    future = running_future()
+
+    def operation() -> Generator[Call, AnyReply, str]:
+        threading.Thread(target=future.set_result, args=["arrived"]).start()
+        yield Pause(limit, until=future)
+        return future.result()
+
+    assert run(session, operation()) == "arrived"
+
+
+@drivers
+def test_a_pause_ends_without_its_future(session: Session, run: Driver) -> None:
+    future = running_future()
+
+    def operation() -> Generator[Call, AnyReply, bool]:
+        yield Pause(0.01, until=future)
+        return future.done()
+
+    assert run(session, operation()) is False
+    future.set_result("later")
+    assert run(session, operation()) is True
+
+
+@drivers
+def test_a_function_of_the_user_that_stops_is_an_error_of_the_operation(session: Session, run: Driver) -> None:
+    def operation() -> Generator[Call, AnyReply, None]:
+        yield Work(lambda: next(iter(())), is_users=True)
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        run(session, operation())

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Hashable
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
@@ -116,10 +119,13 @@ async def _run_admitted(session: Session, links: _LoopLinks, op: Generator[Call,
                 if late is not None:
                     call = op.throw(late)
     except StopIteration as stop:
+        if isinstance(call, Work) and call.late is not None:
+            raise call.late from None
         return cast(T, stop.value)
     finally:
         if inside:
             admission.leave()
+        call = late = None  # an error that refers to itself would live until garbage is collected
 
 
 def _may_take_long(call: Call) -> bool:
@@ -139,16 +145,60 @@ def _has_payload(call: Request) -> bool:
 async def run_to_end(work: Callable[[], T]) -> T:
     """Run `work` in a thread and return its result. A cancelled coroutine first waits until `work` has ended."""
     future = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled = await await_end(future)
+    if cancelled is not None:
+        future.exception()
+        raise cancelled
+    return future.result()
+
+
+async def run_users_function(function: Callable[[], object]) -> asyncio.CancelledError | None:
+    """Run a function in a thread of its own, see `Work.is_users`.
+
+    Returns the cancellation of the coroutine that came meanwhile. It is raised if the function has failed.
+    """
+    future = asyncio.wrap_future(call_in_thread(function))
+    cancelled = await await_end(future)
+    error = future.exception()
+    try:
+        if error is not None:
+            raise error if cancelled is None else cancelled
+        return cancelled
+    finally:
+        del cancelled, error  # an error that refers to itself would live until garbage is collected
+
+
+async def await_end(future: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Wait until a future is done, also if the coroutine is cancelled meanwhile. Return this cancellation."""
     cancelled = None
     while not future.done():
         try:
             await asyncio.wait((future,))
         except asyncio.CancelledError as error:
             cancelled = error
-    if cancelled is not None:
-        future.exception()
-        raise cancelled
-    return future.result()
+    return cancelled
+
+
+def call_in_thread(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread of its own, because long calls would fill an executor."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # it cannot be cancelled
+    context = contextvars.copy_context()
+
+    def call() -> None:
+        try:
+            result = context.run(function)
+        except StopIteration as error:  # an asyncio future cannot hold it; a generator raises the same instead
+            failure = RuntimeError(f"a function of the user raised {error!r}")
+            failure.__cause__ = error
+            future.set_exception(failure)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=call, name="transfer_queue loader", daemon=True).start()
+    return future
 
 
 async def exchange(session: Session, call: Call) -> AnyReply:
@@ -173,11 +223,24 @@ def _exchange(session: Session, links: _LoopLinks, call: Call) -> Coroutine[Any,
 async def _do(links: _LoopLinks, call: Notice | Work | Pause) -> AnyReply:
     if isinstance(call, Notice):
         links.write_notice(call.report)
-    elif isinstance(call, Work):
-        await run_to_end(call.function)
+    elif isinstance(call, Pause):
+        await _pause(call)
+    elif call.is_users:
+        call.late = await run_users_function(call.function)
     else:
-        await asyncio.sleep(call.seconds)
+        await run_to_end(call.function)
     return DONE
+
+
+async def _pause(call: Pause) -> None:
+    if call.until is None:
+        await asyncio.sleep(call.seconds or 0.0)
+        return
+    arrival = asyncio.wrap_future(call.until)
+    try:
+        await asyncio.wait((arrival,), timeout=call.seconds)
+    finally:
+        arrival.cancel()  # only this future: what arrives stays for the next caller
 
 
 async def _in_turn(session: Session, links: _LoopLinks, call: Request) -> AnyReply:

@@ -13,6 +13,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import wait
 from functools import partial
 from types import FrameType
 from typing import TypeVar
@@ -31,8 +32,11 @@ T = TypeVar("T")
 
 
 def run_blocking(session: Session, op: Generator[Call, AnyReply, T]) -> T:
-    """Run an operation and return its result. Errors of a call are thrown into it first, at its `yield`."""
-    pool = session.transport(Pool)
+    """Run an operation and return its result. Errors of a call are thrown into it first, at its `yield`.
+
+    Warns if all its calls together block an event loop for long.
+    """
+    pool, begun = session.transport(Pool), time.monotonic()
     try:
         call = next(op)
         while True:
@@ -42,6 +46,8 @@ def run_blocking(session: Session, op: Generator[Call, AnyReply, T]) -> T:
                 call = op.throw(error)
             else:
                 call = op.send(reply)
+            if time.monotonic() - begun >= BLOCKED_SECONDS and blocks_loop():
+                warn_of_blocked_loop()
     except StopIteration as stop:
         result: T = stop.value
         return result
@@ -62,10 +68,22 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     elif isinstance(call, Work):
         call.function()
     elif isinstance(call, Pause):
-        time.sleep(call.seconds)
+        pause(call)
     else:
         run_parallel(session, pool, call.calls)
     return Done()
+
+
+def pause(call: Pause) -> None:
+    """Let time pass in this thread. If this blocks an event loop for long, warn."""
+    seconds, until, begun = call.seconds, call.until, time.monotonic()
+    if until is None:
+        time.sleep(seconds or 0.0)
+        return
+    may_block = (seconds is None or seconds > BLOCKED_SECONDS) and blocks_loop()
+    if may_block and not wait((until,), BLOCKED_SECONDS).done:
+        warn_of_blocked_loop()
+    wait((until,), None if seconds is None else begun + seconds - time.monotonic())
 
 
 def _ask(session: Session, pool: Pool, call: Request) -> AnyReply:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, Union, cast
 
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.drivers.asyncio_driver import exchange
+from transfer_queue.net.drivers.asyncio_driver import await_end, exchange
 from transfer_queue.net.session import Session
 
 if TYPE_CHECKING:
@@ -52,12 +52,7 @@ async def run_threaded(session: Session, op: Generator[Call, AnyReply, T]) -> T:
 async def _in_thread(advance: _Advance) -> tuple[_Step, asyncio.CancelledError | None]:
     """Return the operation's next step, and the cancellation if the coroutine was cancelled meanwhile."""
     future = asyncio.get_running_loop().run_in_executor(None, _stepped, advance)
-    cancelled = None
-    while not future.done():
-        try:
-            await asyncio.wait((future,))
-        except asyncio.CancelledError as error:
-            cancelled = error
+    cancelled = await await_end(future)
     return future.result(), cancelled
 
 
