@@ -17,11 +17,14 @@ from differential import differential
 from transfer_queue.client.conversion import replies
 from transfer_queue.client.conversion.arguments import encoded_tag, encoded_tags
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
+from transfer_queue.messages.puts import PublishReply
 from transfer_queue.messages.tag_table import COLUMNS_FROM, SentTags, StoredTags, TagTable
 from transfer_queue.wire.objects.object_values import DELETE, decode_tag_value
 from transfer_queue.wire.objects.tag_rows import TagRows, empty_tags, table_of_tags
 
 # what almost meets the condition of a column of one type
+NEW_ROWS = PublishReply(b"")
+"""The reply to a put of new rows."""
 ODD = [
     True, 0, 1, -1, 2**63 - 1, 2**63, 2**64, 2**70, -(2**63), -(2**63) - 1, 0.0, -0.0, 1.0, float("nan"), float("inf"),
     None, "", "a", "b", "\ud800", b"a", Word("a"), Colour.RED, np.int64(1), np.float32(0.5), torch.tensor(2), (1, 2),
@@ -70,7 +73,7 @@ def outcome(function: Any) -> Any:
 def one_by_one(tags: list[Any]) -> list[dict[str, Any]]:
     """Encode and decode tags as a list with a dict for each row."""
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode([encoded_tag(tag, True) for tag in tags]))
-    kept = replies.tags_of_new(sent)
+    kept = replies.merged_tags(NEW_ROWS, sent)
     assert isinstance(kept, list)
     return [decode_tag_value(tag) for tag in kept]
 
@@ -80,7 +83,7 @@ def together(tags: list[Any]) -> list[dict[str, Any]]:
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(encoded_tags(tags, True)), type=SentTags)
     if isinstance(sent, TagTable):
         sent.check()
-    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(replies.tags_of_new(sent)), type=StoredTags)
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(replies.merged_tags(NEW_ROWS, sent)), type=StoredTags)
     return replies.tag_list(kept, len(tags), True)
 
 

@@ -132,9 +132,9 @@ class PutJoiner:
     def _is_large(self, encoded: EncodedBlock) -> bool:
         """Whether some field has large objects. Puts with this field go alone from now on."""
         names = [
-            spec.name
-            for spec, _, nbytes, _, _ in encoded.columns
-            if spec.kind != "tensor" and nbytes > MAX_BYTES * encoded.rows
+            column.spec.name
+            for column in encoded.columns
+            if column.spec.kind != "tensor" and column.nbytes > MAX_BYTES * encoded.rows
         ]
         self._large.update(names)
         return bool(names)

@@ -75,8 +75,9 @@ def _without_dtype(name: str, kind: str) -> FieldColumn:
 def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
     """Return the fields of a put, for its BatchMeta."""
     columns = []
-    for spec, given, _, _, slots in encoded.columns:
-        dims = np.frombuffer(given, "<i8")
+    for column in encoded.columns:
+        spec, slots = column.spec, column.slots
+        dims = np.frombuffer(column.dims, "<i8")
         if spec.ndim < 0:
             shapes, at = [], 0
             while at < len(dims):

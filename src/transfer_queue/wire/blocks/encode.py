@@ -11,10 +11,12 @@ import functools
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
+import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from tensordict import (
     LazyStackedTensorDict,
@@ -68,7 +70,7 @@ Slots = Union[NDArray[np.int32], None]
 """For each row of a put the row of its block; None: row k is row k."""
 
 
-class PutColumn(NamedTuple):
+class PutColumn(msgspec.Struct, frozen=True, eq=False):
     """The values of a field."""
 
     spec: FieldSpec
@@ -111,7 +113,7 @@ class EncodedBlock:
             if spec.kind == "object" and spec.name in fields and isinstance(source, EncodedBytes):
                 tensors = tensors_of(source.values, fields[spec.name])
                 if tensors is not None:
-                    column = _rows(spec.name, tensors, False)._replace(slots=column.slots)
+                    column = replace(_rows(spec.name, tensors, False), slots=column.slots)
                     converted[spec.name] = list(fields[spec.name])
             columns.append(column)
         if converted.keys() == self.converted.keys():
@@ -127,7 +129,8 @@ class EncodedBlock:
             name: The field, whose values do not match.
             dtypes: The dtypes of the live rows of a field of tensors; [] for another field, of which no row matches.
         """
-        spec, _, _, source, slots = next(column for column in self._given if column.spec.name == name)
+        column = next(column for column in self._given if column.spec.name == name)
+        spec, source, slots = column.spec, column.source, column.slots
         if spec.kind == NESTED:
             return 0, "TensorDict"
         if not isinstance(source, EncodedBytes) or not source.values:
@@ -151,7 +154,7 @@ class EncodedBlock:
         shared = (some for some in by_slots.values() if some[0].slots is not None and some[0].slots.min() >= 0)
         if plain and not any(each.nbytes or each.spec.ragged for each in plain) and (first := next(shared, None)):
             # columns without bytes need no block of their own, which an external store could not have
-            first += [each._replace(slots=first[0].slots) for each in by_slots.pop(None)]
+            first += [replace(each, slots=first[0].slots) for each in by_slots.pop(None)]
         blocks = []
         for packed, some in by_slots.items():
             slots = some[0].slots
@@ -161,12 +164,12 @@ class EncodedBlock:
     def _lay_out(self, columns: list[PutColumn]) -> None:
         schema, dims, sources = [], [], []
         end, shares = 0, False
-        for spec, sizes, nbytes, source, slots in columns:
-            schema.append(spec)
-            dims.append(sizes)
-            sources.append((end, source))
-            end = align(end + nbytes)
-            shares |= slots is not None
+        for column in columns:
+            schema.append(column.spec)
+            dims.append(column.dims)
+            sources.append((end, column.source))
+            end = align(end + column.nbytes)
+            shares |= column.slots is not None
         self.columns = columns
         """The columns as they will be written."""
         self.schema = schema
