@@ -102,9 +102,8 @@ class RankAwareSampler(RankConsistentSampler):
 
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
         """Deal the first ready samples to every rank, or to the rank that asks if their number is not known."""
-        rank, _ = self.deal_key(config)
         known = self.ranks(config)
-        ranks = [rank] if known is None else range(known)
+        ranks = [self.deal_key(config)[0]] if known is None else range(known)
         count = batch_size * len(ranks)
         if len(ready_indexes) < count:
             return {}
