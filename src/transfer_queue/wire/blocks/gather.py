@@ -53,6 +53,8 @@ Layout = Literal["jagged", "dense", "padded", "list"]
 LAYOUTS = get_args(Layout)
 MIN_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
+MAX_AT_ONCE = 4 << 20
+"""The bytes of values that `gather_each` copies. More would hold up an event loop for longer than a millisecond."""
 View = Union[U8, None]
 """Held bytes of an arena; None if they cannot be held."""
 Views = Callable[[list[Place]], list[View]]
@@ -111,6 +113,31 @@ def gather(
         if maker.later:
             copy_all(maker.later)
         return table_of(made, reply.count)
+
+
+def gather_each(
+    reply: LookupReply, counts: Sequence[int], memory: Memory, layout: str, *, shared: bool, allow_pickle: bool
+) -> list[TensorDict] | None:
+    """Return what `gather` would return for the first `counts[0]` rows alone, for the next `counts[1]` rows, and so on.
+
+    No two of the results share memory. For the other arguments and errors see `gather`: the rows of one result may be
+    the reason for an error. Returns None if the rows are not gathered at once: they have more than MAX_AT_ONCE bytes,
+    or a field has rows of several dtypes, which the rows of one result may not have.
+    """
+    with LOOKUP_REPLY:
+        located = locate_rows(reply, memory)
+        nbytes = sum([int(rows.each().lengths.sum()) for rows in located.values()])
+        if nbytes > MAX_AT_ONCE or any(rows.parts for rows in located.values()):
+            return None
+        maker = _ColumnMaker(layout, shared, allow_pickle, None)
+        names = [field.name for field in reply.types if field.kind != NESTED]
+        parts = [located[name].split(counts) for name in names]
+        made = [
+            table_of({name: maker.make(rows) for name, rows in zip(names, rows_of_fields, strict=True)}, count)
+            for count, *rows_of_fields in zip(counts, *parts, strict=True)
+        ]
+        copy_all(maker.later)
+        return made
 
 
 @dataclass(frozen=True, slots=True)

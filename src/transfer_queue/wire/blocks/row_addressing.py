@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
@@ -104,11 +104,25 @@ class LocatedRows(msgspec.Struct, eq=False):
             return tuple(self.type.shape or [0] * max(self.type.ndim, 0))
         return tuple(size for size in shapes[0].tolist() if size >= 0) if (shapes == shapes[0]).all() else None
 
-    def select(self, chosen: I8) -> LocatedRows:
+    def select(self, chosen: I8 | slice) -> LocatedRows:
         """Return the rows at these positions."""
         units, starts, lengths, shapes = self.each()
         each = RowArrays(units[chosen], starts[chosen], lengths[chosen], shapes[chosen])
         return of_arrays(self.type, self.memory, each)
+
+    def split(self, counts: Sequence[int]) -> list[LocatedRows]:
+        """Return the first `counts[0]` rows, the next `counts[1]` rows, and so on. All rows must have one dtype."""
+        units, starts, lengths, shapes = (array.tolist() for array in self.each())
+        parts, end = [], 0
+        for count in counts:
+            start, end = end, end + count
+            if count == 1:
+                place = units[start], starts[start], lengths[start]
+                shape = tuple([size for size in shapes[start] if size >= 0])
+                parts.append(LocatedRows(self.type, self.memory, 1, shape, place, place))
+            else:
+                parts.append(self.select(slice(start, end)))
+        return parts
 
     def distinct(self) -> tuple[LocatedRows, list[int]] | None:
         """Return the rows without repeated places, and for each row its position there; None if no place is repeated.
