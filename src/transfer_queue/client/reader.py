@@ -96,9 +96,7 @@ class Reader:
         operation, tracing = self._read(look, options, partition), self._attachment.tracing
         return operation if tracing is None else tracing.get(operation, partition, task)
 
-    def _read(
-        self, look: Look, options: FetchOptions, partition: str
-    ) -> Operation[TensorDict]:
+    def _read(self, look: Look, options: FetchOptions, partition: str) -> Operation[TensorDict]:
         session = self._attachment.session
         began = session.clock()
         values = yield from self._repeat(look, partial(self._get, options=options, partition=partition))
@@ -134,9 +132,7 @@ class Reader:
         nested = [field.name for field in reply.types if field.kind == NESTED]
         return [nest_tables(values, nested) for values in tables]
 
-    def read_objects(
-        self, look: Look, partition: str, name: str
-    ) -> Operation[tuple[list[Any], int]]:
+    def read_objects(self, look: Look, partition: str, name: str) -> Operation[tuple[list[Any], int]]:
         """Return the objects that a lookup of one field names, and the number of their bytes. The timeline notes it."""
         session, settings = self._attachment.session, self._attachment.settings
         began = session.clock()
@@ -146,10 +142,8 @@ class Reader:
             session.note_read(began, partition, [name], len(values), nbytes)
         return values, nbytes
 
-    def _repeat(
-        self, look: Look, get: Callable[[LookupReply], Operation[T | None]]
-    ) -> Operation[T]:
-        """Look up values and get them, unless the lookup has also got them. If they were replaced or freed meanwhile, do both again.
+    def _repeat(self, look: Look, get: Callable[[LookupReply], Operation[T | None]]) -> Operation[T]:
+        """Look up values and get them, unless the lookup has read them. If they were replaced meanwhile, do both again.
 
         If the next lookup names other blocks, they were replaced. If it names the same ones, their storage has lost
         them, and the controller does not know it yet: it gets some time.
