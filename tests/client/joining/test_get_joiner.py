@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from simulated import Start, rows_of, same
+from store_in_memory import KIND, MemoryStore
 from transfer_queue.client import reader
 from transfer_queue.client.reader import FetchOptions
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages.queries import Lookup, LookupReply
+from transfer_queue.storage.arena.arena_views import is_view
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.wire.blocks import gather
 
@@ -145,3 +147,36 @@ def test_an_object_that_cannot_be_decoded_concerns_only_its_own_get(
     outcomes = get_all(cluster, a, [(f"k{n}", None) for n in range(4)])
     assert isinstance(outcomes.pop(2), UncarriableValueError)
     assert [table["o"].tolist() for table in outcomes] == [["text 0"], ["text 1"], ["text 3"]]
+
+
+def test_fields_of_several_dtypes(a: Client, b: Client, cluster: Cluster) -> None:
+    for n in range(6):
+        b.kv_put(f"k{n}", "p", {"x": torch.full((2,), n, dtype=(torch.int32, torch.float32)[n % 2])})
+    tables = get_all(cluster, a, [(["k0", "k1"], None), ("k1", None), ("k2", None), (["k3", "k4"], None), ("k5", None)])
+    dtypes = [table["x"].dtype for table in tables]
+    assert dtypes == [torch.float32, torch.float32, torch.int32, torch.float32, torch.float32]
+    assert [table["x"].values().tolist()[-1] for table in tables] == [1, 1, 2, 4, 5]
+
+
+def test_views_and_tensors_of_the_caller(a: Client, b: Client, cluster: Cluster) -> None:
+    fill(b, cluster)
+    views = get_all(cluster, a, [(f"k{n}", "y") for n in range(6)], copy=False)
+    assert all(is_view(table["y"]) for table in views)
+    out = {"y": torch.zeros(1)}
+    tasks = [
+        a.start(a.operations.kv_batch_get(f"k{n}", "p", "y", out=out if n == 2 else {"y": torch.zeros(1)}))
+        for n in range(6)
+    ]
+    cluster.wait(lambda: all(task.done for task in tasks))
+    assert [task.result()["y"].item() for task in tasks] == list(range(6))
+    assert tasks[2].result()["y"].data_ptr() == out["y"].data_ptr()
+
+
+def test_values_of_an_external_store(start: Start) -> None:
+    MemoryStore.objects.clear()
+    cluster = start(conf={"backend": {"fields": {"x": KIND}}})
+    a, b = cluster.client("a"), cluster.client("b")
+    for n in range(6):
+        b.kv_put(f"k{n}", "p", {"x": torch.tensor(n), "y": torch.tensor(-n)})
+    tables = get_all(cluster, a, [(f"k{n}", None) for n in range(6)])
+    assert [(table["x"].item(), table["y"].item()) for table in tables] == [(n, -n) for n in range(6)]
