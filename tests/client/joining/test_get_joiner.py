@@ -15,6 +15,7 @@ from simulated import Start, rows_of, same
 from store_in_memory import KIND, MemoryStore
 from transfer_queue.client import reader
 from transfer_queue.client.reader import FetchOptions
+from transfer_queue.client.units import Units
 from transfer_queue.errors import InvalidArgumentError, UncarriableValueError
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.storage.arena.arena_views import is_view
@@ -172,7 +173,15 @@ def test_views_and_tensors_of_the_caller(a: Client, b: Client, cluster: Cluster)
     assert tasks[2].result()["y"].data_ptr() == out["y"].data_ptr()
 
 
-def test_values_of_an_external_store(start: Start) -> None:
+def test_values_of_an_external_store(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    arenas: list[int] = []
+    memory = Units.memory
+
+    def noting(units: Units, unit: int) -> Any:
+        arenas.append(unit)
+        return memory(units, unit)
+
+    monkeypatch.setattr(Units, "memory", noting)
     MemoryStore.objects.clear()
     cluster = start(conf={"backend": {"fields": {"x": KIND}}})
     a, b = cluster.client("a"), cluster.client("b")
@@ -180,3 +189,4 @@ def test_values_of_an_external_store(start: Start) -> None:
         b.kv_put(f"k{n}", "p", {"x": torch.tensor(n), "y": torch.tensor(-n)})
     tables = get_all(cluster, a, [(f"k{n}", None) for n in range(6)])
     assert [(table["x"].item(), table["y"].item()) for table in tables] == [(n, -n) for n in range(6)]
+    assert set(arenas) <= {unit for unit in a.state.units.known if not a.state.units.is_elsewhere(unit)}
