@@ -94,11 +94,11 @@ class PutJoiner:
 
     def run(self, calls: Sequence[Join]) -> Operation[None]:
         """See `net.calls.Joiner.run`. Puts of the same key are sent one after the other, in their order."""
-        for some in _with_distinct_keys(calls):
-            if len(some) > 1:
-                yield from self._put(some)
+        for group in _with_distinct_keys(calls):
+            if len(group) > 1:
+                yield from self._put(group)
             else:
-                some[0].outcome = NOT_MADE
+                group[0].outcome = NOT_MADE
 
     def _put(self, calls: Sequence[Join]) -> Operation[None]:
         parts: list[PutPart] = [call.part for call in calls]

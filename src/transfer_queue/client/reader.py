@@ -57,9 +57,9 @@ class FetchOptions(msgspec.Struct, frozen=True):
         out: TensorDictBase | Mapping[str, Any] | None = None,
     ) -> FetchOptions:
         """Return the options that the caller of a get has given. Raises `InvalidArgumentError` if one is not valid."""
-        place = arguments.validated_device(device)
-        together, copied = arguments.validated_bool(shared, "shared"), arguments.validated_bool(copy, "copy")
-        return cls(layout, together, place, copied, arguments.validated_out(out, place, copied))
+        target = arguments.validated_device(device)
+        is_shared, is_copied = arguments.validated_bool(shared, "shared"), arguments.validated_bool(copy, "copy")
+        return cls(layout, is_shared, target, is_copied, arguments.validated_out(out, target, is_copied))
 
     @property
     def makes_copies(self) -> bool:

@@ -100,16 +100,16 @@ def gather(
         raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
     device = memory.device if isinstance(memory, DeviceArena) else None
     with LOOKUP_REPLY if device is None else ON_DEVICE:
-        found = locate_rows(reply, memory)
+        located = locate_rows(reply, memory)
         maker = _ColumnMaker(layout, shared, allow_pickle, device)
         if views is not None and device is None:
-            maker.hold(found, views)
+            maker.hold(located, views)
         elif layout == "jagged" and device is None:
-            maker.in_place = all(map(_run_of, found.values()))
+            maker.in_place = all(map(_run_of, located.values()))
         made = {}
         for field in reply.types:
             if field.kind != NESTED:
-                made[field.name] = maker.make(found[field.name])
+                made[field.name] = maker.make(located[field.name])
         if maker.later:
             copy_all(maker.later)
         return table_of(made, reply.count)
@@ -230,11 +230,11 @@ class _ColumnMaker:
         self._cuts: dict[bytes, JaggedOffsets] = {}
         """Row lengths -> the offsets that all fields with these lengths share."""
 
-    def hold(self, found: Mapping[str, LocatedRows], views: Views) -> None:
+    def hold(self, located: Mapping[str, LocatedRows], views: Views) -> None:
         """Hold the bytes of the fields that can be views of the arena."""
         self.in_place = self._views = True
         places: dict[str, Place] = {}
-        for name, rows in found.items():
+        for name, rows in located.items():
             run = rows.run
             if run is None or not run[2] or run[0] == HERE or not self._may_stay(rows) or rows.type.kind != "tensor":
                 continue
