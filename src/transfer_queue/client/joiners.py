@@ -29,6 +29,7 @@ from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.net.calls import NOT_MADE, Join, JoinKey, Operation
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_rows
+from transfer_queue.wire.blocks.gather import LAYOUTS
 
 
 def share_error(calls: Sequence[Join], error: TransferQueueError) -> None:
@@ -198,7 +199,8 @@ class GetJoiner:
         keys, fields = request.keys, request.fields
         if timeout is not None or not keys or len(keys) > MAX_KEYS:
             return None
-        shared_options = options if options.makes_copies else None
+        makes_copies = options.copy and options.device is None and options.out is None
+        shared_options = options if makes_copies and options.layout in LAYOUTS else None
         key = self, (request.partition, None if fields is None else tuple(fields), shared_options)
         return Join(key, request)
 

@@ -61,11 +61,6 @@ class FetchOptions(msgspec.Struct, frozen=True):
         is_shared, is_copied = arguments.validated_bool(shared, "shared"), arguments.validated_bool(copy, "copy")
         return cls(layout, is_shared, target, is_copied, arguments.validated_out(out, target, is_copied))
 
-    @property
-    def makes_copies(self) -> bool:
-        """Whether the values are copies in new memory of the host."""
-        return self.copy and self.device is None and self.out is None
-
 
 class Reader:
     """Gets the values of one client.

@@ -125,6 +125,14 @@ def test_those_that_travel_together_are_gathered_together(
         assert all(same(rows_of(one[name]), rows_of(other[name])) for name in ("x", "y", "o"))
 
 
+@pytest.mark.parametrize("layout", ["unknown", ["jagged"]])
+def test_an_unknown_layout_is_an_error_of_each(a: Client, b: Client, cluster: Cluster, layout: Any) -> None:
+    fill(b, cluster)
+    for outcome in get_all(cluster, a, [(f"k{n}", None) for n in range(4)], layout=layout):
+        assert isinstance(outcome, InvalidArgumentError)
+        assert str(outcome).startswith("layout must be one of jagged")
+
+
 def test_no_two_share_memory(a: Client, b: Client, cluster: Cluster) -> None:
     b.kv_batch_put(["k", "other"], "p", {"x": torch.arange(4).view(2, 2), "y": torch.tensor([5.0, 6.0])})
     wanted = [(["k"], None), (["k"], None), (["k", "k"], None), (["k"], None), (["other", "k"], None)]

@@ -96,8 +96,6 @@ def gather(
             a writer has reused the space.
         UncarriableValueError: A value was pickled, and `allow_pickle` is false.
     """
-    if layout not in LAYOUTS:
-        raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
     device = memory.device if isinstance(memory, DeviceArena) else None
     with LOOKUP_REPLY if device is None else ON_DEVICE:
         located = locate_rows(reply, memory)
@@ -214,6 +212,8 @@ class _ColumnMaker:
     """
 
     def __init__(self, layout: str, shared: bool, allow_pickle: bool, device: torch.device | None) -> None:
+        if layout not in LAYOUTS:
+            raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
         self.later: Copies = []
         """Copies that the caller must make."""
         self.in_place = False
