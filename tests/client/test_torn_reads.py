@@ -18,6 +18,7 @@ from transfer_queue.errors import ProtocolError, StorageKeyNotFoundError, Uncarr
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.testing import Client, Cluster
 from transfer_queue.wire.blocks.gather import gather as real_gather
+from transfer_queue.wire.blocks.gather import gather_each as real_gather_each
 from transfer_queue.wire.buffers import copies
 
 ROWS = 1 << 17  # of 8 bytes: an extent of its own, which is free as soon as its rows are cleared
@@ -88,6 +89,26 @@ def test_by_key(a: Client, b: Client, cluster: Cluster) -> None:
         a.kv_clear(["k"], "p")
         a.kv_batch_put(["k"], "p", value(5))
     assert int(task.result()["x"].values().min()) == 5
+
+
+def test_one_of_several_gets_that_travel_together(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One value is replaced while all are copied: its get looks again, and the others keep what they have found."""
+    cluster = start(arena_bytes=6 * MIB, seed=3)
+    a, b = cluster.client("a"), cluster.client("b")
+
+    def torn(*arguments: Any, **more: Any) -> Any:
+        tables = real_gather_each(*arguments, **more)
+        a.kv_batch_put(["k2"], "p", value(20))
+        a.kv_batch_put(["taker"], "q", value(99))  # takes the space of the first value
+        return tables
+
+    for number in range(4):
+        a.kv_batch_put([f"k{number}"], "p", value(number))
+    monkeypatch.setattr(reader_module, "gather_each", torn)
+    tasks = [b.start(b.operations.kv_batch_get([f"k{number}"], "p")) for number in range(4)]
+    cluster.wait(lambda: all(task.done for task in tasks))
+    values = [task.result()["x"].values() for task in tasks]
+    assert [(int(each.min()), int(each.max())) for each in values] == [(0, 0), (1, 1), (20, 20), (3, 3)]
 
 
 def test_one_partition_of_two(a: Client, b: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from transfer_queue.wire.blocks import encode, remote_ranges
 from transfer_queue.wire.blocks import gather as gathering
 from transfer_queue.wire.blocks.device_memory import DeviceBlock, ReceivedArena, host_to_device
 from transfer_queue.wire.blocks.encode import encode_columns
-from transfer_queue.wire.blocks.gather import gather
+from transfer_queue.wire.blocks.gather import gather, gather_each
 from transfer_queue.wire.blocks.remote_ranges import HERE, find_remote
 from transfer_queue.wire.blocks.row_addressing import Memory, Place
 from transfer_queue.wire.blocks.row_addressing import gather as gather_units
@@ -286,6 +286,36 @@ def test_rows_of_mapped_blocks(case: Case, layout: str, given_: dict[str, int]) 
         memory[:] = 0x5A  # what was gathered is a copy
     for name in names:
         check(case, name, table.get(name), layout)
+
+
+@given(cases(), layouts, limits, st.data())
+@differential(60)
+def test_rows_of_several_gets(case: Case, layout: str, given_: dict[str, int], data: st.DataObject) -> None:
+    """Each gets what it would get alone, in memory of its own."""
+    count = len(next(iter(case.pairs.values())))
+    cuts = sorted(data.draw(st.sets(st.integers(1, count - 1))) if count > 1 else [])
+    parts = [
+        Case(case.arenas, case.kinds, case.values, {name: pairs[start:end] for name, pairs in case.pairs.items()})
+        for start, end in zip([0, *cuts], [*cuts, count], strict=True)
+    ]
+    names = [name for name in case.kinds if all(possible(part, name, layout) for part in parts)]
+    for each in (case, *parts):
+        each.pairs = {name: each.pairs[name] for name in names}
+    if not names:
+        return
+    counts = [len(part.pairs[names[0]]) for part in parts]
+    with thresholds(**given_):
+        tables = gather_each(case.reply, counts, case.arenas.memory, layout, shared=False, allow_pickle=True)
+    assert tables is not None
+    for memory in case.arenas.memories:
+        memory[:] = 0x5A
+    for part, table in zip(parts, tables, strict=True):
+        for name in names:
+            check(part, name, table.get(name), layout)
+        for name in names:
+            for row in rows_of(table.get(name)):
+                if isinstance(row, torch.Tensor):
+                    row.untyped_storage().fill_(0x5A)
 
 
 @given(cases(), limits, st.sampled_from([2, 4, 8]))

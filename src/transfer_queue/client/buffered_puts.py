@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.joiners import PutPart
@@ -17,8 +17,8 @@ from transfer_queue.net.calls import NOT_MADE, Join, JoinKey, Operation
 from transfer_queue.net.drivers.join_queues import MAX_JOINED
 from transfer_queue.utils.logging_utils import get_logger
 
-T = TypeVar("T")
-
+SampleName = tuple[str, str]
+"""The partition and the key of a sample."""
 MAX_ROWS = 256
 MAX_DELAY = 0.05
 SHOWN = 5  # keys that an error names
@@ -58,14 +58,12 @@ class BufferedPuts:
             raise InvalidArgumentError("max_rows must be at least 1, got 0")
         self._pid = os.getpid()
         self._changed = threading.Condition(threading.RLock())
-        self._rows: list[tuple[str, PutPart]] = []
-        """(partition, put) of the puts that are not published, in order."""
-        self._names: set[tuple[str, str]] = set()
-        """(partition, key) of these puts."""
+        self._rows: dict[SampleName, PutPart] = {}
+        """The puts that are not published, in order."""
         self._due = 0.0
         """When the oldest of them is to be published."""
-        self._failed: dict[tuple[str, str], TransferQueueError] = {}
-        """(partition, key) of the puts that failed and were not reported yet -> the error."""
+        self._failed: dict[SampleName, TransferQueueError] = {}
+        """The errors of the puts that failed and were not reported yet."""
         self._ended = False
         self._timer: threading.Thread | None = None
 
@@ -112,12 +110,11 @@ class BufferedPuts:
         with self._changed:
             self._check_usable()
             name = partition_id, part.key
-            if name in self._names or self._failed:
+            if name in self._rows or self._failed:
                 self.flush()
             if not self._rows:
                 self._begin_delay()
-            self._rows.append((partition_id, part))
-            self._names.add(name)
+            self._rows[name] = part
             if len(self._rows) >= self._max_rows:
                 self.flush()
 
@@ -154,42 +151,37 @@ class BufferedPuts:
         if not self._rows:
             return
         operations, rows = self._operations(), self._rows
-        left = {(partition, part.key): part for partition, part in rows}
-        self._rows = []
-        self._names.clear()
+        self._rows = {}
         try:
-            self._run(self._put_all(operations, rows, left))
+            self._run(self._put_all(operations, rows))
         finally:
-            self._rows[:0] = [(partition, part) for (partition, _), part in left.items()]
-            self._names.update(left)
+            self._rows = rows | self._rows
 
-    def _put_all(
-        self, operations: Operations, rows: list[tuple[str, PutPart]], left: dict[tuple[str, str], PutPart]
-    ) -> Operation[None]:
-        """Publish puts of different samples, and note those that fail. Remove from `left` those that have ended."""
+    def _put_all(self, operations: Operations, rows: dict[SampleName, PutPart]) -> Operation[None]:
+        """Publish puts, and note those that fail. Remove from `rows` those that have ended."""
         joined: dict[JoinKey, list[Join]] = {}
         yield from operations.attachment.learn()
-        for partition, part in rows:
-            together = operations._puts.key_of(partition, part.fields, part.group)
-            if together is not None:
-                joined.setdefault(together, []).append(Join(together, part))
+        for (partition, _), part in rows.items():
+            join_key = operations._puts.key_of(partition, part.fields, part.group)
+            if join_key is not None:
+                joined.setdefault(join_key, []).append(Join(join_key, part))
         for (joiner, shape), calls in joined.items():
             for start in range(0, len(calls), MAX_JOINED):
-                some = calls[start : start + MAX_JOINED]
-                yield from joiner.run(some)
-                for call in some:
+                flight = calls[start : start + MAX_JOINED]
+                yield from joiner.run(flight)
+                for call in flight:
                     name = shape[0], call.part.key
                     if isinstance(call.outcome, TransferQueueError):
                         self._failed[name] = call.outcome
                     elif call.outcome is NOT_MADE:
                         continue
-                    del left[name]
-        for (partition, key), part in list(left.items()):
+                    del rows[name]
+        for (partition, key), part in list(rows.items()):
             try:
                 yield from operations._put_one(key, partition, part.fields, part.tag, None, part.group, None, None)
             except TransferQueueError as error:
                 self._failed[partition, key] = error
-            del left[partition, key]
+            del rows[partition, key]
 
     # ------------------------------------------------------------ the delay
 
@@ -237,7 +229,7 @@ class BufferedPuts:
                 self._changed.notify()
 
 
-def _error_of(failed: Mapping[tuple[str, str], TransferQueueError]) -> TransferQueueError:
+def _error_of(failed: Mapping[SampleName, TransferQueueError]) -> TransferQueueError:
     """Return one error for all puts that failed."""
     names = list(failed)
     first = failed[names[0]]

@@ -1,21 +1,24 @@
 """Joins operations of one client that are under way at the same time: one request, and an answer for each.
 
 `net.drivers.join_queues` decides which operations travel together. Puts are joined into one block and one request, gets
-into one lookup, and acknowledgements of leases into one request. If a joined request of puts is refused, or anything is
-missing for one of the gets, each goes on alone, so that it gets its own error and waits by itself.
+into one lookup and one gather, and acknowledgements of leases into one request. If a joined request of puts is refused,
+or anything is missing for one of the gets, each goes on alone, so that it gets its own error and waits by itself.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from transfer_queue.client.attachment import UNCERTAIN, Attachment
 from transfer_queue.client.conversion import replies
+from transfer_queue.client.reader import FetchOptions
 from transfer_queue.client.writer import Writer
 from transfer_queue.config.environment import pre_alloc_sample_num
 from transfer_queue.errors import TransferQueueError, by_name
@@ -26,6 +29,7 @@ from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.net.calls import NOT_MADE, Join, JoinKey, Operation
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_rows
+from transfer_queue.wire.blocks.gather import LAYOUTS
 
 
 def share_error(calls: Sequence[Join], error: TransferQueueError) -> None:
@@ -90,11 +94,11 @@ class PutJoiner:
 
     def run(self, calls: Sequence[Join]) -> Operation[None]:
         """See `net.calls.Joiner.run`. Puts of the same key are sent one after the other, in their order."""
-        for some in _with_distinct_keys(calls):
-            if len(some) > 1:
-                yield from self._put(some)
+        for group in _with_distinct_keys(calls):
+            if len(group) > 1:
+                yield from self._put(group)
             else:
-                some[0].outcome = NOT_MADE
+                group[0].outcome = NOT_MADE
 
     def _put(self, calls: Sequence[Join]) -> Operation[None]:
         parts: list[PutPart] = [call.part for call in calls]
@@ -170,22 +174,33 @@ _I4 = 4  # bytes of an entry
 _WIDTHS = {"unit": 4, "offset": 8, "generation": 8, "nbytes": 8, "rows": 4, "schema": 4, "dims": 4}
 
 
-class LookupJoiner:
-    """Joins the lookups of one client.
+class GetJoiner:
+    """Joins the gets of one client: their lookups, and what they copy if it is copied to memory of this node.
 
     Args:
         look_up: `Attachment.look_up`.
+        read_each: `Reader.read_each`.
     """
 
-    def __init__(self, look_up: Callable[[Lookup, float | None], Operation[LookupReply]]) -> None:
+    def __init__(
+        self,
+        look_up: Callable[[Lookup, float | None], Operation[LookupReply]],
+        read_each: Callable[[LookupReply, Sequence[int], FetchOptions, str], list[TensorDict] | None],
+    ) -> None:
         self._look_up = look_up
+        self._read_each = read_each
 
-    def call_for(self, request: Lookup, timeout: float | None) -> Join | None:
-        """Return the call with which a get asks to join others; None if it must go alone."""
+    def call_for(self, request: Lookup, options: FetchOptions, timeout: float | None) -> Join | None:
+        """Return the call with which a get asks to join others; None if it must go alone.
+
+        Its outcome is `Done` with the values, or the reply of the lookup for the get alone.
+        """
         keys, fields = request.keys, request.fields
         if timeout is not None or not keys or len(keys) > MAX_KEYS:
             return None
-        key = self, (request.partition, None if fields is None else tuple(fields))
+        makes_copies = options.copy and options.device is None and options.out is None
+        shared_options = options if makes_copies and options.layout in LAYOUTS else None
+        key = self, (request.partition, None if fields is None else tuple(fields), shared_options)
         return Join(key, request)
 
     def run(self, calls: Sequence[Join]) -> Operation[None]:
@@ -202,14 +217,15 @@ class LookupJoiner:
             return
         except TransferQueueError:
             reply = None
-        complete = reply is not None and reply.count == sum(counts) and reply.types and not reply.lacking
-        end = 0
-        for call, count in zip(calls, counts, strict=True):
-            start, end = end, end + count
-            if reply is None or not complete:
+        if reply is None or reply.count != sum(counts) or not reply.types or reply.lacking:
+            for call in calls:
                 call.outcome = NOT_MADE
-            else:
-                call.outcome = part_of(reply, start, end)
+            return
+        options: FetchOptions | None = calls[0].key[1][2]
+        values = options and self._read_each(reply, counts, options, requests[0].partition)
+        ends = accumulate(counts)
+        for number, (call, count, end) in enumerate(zip(calls, counts, ends, strict=True)):
+            call.outcome = Done(values[number]) if values else part_of(reply, end - count, end)
 
 
 def part_of(reply: LookupReply, start: int, end: int) -> LookupReply:
@@ -218,8 +234,8 @@ def part_of(reply: LookupReply, start: int, end: int) -> LookupReply:
     used, positions = np.unique(np.concatenate(blocks), return_inverse=True)
     renumbered = positions.astype("<i4").reshape(len(blocks), end - start)
     placements = [
-        Placement(placed.fields, mine.tobytes(), placed.slot[_I4 * start : _I4 * end])
-        for placed, mine in zip(reply.placements, renumbered, strict=True)
+        Placement(placed.fields, numbers.tobytes(), placed.slot[_I4 * start : _I4 * end])
+        for placed, numbers in zip(reply.placements, renumbered, strict=True)
     ]
     return LookupReply(end - start, reply.types, _some_blocks(reply.blocks, used.tolist()), placements)
 

@@ -5,10 +5,10 @@ It copies the values that a lookup names, and then checks that their blocks were
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Union
 
 import msgspec
 import torch
@@ -20,15 +20,18 @@ from transfer_queue.client.data.device_copies import HostArenas
 from transfer_queue.client.data.device_get import copy_to_device, get_to_device
 from transfer_queue.client.tracing import MAX_NAMES, bytes_of, trace_get
 from transfer_queue.errors import ConnectionLostError, StorageKeyNotFoundError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.net.calls import Operation, Pause
-from transfer_queue.wire.blocks.gather import Views, gather, gather_objects, nest_tables
+from transfer_queue.wire.blocks.gather import Views, gather, gather_each, gather_objects, nest_tables
 from transfer_queue.wire.blocks.gather_into import gather_into
 from transfer_queue.wire.blocks.row_addressing import Memory
 
 T = TypeVar("T")
 
+Look = Callable[[], Operation[Union[LookupReply, Done]]]
+"""Makes a lookup and returns its reply; or `Done` with the values, if they were read together with those of others."""
 READ_ATTEMPTS = 8
 """Attempts to read values that are replaced while they are read."""
 REREAD_SECONDS = 0.005
@@ -54,9 +57,9 @@ class FetchOptions(msgspec.Struct, frozen=True):
         out: TensorDictBase | Mapping[str, Any] | None = None,
     ) -> FetchOptions:
         """Return the options that the caller of a get has given. Raises `InvalidArgumentError` if one is not valid."""
-        place = arguments.validated_device(device)
-        together, copied = arguments.validated_bool(shared, "shared"), arguments.validated_bool(copy, "copy")
-        return cls(layout, together, place, copied, arguments.validated_out(out, place, copied))
+        target = arguments.validated_device(device)
+        is_shared, is_copied = arguments.validated_bool(shared, "shared"), arguments.validated_bool(copy, "copy")
+        return cls(layout, is_shared, target, is_copied, arguments.validated_out(out, target, is_copied))
 
 
 class Reader:
@@ -72,7 +75,7 @@ class Reader:
 
     def read(
         self,
-        look: Callable[[], Operation[LookupReply]],
+        look: Look,
         options: FetchOptions,
         partition: str,
         task: str | None = None,
@@ -88,9 +91,7 @@ class Reader:
         operation, tracer = self._read(look, options, partition), self._attachment.tracer()
         return operation if tracer is None else trace_get(tracer, operation, partition, task)
 
-    def _read(
-        self, look: Callable[[], Operation[LookupReply]], options: FetchOptions, partition: str
-    ) -> Operation[TensorDict]:
+    def _read(self, look: Look, options: FetchOptions, partition: str) -> Operation[TensorDict]:
         session = self._attachment.session
         began = session.clock()
         values = yield from self._repeat(look, partial(self._get, options=options, partition=partition))
@@ -101,9 +102,32 @@ class Reader:
                 session.note_read(began, partition, names, values.batch_size[0], nbytes)
         return values
 
-    def read_objects(
-        self, look: Callable[[], Operation[LookupReply]], partition: str, name: str
-    ) -> Operation[tuple[list[Any], int]]:
+    def read_each(
+        self, reply: LookupReply, counts: Sequence[int], options: FetchOptions, partition: str
+    ) -> list[TensorDict] | None:
+        """Return the values of several gets that one lookup names, each a number of its rows.
+
+        Returns None if each get must read its values alone: they are not in arenas that this client has open, they are
+        many or were replaced, or there is an error, which only the get that causes it must raise.
+        """
+        units = self._units
+        if not units.has_open_arenas(reply) or not units.is_unchanged(reply):
+            return None
+        try:
+            allow_pickle = self._attachment.settings.allow_pickle
+            tables = gather_each(
+                reply, counts, units.memory, options.layout, shared=options.shared, allow_pickle=allow_pickle
+            )
+        except Exception:  # the bytes of another block may cause any error
+            return None
+        if tables is None or not units.is_unchanged(reply):
+            return None
+        if options.layout == "jagged":
+            self._attachment.kinds.warn_of_ranks(partition, reply.types)
+        nested = [field.name for field in reply.types if field.kind == NESTED]
+        return [nest_tables(values, nested) for values in tables]
+
+    def read_objects(self, look: Look, partition: str, name: str) -> Operation[tuple[list[Any], int]]:
         """Return the objects that a lookup of one field names, and the number of their bytes. The timeline notes it."""
         session, settings = self._attachment.session, self._attachment.settings
         began = session.clock()
@@ -113,10 +137,8 @@ class Reader:
             session.note_read(began, partition, [name], len(values), nbytes)
         return values, nbytes
 
-    def _repeat(
-        self, look: Callable[[], Operation[LookupReply]], get: Callable[[LookupReply], Operation[T | None]]
-    ) -> Operation[T]:
-        """Look up values and get them. If they were replaced or freed meanwhile, do both again.
+    def _repeat(self, look: Look, get: Callable[[LookupReply], Operation[T | None]]) -> Operation[T]:
+        """Look up values and get them, unless the lookup has read them. If they were replaced meanwhile, do both again.
 
         If the next lookup names other blocks, they were replaced. If it names the same ones, their storage has lost
         them, and the controller does not know it yet: it gets some time.
@@ -124,6 +146,8 @@ class Reader:
         before, equal = None, 0
         for _ in range(READ_ATTEMPTS):
             reply = yield from look()
+            if isinstance(reply, Done):
+                return reply.value  # type: ignore[no-any-return]
             if before is not None:
                 equal = equal + 1 if before == reply.blocks else 0
                 if equal:

@@ -398,6 +398,10 @@ class Units:
         """Return all bytes of a unit's arena."""
         return self.arena(unit).memory
 
+    def has_open_arenas(self, reply: LookupReply) -> bool:
+        """Whether all blocks of a lookup are in arenas of this node that are mapped already."""
+        return self._arenas.keys() >= set(_distinct_units(reply))
+
     def is_unchanged(self, reply: LookupReply) -> bool:
         """Whether every block of a lookup has the generation of its descriptor. Call it after the bytes were copied.
 

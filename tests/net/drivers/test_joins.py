@@ -8,14 +8,13 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 import pytest
-from echo import CONTROLLER, until
+from echo import CONTROLLER
 
-from transfer_queue.errors import ConnectionLostError, NotInitializedError, SealedError
+from transfer_queue.errors import SealedError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.partitions import CreatePartition
 from transfer_queue.net.calls import NOT_MADE, Call, Join, Request, Work
-from transfer_queue.net.drivers import thread_joins
 from transfer_queue.net.drivers.asyncio_driver import run_async, run_joining
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.join_queues import AT_ONCE, MAX_JOINED, JoinQueue
@@ -59,8 +58,7 @@ def _wait(gate: threading.Event | None) -> None:
 
 
 @pytest.fixture
-def numbers(monkeypatch: pytest.MonkeyPatch) -> Numbers:
-    monkeypatch.setattr(thread_joins, "ALONE_AT_ONCE", 2)
+def numbers() -> Numbers:
     return Numbers()
 
 
@@ -199,84 +197,17 @@ def test_a_joiner_that_fails_ends_all_its_operations(
     assert [type(each) for each in found] == [tuple, RuntimeError, RuntimeError]
 
 
-def _in_threads(session: Session, operations: Sequence[Any]) -> tuple[list[threading.Thread], dict[int, Any]]:
-    found: dict[int, Any] = {}
+def test_operations_of_threads_go_alone(session: Session, numbers: Numbers) -> None:
+    ready = threading.Barrier(2, timeout=60)
+    results: list[Any] = []
 
-    def one(at: int) -> None:
-        try:
-            found[at] = run_blocking(session, operations[at])
-        except Exception as error:
-            found[at] = error
+    def run(number: int) -> None:
+        results.append(run_blocking(session, numbers.operation(number, alone=Work(ready.wait))))
 
-    return [threading.Thread(target=one, args=(at,)) for at in range(len(operations))], found
-
-
-def _in_three_threads(
-    session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch, more: Sequence[int]
-) -> tuple[list[threading.Thread], dict[int, Any], threading.Event]:
-    """Start two threads whose operations go alone and a third one that flies; those of `more` are not started yet.
-
-    Returns all threads, what they find, and the gate at which the first two wait.
-    """
-    monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 60.0)
-    numbers.gate, gate = threading.Event(), threading.Event()
-    slow = [numbers.operation(n, alone=Work(lambda: _wait(gate))) for n in range(2)]
-    threads, found = _in_threads(session, [*slow, *(numbers.operation(n) for n in (2, *more))])
-    joins = session.transport(thread_joins.ThreadJoins)
-    for thread in threads[:2]:
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
         thread.start()
-    until(lambda: sum(queue.flights for queue in joins._queues.values()) == 2)
-    threads[2].start()
-    until(lambda: numbers.flights == [[2]])
-    return threads, found, gate
-
-
-def test_threads(session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two go alone, the third one flies by itself, and those that come meanwhile fly together."""
-    threads, found, gate = _in_three_threads(session, numbers, monkeypatch, [3, -4, 5])
-    joins = session.transport(thread_joins.ThreadJoins)
-    for at, thread in enumerate(threads[3:], 1):
-        thread.start()
-        until(lambda: sum(len(queue.waiting) for queue in joins._queues.values()) == at)  # noqa: B023
-    numbers.gate.set()
-    for thread in threads[2:]:
-        thread.join()
-    gate.set()
     for thread in threads:
         thread.join()
-    assert numbers.flights == [[2], [3, -4, 5]]
-    assert isinstance(found.pop(4), SealedError)
-    assert found == {0: ("alone", 0), 1: ("alone", 1), 2: ("joined", 2), 3: ("joined", 3), 5: ("joined", 5)}
-    assert not joins._queues
-
-
-def test_a_thread_whose_flight_does_not_begin_goes_alone(
-    session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads, found, gate = _in_three_threads(session, numbers, monkeypatch, [3])
-    monkeypatch.setattr(thread_joins, "LONGEST_WAIT", 0.01)
-    threads[3].start()
-    threads[3].join()
-    assert found == {3: ("alone", 3)}
-    numbers.gate.set()
-    gate.set()
-    for thread in threads:
-        thread.join()
-    assert found == {0: ("alone", 0), 1: ("alone", 1), 2: ("joined", 2), 3: ("alone", 3)}
-
-
-def test_closing_the_session_ends_those_that_wait(
-    session: Session, numbers: Numbers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads, found, gate = _in_three_threads(session, numbers, monkeypatch, [3])
-    joins = session.transport(thread_joins.ThreadJoins)
-    threads[3].start()
-    until(lambda: any(queue.waiting for queue in joins._queues.values()))
-    session.close()
-    threads[3].join()
-    assert isinstance(found[3], NotInitializedError)
-    numbers.gate.set()
-    gate.set()
-    for thread in threads:
-        thread.join()
-    assert isinstance(found[2], (NotInitializedError, ConnectionLostError))
+    assert sorted(results) == [("alone", 0), ("alone", 1)]
+    assert not numbers.flights

@@ -36,6 +36,7 @@ def one_and_two(values):
 @pytest.fixture(autouse=True)
 def nothing_kept():
     jagged._kept.cache_clear()
+    jagged._kept_of_one_row.cache_clear()
 
 
 def test_this_torch_has_the_parts():
@@ -142,6 +143,8 @@ def test_offsets_that_somebody_wrote_into_are_not_used_again():
     taken = one_and_two(torch.ones(3))
     taken.offsets()[1] = 2
     assert one_and_two(torch.ones(3)).offsets().tolist() == [0, 1, 3]
+    offsets_of_lengths(i8(4)).make_jagged(torch.ones(4), 1).offsets()[1] = 2
+    assert offsets_of_lengths(i8(4)).make_jagged(torch.ones(4), 1).offsets().tolist() == [0, 4]
 
 
 def test_offsets_that_are_shared_with_another_process_are_not_used_again():

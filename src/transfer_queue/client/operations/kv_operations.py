@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.arguments import Columns, DataParser, Fence, Tags
-from transfer_queue.client.joiners import LookupJoiner, PutJoiner, PutPart
+from transfer_queue.client.joiners import GetJoiner, PutJoiner, PutPart
 from transfer_queue.client.operations.topic import Topic
 from transfer_queue.client.reader import FetchOptions
 from transfer_queue.client.writer import Writer, apply_parser
@@ -37,7 +37,7 @@ class KVOperations(Topic):
         super().__init__(attachment, writer)
         self._puts = PutJoiner(attachment, self._writer)
         """Joins puts of one sample each."""
-        self._gets = LookupJoiner(attachment.look_up)
+        self._gets = GetJoiner(attachment.look_up, self._reader.read_each)
         """Joins gets of few samples each."""
 
     def kv_retrieve_meta(
@@ -274,15 +274,15 @@ class KVOperations(Topic):
             )
         fields = None if select_fields is None else arguments.validated_names(select_fields, "select_fields", least=0)
         request = queries.Lookup(partition_id, None, wanted, fields)
-        joined_call = self._gets.call_for(request, timeout)
+        joined_call = self._gets.call_for(request, options, timeout)
         asks = joined_call is not None
 
-        def look() -> Operation[LookupReply]:
+        def look() -> Operation[LookupReply | Done]:
             nonlocal asks
             if asks and joined_call is not None:
                 asks = False  # if the values are replaced meanwhile, this get looks them up alone
                 joined = yield joined_call
-                if isinstance(joined, LookupReply):
+                if isinstance(joined, LookupReply | Done) and joined is not NOT_MADE:
                     return joined
             reply = yield from self.attachment.look_up(request, timeout)
             if not reply.count:

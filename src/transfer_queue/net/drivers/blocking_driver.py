@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import wait
-from functools import partial
 from types import FrameType
 from typing import TypeVar
 
@@ -22,9 +21,8 @@ from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ReportBatches
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.net.calls import CONTROLLER, Call, Join, Notice, Pause, Request, Work
+from transfer_queue.net.calls import CONTROLLER, NOT_MADE, Call, Join, Notice, Pause, Request, Work
 from transfer_queue.net.drivers.connection import LONGEST_POLL, Connection, Pool, ReplyReader
-from transfer_queue.net.drivers.thread_joins import ThreadJoins
 from transfer_queue.net.session import RetryPolicy, Session, raise_failure
 from transfer_queue.utils.logging_utils import get_logger
 
@@ -62,7 +60,7 @@ def _exchange(session: Session, pool: Pool, call: Call) -> AnyReply:
     if isinstance(call, Request):
         return _ask(session, pool, call)
     if isinstance(call, Join):
-        return session.transport(ThreadJoins).ask(call, partial(run_blocking, session))
+        return NOT_MADE  # to hand an operation to another thread costs as much as its request
     if isinstance(call, Notice):
         write_notice(session, pool, call.report)
     elif isinstance(call, Work):

@@ -53,6 +53,8 @@ Layout = Literal["jagged", "dense", "padded", "list"]
 LAYOUTS = get_args(Layout)
 MIN_SHARE = 16
 """A tensor is copied out of received memory, which it would keep alive, if it is less than one in 16 of it."""
+MAX_AT_ONCE = 4 << 20
+"""The bytes of values that `gather_each` copies. More would hold up an event loop for longer than a millisecond."""
 View = Union[U8, None]
 """Held bytes of an arena; None if they cannot be held."""
 Views = Callable[[list[Place]], list[View]]
@@ -94,23 +96,46 @@ def gather(
             a writer has reused the space.
         UncarriableValueError: A value was pickled, and `allow_pickle` is false.
     """
-    if layout not in LAYOUTS:
-        raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
     device = memory.device if isinstance(memory, DeviceArena) else None
     with LOOKUP_REPLY if device is None else ON_DEVICE:
-        found = locate_rows(reply, memory)
+        located = locate_rows(reply, memory)
         maker = _ColumnMaker(layout, shared, allow_pickle, device)
         if views is not None and device is None:
-            maker.hold(found, views)
+            maker.hold(located, views)
         elif layout == "jagged" and device is None:
-            maker.in_place = all(map(_run_of, found.values()))
+            maker.in_place = all(map(_run_of, located.values()))
         made = {}
         for field in reply.types:
             if field.kind != NESTED:
-                made[field.name] = maker.make(found[field.name])
+                made[field.name] = maker.make(located[field.name])
         if maker.later:
             copy_all(maker.later)
         return table_of(made, reply.count)
+
+
+def gather_each(
+    reply: LookupReply, counts: Sequence[int], memory: Memory, layout: str, *, shared: bool, allow_pickle: bool
+) -> list[TensorDict] | None:
+    """Return what `gather` would return for the first `counts[0]` rows alone, for the next `counts[1]` rows, and so on.
+
+    No two of the results share memory. For the other arguments and errors see `gather`: the rows of one result may be
+    the reason for an error. Returns None if the rows are not gathered at once: they have more than MAX_AT_ONCE bytes,
+    or a field has rows of several dtypes, which the rows of one result may not have.
+    """
+    with LOOKUP_REPLY:
+        located = locate_rows(reply, memory)
+        nbytes = sum([int(rows.each().lengths.sum()) for rows in located.values()])
+        if nbytes > MAX_AT_ONCE or any(rows.parts for rows in located.values()):
+            return None
+        maker = _ColumnMaker(layout, shared, allow_pickle, None)
+        names = [field.name for field in reply.types if field.kind != NESTED]
+        parts = [located[name].split(counts) for name in names]
+        made = [
+            table_of({name: maker.make(rows) for name, rows in zip(names, rows_of_fields, strict=True)}, count)
+            for count, *rows_of_fields in zip(counts, *parts, strict=True)
+        ]
+        copy_all(maker.later)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +212,8 @@ class _ColumnMaker:
     """
 
     def __init__(self, layout: str, shared: bool, allow_pickle: bool, device: torch.device | None) -> None:
+        if layout not in LAYOUTS:
+            raise InvalidArgumentError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
         self.later: Copies = []
         """Copies that the caller must make."""
         self.in_place = False
@@ -203,11 +230,11 @@ class _ColumnMaker:
         self._cuts: dict[bytes, JaggedOffsets] = {}
         """Row lengths -> the offsets that all fields with these lengths share."""
 
-    def hold(self, found: Mapping[str, LocatedRows], views: Views) -> None:
+    def hold(self, located: Mapping[str, LocatedRows], views: Views) -> None:
         """Hold the bytes of the fields that can be views of the arena."""
         self.in_place = self._views = True
         places: dict[str, Place] = {}
-        for name, rows in found.items():
+        for name, rows in located.items():
             run = rows.run
             if run is None or not run[2] or run[0] == HERE or not self._may_stay(rows) or rows.type.kind != "tensor":
                 continue

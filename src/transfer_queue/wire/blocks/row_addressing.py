@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
@@ -104,11 +104,25 @@ class LocatedRows(msgspec.Struct, eq=False):
             return tuple(self.type.shape or [0] * max(self.type.ndim, 0))
         return tuple(size for size in shapes[0].tolist() if size >= 0) if (shapes == shapes[0]).all() else None
 
-    def select(self, chosen: I8) -> LocatedRows:
+    def select(self, chosen: I8 | slice) -> LocatedRows:
         """Return the rows at these positions."""
         units, starts, lengths, shapes = self.each()
         each = RowArrays(units[chosen], starts[chosen], lengths[chosen], shapes[chosen])
         return of_arrays(self.type, self.memory, each)
+
+    def split(self, counts: Sequence[int]) -> list[LocatedRows]:
+        """Return the first `counts[0]` rows, the next `counts[1]` rows, and so on. All rows must have one dtype."""
+        units, starts, lengths, shapes = (array.tolist() for array in self.each())
+        parts, end = [], 0
+        for count in counts:
+            start, end = end, end + count
+            if count == 1:
+                place = units[start], starts[start], lengths[start]
+                shape = tuple([size for size in shapes[start] if size >= 0])
+                parts.append(LocatedRows(self.type, self.memory, 1, shape, place, place))
+            else:
+                parts.append(self.select(slice(start, end)))
+        return parts
 
     def distinct(self) -> tuple[LocatedRows, list[int]] | None:
         """Return the rows without repeated places, and for each row its position there; None if no place is repeated.
@@ -126,7 +140,9 @@ class LocatedRows(msgspec.Struct, eq=False):
         at = np.full(self.count, -1, np.int64)
         at[firsts] = np.arange(len(firsts))
         kept = self.select(firsts)
-        kept.parts = tuple((dtype, found[found >= 0]) for dtype, chosen in self.parts for found in (at[chosen],))
+        kept.parts = tuple(
+            (dtype, positions[positions >= 0]) for dtype, chosen in self.parts for positions in (at[chosen],)
+        )
         return kept, slots.reshape(-1).tolist()
 
     def gather_bytes(self, later: Copies | None = None) -> U8:
@@ -173,7 +189,7 @@ def locate_rows(reply: LookupReply, memory: Memory) -> dict[str, LocatedRows]:
     Raises:
         ProtocolError: The reply is not consistent, or refers to bytes outside an arena.
     """
-    found: dict[str, LocatedRows] = {}
+    located: dict[str, LocatedRows] = {}
     blocks, count = reply.blocks, reply.count
     try:
         regular: dict[str, _RegularRows | None] = {}
@@ -182,14 +198,14 @@ def locate_rows(reply: LookupReply, memory: Memory) -> dict[str, LocatedRows]:
             regular.update(dict.fromkeys(placement.fields, rows))
         for field in reply.types if count else ():
             rows = regular[field.name]
-            located = None if rows is None else rows.rows_of_field(field, memory, count)
-            if located is not None:
-                found[field.name] = located
+            rows_of_field = None if rows is None else rows.rows_of_field(field, memory, count)
+            if rows_of_field is not None:
+                located[field.name] = rows_of_field
     except (InvalidArgumentError, ValueError, KeyError, IndexError, OverflowError, struct.error):
         pass  # `_add_scattered_rows` reports what is wrong
-    if len(found) < len(reply.types):
-        _add_scattered_rows(found, reply, memory)
-    return found
+    if len(located) < len(reply.types):
+        _add_scattered_rows(located, reply, memory)
+    return located
 
 
 def _type_of_rows(field: FieldType, spec: FieldSpec) -> FieldType | None:
@@ -335,7 +351,7 @@ def _column_places(schema: tuple[FieldSpec, ...], dims: bytes, rows: int) -> tup
 # ---------------------------------------------------------------- rows at any places
 
 
-def _add_scattered_rows(found: dict[str, LocatedRows], reply: LookupReply, memory: Memory) -> None:
+def _add_scattered_rows(located: dict[str, LocatedRows], reply: LookupReply, memory: Memory) -> None:
     """Add the rows of the fields that are missing."""
     try:
         blocks = _ReplyBlocks(reply, memory)
@@ -344,8 +360,8 @@ def _add_scattered_rows(found: dict[str, LocatedRows], reply: LookupReply, memor
         for field in reply.types:
             if not MIXED_RANK <= field.ndim <= MAX_NDIM:
                 raise ValueError(f"field {field.name!r:.80} has {field.ndim} dimensions")
-            if field.name not in found:
-                found[field.name] = by_placement[id(places[field.name])].rows_of_field(field, memory)
+            if field.name not in located:
+                located[field.name] = by_placement[id(places[field.name])].rows_of_field(field, memory)
     except (InvalidArgumentError, ValueError, KeyError, IndexError) as error:
         raise ProtocolError(f"the reply of a lookup is not valid: {type(error).__name__}: {error}") from error
 
@@ -368,7 +384,7 @@ class _ReplyBlocks:
         self._check_bounds(nbytes, memory)
         schema: I4 = np.frombuffer(given.schema, "<i4")
         dims: I4 = np.frombuffer(given.dims, "<i4")
-        for chosen in self._alike(reply, schema, dims):
+        for chosen in self._groups_of_one_layout(reply, schema, dims):
             self._add_group(reply, int(schema[chosen[0]]), dims[chosen], chosen, nbytes)
 
     def _check_bounds(self, nbytes: I8, memory: Memory) -> None:
@@ -379,7 +395,7 @@ class _ReplyBlocks:
             if int(offsets.min()) < 0 or int(lengths.min()) < 0 or (offsets > length - lengths).any():
                 raise ValueError(f"a block is outside the arena of unit {unit}")
 
-    def _alike(self, reply: LookupReply, schema: I4, dims: I4) -> Iterator[I8]:
+    def _groups_of_one_layout(self, reply: LookupReply, schema: I4, dims: I4) -> Iterator[I8]:
         """Yield the positions of blocks that can be laid out together."""
         if not len(schema):
             return
@@ -389,11 +405,11 @@ class _ReplyBlocks:
         numbers = np.array([len(value) for value in reply.blocks.dims_values], np.int64)[dims]
         keys = np.stack((schema, self.rows, numbers), axis=1)
         if (keys == keys[0]).all():
-            alike = [np.arange(len(schema))]
+            groups = [np.arange(len(schema))]
         else:
             kinds, kind = np.unique(keys, axis=0, return_inverse=True)
-            alike = [np.flatnonzero(kind.reshape(-1) == number) for number in range(len(kinds))]
-        for chosen in alike:
+            groups = [np.flatnonzero(kind.reshape(-1) == number) for number in range(len(kinds))]
+        for chosen in groups:
             if any(spec.ndim == MIXED_RANK for spec in reply.blocks.schemas[int(schema[chosen[0]])]):
                 yield from chosen.reshape(-1, 1)
             else:
@@ -483,7 +499,7 @@ def _highest_rank(shapes: I8) -> I8:
     return shapes
 
 
-_STUMBLES = (
+_DECODING_ERRORS = (
     ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, StopIteration, TypeError, ValueError,
 )  # fmt: skip
 
@@ -504,7 +520,7 @@ class DecodeGuard:
 
     # a class, because a generator with contextlib.contextmanager takes ten times as long
 
-    def __init__(self, what: str, kinds: tuple[type[Exception], ...] = _STUMBLES) -> None:
+    def __init__(self, what: str, kinds: tuple[type[Exception], ...] = _DECODING_ERRORS) -> None:
         self._what = what
         self._kinds = kinds
 

@@ -19,6 +19,8 @@ from transfer_queue.errors import UncarriableValueError
 
 KEPT = 64
 """The number of `JaggedOffsets` that are kept for later batches with the same row lengths."""
+KEPT_OF_ONE_ROW = 1024
+"""The same for batches of one row, which differ only in its length. Offsets take four times as long as the tensor."""
 KEPT_ROWS = 4096
 """The largest number of rows of kept `JaggedOffsets`."""
 
@@ -107,11 +109,12 @@ def offsets_of_lengths(lengths: bytes) -> JaggedOffsets:
     """Return the offsets of rows of these lengths (i8)."""
     if len(lengths) > 8 * KEPT_ROWS:
         return _make_offsets(lengths).cut
-    kept = _kept(lengths)
+    cache = _kept_of_one_row if len(lengths) == 8 else _kept
+    kept = cache(lengths)
     # users who have tensors over the offsets could have changed them
     if kept.offsets.tobytes() != kept.were or kept.cut.address != kept.place:
-        _kept.cache_clear()
-        kept = _kept(lengths)
+        cache.cache_clear()
+        kept = cache(lengths)
     return kept.cut
 
 
@@ -139,6 +142,7 @@ def _make_offsets(lengths: bytes) -> _OffsetsCache:
 
 
 _kept = functools.lru_cache(maxsize=KEPT)(_make_offsets)
+_kept_of_one_row = functools.lru_cache(maxsize=KEPT_OF_ONE_ROW)(_make_offsets)
 
 
 class _TorchParts(NamedTuple):
