@@ -130,9 +130,9 @@ class Cluster:
         arena_bytes: int = 64 * 1024 * 1024,
         stores: Mapping[str, StoreAddress] | None = None,
     ) -> None:
-        self.clock = self._make_clock()
+        self.clock = VirtualClock()
         """The virtual clock."""
-        self.network = self._make_network(seed)
+        self.network = Network(seed)
         """The simulated network."""
         self.held = HeldSlots()
         """The simulated locks of writer slots."""
@@ -175,12 +175,6 @@ class Cluster:
         for unit in self.units:
             self.controller.on_connect(f"unit-{unit.number}", UNIT_PEER - unit.number)
             self._register(unit)
-
-    def _make_clock(self) -> VirtualClock:
-        return VirtualClock()
-
-    def _make_network(self, seed: int) -> Network:
-        return Network(seed)
 
     @property
     def unit(self) -> StorageUnit:
