@@ -33,22 +33,7 @@ class SequentialSampler(BaseSampler):
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """Return (sampled, consumed), both `ready_indexes[:batch_size]`.
-
-        Args:
-            ready_indexes: The global indexes of the samples that are ready and not consumed.
-            batch_size: The number of samples in the batch.
-            task_name: Ignored.
-            partition_id: Ignored.
-            *args: Ignored.
-            **kwargs: Ignored.
-
-        Returns:
-            (sampled, consumed), two lists of global indexes.
-
-        Raises:
-            InvalidArgumentError: `batch_size` is negative.
-        """
+        """Return (sampled, consumed), both `ready_indexes[:batch_size]`; other arguments are ignored."""
         check_batch_size(batch_size)
         sampled = list(map(int, ready_indexes[:batch_size]))
         return sampled, list(sampled)
