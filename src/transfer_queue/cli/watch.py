@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from contextlib import closing
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Protocol
 
 from transfer_queue.cli.options import find_system_that_replies
@@ -149,9 +149,7 @@ class Screen:
         self._write(self._ENTER)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._write(self._LEAVE)
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -24,15 +24,7 @@ class SequentialSampler(BaseSampler):
         """Return True."""
         return True
 
-    def sample(
-        self,
-        ready_indexes: Sequence[int],
-        batch_size: int,
-        task_name: str = "",
-        partition_id: str = "",
-        *args: Any,
-        **kwargs: Any,
-    ) -> Share:
+    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
         """Return (sampled, consumed), both `ready_indexes[:batch_size]`; other arguments are ignored."""
         check_batch_size(batch_size)
         sampled = list(map(int, ready_indexes[:batch_size]))

@@ -11,7 +11,6 @@ import heapq
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -276,9 +275,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ------------------------------------------------------------ time
