@@ -47,10 +47,10 @@ from transfer_queue.errors import (
     UnitLostError,
 )
 from transfer_queue.journal import state_file
-from transfer_queue.journal.segment import sync_folder
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState
 from transfer_queue.net.calls import CONTROLLER, Operation, Request
+from transfer_queue.private_files import sync_folder
 from transfer_queue.storage.protocols import Reserved
 
 _NONE = np.zeros(0, "i8")

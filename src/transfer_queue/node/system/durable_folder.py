@@ -37,17 +37,16 @@ import msgspec
 
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.journal.journal import list_numbers
-from transfer_queue.journal.segment import sync_folder
 from transfer_queue.journal.terms import Term, Terms
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.unit.mirror_folders import list_mirrors, mirror_bytes, remove_mirrors
+from transfer_queue.private_files import replace_private
 from transfer_queue.storage.arena.arena import check_files
 from transfer_queue.system_folder.liveness import hold_liveness, is_alive
 from transfer_queue.system_folder.paths import (
     DURABLE_PREFIX,
     OWNER,
     allocated_bytes,
-    no_link,
     read_private,
     runtime_dir,
 )
@@ -633,11 +632,4 @@ def _parent(place: str) -> str:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a private file atomically, also if the machine fails."""
-    draft = path.with_name(path.name + ".new")
-    draft.unlink(missing_ok=True)
-    with open(draft, "xb", opener=no_link) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    sync_folder(path.parent)
+    replace_private(path, content, f"{path.name}.new", sync=True)
