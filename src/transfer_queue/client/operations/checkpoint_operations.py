@@ -479,13 +479,10 @@ class CheckpointOperations(Topic):
         folder = Path(checkpoint_dir)
         checkpoint_folder.check_folder(folder)
         yield from self.attachment.learn()
-        path = folder / checkpoint_folder.STATE
-        tree, state = _state_of(path)
-        own, origins = str(tree.get("origin")), state.origins
+        tree, state = _state_of(folder / checkpoint_folder.STATE)
         select_samples(state, *selection)
         report = report_on(state)
-        shared = partial(checkpoint_data.shared_below, own=own, origins=origins)
-        numbers = needed_blocks(state.blocks)["number"]
+        numbers, shared = _needed_of(tree, state)
         pickled = None if allow_pickle else PickledValues(state)
         sources = partial(checkpoint_data.block_sources, numbers=numbers, shared=shared)
         loaded = yield from self._load_again_if_lost(folder, sources, pickled, timeout)
