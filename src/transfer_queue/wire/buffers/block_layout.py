@@ -62,7 +62,6 @@ class ColumnLayout:
 
     spec: FieldSpec
     rows: int
-    item_size: int
     offsets: I8
     """The start of the column in its block, [n]."""
     nbytes: I8
@@ -208,7 +207,7 @@ def _column(spec: FieldSpec, rows: int, item_size: int, shapes: I8, ranks: I8 | 
         if lengths.size and float(lengths.max()) * rows > MAX_BYTES:
             raise _too_large(spec)
         nbytes = lengths[:, 0] * rows
-    return ColumnLayout(spec, rows, item_size, offsets, nbytes, shapes, ranks, lengths, starts)
+    return ColumnLayout(spec, rows, offsets, nbytes, shapes, ranks, lengths, starts)
 
 
 def _too_few(spec: FieldSpec, numbers: int) -> InvalidArgumentError:
