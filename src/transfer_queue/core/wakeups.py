@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from transfer_queue.core import locks
-from transfer_queue.core.claims import answers, claim_handler
+from transfer_queue.core.claims import claim_handler
 from transfer_queue.core.claims.plan import Plans
 from transfer_queue.core.claims.wake import Wake
 from transfer_queue.core.context import Context, CoreService
@@ -16,17 +16,14 @@ from transfer_queue.core.events.effects import Effect, Send
 from transfer_queue.core.events.registry import HANDLERS, Decision
 from transfer_queue.core.puts import limits
 from transfer_queue.core.queries import partition_view
-from transfer_queue.core.reports.explain import timeout_words
+from transfer_queue.core.reports.expiries import expiry_reply
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.wait_queues import ParkedRequest
-from transfer_queue.core.timeline.abandoned_samples import AbandonedSamples
 from transfer_queue.core.waiting import ChangeSet
-from transfer_queue.errors import CapacityError, TransferQueueError
-from transfer_queue.messages.base import Done, Failure
+from transfer_queue.errors import TransferQueueError
+from transfer_queue.messages.base import Failure
 from transfer_queue.messages.claims import Claim
 from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.locks import TakeLock
-from transfer_queue.messages.partitions import AwaitDone, TakeGroupDemand
 from transfer_queue.messages.puts import Publish, Reserve
 from transfer_queue.messages.queries import Watch
 
@@ -124,7 +121,7 @@ class Wakeups(CoreService):
         now = self.context.now
         for waiting in self.context.state.waiting.expired(now):
             peer = self.context.parked.peers.get(waiting.waiter)
-            reply = _expiry_reply(self.context, waiting)
+            reply = expiry_reply(self.context, waiting)
             self.context.measures.counters["failures"] += isinstance(reply, Failure)
             if self.context.journal_error and isinstance(reply, Failure):
                 reply = Failure(reply.kind, f"{reply.message}\nMeanwhile {self.context.journal_error}.")
@@ -201,32 +198,3 @@ class Wakeups(CoreService):
             return context.refuse(waiting, error)
         finally:
             context.log.arrived = None
-
-
-def _expiry_reply(context: Context, waiting: ParkedRequest) -> AnyReply:
-    """Return the reply to a request whose deadline has come."""
-    request, now = waiting.request, context.now
-    if isinstance(request, Watch):
-        return partition_view.empty_watch_reply(context.state, request)
-    if isinstance(request, Claim):
-        if request.probe or request.quiet:
-            return answers.empty_reply(context, request, ended=False)
-        plan = context.services[Plans].of(context.state.partitions.get(request.partition), request)
-        waited = request.waited + now - waiting.since
-        abandoned = context.services[AbandonedSamples].find(request.partition)
-        words = timeout_words(context.state, request, waited, plan.group_size, abandoned)
-        return Failure("WaitTimeoutError", words)
-    if isinstance(request, TakeGroupDemand):
-        return Done(0)
-    if isinstance(request, TakeLock):
-        waited = now - waiting.since
-        words = locks.describe_wait(context.state, waiting.waiter, request, waited, now)
-        return Failure("WaitTimeoutError", f"Timeout: {words}. {locks.WAIT_ADVICE}")
-    if isinstance(request, AwaitDone):
-        return Done(False)
-    try:
-        limits.check_limits(context.state, request.partition, request.count)
-    except CapacityError as error:
-        refusal = limits.refused_put(error, request.wait, now - waiting.since)
-        return Failure(type(refusal).__name__, str(refusal))
-    return Failure("CapacityError", f"no capacity became free within {now - waiting.since:.3g} s")
