@@ -32,8 +32,7 @@ help:
 	@echo "make fuzz      new invalid input for every decoder, and changed requests; then the differential tests of the data path"
 	@echo "               with 100 times as many examples (half an hour on two cores; EXAMPLES_FACTOR=10 takes a tenth of that)"
 	@echo "make soak      100,000 batches through one partition (8 minutes); fails if a process grows"
-	@echo "make chaos     10,000 simulated runs with faults, also with the prototype of several controllers, then real"
-	@echo "               processes killed and stopped (17 minutes)"
+	@echo "make chaos     10,000 simulated runs with faults, then real processes killed and stopped (15 minutes)"
 	@echo "make streams   replays the recorded streams of STREAMS, and compares replies and states with those of the build that"
 	@echo "               recorded them (python -m tests.simulation.streams record FILE --seeds 0..400)"
 	@echo "make durable   a durable system of which all processes are killed at once, 200 times (15 minutes; ARGS='--kills 20')"
@@ -71,7 +70,6 @@ demo-tests: venv
 test: venv
 	.venv/bin/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/test_docs.py --ignore=tests/website \
 		--ignore=tests/live/browser --ignore=tests/loggers --ignore=tests/perfetto --ignore=tests/typing --ignore=tests/e2e/test_grpo_run.py \
-		--ignore=tests/schedules/test_many_controllers.py \
 		--ignore=tests/e2e/test_ray.py --ignore=tests/e2e/test_ray_nodes.py \
 		--ignore=tests/e2e/test_ray_demo.py --ignore=tests/e2e/test_ray_queue.py --ignore=tests/e2e/test_ray_takeover.py --ignore=tests/e2e/backends --ignore=tests/integrations \
 		--ignore-glob='*test_conformance_*' $(ARGS)
@@ -130,9 +128,7 @@ chaos: venv
 	.venv/bin/python -W ignore -m tests.simulation.chaos --stores --seeds 0..3000 --processes 2
 	.venv/bin/python -W ignore -m tests.simulation.chaos --takeovers --seeds 0..3000 --processes 2
 	.venv/bin/python -W ignore -m tests.simulation.lock_run --takeovers --seeds 0..500
-	.venv/bin/python -W ignore -m tests.simulation.many_controllers --seeds 0..10 --controllers 1..4
 	.venv/bin/python -W ignore tests/long/chaos.py $(ARGS)
-	.venv/bin/python -m pytest tests/schedules/test_many_controllers.py
 	.venv/bin/python -m pytest tests/schedules/test_ends_by_schedule.py --schedules 1000
 
 streams: venv

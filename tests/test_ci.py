@@ -21,7 +21,6 @@ NOT_IN_CI = {
     "loggers": "tests/loggers",
     "trl": "tests/integrations/trl",
     "verl": "tests/integrations/verl",
-    "chaos": "tests/schedules/test_many_controllers.py",
 }
 """Targets outside of CI with tests that run nowhere else, each with their folder or file. CONTRIBUTING.md says why."""
 NOT_PYTEST = {"long", "fuzz", "simulation"}

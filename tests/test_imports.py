@@ -20,7 +20,7 @@ ENVIRONMENT = SOURCE / "config" / "environment.py"
 
 # A part of the package (a module or folder directly below it) -> the parts that it may import, annotations included.
 LOWEST = {"errors", "messages", "display"}
-SETTINGS = {"config", "names", "utils"}
+SETTINGS = {"config", "names", "private_files", "utils"}
 BYTES = LOWEST | {"wire"}
 SERVERS = BYTES | SETTINGS | {"core", "sampler", "storage", "journal", "metrics", "net"}
 CLIENT = BYTES | SETTINGS | {"metadata", "sampler", "storage", "core", "journal", "net", "system_folder", "timeline"}
@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "display": set(),
     "messages": {"errors", "display"},
     "names": set(),
+    "private_files": set(),
     "config": {"errors", "names"},
     "utils": {"config"},
     "sampler": {"errors", "config", "names", "utils"},

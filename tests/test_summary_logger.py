@@ -113,13 +113,9 @@ class TestDestinations:
         assert writer.seen == [("tq/rows", 2.0, 7), ("tq/train/rate", 0.5, 7)]
         assert not writer.closed  # the caller made it
 
-    def test_an_object_with_log(self) -> None:
-        run = ValueLogger()
-        logger(run).log(3)
-        assert run.seen == [(FIGURES, 3)]
-
-    def test_an_object_with_log_metrics(self) -> None:
-        run = MetricLogger()
+    @pytest.mark.parametrize("kind", [ValueLogger, MetricLogger])
+    def test_an_object_with_log_or_log_metrics(self, kind: type) -> None:
+        run = kind()
         logger(run).log(3)
         assert run.seen == [(FIGURES, 3)]
 

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from transfer_queue.config.declaration import Setting, tree_of_defaults
+from transfer_queue.config.declaration import Setting
 from transfer_queue.config.environment import VARIABLES
-from transfer_queue.config.settings import SECTIONS, SETTINGS
+from transfer_queue.config.settings import SETTINGS
+from transfer_queue.config.store_options import STORE_OPTIONS
 from transfer_queue.config.validators import (
     FieldBackends,
     OrNull,
@@ -32,6 +33,33 @@ YAML = ROOT / "src" / "transfer_queue" / "config.yaml"
 PAGE = ROOT / "docs" / "reference" / "configuration.md"
 WIDTH = 120
 BY_KEY = {each.key: each for each in SETTINGS}
+SECTIONS = {
+    "ray": "Settings that apply under Ray.",
+    "durability": (
+        "Which failures the state and the values survive. The state is in a journal, with which a controller that was "
+        "killed continues. docs/reliability.md says what each level costs."
+    ),
+    "backend.SimpleStorage": "The storage that is built in: shared memory of each node.",
+    "backend.SimpleStorage.offload": (
+        "A disk tier. If more than `high_watermark` of a unit's bytes are in use, the oldest blocks move to an SSD "
+        "until `low_watermark` is reached. They are read from there as from memory."
+    ),
+    **{f"backend.{name}": options.__doc__ or "" for name, options in STORE_OPTIONS.items()},
+}
+"""What the settings of a section have in common."""
+
+
+def tree_of_defaults(settings: list[Setting]) -> dict[str, Any]:
+    """Return the defaults of settings as nested mappings."""
+    tree: dict[str, Any] = {}
+    for each in settings:
+        section = tree
+        for name in filter(None, each.section.split(".")):
+            section = section.setdefault(name, {})
+        section[each.name] = dict(each.default) if isinstance(each.default, Mapping) else each.default
+    return tree
+
+
 DEFAULTS = tree_of_defaults(list(SETTINGS))
 
 YAML_INTRODUCTION = """\

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from transfer_queue.attachment import current_client
@@ -147,9 +147,7 @@ class SummaryLogger:
     def __enter__(self) -> SummaryLogger:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _repeat(self, every: float) -> None:

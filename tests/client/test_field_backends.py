@@ -282,14 +282,12 @@ def test_a_field_that_is_added_later_has_its_own_backend(a: Client, cluster: Clu
 
 
 class TestRoutes:
-    def test_the_first_pattern_that_fits_decides(self) -> None:
-        routes = BackendRoutes("default", {"a*": "one", "ab": "two", "[bc]?": "three"})
-        assert [routes.backend_of(name) for name in ("ab", "a", "bx", "b", "A")] == [
-            "one", "one", "three", "default", "default",
-        ]  # fmt: skip
-
-    def test_a_table_and_the_fields_in_it(self) -> None:
-        routes = BackendRoutes("default", {"t::x": "one", "t": "two", "u::*": "three"})
-        assert [routes.backend_of(name) for name in ("t", "t::x", "t::y::z", "u", "u::v")] == [
-            "two", "one", "two", "default", "three",
-        ]  # fmt: skip
+    @pytest.mark.parametrize(("patterns", "backends"), [
+        ({"a*": "one", "ab": "two", "[bc]?": "three"},
+         {"ab": "one", "a": "one", "bx": "three", "b": "default", "A": "default"}),
+        ({"t::x": "one", "t": "two", "u::*": "three"},
+         {"t": "two", "t::x": "one", "t::y::z": "two", "u": "default", "u::v": "three"}),
+    ], ids=["names", "a table and its fields"])  # fmt: skip
+    def test_the_first_pattern_that_fits_decides(self, patterns: dict[str, str], backends: dict[str, str]) -> None:
+        routes = BackendRoutes("default", patterns)
+        assert {name: routes.backend_of(name) for name in backends} == backends

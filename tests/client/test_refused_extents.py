@@ -23,7 +23,8 @@ def value(client: Client, key: str) -> torch.Tensor:
 
 
 def space_of(client: Client) -> ExtentAllocator:
-    return client.state.space.of_backend("SimpleStorage")
+    (allocator,) = client.state.space.allocators
+    return allocator
 
 
 def leased(cluster: Cluster) -> list[int]:

@@ -15,10 +15,11 @@ import pytest
 from msgspec import Meta
 from omegaconf import OmegaConf
 
+from tools.generate_configuration import SECTIONS, tree_of_defaults
 from transfer_queue.config import environment, settings, validators
-from transfer_queue.config.declaration import Setting, declared_settings, setting, tree_of_defaults
+from transfer_queue.config.declaration import Setting, declared_settings, setting
 from transfer_queue.config.environment import VARIABLES
-from transfer_queue.config.settings import KEYS, SECTIONS, SETTINGS, Settings
+from transfer_queue.config.settings import KEYS, SETTINGS, Settings
 from transfer_queue.config.store_options import STORE_OPTIONS
 from transfer_queue.config.validators import Seconds
 

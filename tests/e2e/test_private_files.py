@@ -17,7 +17,7 @@ from transfer_queue.client.checkpoint.unit_blocks import fetch_state
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.net.session import Session
 from transfer_queue.node.hosting.server_log import write_log_to
-from transfer_queue.system_folder import paths
+from transfer_queue.private_files import write_private
 from transfer_queue.system_folder.paths import SystemFolder
 
 
@@ -48,7 +48,7 @@ def test_a_key_that_others_may_read_is_not_used(planted: SystemFolder) -> None:
 def test_a_key_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "key").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="exists"):
-        paths._write(tmp_path / "key", b"secret")
+        write_private(tmp_path / "key", b"secret")
     assert not (tmp_path / "elsewhere").exists()
 
 

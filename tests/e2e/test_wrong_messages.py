@@ -126,7 +126,7 @@ def test_space_is_not_freed_while_its_writer_uses_it(liar: Liar) -> None:
     """The writer has leased an extent, and the controller knows no block in it yet."""
     client = tq.get_client()
     client.put(TensorDict({"x": torch.ones(1, 4)}, batch_size=[1]), partition_id="before")  # which has a client learn
-    space = client.storage_manager.space.of_backend("SimpleStorage")
+    (space,) = client.storage_manager.space.allocators
     reserved = run_blocking(client.storage_manager.session, space.reserve(LARGE))
     before = client.storage_manager.units.arena(0).generation(reserved.offset)
     for extent in range(1, 20):

@@ -53,7 +53,6 @@ from transfer_queue.messages.claims import (
 )
 from transfer_queue.messages.descriptors import DIGEST, BlockLocation, EqualField, FieldSpec, NewBlock, PartitionOptions
 from transfer_queue.messages.envelopes import AnyRequest, ReplyEnvelope, RequestEnvelope
-from transfer_queue.messages.lease_proof import lease_proof
 from transfer_queue.messages.locks import ListLocks, LockReply, ReleaseLock, TakeLock
 from transfer_queue.messages.partitions import (
     AwaitDone,
@@ -92,6 +91,7 @@ from transfer_queue.messages.reports.unit_reports import (
     SpaceShortReport,
     WriterGone,
 )
+from transfer_queue.messages.storage import lease_proof
 from transfer_queue.messages.system import Drain, NodeGone, RegisterSampler, Status
 from transfer_queue.node.controller.controller_service import FROM_UNITS
 from transfer_queue.sampler import GRPOGroupNSampler, RankAwareSampler, SequentialSampler

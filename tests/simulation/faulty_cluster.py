@@ -12,7 +12,7 @@ import dataclasses
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from tests.simulation.unit_place import Place
 from transfer_queue.core.controller import Controller
 from transfer_queue.core.events import effects as core_effects
 from transfer_queue.core.events.records import AnyRecord, RequestParked, StateLoaded, UnitLost, Unparked
-from transfer_queue.core.state.partition import Partition
 from transfer_queue.journal import state_file
 from transfer_queue.journal.journal import Journal, Recovered, recover, segment_path
 from transfer_queue.journal.segment import ClockIdentity
@@ -158,15 +157,6 @@ class FaultyCluster(Cluster):
         self._clients.append(client)
         self.clients.append(client)
         return client
-
-    @property
-    def members(self) -> Sequence[FaultyCluster]:
-        """Return the controllers with their units: this one."""
-        return [self]
-
-    def partitions(self) -> dict[str, Partition]:
-        """Return the partitions by name."""
-        return dict(self.controller.state.partitions)
 
     def close(self) -> None:
         """See `Cluster.close`."""

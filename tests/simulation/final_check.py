@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tests.simulation.faulty_cluster import FaultyCluster
@@ -18,22 +16,19 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.metadata import BatchMeta
 
-if TYPE_CHECKING:
-    from tests.simulation.many_controllers.many_cluster import ManyCluster
-
 LEASE = 5.0  # seconds, of the samples that are dealt at the end
 
 
 class Settling:
     """The final check of one run, in which no faults happen any more."""
 
-    def __init__(self, cluster: FaultyCluster | ManyCluster, features: Features, ledger: Ledger) -> None:
+    def __init__(self, cluster: FaultyCluster, features: Features, ledger: Ledger) -> None:
         self.cluster = cluster
         self.features = features
         self.ledger = ledger
 
     def _partition(self) -> Partition:
-        return self.cluster.partitions()[MAIN]
+        return self.cluster.controller.state.partitions[MAIN]
 
     # ------------------------------------------------------------ remaining samples
 
@@ -96,15 +91,13 @@ class Settling:
         """Compare the ledger with the contents of the system, which a separate client reads."""
         cluster, ledger = self.cluster, self.ledger
         if any(
-            isinstance(record, ExtentsLost) and record.unit not in member.store_units()
-            for member in cluster.members
-            for record in member.records
+            isinstance(record, ExtentsLost) and record.unit not in cluster.store_units() for record in cluster.records
         ):
             raise LedgerError("needed extents were free at their unit, and its arena was not lost")
         client = cluster.client("auditor")
         there: dict[str, set[int]] = {}
         consumed: dict[tuple[str, str], set[int]] = {}
-        for name, partition in cluster.partitions().items():
+        for name, partition in list(cluster.controller.state.partitions.items()):
             positions = np.setdiff1d(partition.rows.live_positions(), partition.waiting)
             if name == EQUAL:
                 self._read_equal(client, partition, positions)
@@ -158,20 +151,18 @@ class Settling:
         """Check that only extents with needed blocks are leased, and none after everything is cleared."""
         cluster = self.cluster
         cluster.advance(5.0)
-        for member in cluster.members:
-            needed = set(member.controller.state.blocks.extents)
-            leased = {(unit.number, extent) for unit in member.units for extent in unit.table._extents}
-            if leased != needed:
-                raise LedgerError(f"extents {sorted(leased - needed)} are leased, but have no needed blocks")
+        needed = set(cluster.controller.state.blocks.extents)
+        leased = {(unit.number, extent) for unit in cluster.units for extent in unit.table._extents}
+        if leased != needed:
+            raise LedgerError(f"extents {sorted(leased - needed)} are leased, but have no needed blocks")
         last = cluster.client("last")
-        for name in cluster.partitions():
+        for name in list(cluster.controller.state.partitions):
             last.clear_partition(name)
         last.close()
         cluster.advance(5.0)
         cluster.check()
-        for member in cluster.members:
-            if member.world is not None and member.world.blocks:
-                raise LedgerError(f"{sorted(member.world.blocks)} are left in the store after everything was cleared")
-        left = sum(unit.table.leased for member in cluster.members for unit in member.units)
+        if cluster.world is not None and cluster.world.blocks:
+            raise LedgerError(f"{sorted(cluster.world.blocks)} are left in the store after everything was cleared")
+        left = sum(unit.table.leased for unit in cluster.units)
         if left:
             raise LedgerError(f"{left} bytes are leased after everything was cleared and all clients have ended")

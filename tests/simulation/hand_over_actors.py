@@ -17,7 +17,6 @@ from tests.simulation.queue_actors import QUEUE
 from tests.simulation.queue_actors import TASK as GET
 from tests.simulation.retrying_client import Cancelled, RetryingClient, sleep
 from tests.simulation.run_features import MAIN
-from transfer_queue.client.operations.operations import Operations
 from transfer_queue.core.events.records import LeaseEnded
 from transfer_queue.core.tables.rows import CONSUMED
 from transfer_queue.errors import TransferQueueError
@@ -28,7 +27,6 @@ from transfer_queue.net.calls import Call, Operation
 
 if TYPE_CHECKING:
     from tests.simulation.faulty_cluster import FaultyCluster
-    from tests.simulation.many_controllers.many_cluster import ManyCluster
     from tests.simulation.workload import Workload
 
 SEEN = "seen"  # the task
@@ -100,12 +98,12 @@ class HandOvers:
         newest = self._yields.get(client, [])[-unread:] if unread else []
         return [row for each in newest if each.epoch == self._epoch for row in each.rows]
 
-    def settle(self, cluster: FaultyCluster | ManyCluster) -> None:
+    def settle(self, cluster: FaultyCluster) -> None:
         """Compare with the samples that exist. Raises LedgerError if one is lost, or can be claimed again."""
-        for name, partition in cluster.partitions().items():
+        for name, partition in cluster.controller.state.partitions.items():
             if partition.unseen_batches.by_token:
                 raise LedgerError(f"batches of {name} still wait for clients that are gone")
-        partition = cluster.partitions()[MAIN]
+        partition = cluster.controller.state.partitions[MAIN]
         positions = partition.rows.live_positions()
         states = partition.consumption_states(SEEN, positions)
         indexes = partition.rows.indexes_of(positions).tolist()
@@ -117,9 +115,9 @@ class HandOvers:
             raise LedgerError(f"{sorted(again)} were handed over, and can be claimed again")
 
 
-def rows_taken_back(cluster: FaultyCluster | ManyCluster) -> set[Row]:
-    """Return the rows that controllers have taken back from clients that were away for too long."""
-    ends = [record for member in cluster.members for record in member.records if isinstance(record, LeaseEnded)]
+def rows_taken_back(cluster: FaultyCluster) -> set[Row]:
+    """Return the rows that the controller has taken back from clients that were away for too long."""
+    ends = [record for record in cluster.records if isinstance(record, LeaseEnded)]
     return {
         (end.task, index)
         for end in ends
@@ -142,8 +140,7 @@ def _consume(work: Workload, client: RetryingClient, partition: str, task: str) 
     """Claim batches in every way, and cancel some of the calls."""
     count = work.group if work.features.scenario == "groups" else 1
     while not work.closing:
-        held = [_held] if isinstance(client.operations, Operations) else []  # not of several controllers
-        how = work.draw.choice([_read, *held, *([_fetched] if partition == MAIN else [])])
+        how = work.draw.choice([_read, _held, *([_fetched] if partition == MAIN else [])])
         running = client.start(how(work, client, partition, task, count))
         if work.draw.random() < 0.4:
             yield from sleep(work.draw.choice([0.0, work.draw.uniform(0, 0.3), work.draw.uniform(0, 1.2)]))

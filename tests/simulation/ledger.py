@@ -127,7 +127,6 @@ class Ledger:
     reads: The number of values that were read.
     acks: For each task, the number of acknowledgements that make a sample consumed. Default: 1.
     epoch: The number of checkpoints that were loaded.
-    moves: How often a partition was moved to another controller, which gives its samples other global indexes.
     """
 
     def __init__(self) -> None:
@@ -137,7 +136,7 @@ class Ledger:
         self.groups: dict[str, set[int]] = {}
         self.acks: dict[str, int] = {}
         self.reads = 0
-        self.epoch = self.moves = 0
+        self.epoch = 0
         self._owners: dict[tuple[str, str, int], Batch] = {}  # (partition, task, global index) -> its batch
         self._ticks = 0
         self._cuts: dict[float, Cut] = {}
@@ -287,8 +286,8 @@ class Ledger:
         if number not in self.samples:
             raise LedgerError(f"global index {index} reads as sample {number}, which was never put")
         sample = self.samples[number]
-        # a key that a load has removed and that is put again is another row, and so is one that was moved
-        anew = sample.index is None or (sample.keyed and (self.epoch > 0 or self.moves > 0))
+        # a key that a load has removed and that is put again is another row
+        anew = sample.index is None or (sample.keyed and self.epoch > 0)
         if (sample.index != index and not anew) or self.by_index.get(index, number) != number:
             raise LedgerError(
                 f"foreign bytes: sample {number} at global index {index}, which is of {self.by_index.get(index)}; "

@@ -217,7 +217,7 @@ def operator(work: Workload) -> Script:
                 work.drained.discard(unit)
             yield from work.pause(1.0)
             if not work.closing and not work.drained:
-                unit = work.draw.choice(sorted(work.cluster.members[0].controller.state.units))
+                unit = work.draw.choice(sorted(work.cluster.controller.state.units))
                 work.drained.add(unit)
                 with contextlib.suppress(TransferQueueError):
                     yield from client.operations.drain_unit(unit, timeout=work.draw.uniform(0.1, 3.0))

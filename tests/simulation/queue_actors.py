@@ -41,10 +41,10 @@ def begin(work: Workload) -> None:
 
 def check_limit(work: Workload) -> None:
     """Raise LedgerError if the queue has more rows than it may have: those that were returned may come on top."""
-    partition = work.cluster.partitions().get(QUEUE)
+    partition = work.cluster.controller.state.partitions.get(QUEUE)
     if partition is None or partition.open_rows <= LIMIT:
         return
-    records = [record for member in work.cluster.members for record in member.records]
+    records = work.cluster.records
     ends = [record for record in records if isinstance(record, LeaseEnded) and record.partition == QUEUE]
     limit = LIMIT + sum(len(end.returned) // 8 for end in ends)
     if partition.open_rows > limit and not work.ledger.epoch:  # a load returns what was not handed over
@@ -122,7 +122,7 @@ def drain(settling: Settling, work: Workload) -> None:
     client = cluster.client("queue-drainer")
     while client._run(take_one(work, client, 60.0, 0.0)):
         pass
-    partition = cluster.partitions()[QUEUE]
+    partition = cluster.controller.state.partitions[QUEUE]
     fewest, most = ledger.done
     if not fewest <= partition.done <= most:
         raise LedgerError(f"{partition.done} items are done, but {fewest} to {most} reports were sent")

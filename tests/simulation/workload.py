@@ -11,7 +11,6 @@ import contextlib
 import random
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDict
@@ -34,9 +33,6 @@ from transfer_queue.metadata import BatchMeta
 from transfer_queue.net.calls import Call, Operation
 from transfer_queue.testing.simulated_client import Task
 
-if TYPE_CHECKING:
-    from tests.simulation.many_controllers.many_cluster import ManyCluster
-
 ASIDE_TASKS = 4
 """Tasks of a client that overwrites keys."""
 
@@ -51,10 +47,7 @@ class Workload:
     drained: Units that may be drained at the moment.
     wide: The number of puts with many fields that succeeded.
     moved: How often samples of a partition were saved, and added to the running system again.
-    hands_over: Whether consumers hand over what they claim without a lease.
     """
-
-    hands_over = True
 
     def __init__(self, draw: random.Random, features: Features, ledger: Ledger) -> None:
         self.draw = draw
@@ -68,19 +61,19 @@ class Workload:
         self.drained: set[int] = set()
         self.moved = self.wide = 0
         self.hand_overs = hand_over_actors.HandOvers(lambda: hand_over_actors.rows_taken_back(self.cluster))
-        self._cluster: FaultyCluster | ManyCluster | None = None
+        self._cluster: FaultyCluster | None = None
         self._running: dict[str, tuple[Script, Task[None]]] = {}
         self._born = 0
 
     @property
-    def cluster(self) -> FaultyCluster | ManyCluster:
+    def cluster(self) -> FaultyCluster:
         """Return the cluster; `begin` must have been called."""
         assert self._cluster is not None
         return self._cluster
 
     # ------------------------------------------------------------ clients
 
-    def begin(self, cluster: FaultyCluster | ManyCluster) -> None:
+    def begin(self, cluster: FaultyCluster) -> None:
         """Start every role, each with its own client."""
         self._cluster = cluster
         features = self.features
@@ -110,12 +103,11 @@ class Workload:
             self.role("wide", wide_actors.putter(self))
         if features.has_queue:
             queue_actors.begin(self)
-        if self.hands_over:
-            hand_over_actors.begin(self)
+        hand_over_actors.begin(self)
         if features.loses:
             self.role("mender", maintenance_actors.mender(self))
         if features.checkpoints:
-            self.role("archivist", self._archivist())
+            self.role("archivist", maintenance_actors.archivist(self))
             self.role("mover", maintenance_actors.mover(self))
         if features.drains:
             self.role("operator", maintenance_actors.operator(self))
@@ -311,10 +303,6 @@ class Workload:
             yield from client.operations.nack(meta)
         else:
             yield from self.acknowledge(client, meta, task, numbers)
-
-    def _archivist(self) -> Script:
-        """Return the script of the client that saves and loads checkpoints."""
-        return maintenance_actors.archivist(self)
 
     def _aside(self, partition: str) -> Script:
         """Return a script that overwrites, reads and clears keys of a partition repeatedly."""

@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
-from transfer_queue.messages.lease_proof import lease_proof
 from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.reports.unit_reports import WriterGone
 from transfer_queue.messages.storage import (
@@ -25,6 +24,7 @@ from transfer_queue.messages.storage import (
     SlotReply,
     UnitStatus,
     UnitStatusReply,
+    lease_proof,
 )
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.extent_table import GRANULE

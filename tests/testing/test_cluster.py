@@ -186,28 +186,26 @@ class TestConnections:
         assert network.delivered == 3
 
 
+def add_one(counted: Any, name: str) -> None:
+    setattr(counted, name, getattr(counted, name) + 1)
+
+
 class TestCheck:
-    def test_a_miscount_is_found(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("damage", "words"),
+        [
+            (lambda cluster: add_one(cluster.controller.state.blocks, "live_bytes"), None),
+            (lambda cluster: add_one(cluster.controller.state, "next_index"), "replaying"),
+            (lambda cluster: cluster.unit.free([1]), "extent 1 of unit 0"),
+        ],
+        ids=["a miscount", "a change without a record", "an extent lost by the unit"],
+    )
+    def test_damage_is_found(self, tmp_path: Path, damage: Any, words: str | None) -> None:
         with Cluster(tmp_path / "arena") as cluster:
             cluster.client("c").put(numbers(2), partition_id="p")
             cluster.check()
-            cluster.controller.state.blocks.live_bytes += 1
-            with pytest.raises(AssertionError):
-                cluster.check()
-
-    def test_a_change_without_a_record_is_found(self, tmp_path: Path) -> None:
-        with Cluster(tmp_path / "arena") as cluster:
-            client = cluster.client("c")
-            client.put(numbers(2), partition_id="p")
-            cluster.controller.state.next_index += 1
-            with pytest.raises(AssertionError, match="replaying"):
-                cluster.check()
-
-    def test_an_extent_lost_by_the_unit_is_found(self, tmp_path: Path) -> None:
-        with Cluster(tmp_path / "arena") as cluster:
-            cluster.client("c").put(numbers(2), partition_id="p")
-            cluster.unit.free([1])
-            with pytest.raises(AssertionError, match="extent 1 of unit 0"):
+            damage(cluster)
+            with pytest.raises(AssertionError, match=words):
                 cluster.check()
 
     def test_configuration(self, start: Start) -> None:

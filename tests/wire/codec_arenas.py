@@ -6,7 +6,14 @@ import numpy as np
 
 from transfer_queue.messages.descriptors import Blocks, FieldType, Placement
 from transfer_queue.messages.queries import LookupReply
-from transfer_queue.wire.buffers.block_layout import columns
+from transfer_queue.wire.buffers.block_layout import ALIGNMENT, columns
+
+
+def nbytes_of(block, rows):
+    """The length of an encoded block, from its descriptor alone."""
+    layouts = columns(block.schema, np.frombuffer(block.dims, np.int64), rows)
+    end = int(layouts[-1].offsets[0] + layouts[-1].nbytes[0])
+    return -(-end // ALIGNMENT) * ALIGNMENT
 
 
 class Arenas:

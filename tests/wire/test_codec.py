@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from carried_values import TORCH_DTYPES, Point, arrays, jagged, objects, pattern, same, same_tensor, tensors
-from codec_arenas import Arenas
+from codec_arenas import Arenas, nbytes_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
@@ -19,7 +19,7 @@ from transfer_queue.messages.descriptors import FieldSpec, Placement
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.buffers import copies
-from transfer_queue.wire.buffers.block_layout import MIXED_RANK, block_nbytes
+from transfer_queue.wire.buffers.block_layout import MIXED_RANK
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 
@@ -31,7 +31,7 @@ def through(column, rows=None, wanted=None, layout="jagged", in_table=True):
         column = NonTensorStack(*column)  # tensordict makes this of it, since 0.11
     fields = TensorDict({"x": column}, batch_size=[rows]) if in_table else {"x": column}
     block = encode_columns(fields, rows)
-    assert block.nbytes == block_nbytes(block.schema, np.frombuffer(block.dims, np.int64), rows)
+    assert block.nbytes == nbytes_of(block, rows)
     arena = Arenas()
     arena.write(block)
     reply = arena.reply([(0, slot) for slot in (wanted if wanted is not None else range(rows))])
@@ -329,7 +329,7 @@ def test_row_of_every_kind():
     fields = {"t": torch.arange(6).reshape(2, 3).t(), "s": torch.tensor(2.5), "o": {"a": 1}, "n": None,
               "d": NonTensorData([1]), "a": np.arange(3), "l": [torch.ones(2)], "e": torch.empty(0, 4)}  # fmt: skip
     block = encode_row(fields)
-    assert block.nbytes == block_nbytes(block.schema, np.frombuffer(block.dims, np.int64), 1)
+    assert block.nbytes == nbytes_of(block, 1)
     arenas = Arenas()
     arenas.write(block)
     table = gather(arenas.reply(), arenas.memory)

@@ -8,8 +8,7 @@ import signal
 import sys
 import time
 from contextlib import closing
-from types import FrameType, TracebackType
-from typing import Protocol
+from types import FrameType
 
 from transfer_queue.cli.options import find_system_that_replies
 from transfer_queue.cli.shell.terminal import wrap
@@ -28,18 +27,6 @@ RESTART_SECONDS = 2.0  # how long to wait for another system to start after the 
 PAUSE = 0.05  # seconds between two checks for the other system
 
 
-class Display(Protocol):
-    """The output of statuses and messages."""
-
-    def show(
-        self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict, facts: TimelineFacts
-    ) -> None:
-        """Show a status with its verdict, with the rates since the previous one, and with what the timeline says."""
-
-    def say(self, line: str) -> None:
-        """Show a message about an event."""
-
-
 def watch(name: str | None, seconds: float, as_json: bool) -> int:
     """Show the status every `seconds`. Return 0 after Ctrl-C, 1 if the system has ended and was not started again."""
     try:
@@ -55,7 +42,7 @@ def watch(name: str | None, seconds: float, as_json: bool) -> int:
     return 1
 
 
-def follow_all(name: str | None, system: RunningSystem, seconds: float, display: Display) -> RunningSystem:
+def follow_all(name: str | None, system: RunningSystem, seconds: float, display: Lines | Screen) -> RunningSystem:
     """Show the system, and each one that is started in its place. Return the last one when it has ended."""
     while True:
         follow(system, seconds, display)
@@ -66,7 +53,7 @@ def follow_all(name: str | None, system: RunningSystem, seconds: float, display:
         display.say(f"the system {system.name} was restarted: {system.describe()}")
 
 
-def follow(system: RunningSystem, seconds: float, display: Display) -> None:
+def follow(system: RunningSystem, seconds: float, display: Lines | Screen) -> None:
     """Show a system until it ends."""
     before: tuple[float, SystemStatus] | None = None
     recording = Recording()
@@ -120,12 +107,12 @@ class Lines:
     def show(
         self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict, facts: TimelineFacts
     ) -> None:
-        """See `Display`."""
+        """Show a status with its verdict, with the rates since the previous one, and with what the timeline says."""
         table = f"{verdict.text}\n\n{format_table(status, speeds, facts)}\n"
         print(json_line(system, status, verdict, speeds, facts) if self._as_json else table, flush=True)
 
     def say(self, line: str) -> None:
-        """See `Display`."""
+        """Show a message about an event."""
         print(f"tq: {line}", file=sys.stderr, flush=True)
 
 
@@ -149,9 +136,7 @@ class Screen:
         self._write(self._ENTER)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._write(self._LEAVE)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -169,7 +154,7 @@ class Screen:
     def show(
         self, system: RunningSystem, status: SystemStatus, speeds: Rates | None, verdict: Verdict, facts: TimelineFacts
     ) -> None:
-        """See `Display`."""
+        """See `Lines`."""
         width = shutil.get_terminal_size().columns
         head = wrap(f"{system.name} at {time.strftime('%H:%M:%S')}, {system.describe()}", width, "  ")
         table = format_table(status, speeds, facts, Layout(width))
@@ -177,7 +162,7 @@ class Screen:
         self._draw()
 
     def say(self, line: str) -> None:
-        """See `Display`."""
+        """See `Lines`."""
         self._message = f"{time.strftime('%H:%M:%S')} {line}"
         self._draw()
 

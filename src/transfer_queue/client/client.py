@@ -7,7 +7,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -228,9 +227,7 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
     def __enter__(self) -> TransferQueueClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _after_fork(self) -> None:

@@ -30,8 +30,6 @@ from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transfer_queue.client.units import SystemAddress
     from transfer_queue.timeline.recording import Recording
 
@@ -121,9 +119,7 @@ class ControlClient:
     def __enter__(self) -> ControlClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from types import TracebackType
 
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
@@ -108,9 +107,7 @@ class KVLock:
         operation = self._client._operations._take_lock(*self._request())
         return self._begin(self._client._run(operation))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         lease = self._end()
         with contextlib.suppress(*_hidden(error)):
             self._check(self._client._run(self._client._operations._release_lock(lease)))
@@ -119,9 +116,7 @@ class KVLock:
         operation = self._client._operations._take_lock(*self._request())
         return self._begin(await self._client._run_async(operation))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         lease = self._end()
         with contextlib.suppress(*_hidden(error)):
             self._check(await self._client._run_async(self._client._operations._release_lock(lease)))

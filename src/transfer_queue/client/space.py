@@ -152,10 +152,6 @@ class WriteSpace:
         """One allocator for each backend."""
         return self._allocators.values()
 
-    def of_backend(self, backend: str) -> ExtentAllocator:
-        """Return the allocator of a backend. `begin` must have run."""
-        return self._allocators[backend]
-
     def of(self, reserved: Reserved) -> ExtentAllocator:
         """Return the allocator that has made a reservation."""
         return self._only or self._allocators[self._units.backend_of(reserved.unit)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, get_type_hints
@@ -79,14 +78,3 @@ def declared_settings(kind: type) -> dict[str, Setting]:
         elif isinstance(vars(kind).get(name), Setting):
             settings[name] = vars(kind)[name]
     return settings
-
-
-def tree_of_defaults(settings: list[Setting]) -> dict[str, Any]:
-    """Return the defaults of settings as nested mappings."""
-    tree: dict[str, Any] = {}
-    for each in settings:
-        section = tree
-        for name in filter(None, each.section.split(".")):
-            section = section.setdefault(name, {})
-        section[each.name] = dict(each.default) if isinstance(each.default, Mapping) else each.default
-    return tree

@@ -56,21 +56,6 @@ Backend: TypeAlias = Annotated[
 ]
 """The name of a backend."""
 
-SECTIONS = {
-    "ray": "Settings that apply under Ray.",
-    "durability": (
-        "Which failures the state and the values survive. The state is in a journal, with which a controller that was "
-        "killed continues. docs/reliability.md says what each level costs."
-    ),
-    "backend.SimpleStorage": "The storage that is built in: shared memory of each node.",
-    "backend.SimpleStorage.offload": (
-        "A disk tier. If more than `high_watermark` of a unit's bytes are in use, the oldest blocks move to an SSD "
-        "until `low_watermark` is reached. They are read from there as from memory."
-    ),
-    **{f"backend.{name}": options.__doc__ or "" for name, options in STORE_OPTIONS.items()},
-}
-"""What the settings of a section have in common."""
-
 
 @dataclass(frozen=True)
 class Settings:

@@ -28,8 +28,9 @@ from transfer_queue.core.state.restore import shift_ages
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError, JournalError
 from transfer_queue.journal import state_file
-from transfer_queue.journal.segment import ClockIdentity, Reading, SegmentHeader, SegmentWriter, sync_folder
+from transfer_queue.journal.segment import ClockIdentity, Reading, SegmentHeader, SegmentWriter
 from transfer_queue.journal.state_file import LoadedStates
+from transfer_queue.private_files import sync_folder
 
 RecordT = TypeVar("RecordT", bound=Record)
 

@@ -30,6 +30,7 @@ from transfer_queue.core.controller import RECORDS
 from transfer_queue.core.earlier import EARLIER_RECORDS
 from transfer_queue.core.events.records import AnyRecord, Record
 from transfer_queue.errors import JournalError
+from transfer_queue.private_files import sync_data, sync_folder
 
 MAGIC = b"TQjrnl\x00\x01"
 MARKER = b"TQfr"
@@ -249,7 +250,7 @@ class SegmentWriter:
             self._written += os.pwrite(self._file, rest, self._end + self._written)
         if self._durable and not self._late:
             try:
-                _sync_data(self._file)
+                sync_data(self._file)
             except OSError:
                 # the kernel may have dropped pages that it could not write, so all bytes are written again
                 self._written = 0
@@ -287,18 +288,6 @@ class SegmentWriter:
                 os.ftruncate(self._file, self._end + self._written)  # frees reserved space that was not needed
             os.close(self._file)
             self._file = -1
-
-
-_sync_data = getattr(os, "fdatasync", os.fsync)
-
-
-def sync_folder(folder: Path) -> None:
-    """Return when the folder's entries are on the disk."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 _KEEP_SIZE = 1

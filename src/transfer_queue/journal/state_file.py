@@ -32,7 +32,8 @@ from transfer_queue.core.events.records import StateLoaded
 from transfer_queue.core.state.serialization import load_state
 from transfer_queue.core.state.state import State
 from transfer_queue.errors import CheckpointError
-from transfer_queue.journal.segment import reserve_space, sync_folder
+from transfer_queue.journal.segment import reserve_space
+from transfer_queue.private_files import no_link, sync_folder
 
 MAGIC = b"TQSTATE\n"
 VERSION = 1  # grows with every change of the content of the tree, or of the layout of the file
@@ -53,7 +54,7 @@ def write(path: Path, tree: Any, sync: bool = True) -> None:
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
-        with open(draft, "wb", buffering=1 << 20, opener=_private) as file:
+        with open(draft, "wb", buffering=1 << 20, opener=no_link) as file:
             _write(file, tree)
             file.flush()
             if sync:
@@ -65,10 +66,6 @@ def write(path: Path, tree: Any, sync: bool = True) -> None:
         raise
     if sync:
         sync_folder(path.parent)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _write(file: BinaryIO, tree: Any) -> None:
@@ -222,7 +219,7 @@ class LoadedStates:
         return name
 
     def _copy(self, source: BinaryIO, path: Path) -> None:
-        with open(path, "xb", opener=_private) as file:
+        with open(path, "xb", opener=no_link) as file:
             reserve_space(file.fileno(), 0, max(1, os.fstat(source.fileno()).st_size))
             shutil.copyfileobj(source, file, 1 << 20)
             file.flush()

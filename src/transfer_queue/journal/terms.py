@@ -29,7 +29,7 @@ from pathlib import Path
 
 from transfer_queue.errors import StartError
 from transfer_queue.journal.journal import list_numbers, segment_path
-from transfer_queue.journal.segment import sync_folder
+from transfer_queue.private_files import sync_folder, write_private
 
 _NAME = re.compile(r"term-(\d{12})")
 _OPEN = "open-"
@@ -131,7 +131,7 @@ class Terms:
         yield from self._take_journal(term)
         self._check_current(term)
         try:
-            _write(term.folder / "complete", b"")
+            write_private(term.folder / "complete", b"", "wb", sync=True)
             sync_folder(term.folder)
         except FileNotFoundError:  # a later term has removed the folder
             self._check_current(term)
@@ -153,10 +153,11 @@ class Terms:
         while True:
             draft = self.folder / _DRAFT.format(secrets.token_hex(8))
             draft.mkdir(mode=0o700)
-            _write(draft / "owner", owner.encode())  # first of all: a folder that is not empty cannot be replaced
+            # first of all: a folder that is not empty cannot be replaced
+            write_private(draft / "owner", owner.encode(), "wb", sync=True)
             # a name of its own: once its folder is removed, a slow controller may create one with the same number
             opened = f"{_OPEN}{secrets.token_hex(8)}"
-            _write(draft / opened, b"")
+            write_private(draft / opened, b"", "wb", sync=True)
             mark(draft)
             sync_folder(draft)
             term = self._term(1 + max((term.number for term in self.list()), default=0), opened)
@@ -229,7 +230,7 @@ def _copy_journal(base: Path, folder: Path) -> Generator[None, None, None]:
     yield
     if segments:
         source = segment_path(base, segments[-1])
-        _write(folder / source.name, source.read_bytes())
+        write_private(folder / source.name, source.read_bytes(), "wb", sync=True)
     yield
     # files of loaded states are listed after the segment that may name them was copied
     for path in _journal_files(base):
@@ -256,7 +257,7 @@ def _link(source: Path, target: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:  # the file system has no hard links
-        _write(target, source.read_bytes())
+        write_private(target, source.read_bytes(), "wb", sync=True)
 
 
 def _close(folder: Path) -> None:
@@ -265,12 +266,3 @@ def _close(folder: Path) -> None:
         for path in folder.glob(f"{_OPEN}*"):
             path.unlink()
         sync_folder(folder)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a private file through to the storage."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(file, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(file)

@@ -93,7 +93,7 @@ class NewBlock(Message, frozen=True):
     begin: Begin = -1
     """The offset of the first byte of the extent; -1 if it is not known."""
     proof: Natural = 0
-    """The proof of the lease of the extent (`messages.lease_proof`)."""
+    """The proof of the lease of the extent (`messages.storage.lease_proof`)."""
 
 
 class EqualField(Message, frozen=True):

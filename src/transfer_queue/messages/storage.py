@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from transfer_queue.messages.base import (
     AnyUnit,
     Bytes,
@@ -18,6 +20,26 @@ from transfer_queue.messages.base import (
 from transfer_queue.messages.descriptors import MEMORY
 
 
+def lease_proof(key: bytes, unit: int, writer: str, extent: int, begin: int, length: int, generation: int) -> int:
+    """Return the proof that a unit has leased an extent to a client, which sends it with what it publishes there.
+
+    Only the unit knows its leases, and only the controller knows what is published. The proof is a hash with the key of
+    the system, so the controller can check it without the unit, also while the unit is down and after a restart of
+    either.
+
+    Args:
+        key: The key of the system.
+        unit: The number of the unit.
+        writer: The owner of the writer slot (`OpenSlot.writer`).
+        extent: The number of the extent.
+        begin: The offset of its first byte.
+        length: Its length in bytes.
+        generation: Its generation.
+    """
+    lease = f"{unit} {extent} {begin} {length} {generation} {writer}"
+    return int.from_bytes(hashlib.blake2b(lease.encode(), digest_size=8, key=key).digest(), "little") >> 1
+
+
 class ExtentLeaseReply(Reply, frozen=True, tag="LeaseReply"):
     """An extent that was leased."""
 
@@ -27,7 +49,7 @@ class ExtentLeaseReply(Reply, frozen=True, tag="LeaseReply"):
     length: int
     generation: int
     proof: Natural = 0
-    """The proof of this lease (`messages.lease_proof`)."""
+    """The proof of this lease (`lease_proof`)."""
 
 
 class SlotReply(Reply, frozen=True):

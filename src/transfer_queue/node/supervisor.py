@@ -46,9 +46,10 @@ from transfer_queue.node.system import launcher_protocol, processes
 from transfer_queue.node.system.data_folders import DataFolders
 from transfer_queue.node.system.store_process import build_store_server, write_status
 from transfer_queue.node.unit.unit_process import UnitPlace, build_unit
+from transfer_queue.private_files import no_link
 from transfer_queue.storage.stores.base import StoreAddress, has_server
 from transfer_queue.system_folder.liveness import StartLock, hold_liveness
-from transfer_queue.system_folder.paths import Description, SystemFolder, no_link
+from transfer_queue.system_folder.paths import Description, SystemFolder
 from transfer_queue.token_text import find_tokenizer
 
 CHANNEL = 3  # the descriptor of the launcher's pipe

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any, NoReturn
 
 from transfer_queue.client import TransferQueueClient
@@ -101,9 +100,7 @@ class LeasedItem:
     def __enter__(self) -> LeasedItem:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.ack()
         else:
@@ -112,9 +109,7 @@ class LeasedItem:
     async def __aenter__(self) -> LeasedItem:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             await self._client.async_ack(self._meta)
         else:

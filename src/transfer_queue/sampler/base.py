@@ -395,6 +395,15 @@ class RankConsistentSampler(BaseSampler):
             )
         return wanted
 
+    def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
+        """Return True if a deal is only for the rank that asks."""
+        return self.ranks(sampling_config) is None
+
+    def _ranks_of_deal(self, rank: int, config: Mapping[str, Any]) -> Sequence[int]:
+        """Return the ranks that a deal is for: all of them, or the one that asks if their number is not known."""
+        known = self.ranks(config)
+        return [rank] if known is None else range(known)
+
     def _take_dp_size(self, dp_size: int | None, otherwise: int | None = None) -> None:
         """Set the number of ranks with which the sampler is made. otherwise: the number if it is made without one."""
         self.dp_size_given = dp_size is not None
@@ -409,27 +418,15 @@ class RankConsistentSampler(BaseSampler):
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """Return the caller's batch: the one dealt under its key before, or a new deal.
+        """Return the caller's batch: the one dealt under its key before, or a new deal. See `BaseSampler.sample`.
 
-        Args:
-            ready_indexes: The global indexes of the samples that are ready and not consumed.
-            batch_size: The number of samples in the batch.
-            task_name: The task that asks. Batches of two tasks are independent of each other.
-            partition_id: The partition of the samples. Default: the id of `partition`, if there is one.
-            *args: Ignored.
-            **kwargs: The entries of the sampling_config, and `partition`.
-
-        Returns:
-            (sampled, consumed), two lists of global indexes; ([], []) if no batch can be dealt now.
-
-        Raises:
-            InvalidArgumentError: An argument is not valid, for example a negative batch_size.
+        Batches of two tasks are independent of each other. Without a partition_id, it is that of `partition`.
         """
         check_batch_size(batch_size)
-        config = {**kwargs, "task_name": task_name, "partition_id": partition_id}
+        config = self._completed({**kwargs, "task_name": task_name, "partition_id": partition_id})
         names = _names(config)
         key = self.deal_key(config)
-        if batch_size == 0:
+        if not self._takes_part(batch_size, config) or batch_size == 0:
             return [], []
         if key is None:
             return self.deal(ready_indexes, batch_size, **config).get(0, ([], []))
@@ -438,6 +435,14 @@ class RankConsistentSampler(BaseSampler):
             self._keep(names, key[1], self.deal(ready_indexes, batch_size, **config))
             entry = self._cached(*names, *key)
         return ([], []) if entry is None else self._share(entry)
+
+    def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a direct call of `sample`, with the defaults of this sampler."""
+        return config
+
+    def _takes_part(self, batch_size: int, config: Mapping[str, Any]) -> bool:
+        """Return whether a deal has a share for the caller's rank. Raises InvalidArgumentError for a bad request."""
+        return True
 
     def has_cached_result(self, partition_id: str, task_name: str, sampling_config: Mapping[str, Any] | None) -> bool:
         """Return whether the caller's batch was dealt before."""
@@ -490,41 +495,8 @@ class RoundSampler(RankConsistentSampler):
     deals_rounds = True
     dp_size: int
 
-    def sample(
-        self,
-        ready_indexes: Sequence[int],
-        batch_size: int,
-        task_name: str = "",
-        partition_id: str = "",
-        *args: Any,
-        **kwargs: Any,
-    ) -> Share:
-        """Return the share of the caller's rank in the deal of its batch index.
-
-        Args:
-            ready_indexes: The global indexes of the samples that are ready and not consumed.
-            batch_size: The number of samples that each rank gets, or the most of them.
-            task_name: The task that asks. Batches of two tasks are independent of each other.
-            partition_id: The partition of the samples. Default: the id of `partition`, if there is one.
-            *args: Ignored.
-            **kwargs: `dp_rank` and `batch_index` (default 0), `partition` (any object with `get_custom_meta`), and the
-                other entries of the sampling_config.
-
-        Returns:
-            (sampled, consumed), two lists of global indexes; ([], []) if no batch can be dealt now.
-
-        Raises:
-            InvalidArgumentError: A length is not valid, or no deal can have this `batch_size`.
-        """
-        for name in ("dp_rank", "batch_index"):
-            kwargs[name] = validated_count(kwargs, name) or 0
-        if not self._takes_part(batch_size, kwargs):
-            return [], []
-        return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **kwargs)
-
-    def _takes_part(self, batch_size: int, config: Mapping[str, Any]) -> bool:
-        """Return whether a deal has a share for the caller's rank. Raises InvalidArgumentError for a bad request."""
-        raise NotImplementedError
+    def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
+        return {**config, **{name: validated_count(config, name) or 0 for name in ("dp_rank", "batch_index")}}
 
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Return (dp_rank, batch_index), with dp_rank 0 if it is not given; None without batch_index."""

@@ -60,10 +60,6 @@ class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
         size = self._group_size(config)
         return sum(1 for _ in whole_groups(ready_indexes, size)) * size
 
-    def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
-        """Return True if a deal is only for the rank that asks."""
-        return self.ranks(sampling_config) is None
-
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int] | None:
         """Return (dp_rank, batch_index); None unless both are given."""
         rank, batch = validated_count(sampling_config, "dp_rank"), validated_count(sampling_config, "batch_index")
@@ -72,8 +68,7 @@ class GRPOGroupNSampler(DealsGroups, RankConsistentSampler):
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
         """Deal complete groups to every rank, or to the caller if the number of ranks is not known."""
         key = self.deal_key(config)
-        known = None if key is None else self.ranks(config)
-        ranks = [key[0] if key else 0] if known is None else range(known)
+        ranks = [0] if key is None else self._ranks_of_deal(key[0], config)
         count = self._groups_in(batch_size, config) * len(ranks)
         groups = pick_groups(ready_indexes, self._group_size(config), count)
         if len(groups) < count:

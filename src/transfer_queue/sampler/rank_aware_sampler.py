@@ -89,10 +89,6 @@ class RankAwareSampler(RankConsistentSampler):
         ranked = {"dp_rank": dp_rank, "batch_index": batch_index}
         return super().sample(ready_indexes, batch_size, task_name, partition_id, *args, **ranked, **kwargs)
 
-    def deals_in_order(self, sampling_config: Mapping[str, Any]) -> bool:
-        """Return True if a deal is only for the rank that asks."""
-        return self.ranks(sampling_config) is None
-
     def deal_key(self, sampling_config: Mapping[str, Any]) -> tuple[int, int]:
         """Return (dp_rank, batch_index). Raises InvalidArgumentError if one of them is missing."""
         rank, batch = validated_count(sampling_config, "dp_rank"), validated_count(sampling_config, "batch_index")
@@ -102,8 +98,8 @@ class RankAwareSampler(RankConsistentSampler):
 
     def deal(self, ready_indexes: Sequence[int], batch_size: int, **config: Any) -> dict[int, Share]:
         """Deal the first ready samples to every rank, or to the rank that asks if their number is not known."""
-        known = self.ranks(config)
-        ranks = [self.deal_key(config)[0]] if known is None else range(known)
+        rank, _ = self.deal_key(config)
+        ranks = self._ranks_of_deal(rank, config)
         count = batch_size * len(ranks)
         if len(ready_indexes) < count:
             return {}

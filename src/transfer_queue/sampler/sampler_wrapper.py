@@ -95,23 +95,9 @@ class SamplerWrapper(BaseSampler):
         *args: Any,
         **kwargs: Any,
     ) -> Share:
-        """Return the batch that the inner sampler deals from the rows that this sampler shows it.
+        """Return the batch that the inner sampler deals from the rows that this sampler shows it. See `BaseSampler`.
 
         Rows that this sampler skips for ever, such as those that are too old, are consumed together with the batch.
-
-        Args:
-            ready_indexes: The global indexes of the samples that are ready and not consumed.
-            batch_size: The number of samples in the batch.
-            task_name: The task that asks; passed on by keyword.
-            partition_id: The partition of the samples; passed on by keyword.
-            *args: Ignored.
-            **kwargs: The entries of the sampling_config, and `partition`; passed on.
-
-        Returns:
-            (sampled, consumed), two lists of global indexes.
-
-        Raises:
-            InvalidArgumentError: See the inner sampler.
         """
         config = {**kwargs, "task_name": task_name, "partition_id": partition_id}
         shown = self.view(ready_indexes, config)

@@ -24,31 +24,8 @@ class SequentialSampler(BaseSampler):
         """Return True."""
         return True
 
-    def sample(
-        self,
-        ready_indexes: Sequence[int],
-        batch_size: int,
-        task_name: str = "",
-        partition_id: str = "",
-        *args: Any,
-        **kwargs: Any,
-    ) -> Share:
-        """Return (sampled, consumed), both `ready_indexes[:batch_size]`.
-
-        Args:
-            ready_indexes: The global indexes of the samples that are ready and not consumed.
-            batch_size: The number of samples in the batch.
-            task_name: Ignored.
-            partition_id: Ignored.
-            *args: Ignored.
-            **kwargs: Ignored.
-
-        Returns:
-            (sampled, consumed), two lists of global indexes.
-
-        Raises:
-            InvalidArgumentError: `batch_size` is negative.
-        """
+    def sample(self, ready_indexes: Sequence[int], batch_size: int, *args: Any, **kwargs: Any) -> Share:
+        """Return (sampled, consumed), both `ready_indexes[:batch_size]`; other arguments are ignored."""
         check_batch_size(batch_size)
         sampled = list(map(int, ready_indexes[:batch_size]))
         return sampled, list(sampled)

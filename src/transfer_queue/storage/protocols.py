@@ -48,7 +48,7 @@ class Reserved(msgspec.Struct, frozen=True):
     slot: int = 0
     """The slot of the writer in the unit."""
     lease: tuple[int, int] = (-1, 0)
-    """The offset of the first byte of the extent, and the proof of its lease (`messages.lease_proof`)."""
+    """The offset of the first byte of the extent, and the proof of its lease (`messages.storage.lease_proof`)."""
 
     @property
     def places(self) -> tuple[Reserved, ...]:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Collection, Container, Mapping
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 
 from transfer_queue.errors import StartError, with_advice
 
@@ -92,9 +91,7 @@ class StartLock:
             if file >= 0:
                 os.close(file)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         os.close(self._file)
@@ -141,9 +138,7 @@ class Liveness:
     def __enter__(self) -> Liveness:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None

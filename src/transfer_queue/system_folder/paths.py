@@ -37,6 +37,7 @@ from transfer_queue.config import environment
 from transfer_queue.errors import AttachError, StartError, with_advice
 from transfer_queue.messages.base import PROTOCOL_VERSION, UNREADABLE
 from transfer_queue.net.drivers.connection import MAX_PATH
+from transfer_queue.private_files import no_link, replace_private, write_private
 
 DEFAULT_NAME = "default"
 KEY_BYTES = 32
@@ -222,7 +223,7 @@ class SystemFolder:
             self.states.mkdir(mode=0o700)
             self.samplers.mkdir(mode=0o700)
             key = key or secrets.token_bytes(KEY_BYTES)
-            _write(self.key, key)
+            write_private(self.key, key)
         except OSError as error:
             advice = "make the runtime folder writable, or set TQ_RUNTIME_DIR"
             raise StartError(
@@ -400,25 +401,6 @@ class SystemFolder:
         if self.identity() is not None:
             self.check_private()
             self.remove()
-
-
-def no_link(path: str, flags: int) -> int:
-    """Open a file of a system: refuses a link, and creates files that only this user can access."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-
-
-def _write(path: Path, content: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(file, "wb") as stream:
-        stream.write(content)
-
-
-def replace_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user can access, atomically, in place of the one that is there."""
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    _write(draft, content)
-    draft.replace(path)
 
 
 def read_private(path: Path) -> bytes:

@@ -11,7 +11,6 @@ import heapq
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -130,9 +129,9 @@ class Cluster:
         arena_bytes: int = 64 * 1024 * 1024,
         stores: Mapping[str, StoreAddress] | None = None,
     ) -> None:
-        self.clock = self._make_clock()
+        self.clock = VirtualClock()
         """The virtual clock."""
-        self.network = self._make_network(seed)
+        self.network = Network(seed)
         """The simulated network."""
         self.held = HeldSlots()
         """The simulated locks of writer slots."""
@@ -175,12 +174,6 @@ class Cluster:
         for unit in self.units:
             self.controller.on_connect(f"unit-{unit.number}", UNIT_PEER - unit.number)
             self._register(unit)
-
-    def _make_clock(self) -> VirtualClock:
-        return VirtualClock()
-
-    def _make_network(self, seed: int) -> Network:
-        return Network(seed)
 
     @property
     def unit(self) -> StorageUnit:
@@ -282,9 +275,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ------------------------------------------------------------ time

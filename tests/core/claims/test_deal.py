@@ -161,20 +161,20 @@ def test_the_text_of_a_timeout(h: Harness) -> None:
     assert "Sample 0 (key 'a') is missing the fields 'y', 'z'" in text
 
 
-def test_the_text_of_a_timeout_without_partition(h: Harness) -> None:
-    h.put(1, partition="other")
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        ("other", r"'p'; 0 available: the partition does not exist.*'other'"),
+        ("p", r"consumed every sample.*new ones are needed"),
+    ],
+    ids=["no partition", "all is consumed"],
+)
+def test_the_text_of_a_timeout_without_samples(h: Harness, partition: str, words: str) -> None:
+    h.put(2, partition=partition)
+    h.dealt(2, partition=partition)
     sequence = h.claim(2, wait=5)
     h.tick(5)
-    with pytest.raises(WaitTimeoutError, match=r"'p'; 0 available: the partition does not exist.*'other'"):
-        h.result(sequence, "r")
-
-
-def test_the_text_of_a_timeout_when_all_is_consumed(h: Harness) -> None:
-    h.put(2)
-    h.dealt(2)
-    sequence = h.claim(2, wait=5)
-    h.tick(5)
-    with pytest.raises(WaitTimeoutError, match=r"consumed every sample.*new ones are needed"):
+    with pytest.raises(WaitTimeoutError, match=words):
         h.result(sequence, "r")
 
 

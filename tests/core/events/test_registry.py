@@ -76,18 +76,12 @@ def test_every_request_that_only_reads_has_a_handler():
     assert set(HANDLERS) > READS > set()
 
 
-def test_a_second_handler_of_a_request_is_refused():
-    for kind, registered in list(HANDLERS.items()):
+@pytest.mark.parametrize(("table", "register"), [(HANDLERS, handles), (APPLIERS, applies)], ids=["handler", "applier"])
+def test_a_second_function_is_refused(table, register):
+    for kind, registered in list(table.items()):
         with pytest.raises(ValueError, match=f"{kind.__name__} has two functions"):
-            handles(kind)(lambda context, caller, request: [])
-        assert HANDLERS[kind] is registered
-
-
-def test_a_second_applier_of_a_record_is_refused():
-    for kind, registered in list(APPLIERS.items()):
-        with pytest.raises(ValueError, match=f"{kind.__name__} has two functions"):
-            applies(kind)(lambda state, record: None)
-        assert APPLIERS[kind] is registered
+            register(kind)(lambda *arguments: None)
+        assert table[kind] is registered
 
 
 def test_a_request_to_a_storage_unit_is_refused():

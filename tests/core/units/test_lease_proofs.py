@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from transfer_queue.errors import ProtocolError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
-from transfer_queue.messages.lease_proof import lease_proof
 from transfer_queue.messages.puts import CloseExtents, Publish, PublishReply
 from transfer_queue.messages.reports.unit_reports import RegisterUnit
+from transfer_queue.messages.storage import lease_proof
 
 KEY = b"the key of the system"
 LENGTH = 4 * BYTES

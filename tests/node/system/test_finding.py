@@ -12,6 +12,7 @@ import pytest
 
 from transfer_queue.errors import AttachError
 from transfer_queue.node.system import launcher
+from transfer_queue.private_files import write_private
 from transfer_queue.system_folder import paths
 from transfer_queue.system_folder.paths import KEY_BYTES, Description, SystemFolder
 
@@ -24,11 +25,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SystemFolder:
     monkeypatch.setattr(launcher, "is_alive", lambda file: True)
     made = SystemFolder(tmp_path / "a")
     made.folder.mkdir(mode=0o700)
-    paths._write(made.key, os.urandom(KEY_BYTES))
+    write_private(made.key, os.urandom(KEY_BYTES))
     described = Description(
         "a", 1, 1, 2, "python", "someone", 0.0, False, str(made.folder), str(made.folder / "logs"), "controller"
     )
-    paths._write(made.description, msgspec.json.encode(described))
+    write_private(made.description, msgspec.json.encode(described))
     return made
 
 

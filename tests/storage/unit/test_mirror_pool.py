@@ -104,7 +104,7 @@ def test_a_disk_that_cannot_write_is_a_failed_order_that_takes_no_space(
     def fail(file: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(arena_module, "_sync_data", fail)
+    monkeypatch.setattr(arena_module, "sync_data", fail)
     (report,) = disk.end()
     assert report.body.extent == 0
     assert "Input/output error" in report.body.failed

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from carried_values import DTYPES_OF_EACH_SIZE, pattern, same_tensor
+from codec_arenas import nbytes_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from transfer_queue.messages.queries import LookupReply
 from transfer_queue.wire.blocks.encode import EncodedBlock, encode_columns
 from transfer_queue.wire.blocks.gather import gather
 from transfer_queue.wire.blocks.repack import repack_block
-from transfer_queue.wire.buffers.block_layout import MIXED_RANK, block_nbytes
+from transfer_queue.wire.buffers.block_layout import MIXED_RANK
 
 
 def columns(rows: int, shapes: list[tuple[int, ...]]) -> dict[str, object]:
@@ -66,7 +67,7 @@ def test_the_rows_are_the_same(data: st.DataObject) -> None:
     slots = sorted(data.draw(st.sets(st.integers(0, rows - 1), min_size=1)))
     fields = sorted(data.draw(st.sets(st.sampled_from(sorted(given_columns)), min_size=1)))
     block, memory = smaller(encode_columns(given_columns, rows), slots, fields)
-    assert block.nbytes == block_nbytes(block.schema, np.frombuffer(block.dims, "<i8"), block.rows)
+    assert block.nbytes == nbytes_of(block, block.rows)
     assert [spec.name for spec in block.schema] == [name for name in given_columns if name in fields]
     for name, found in gathered(block, memory, fields, list(range(len(slots)))).items():
         for slot, value in zip(slots, found, strict=True):

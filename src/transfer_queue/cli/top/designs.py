@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from transfer_queue.cli.status_table import staleness_text
 from transfer_queue.cli.top.cells import (
     FILLS,
@@ -19,7 +22,7 @@ from transfer_queue.cli.top.cells import (
     strip,
     task_text,
 )
-from transfer_queue.cli.top.live_table import TableColumn, TableDesign
+from transfer_queue.cli.top.live_table import R, TableColumn, TableDesign
 from transfer_queue.cli.top.rows import (
     FieldRow,
     LoadRow,
@@ -51,6 +54,20 @@ def _progress(done: int, total: int, width: int, role: str) -> Cell:
     """Return a bar with a number out of another."""
     numbers = f" {count(done)}/{count(total)}"
     return [*bar(done / total if total else 0.0, max(width - 16, 2), role), (f"{numbers:>15}", "")]
+
+
+def _numbers(
+    title: str, value: Callable[[R], Any], text: Callable[[Any], str], width: int, role: str = "", rank: int = 0
+) -> TableColumn[R]:
+    """Return a column of numbers. The largest one comes first when the rows are sorted by it."""
+    return TableColumn(
+        title, lambda row, _: [(text(value(row)), role)], width, rank=rank, right=True, sort=value, descending=True
+    )
+
+
+def _names(title: str, name: Callable[[R], str], text: Callable[[str], str], width: int, most: int) -> TableColumn[R]:
+    """Return a column of names that is as wide as the longest one."""
+    return TableColumn(title, lambda row, _: [(text(name(row)), "")], width, most, fits=True, sort=name)
 
 
 # ---------------------------------------------------------------- stages
@@ -124,8 +141,7 @@ STAGES: TableDesign[StageRow] = TableDesign(
                right=True, sort=lambda row: row.account.put_rate, descending=True),
         TableColumn("waits for ← from", _waits_for, 16, 44),
         TableColumn("last minute", lambda row, width: sparkline(row.history, width, "works"), 16, 30, rank=5),
-        TableColumn("bytes/s", lambda row, _: [(size_text(row.nbytes) if row.nbytes else "", "")], 10, rank=6,
-                    right=True, sort=lambda row: row.nbytes, descending=True),
+        _numbers("bytes/s", lambda row: row.nbytes, lambda nbytes: size_text(nbytes) if nbytes else "", 10, rank=6),
         TableColumn("step", lambda row, _: _known(row.account.step or -1, duration(row.account.step)), 8, rank=7,
                right=True, sort=lambda row: row.account.step, descending=True),
         TableColumn("was ready", lambda row, _: _known(row.age.median, duration(row.age.median)), 9, rank=8, right=True,
@@ -160,17 +176,14 @@ WAITS: TableDesign[WaitRow] = TableDesign(
     "Who waits for what",
     [
         TableColumn("", lambda row, _: [state_piece(row.kind)], 1),
-        TableColumn("task", lambda row, _: [(task_text(row.task), "")], 8, 24, fits=True, sort=lambda row: row.task),
-        TableColumn("ranks", lambda row, _: [(f"{len(row.members):,}", "")], 5, right=True,
-               sort=lambda row: len(row.members), descending=True),
+        _names("task", lambda row: row.task, task_text, 8, 24),
+        _numbers("ranks", lambda row: len(row.members), "{:,}".format, 5),
         TableColumn("for", lambda row, _: [(duration(row.seconds), "waits" if row.seconds >= 10 else "")], 8,
                     right=True, sort=lambda row: row.seconds, descending=True),
         TableColumn("waits for", _wait_fields, 16, WIDE, sort=lambda row: row.rarest),
         TableColumn("put by", _put_by, 10, 24, sort=lambda row: row.producers),
-        TableColumn("partition", lambda row, _: [(name_text(row.partition), "")], 9, 24, fits=True,
-               sort=lambda row: row.partition),
-        TableColumn("rows", lambda row, _: [(count(row.rows), "")], 7, rank=1, right=True, sort=lambda row: row.rows,
-               descending=True),
+        _names("partition", lambda row: row.partition, name_text, 9, 24),
+        _numbers("rows", lambda row: row.rows, count, 7, rank=1),
     ],
     key=lambda row: (row.kind, row.task, row.partition, row.fields),
     text=lambda row: f"{task_text(row.task)} {row.partition} {' '.join(row.fields)} {' '.join(row.producers)}",
@@ -180,12 +193,10 @@ WAITS: TableDesign[WaitRow] = TableDesign(
 MEMBERS: TableDesign[WaitMember] = TableDesign(
     "Ranks that wait",
     [
-        TableColumn("rank", lambda row, _: [(name_text(row.rank), "")], 12, 48, fits=True, sort=lambda row: row.rank),
+        _names("rank", lambda row: row.rank, name_text, 12, 48),
         TableColumn("process", lambda row, _: [(row.process, "dim")], 12, 32, fits=True, rank=1),
-        TableColumn("for", lambda row, _: [(duration(row.seconds), "")], 8, right=True, sort=lambda row: row.seconds,
-               descending=True),
-        TableColumn("rows", lambda row, _: [(count(row.rows), "")], 8, right=True, sort=lambda row: row.rows,
-               descending=True),
+        _numbers("for", lambda row: row.seconds, duration, 8),
+        _numbers("rows", lambda row: row.rows, count, 8),
     ],
     key=lambda row: row.rank,
     text=lambda row: f"{row.rank} {row.process}",
@@ -230,24 +241,18 @@ def _notes(row: PartitionRow, width: int) -> Cell:
 PARTITIONS: TableDesign[PartitionRow] = TableDesign(
     "Partitions",
     [
-        TableColumn("partition", lambda row, _: [(name_text(row.progress.name), "")], 9, 32, fits=True,
-               sort=lambda row: row.progress.name),
-        TableColumn("samples", lambda row, _: [(count(row.progress.rows), "")], 7, right=True,
-               sort=lambda row: row.progress.rows, descending=True),
-        TableColumn("size", lambda row, _: [(size_text(row.progress.nbytes), "dim")], 9, rank=2, right=True,
-               sort=lambda row: row.progress.nbytes, descending=True),
+        _names("partition", lambda row: row.progress.name, name_text, 9, 32),
+        _numbers("samples", lambda row: row.progress.rows, count, 7),
+        _numbers("size", lambda row: row.progress.nbytes, size_text, 9, "dim", rank=2),
         TableColumn("rarest field", _rarest, 23, 32,
                sort=lambda row: row.rarest[1] / row.progress.rows if row.progress.rows else 1.0),
         TableColumn("slowest task", _slowest, 21, 32, rank=1,
                sort=lambda row: row.slowest[1] / row.progress.rows if row.progress.rows else 1.0),
-        TableColumn("wait", lambda row, _: [(f"{row.waiting:,}" if row.waiting else "", "waits")], 4, right=True,
-               sort=lambda row: row.waiting, descending=True),
+        _numbers("wait", lambda row: row.waiting, lambda waiting: f"{waiting:,}" if waiting else "", 4, "waits"),
         TableColumn("policy", _policy, 6, rank=3, right=True,
                sort=lambda row: -1 if row.progress.policy is None else row.progress.policy.version, descending=True),
-        TableColumn("puts/s", lambda row, _: [(rate(row.put_rate), "")], 7, rank=4, right=True,
-               sort=lambda row: row.put_rate, descending=True),
-        TableColumn("takes/s", lambda row, _: [(rate(row.claim_rate), "")], 7, rank=4, right=True,
-               sort=lambda row: row.claim_rate, descending=True),
+        _numbers("puts/s", lambda row: row.put_rate, rate, 7, rank=4),
+        _numbers("takes/s", lambda row: row.claim_rate, rate, 7, rank=4),
         TableColumn("notes", _notes, 12, WIDE, rank=5),
     ],
     key=lambda row: row.progress.name,
@@ -264,8 +269,7 @@ def _field_notes(row: FieldRow, width: int) -> Cell:
 FIELDS: TableDesign[FieldRow] = TableDesign(
     "Fields",
     [
-        TableColumn("field", lambda row, _: [(name_text(row.progress.name), "")], 8, 32, fits=True,
-               sort=lambda row: row.progress.name),
+        _names("field", lambda row: row.progress.name, name_text, 8, 32),
         TableColumn("samples that have it", lambda row, width: _progress(row.progress.produced, row.rows, width,
                "works"), 28, 48, sort=lambda row: row.progress.produced),
         TableColumn("puts/s", lambda row, _: [(rate(row.speed), "")], 7, right=True, sort=lambda row: row.speed or 0.0,
@@ -295,8 +299,7 @@ def _task_notes(row: TaskRow, width: int) -> Cell:
 TASKS: TableDesign[TaskRow] = TableDesign(
     "Tasks",
     [
-        TableColumn("task", lambda row, _: [(task_text(row.progress.name), "")], 8, 32, fits=True,
-               sort=lambda row: row.progress.name),
+        _names("task", lambda row: row.progress.name, task_text, 8, 32),
         TableColumn("samples consumed", lambda row, width: _progress(row.progress.consumed, row.partition.rows, width,
                "good"), 28, 48, sort=lambda row: row.progress.consumed),
         TableColumn("takes/s", lambda row, _: [(rate(row.speed), "")], 7, right=True, sort=lambda row: row.speed or 0.0,
@@ -370,10 +373,8 @@ MEMORY: TableDesign[MemoryRow] = TableDesign(
         TableColumn("held █ leased ▒", _memory_bar, 15, 40, sort=lambda row: row.leased, descending=True),
         TableColumn("held", lambda row, _: [("" if row.held is None else size_text(row.held), "")], 9, right=True,
                sort=lambda row: row.held or 0, descending=True),
-        TableColumn("leased", lambda row, _: [(size_text(row.leased), "")], 9, right=True, sort=lambda row: row.leased,
-               descending=True),
-        TableColumn("capacity", lambda row, _: [(size_text(row.capacity) if row.capacity else "not known", "")], 9,
-               right=True, sort=lambda row: row.capacity, descending=True),
+        _numbers("leased", lambda row: row.leased, size_text, 9),
+        _numbers("capacity", lambda row: row.capacity, lambda nbytes: size_text(nbytes) if nbytes else "not known", 9),
         TableColumn("", _memory_note, 13, rank=1),
     ],
     key=lambda row: (row.tier, None if row.unit is None else row.unit.unit),
@@ -394,12 +395,9 @@ LOAD: TableDesign[LoadRow] = TableDesign(
         TableColumn("each s", lambda row, _: [(rate(row.rate), "")], 7, right=True, sort=lambda row: row.rate or 0.0,
                descending=True),
         TableColumn("busy", _busy, 12, 24, sort=lambda row: row.busy or 0.0, descending=True),
-        TableColumn("mean", lambda row, _: [(duration(row.typical), "")], 8, right=True, sort=lambda row: row.typical,
-               descending=True),
-        TableColumn("99 %", lambda row, _: [(duration(row.slow), "")], 8, right=True, sort=lambda row: row.slow,
-               descending=True),
-        TableColumn("total", lambda row, _: [(count(row.total), "dim")], 7, rank=1, right=True,
-               sort=lambda row: row.total, descending=True),
+        _numbers("mean", lambda row: row.typical, duration, 8),
+        _numbers("99 %", lambda row: row.slow, duration, 8),
+        _numbers("total", lambda row: row.total, count, 7, "dim", rank=1),
     ],
     key=lambda row: (row.sampler, row.name),
     text=lambda row: row.name,

@@ -86,31 +86,27 @@ class LiveTable(ScrollView, Generic[R], can_focus=True):
         Binding("S", "reverse", "Reverse", show=False),
     ]
 
-    class Opened(Message):
+    class TableMessage(Message):
+        """A message about a table."""
+
+        def __init__(self, table: LiveTable[Any]) -> None:
+            super().__init__()
+            self.table = table
+            """The table."""
+
+    class Opened(TableMessage):
         """Enter was pressed on a row, or a row was clicked twice."""
 
         def __init__(self, table: LiveTable[Any], row: Any) -> None:
-            super().__init__()
-            self.table = table
-            """The table."""
+            super().__init__(table)
             self.row = row
             """The row."""
 
-    class FilterWanted(Message):
+    class FilterWanted(TableMessage):
         """The filter of a table is to be changed."""
 
-        def __init__(self, table: LiveTable[Any]) -> None:
-            super().__init__()
-            self.table = table
-            """The table."""
-
-    class EndReached(Message):
+    class EndReached(TableMessage):
         """The cursor is on the last row."""
-
-        def __init__(self, table: LiveTable[Any]) -> None:
-            super().__init__()
-            self.table = table
-            """The table."""
 
     cursor: reactive[int] = reactive(0, repaint=True)
 

@@ -98,7 +98,6 @@ class PickledValues:
         self.removed: Counter[tuple[str, str]] = Counter()
         """(partition, field or tag) -> number of removed values."""
         self._blocks = state.blocks
-        self._objects = {at for at, schema in enumerate(state.blocks.schemas.values) if _has_objects(schema)}
         self._rows: dict[tuple[int, str, int], tuple[str, int]] = {}
         """(block, field, row in the block) -> partition and global index, for all objects."""
         for partition in state.partitions.values():

@@ -29,8 +29,7 @@ from typing import Any
 import msgspec
 
 from transfer_queue.errors import CheckpointError, CheckpointNotFoundError, TransferQueueError
-from transfer_queue.journal.segment import sync_folder
-from transfer_queue.system_folder.paths import no_link
+from transfer_queue.private_files import no_link, sync_folder
 
 METADATA = "metadata.json"
 STATE = "controller_state.pkl"

@@ -24,10 +24,10 @@ from transfer_queue.messages.storage import ReadPieces, WriteBytes
 from transfer_queue.net.calls import CONTROLLER, Request
 from transfer_queue.net.drivers.blocking_driver import exchange
 from transfer_queue.net.session import Session
+from transfer_queue.private_files import no_link
 from transfer_queue.storage.arena.extent_table import GRANULE
 from transfer_queue.storage.arena.remote_access import MAX_WRITTEN
 from transfer_queue.storage.protocols import Bytes, Reserved
-from transfer_queue.system_folder.paths import no_link
 
 MAX_READ = 16 << 20
 """The bytes of one round trip."""

@@ -47,10 +47,10 @@ from transfer_queue.errors import (
     UnitLostError,
 )
 from transfer_queue.journal import state_file
-from transfer_queue.journal.segment import sync_folder
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import BeginCheckpoint, BeginCheckpointReply, EndCheckpoint, LoadState
 from transfer_queue.net.calls import CONTROLLER, Operation, Request
+from transfer_queue.private_files import sync_folder
 from transfer_queue.storage.protocols import Reserved
 
 _NONE = np.zeros(0, "i8")
@@ -479,13 +479,10 @@ class CheckpointOperations(Topic):
         folder = Path(checkpoint_dir)
         checkpoint_folder.check_folder(folder)
         yield from self.attachment.learn()
-        path = folder / checkpoint_folder.STATE
-        tree, state = _state_of(path)
-        own, origins = str(tree.get("origin")), state.origins
+        tree, state = _state_of(folder / checkpoint_folder.STATE)
         select_samples(state, *selection)
         report = report_on(state)
-        shared = partial(checkpoint_data.shared_below, own=own, origins=origins)
-        numbers = needed_blocks(state.blocks)["number"]
+        numbers, shared = _needed_of(tree, state)
         pickled = None if allow_pickle else PickledValues(state)
         sources = partial(checkpoint_data.block_sources, numbers=numbers, shared=shared)
         loaded = yield from self._load_again_if_lost(folder, sources, pickled, timeout)

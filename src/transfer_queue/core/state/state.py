@@ -160,7 +160,7 @@ class State(Persisted):
         self.capacity = capacity
         """The most rows at a time; None without a limit. Configuration, and not part of the tree."""
         self.lease_key: bytes | None = None
-        """The key of `messages.lease_proof`; None: proofs are not checked. Configuration, and not part of the tree."""
+        """The key of `lease_proof`; None: proofs are not checked. Configuration, and not part of the tree."""
         self.watched: list[str] = []
         """The tags that new partitions keep as columns, for samplers. Configuration, and not part of the tree."""
         self.prepared: tuple[r.StateLoaded, dict[str, Any], State] | None = None

@@ -19,8 +19,8 @@ from transfer_queue.core.tables.extents import MAX_BYTES, MAX_EXTENTS
 from transfer_queue.core.tables.fields import check_block
 from transfer_queue.errors import InvalidArgumentError, ProtocolError, UnitLostError
 from transfer_queue.messages.descriptors import BlockLocation, NewBlock
-from transfer_queue.messages.lease_proof import lease_proof
 from transfer_queue.messages.reports.unit_reports import BlocksMovedReport, Move
+from transfer_queue.messages.storage import lease_proof
 
 
 def no_unit_text(unit: int, units: Iterable[int]) -> str:

@@ -19,11 +19,11 @@ from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.controller.sampler_host import SamplerHost
 from transfer_queue.node.controller.sampler_process import LoadSampler
 from transfer_queue.node.system.sampler_transfer import PickledSampler, load
+from transfer_queue.private_files import no_link
 from transfer_queue.sampler import BUILT_IN
 from transfer_queue.sampler.base import BaseSampler
 from transfer_queue.sampler.factory import sampler_from
 from transfer_queue.sampler.sampler_wrapper import built_in
-from transfer_queue.system_folder.paths import no_link
 
 AnyMade = Union[BaseSampler, SamplerHost]
 OURS = "transfer_queue.sampler"

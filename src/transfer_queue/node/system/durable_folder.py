@@ -37,17 +37,16 @@ import msgspec
 
 from transfer_queue.errors import AttachError, StartError
 from transfer_queue.journal.journal import list_numbers
-from transfer_queue.journal.segment import sync_folder
 from transfer_queue.journal.terms import Term, Terms
 from transfer_queue.messages.base import UNREADABLE
 from transfer_queue.node.unit.mirror_folders import list_mirrors, mirror_bytes, remove_mirrors
+from transfer_queue.private_files import replace_private
 from transfer_queue.storage.arena.arena import check_files
 from transfer_queue.system_folder.liveness import hold_liveness, is_alive
 from transfer_queue.system_folder.paths import (
     DURABLE_PREFIX,
     OWNER,
     allocated_bytes,
-    no_link,
     read_private,
     runtime_dir,
 )
@@ -121,6 +120,10 @@ class DurableFolder:
         self._key = folder / "key"
         self._running = folder / "running"
 
+    def _error(self, words: str) -> StartError:
+        """Return the error that says this about the folder."""
+        return StartError(f"the durable folder {self.folder} ({_KEY}) {words}")
+
     # ------------------------------------------------------------ reading
 
     def identity(self) -> Identity | None:
@@ -134,15 +137,14 @@ class DurableFolder:
             content = read_private(self._identity)
             written = msgspec.json.decode(content, type=_Format).format
             if written != FORMAT:
-                raise StartError(
-                    f"the durable folder {self.folder} ({_KEY}) was written by another release, in format {written}, "
-                    f"but this release reads format {FORMAT}: use that release, or choose another folder"
+                raise self._error(
+                    f"was written by another release, in format {written}, but this release reads format {FORMAT}: use "
+                    "that release, or choose another folder"
                 )
             return msgspec.json.decode(content, type=Identity)
         except (AttachError, *UNREADABLE) as error:
-            raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) has an identity.json that cannot be read: {error}. Bring "
-                f"the file back, or choose another folder"
+            raise self._error(
+                f"has an identity.json that cannot be read: {error}. Bring the file back, or choose another folder"
             ) from error
 
     def key(self) -> bytes | None:
@@ -194,9 +196,8 @@ class DurableFolder:
             for path in self.folder.glob("space-*"):
                 path.unlink(missing_ok=True)  # its process was killed in `journal.segment.check_space`
         except OSError as error:
-            raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) cannot be used: {error}; make it a folder that this user "
-                f"can write to, or choose another one"
+            raise self._error(
+                f"cannot be used: {error}; make it a folder that this user can write to, or choose another one"
             ) from error
 
     def succeed(self, system: str) -> Term:
@@ -227,10 +228,7 @@ class DurableFolder:
         try:
             return Terms(self.folder).claim(system, lambda folder: hold_liveness(folder / "lock"))
         except OSError as error:
-            raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) cannot be taken over: {error}; make it a folder that this "
-                f"user can write to"
-            ) from error
+            raise self._error(f"cannot be taken over: {error}; make it a folder that this user can write to") from error
 
     def _hold(self, lock: Path) -> int:
         try:
@@ -247,16 +245,15 @@ class DurableFolder:
     def _check_owner(self) -> None:
         status = self.folder.stat()
         if status.st_uid != os.geteuid():
-            raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) belongs to user {user_name(status.st_uid)}, but this "
-                f"process runs as {user_name(os.geteuid())}: run it as that user, or choose another folder. If the "
-                f"values are to belong to this user, change the owner of the folder and of its arenas as root "
-                f"(chown -R), then run `tq adopt {self.folder}`"
+            raise self._error(
+                f"belongs to user {user_name(status.st_uid)}, but this process runs as {user_name(os.geteuid())}: run "
+                "it as that user, or choose another folder. If the values are to belong to this user, change the "
+                f"owner of the folder and of its arenas as root (chown -R), then run `tq adopt {self.folder}`"
             )
         if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-            raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) has the mode {stat.S_IMODE(status.st_mode):o}, so that "
-                f"other users could change it; make it private (chmod 700)"
+            raise self._error(
+                f"has the mode {stat.S_IMODE(status.st_mode):o}, so that other users could change it; make it private "
+                "(chmod 700)"
             )
 
     def refuse_values(self) -> None:
@@ -264,10 +261,9 @@ class DurableFolder:
         identity = self.identity()
         if identity is not None:
             where, level = identity.arenas or self.folder, "machine" if list_mirrors(self.folder) else "processes"
-            raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) keeps the values of the system {identity.name!r} in "
-                f"{where}, but durability.values is none: set durability.values to {level}, or remove the values with "
-                f"`tq stop --discard --folder {self.folder}`"
+            raise self._error(
+                f"keeps the values of the system {identity.name!r} in {where}, but durability.values is none: set "
+                f"durability.values to {level}, or remove the values with `tq stop --discard --folder {self.folder}`"
             )
 
     def prepare(self, wanted: Wanted, mirrored: bool = False) -> tuple[Identity, str | None]:
@@ -327,10 +323,10 @@ class DurableFolder:
             )
         existing = next((place for place in known.places if place.is_dir()), None)
         if wanted.arenas is None and existing is not None:
-            raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) keeps values in {existing} on this machine, which a system "
-                f"under Ray does not use: continue with runtime: local. If the copies on disk are enough, remove "
-                f"{existing}; the values that only it has are then reported as lost"
+            raise self._error(
+                f"keeps values in {existing} on this machine, which a system under Ray does not use: continue with "
+                f"runtime: local. If the copies on disk are enough, remove {existing}; the values that only it has are "
+                "then reported as lost"
             )
         for key, has, asks in (
             ("backend.SimpleStorage.num_data_storage_units", known.units, wanted.units),
@@ -339,10 +335,9 @@ class DurableFolder:
             ("backend.SimpleStorage.offload.path", _parent(known.disk), str(wanted.disk or "")),
         ):
             if has != asks and known.arenas and wanted.arenas is not None:
-                raise StartError(
-                    f"the durable folder {self.folder} ({_KEY}) was made with {key} = {has or 'none'}, but the "
-                    f"settings say {asks or 'none'}: start with the former value, or remove its values with `tq stop "
-                    f"--discard --folder {self.folder}`"
+                raise self._error(
+                    f"was made with {key} = {has or 'none'}, but the settings say {asks or 'none'}: start with the "
+                    f"former value, or remove its values with `tq stop --discard --folder {self.folder}`"
                 )
         self._refuse_copy(known)
         for place in known.places:
@@ -360,10 +355,9 @@ class DurableFolder:
         """Raise StartError if the folder has a mirror, which a system would neither keep up to date nor free."""
         mirrors = list_mirrors(self.folder)
         if not mirrored and mirrors:
-            raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) keeps copies of its values on disk, in {mirrors[-1]}, but "
-                f"durability.values is processes: set durability.values to machine, or remove the values with `tq stop "
-                f"--discard --folder {self.folder}`"
+            raise self._error(
+                f"keeps copies of its values on disk, in {mirrors[-1]}, but durability.values is processes: set "
+                f"durability.values to machine, or remove the values with `tq stop --discard --folder {self.folder}`"
             )
 
     def _original(self, known: Identity) -> str | None:
@@ -375,10 +369,9 @@ class DurableFolder:
         """Raise StartError if this folder is a copy of another one, to which the values in memory belong."""
         original = self._original(known)
         if original is not None:
-            raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) is a copy of {original}, to which the values in "
-                f"{known.arenas} belong: use {original}, or another folder. If the copy is to replace the original, "
-                f"remove {original}, then run `tq adopt {self.folder}`"
+            raise self._error(
+                f"is a copy of {original}, to which the values in {known.arenas} belong: use {original}, or another "
+                f"folder. If the copy is to replace the original, remove {original}, then run `tq adopt {self.folder}`"
             )
 
     def _missing(self, identity: Identity) -> str | None:
@@ -422,9 +415,7 @@ class DurableFolder:
         try:
             _write(self._running, os.fsencode(system))
         except OSError as error:
-            raise StartError(
-                f"the durable folder {self.folder} ({_KEY}) cannot be written: {error}; free some space there"
-            ) from error
+            raise self._error(f"cannot be written: {error}; free some space there") from error
 
     def mark_stopped(self) -> None:
         """Note that the system was stopped: its clients do not wait for it any longer."""
@@ -633,11 +624,4 @@ def _parent(place: str) -> str:
 
 def _write(path: Path, content: bytes) -> None:
     """Write a private file atomically, also if the machine fails."""
-    draft = path.with_name(path.name + ".new")
-    draft.unlink(missing_ok=True)
-    with open(draft, "xb", opener=no_link) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    sync_folder(path.parent)
+    replace_private(path, content, f"{path.name}.new", sync=True)

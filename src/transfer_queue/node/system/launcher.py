@@ -31,6 +31,7 @@ from transfer_queue.node.system import launcher_protocol, processes, sampler_tra
 from transfer_queue.node.system.controller_moves import move_session
 from transfer_queue.node.system.durable_folder import DurableFolder
 from transfer_queue.node.system.store_process import read_status
+from transfer_queue.private_files import no_link
 from transfer_queue.storage.stores.base import StoreAddress
 from transfer_queue.system_folder.liveness import ClientLiveness, Liveness, StartLock, is_alive
 from transfer_queue.system_folder.paths import (
@@ -39,7 +40,6 @@ from transfer_queue.system_folder.paths import (
     Description,
     SystemFolder,
     host_and_port,
-    no_link,
     runtime_dir,
 )
 

@@ -28,8 +28,9 @@ from transfer_queue.net.drivers.connection import Address, Connection
 from transfer_queue.net.session import Session, raise_failure
 from transfer_queue.net.tls_contexts import client_context
 from transfer_queue.node.system.launcher_protocol import NodeRole
+from transfer_queue.private_files import replace_private
 from transfer_queue.storage.stores.base import StoreAddress
-from transfer_queue.system_folder.paths import SystemFolder, host_and_port, replace_private
+from transfer_queue.system_folder.paths import SystemFolder, host_and_port
 
 if TYPE_CHECKING:
     import ssl

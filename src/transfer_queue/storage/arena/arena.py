@@ -36,6 +36,7 @@ from transfer_queue.errors import (
     with_advice,
 )
 from transfer_queue.messages.descriptors import MEMORY, MIRROR
+from transfer_queue.private_files import replace_private, sync_data, sync_folder
 from transfer_queue.storage.arena.extent_file import ENTRY_BYTES, HEAD_BYTES, ExtentFile, size_of
 from transfer_queue.storage.arena.extent_table import GRANULE, round_up
 from transfer_queue.storage.arena.read_holds import HOLDS, HoldFile, ReadHolds
@@ -181,7 +182,9 @@ class Arena(ArenaMemory):
             _allocate(files[2], 0, HEAD_BYTES)
             arena = cls(folder, header, files[0], files[1], files[2], tier)
             arena.extents.begin(header.boot_id)
-            _write_whole(folder / "header", msgspec.json.encode(header), sync=tier == MIRROR)
+            replace_private(folder / "header", msgspec.json.encode(header), "header.new", sync=tier == MIRROR)
+            if tier == MIRROR:
+                sync_folder(folder.parent)
         except BaseException as error:
             if arena is not None:
                 arena.close()
@@ -285,7 +288,7 @@ class Arena(ArenaMemory):
         Raises OSError if the disk cannot write. Another thread than the unit's may call it.
         """
         for file in self._files:
-            _sync_data(file)
+            sync_data(file)
 
     def generation(self, offset: int) -> int:
         """See `ArenaMemory.generation`."""
@@ -436,9 +439,6 @@ class Arena(ArenaMemory):
                              f"and {why}; clear samples or give storage more space")  # fmt: skip
 
 
-_sync_data = getattr(os, "fdatasync", os.fsync)
-
-
 def _capacity(folder: Path, wanted: int | None) -> int:
     """Return the capacity in bytes, in whole granules: what is wanted, limited by the file system and by ulimit."""
     system = os.statvfs(folder)
@@ -491,34 +491,6 @@ def stretches(granules: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return ascending numbers as (first, end) of consecutive ones."""
     edges = np.flatnonzero(np.diff(granules) > 1) + 1
     return [(int(part[0]), int(part[-1]) + 1) for part in np.split(granules, edges) if len(part)]
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _write_whole(path: Path, content: bytes, sync: bool) -> None:
-    """Write a file atomically. With `sync` it is on the disk when this returns, with all names in its folder."""
-    draft = path.with_name(path.name + ".new")
-    file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            os.write(file, content)
-            if sync:
-                os.fsync(file)
-        finally:
-            os.close(file)
-        os.replace(draft, path)
-        if sync:
-            for folder in (path.parent, path.parent.parent):
-                _sync_folder(folder)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def check_files(folder: Path) -> None:

@@ -51,8 +51,8 @@ from transfer_queue.messages.base import Done, Failure
 from transfer_queue.messages.claims import Cancel
 from transfer_queue.messages.descriptors import MOVER, STORE
 from transfer_queue.messages.envelopes import AnyRequest
-from transfer_queue.messages.lease_proof import lease_proof
 from transfer_queue.messages.reports import store_reports, unit_reports
+from transfer_queue.messages.storage import lease_proof
 from transfer_queue.storage.arena.block_copier import MOVER_SLOT
 from transfer_queue.storage.arena.extent_table import LeasedExtent
 from transfer_queue.storage.arena.writer_locks import Offer, WriterSlots

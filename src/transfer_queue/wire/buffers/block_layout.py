@@ -62,7 +62,6 @@ class ColumnLayout:
 
     spec: FieldSpec
     rows: int
-    item_size: int
     offsets: I8
     """The start of the column in its block, [n]."""
     nbytes: I8
@@ -134,33 +133,6 @@ def columns_of_many(schema: Sequence[FieldSpec], dims: I8, rows: int) -> list[Co
     if position != numbers:
         raise InvalidArgumentError(f"a block must have {position} dims for its schema, got {numbers}")
     return result
-
-
-def block_nbytes(schema: Sequence[FieldSpec], dims: I8, rows: int) -> int:
-    """Return the length of a block in bytes, a multiple of ALIGNMENT. Checks the descriptor as `columns` does."""
-    if any(spec.ragged for spec in schema):
-        layouts = columns(schema, dims, rows)
-        return align(int(layouts[-1].offsets[0] + layouts[-1].nbytes[0]))
-    # without ragged fields, plain integers are several times faster than arrays
-    _check_rows(schema, rows)
-    sizes = dims.tolist()
-    end = position = 0
-    for spec in schema:
-        nbytes = rows * _item_size(spec)
-        shape = sizes[position : position + spec.ndim]
-        if len(shape) < spec.ndim:
-            raise _too_few(spec, len(sizes))
-        for size in shape:
-            if not 0 <= size <= MAX_BYTES:
-                raise _bad_size(spec)
-            nbytes *= size
-        position += spec.ndim
-        end = align(end + nbytes)
-        if end > MAX_BYTES:
-            raise _too_large(spec)
-    if position != len(sizes):
-        raise InvalidArgumentError(f"a block must have {position} dims for its schema, got {len(sizes)}")
-    return end
 
 
 def _check_rows(schema: Sequence[FieldSpec], rows: int) -> None:
@@ -235,7 +207,7 @@ def _column(spec: FieldSpec, rows: int, item_size: int, shapes: I8, ranks: I8 | 
         if lengths.size and float(lengths.max()) * rows > MAX_BYTES:
             raise _too_large(spec)
         nbytes = lengths[:, 0] * rows
-    return ColumnLayout(spec, rows, item_size, offsets, nbytes, shapes, ranks, lengths, starts)
+    return ColumnLayout(spec, rows, offsets, nbytes, shapes, ranks, lengths, starts)
 
 
 def _too_few(spec: FieldSpec, numbers: int) -> InvalidArgumentError:
