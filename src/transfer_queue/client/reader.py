@@ -21,10 +21,9 @@ from transfer_queue.client.data.device_get import copy_to_device, get_to_device
 from transfer_queue.client.tracing import MAX_NAMES, bytes_of, trace_get
 from transfer_queue.errors import ConnectionLostError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.descriptors import NESTED
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.net.calls import Operation, Pause
-from transfer_queue.wire.blocks.gather import Views, gather, gather_each, gather_objects, nest_tables
+from transfer_queue.wire.blocks.gather import Views, gather, gather_each, gather_objects, nest_fields
 from transfer_queue.wire.blocks.gather_into import gather_into
 from transfer_queue.wire.blocks.row_addressing import Memory
 
@@ -57,9 +56,10 @@ class FetchOptions(msgspec.Struct, frozen=True):
         out: TensorDictBase | Mapping[str, Any] | None = None,
     ) -> FetchOptions:
         """Return the options that the caller of a get has given. Raises `InvalidArgumentError` if one is not valid."""
-        target = arguments.validated_device(device)
+        target = None if device is None else arguments.validated_device(device)
         is_shared, is_copied = arguments.validated_bool(shared, "shared"), arguments.validated_bool(copy, "copy")
-        return cls(layout, is_shared, target, is_copied, arguments.validated_out(out, target, is_copied))
+        tensors = None if out is None else arguments.validated_out(out, target, is_copied)
+        return cls(layout, is_shared, target, is_copied, tensors)
 
 
 class Reader:
@@ -96,7 +96,7 @@ class Reader:
         began = session.clock()
         values = yield from self._repeat(look, partial(self._get, options=options, partition=partition))
         if self._attachment.settings.timeline_events:
-            names = [str(name) for name in islice(values.keys(), MAX_NAMES)]
+            names = list(map(str, islice(values.keys(), MAX_NAMES)))
             if names:
                 nbytes = sum(map(bytes_of, values.values()))
                 session.note_read(began, partition, names, values.batch_size[0], nbytes)
@@ -124,8 +124,7 @@ class Reader:
             return None
         if options.layout == "jagged":
             self._attachment.kinds.warn_of_ranks(partition, reply.types)
-        nested = [field.name for field in reply.types if field.kind == NESTED]
-        return [nest_tables(values, nested) for values in tables]
+        return [nest_fields(values, reply.types) for values in tables]
 
     def read_objects(self, look: Look, partition: str, name: str) -> Operation[tuple[list[Any], int]]:
         """Return the objects that a lookup of one field names, and the number of their bytes. The timeline notes it."""
@@ -169,7 +168,6 @@ class Reader:
         """Return the values of a lookup; None if they were replaced or freed meanwhile."""
         if not reply.types:
             return TensorDict({}, batch_size=0)
-        tables = [field.name for field in reply.types if field.kind == NESTED]
         if options.layout == "jagged":
             self._attachment.kinds.warn_of_ranks(partition, reply.types)
         device = options.device
@@ -177,12 +175,12 @@ class Reader:
             pickled = self._attachment.settings.allow_pickle
             landed = yield from get_to_device(self._units, reply, device, options.layout, options.shared, pickled)
             if landed is not None:
-                return nest_tables(landed, tables)
+                return nest_fields(landed, reply.types)
         copied = yield from self._copy(reply, partial(self._collect, options=options))
         if copied is None:
             return None
         values, reply = copied
-        return nest_tables(values if device is None else copy_to_device(values, reply, device), tables)
+        return nest_fields(values if device is None else copy_to_device(values, reply, device), reply.types)
 
     def _collect(self, reply: LookupReply, memory: Memory, options: FetchOptions) -> TensorDict:
         """Return the values of a lookup: copies, views, the caller's tensors, or tensors on a device."""

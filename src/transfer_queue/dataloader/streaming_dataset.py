@@ -276,7 +276,7 @@ class StreamingDataset(IterableDataset):  # type: ignore[type-arg]
         self.length_field = (
             None if length_field is None else arguments.validated_names([length_field], "length_field")[0]
         )
-        self.device = arguments.validated_device(device)
+        self.device = None if device is None else arguments.validated_device(device)
         self.keep_batches = 0 if keep_batches is None and self.device is not None else keep_batches
         self.dp_size = checked_dp_size(dp_size, dp_rank)
         self.copy = arguments.validated_bool(copy, "copy")

@@ -416,7 +416,7 @@ class BatchContents:
 
     def _split_by_partition(self) -> list[tuple[str, IntArray]]:
         """Return each partition with the positions of its samples, in the order in which partitions first appear."""
-        return self._partitions.split(self.size)
+        return self._partitions.split(len(self._indexes))
 
     def _changed_tags(self) -> list[dict[str, Any] | None] | None:
         """Return for each sample the tag entries that are new or changed (None if none is); None if no sample has any.

@@ -233,10 +233,8 @@ def validated_seconds(timeout: float | None, what: str = "timeout") -> float | N
     )
 
 
-def validated_device(wanted: torch.device | str | None) -> torch.device | None:
-    """Return a device of this process, with its number if it has one; None for the host."""
-    if wanted is None:
-        return None
+def validated_device(wanted: torch.device | str) -> torch.device:
+    """Return a device of this process, with its number if it has one."""
     try:
         usable = torch.empty(0, device=wanted).device
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
@@ -249,10 +247,8 @@ def validated_device(wanted: torch.device | str | None) -> torch.device | None:
     return usable
 
 
-def validated_out(out: Any, device: torch.device | None, copy: bool) -> dict[str, torch.Tensor] | None:
+def validated_out(out: Any, device: torch.device | None, copy: bool) -> dict[str, torch.Tensor]:
     """Return the caller's tensors for values by field, with the fields of nested tables by their whole names."""
-    if out is None:
-        return None
     if device is not None or not copy:
         raise InvalidArgumentError("out= cannot be used with device= or copy=False; pass tensors of that device as out")
     if not isinstance(out, Mapping) and not is_tensor_collection(out):
@@ -262,7 +258,7 @@ def validated_out(out: Any, device: torch.device | None, copy: bool) -> dict[str
         if not isinstance(name, str):
             raise InvalidArgumentError(f"the keys of out must be names of fields (str), got {name!r}")
         if isinstance(value, Mapping) or is_tensor_collection(value):
-            inner = validated_out(value, None, True) or {}
+            inner = validated_out(value, None, True)
             tensors.update({name + SEPARATOR + leaf: tensor for leaf, tensor in inner.items()})
             continue
         _check_out_tensor(name, value)

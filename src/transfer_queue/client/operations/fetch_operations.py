@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -404,7 +405,7 @@ class FetchOperations(Topic):
                 replies.append((yield from self.attachment.look_up(request, timeout)))
             return replies[0] if len(replies) == 1 else merge_lookups(replies, [positions for _, positions in parts])
 
-        partitions = ", ".join(name for name, _ in parts)
+        partitions = ", ".join(map(itemgetter(0), parts))
         return (yield from self._reader.read(look, options, partitions, task))
 
 

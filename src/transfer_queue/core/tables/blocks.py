@@ -479,9 +479,12 @@ class BlockTable(PublishedExtents):
         """Return these blocks as a reply contains them."""
         if len(numbers) == 1:  # a single block is usual, and needs no search for equal values
             only, at = self.chunks[int(numbers[0]) >> CHUNK_BITS].columns, int(numbers[0]) & (CHUNK - 1)
-            unit, offset, generation, nbytes, rows = (only[name][at : at + 1].tobytes() for name in _SENT)
-            schema, shapes = self.schemas[int(only["schema"][at])], self.dims[int(only["dims"][at])]
-            return Blocks(unit, offset, generation, nbytes, rows, bytes(4), bytes(4), [list(schema)], [shapes])
+            one = slice(at, at + 1)
+            return Blocks(
+                only["unit"][one].tobytes(), only["offset"][one].tobytes(), only["generation"][one].tobytes(),
+                only["nbytes"][one].tobytes(), only["rows"][one].tobytes(), bytes(4), bytes(4),
+                [list(self.schemas[only["schema"].item(at)])], [self.dims[only["dims"].item(at)]],
+            )  # fmt: skip
         columns = self._columns([*_SENT, "schema", "dims"], numbers)
         schemas, schema_at = _number_distinct(columns["schema"])
         dims, dims_at = _number_distinct(columns["dims"])

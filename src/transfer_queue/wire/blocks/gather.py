@@ -61,6 +61,7 @@ Views = Callable[[list[Place]], list[View]]
 """Returns a view of the bytes at each place."""
 
 _run_of = attrgetter("run")
+_kind_of = attrgetter("kind")
 
 
 def gather(
@@ -159,11 +160,16 @@ def gather_objects(reply: LookupReply, memory: Memory, *, allow_pickle: bool = T
         return objects, int(rows.pieces()[2].sum())
 
 
+def nest_fields(values: TensorDict, types: Sequence[FieldType]) -> TensorDict:
+    """Return the values with the nested TensorDicts among these fields, which contain their leaves as they were put."""
+    if NESTED not in map(_kind_of, types):
+        return values
+    return nest_tables(values, [field.name for field in types if field.kind == NESTED])
+
+
 def nest_tables(values: TensorDict, names: Iterable[str]) -> TensorDict:
     """Return the values with nested TensorDicts of these names, which contain their leaves as they were put."""
     tables = sorted(names)
-    if not tables:
-        return values
     whole: dict[str, Any] = {}
     columns: dict[str, dict[str, Any]] = {name: {} for name in tables}
 

@@ -79,11 +79,6 @@ class JaggedOffsets:
         _on_host[moved] = self._offsets
         return JaggedOffsets(moved, self._shortest, self._longest, self.total)
 
-    @property
-    def address(self) -> int:
-        """The address of the offsets. It changes when torch shares them with another process."""
-        return self._offsets.data_ptr()
-
 
 _on_host: Any = WeakIdKeyDictionary()
 """Offsets on a device -> the same on the host, so that nobody must wait for the device to know them."""
@@ -112,7 +107,7 @@ def offsets_of_lengths(lengths: bytes) -> JaggedOffsets:
     cache = _kept_of_one_row if len(lengths) == 8 else _kept
     kept = cache(lengths)
     # users who have tensors over the offsets could have changed them
-    if kept.offsets.tobytes() != kept.were or kept.cut.address != kept.place:
+    if kept.offsets.tobytes() != kept.were or kept.cut._offsets.data_ptr() != kept.place:
         cache.cache_clear()
         kept = cache(lengths)
     return kept.cut
@@ -127,7 +122,7 @@ class _OffsetsCache(NamedTuple):
     were: bytes
     """The values of the offsets when they were made."""
     place: int
-    """`JaggedOffsets.address` when they were made."""
+    """Their address when they were made. It changes when torch shares them with another process."""
 
 
 def _make_offsets(lengths: bytes) -> _OffsetsCache:
@@ -138,7 +133,7 @@ def _make_offsets(lengths: bytes) -> _OffsetsCache:
     # tensors made in inference mode cannot become part of a graph, but these may later
     with torch.inference_mode(False):
         cut = JaggedOffsets(torch.from_numpy(offsets), shortest, longest, int(offsets[-1]))
-    return _OffsetsCache(cut, offsets, offsets.tobytes(), cut.address)
+    return _OffsetsCache(cut, offsets, offsets.tobytes(), cut._offsets.data_ptr())
 
 
 _kept = functools.lru_cache(maxsize=KEPT)(_make_offsets)
