@@ -209,7 +209,7 @@ def test_rows_outside_their_blocks_are_refused(block: list[int], slot: list[int]
     (gather, {"dtype": "float64"}), (gather, {"dtype": "int32"}), (gather, {"kind": "object", "dtype": "object"}),
     (gather, {"ndim": 2}), (gather, {"dtype": "no such"}), (gather, {"name": "y"}),
     (locate_rows, {"kind": "object"}), (locate_rows, {"kind": "nested"}),
-], ids=str)  # fmt: skip
+], ids=lambda given: getattr(given, "__name__", str(given)))  # fmt: skip
 @pytest.mark.parametrize("blocks", [1, 2])
 def test_a_field_that_is_not_as_its_type_is_refused(read: Any, bent: dict[str, Any], blocks: int) -> None:
     arenas = Arenas()

@@ -88,7 +88,8 @@ def replace_state(state: State, record: r.StateLoaded) -> None:
         partition.awaited = state.waiting.awaited
         partition.version = partition.changes.made = state.changes
         partition.epoch = state.epoch
-        _forget_clients(partition)
+        partition.wants.promised.clear()
+        partition.owners = {f"before epoch {state.epoch}: {n}": number for n, number in partition.owners.items()}
         partition.end_all_leases()
 
 
@@ -144,11 +145,6 @@ def shift_ages(state: State, shift: float) -> None:
     state.locks.shift(shift)
     for partition in state.partitions.values():
         partition.births.shift(shift)
-
-
-def _forget_clients(partition: Partition) -> None:
-    partition.wants.promised.clear()
-    partition.owners = {f"before epoch {partition.epoch}: {n}": number for n, number in partition.owners.items()}
 
 
 # ------------------------------------------------------------ adding partitions

@@ -185,18 +185,14 @@ class TimelineRecorder(CoreService):
         flags = NEW_ROWS if is_new else 0
         for part in record.puts:
             if len(part.blocks) > 1:
-                schema = self._schema_of(number, len(part.blocks))
+                schemas = [self._state.blocks.shape_source(number + at)[0] for at in range(len(part.blocks))]
+                schema = tuple(spec for each in schemas for spec in each[: MAX_NAMES + 1])
             about = record.partition, part, number
             since = now if arrived is None else arrived
             self._notes.append((_PUT, now, since, flags, part.client, about, schema, first if which is None else which))
             first, number = first + part.count, number + len(part.blocks)
             if len(self._notes) >= MAX_NOTES or part.count > MANY_RECORDED:
                 self.flush()
-
-    def _schema_of(self, first: int, count: int) -> Schema:
-        """Return the first fields of each of the `count` blocks of a put that was just applied."""
-        schemas = [self._state.blocks.shape_source(number)[0] for number in range(first, first + count)]
-        return tuple(spec for schema in schemas for spec in schema[: MAX_NAMES + 1])
 
     def note_moved(self, record: r.BlocksMoved) -> None:
         """Note that blocks were moved. Repacked rows are in new blocks, which do not say when they were put."""

@@ -108,14 +108,12 @@ class TaskMeasures:
         tasks = self._task_of_lane[lanes]
         if (tasks < 0).any():
             for lane in set(lanes[tasks < 0].tolist()):
-                self._task_of_lane[lane] = self._task_of(lane)
+                known = self._lanes.values.get(lane)
+                task = OTHER if known is None or lane >= MAX_KNOWN else known[1].task
+                self._task_of_lane[lane] = self._number_of(task)
             tasks = self._task_of_lane[lanes]
         numbers: np.ndarray = tasks.astype(np.int64)
         return numbers
-
-    def _task_of(self, lane: int) -> int:
-        known = self._lanes.values.get(lane)
-        return self._number_of(OTHER if known is None or lane >= MAX_KNOWN else known[1].task)
 
     def _number_of(self, task: str) -> int:
         if task not in self._tasks and len(self._tasks) >= MAX_NAMES:

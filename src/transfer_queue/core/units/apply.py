@@ -13,7 +13,7 @@ from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State
 from transfer_queue.core.tables.changes import LossEvent, ValuesOfChunk, values_in_blocks
 from transfer_queue.core.tables.rows import CHUNK_BITS, ValueColumns
-from transfer_queue.messages.descriptors import MOVER, BlockLocation, NewBlock, UnitInfo
+from transfer_queue.messages.descriptors import MOVER, BlockLocation, UnitInfo
 
 MAX_FENCED = 4096  # writers proven dead that are remembered; connections of earlier ones ended long ago
 
@@ -121,7 +121,10 @@ def _apply_repacked(partition: Partition, repacked: r.RowsRepacked, writer: str)
         np.frombuffer(column, kind)
         for column, kind in ((repacked.rows, "<i8"), (repacked.sources, "<i8"), (repacked.slots, "<i4"))
     )
-    taken = [_slots_of(block) for block in blocks]
+    taken = [
+        np.arange(block.rows, dtype="i4") if block.slots is None else np.frombuffer(block.slots, "<i4")
+        for block in blocks
+    ]
     counts, fresh = [len(each) for each in taken], np.concatenate(taken)
     numbers = np.repeat(np.arange(first, first + len(blocks)), counts)
     positions = partition.rows.positions_of(rows)
@@ -153,8 +156,3 @@ def _apply_repacked(partition: Partition, repacked: r.RowsRepacked, writer: str)
         released.append(sources[chosen])
     if released:
         partition.nbytes -= partition.blocks.release(np.concatenate(released))
-
-
-def _slots_of(block: NewBlock) -> np.ndarray:
-    """Return the row of a block that has the value of each target, i4."""
-    return np.arange(block.rows, dtype="i4") if block.slots is None else np.frombuffer(block.slots, "<i4")
