@@ -579,9 +579,7 @@ class Partition(Persisted):
 
     def deal(self, task: str, batch_index: int, batch_size: int, shares: list[tuple[int, np.ndarray]]) -> np.ndarray:
         """Keep dealt batches, given as (dp_rank, rows). Return the positions of all these rows, ascending."""
-        dealt = self.dealt.get(task)
-        if dealt is None:
-            dealt = self.dealt[task] = DealtBatches()
+        dealt = self.dealt[task] = self.dealt.get(task) or DealtBatches()
         issued = [dealt.add(dp_rank, batch_index, batch_size, rows) for dp_rank, rows in shares]
         numbers = np.repeat(np.array(issued, "i8"), [len(rows) for _, rows in shares])
         rows, numbers = sort_with_values(np.concatenate([np.zeros(0, "i8"), *(rows for _, rows in shares)]), numbers)

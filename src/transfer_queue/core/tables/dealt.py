@@ -127,9 +127,8 @@ class DealtBatches(Persisted):
         number = self.next_number
         self.next_number += 1
         self.left.discard(dp_rank)
-        if dp_rank not in self.issued:
-            self.issued[dp_rank] = IntervalSet()
-        self.issued[dp_rank].add(batch_index)
+        issued = self.issued[dp_rank] = self.issued.get(dp_rank) or IntervalSet()
+        issued.add(batch_index)
         self.counts[dp_rank] = self.counts.get(dp_rank, 0) + 1
         self.sizes[dp_rank] = batch_size
         if batch_index not in self.rounds:
