@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 
 Target = tuple[str, int]  # ("controller", 0) or ("unit", number)
-Read = tuple[float, float, str, list[str], int, int]
-"""A get: when it began and ended, its partition and fields, the numbers of rows and bytes."""
 
 GRACE_SECONDS = 30.0
 """Seconds that a server may need beyond the time for which a request may be parked."""
@@ -151,8 +149,8 @@ class Session:
         self._run_starts: dict[int, int] = {}  # last -> first of the same runs
         self._news: dict[int, None] = {}  # the first sequences of runs that have grown since an envelope named them
         self._transports: dict[type[Any], Any] = {}
-        self._reads: deque[Read] = deque(maxlen=4 * READS)
-        """The gets that are not reported yet, the newest ones."""
+        self._reads: deque[tuple[float, ValueRead]] = deque(maxlen=4 * READS)
+        """The gets that are not reported yet, the newest ones, each with the reading of `clock` when it ended."""
         self._encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
         self.report_wait: float | None = None
         """Seconds after which a call that waits is reported, and again each time the wait has doubled; None: never."""
@@ -248,18 +246,19 @@ class Session:
             rows: See `ValueRead`.
             nbytes: See `ValueRead`.
         """
-        self._reads.append((began, self.clock(), partition, fields, rows, nbytes))
+        ended = self.clock()
+        self._reads.append((ended, ValueRead(0.0, ended - began, partition, fields, rows, nbytes)))
 
     def _take_reads(self) -> list[ValueRead]:
         now = self.clock()
-        found: list[ValueRead] = []
-        while self._reads and len(found) < READS:
+        reads: list[ValueRead] = []
+        while self._reads and len(reads) < READS:
             try:
-                began, ended, partition, fields, rows, nbytes = self._reads.popleft()
+                ended, read = self._reads.popleft()
             except IndexError:  # another thread may take them as well
                 break
-            found.append(ValueRead(now - ended, ended - began, partition, fields, rows, nbytes))
-        return found
+            reads.append(msgspec.structs.replace(read, ago=now - ended))
+        return reads
 
     def _take_news(self) -> list[tuple[int, int]]:
         """Return runs of finished sequences that have grown since an envelope named them, at most FINISHED_RUNS."""

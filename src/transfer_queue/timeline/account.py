@@ -273,8 +273,9 @@ class _Window:
         """Add the waits that have not ended, or got nothing. What they wait for is the field with the fewest rows."""
         wanted_by: dict[str, set[str]] = defaultdict(set)
         seconds: dict[tuple[str, str, tuple[str, ...]], float] = defaultdict(float)
-        for task, partition, fields, total in self._pending_waits():
-            seconds[task, partition, fields] += total
+        for wait, total in self._pending_waits():
+            seconds[wait] += total
+            task, _, fields = wait
             for name in fields:
                 wanted_by[name].add(task)
         rates = {(flow.task, flow.field): flow.rows for flow in self.flows}
@@ -288,19 +289,20 @@ class _Window:
             producer = max(makers, key=lambda each: rates.get((each, name), 0.0), default=None)
             missing[task][name, producer] += total
 
-    def _pending_waits(self) -> Iterator[tuple[str, str, tuple[str, ...], float]]:
-        """Return the waits that have not ended, and those that got nothing: task, partition, fields and seconds."""
+    def _pending_waits(self) -> Iterator[tuple[tuple[str, str, tuple[str, ...]], float]]:
+        """Return (task, partition, fields) and the seconds of the waits that have not ended, or got nothing."""
         for wait in self.recording.open:
             if not wait.holds and not wait.ahead and wait.lane > 0:
                 task, open_for = self.recording.lanes[wait.lane].task, self.recording.now - max(wait.since, self.start)
-                yield task, wait.partition, tuple(wait.fields), max(open_for, 0.0)
+                yield (task, wait.partition, tuple(wait.fields)), max(open_for, 0.0)
         waits, table = self.table.of(EventKind.WAIT), self.table
         chosen = np.flatnonzero((waits.flags & TIMED_OUT != 0) & (waits.flags & AHEAD == 0) & (waits.task >= 0))
         chosen = chosen[np.searchsorted(chosen, waits.first_after(self.start)) :]
         seconds = np.maximum(waits.time[chosen] - np.maximum(waits.since[chosen], self.start), 0.0)
         columns = waits.task[chosen], waits.partition[chosen], waits.fields[chosen]
         for (number, partition, fields), total in sum_by(seconds, *columns):
-            yield table.task_name(number), self.recording.partitions[partition], self.recording.fields[fields], total
+            key = table.task_name(number), self.recording.partitions[partition], self.recording.fields[fields]
+            yield key, total
 
     def hold_causes(self) -> dict[str, str]:
         """Return for each task that was held what held it for the longest time."""

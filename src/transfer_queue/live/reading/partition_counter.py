@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -14,6 +15,16 @@ from transfer_queue.messages.reports.overview import MAX_COLUMNS, ColumnCounts, 
 ANSWER_SECONDS = 1.5
 DUTY = 100.0  # a count is repeated after this many times the seconds that it took, so that it takes 1 % of the time
 LONGEST_PAUSE = 60.0
+
+
+class GroupCounts(NamedTuple):
+    """The groups of a partition that one task takes."""
+
+    size: int
+    """The samples of a complete group."""
+    complete: int
+    lack_field: int
+    lack_member: int
 
 
 @dataclass
@@ -52,8 +63,8 @@ class ColumnSums:
         self.whole, self.lack_field = self.whole + page.whole, self.lack_field + page.lack_field
         self.parts.append(np.frombuffer(page.parts, "<i8").reshape(-1, 3))
 
-    def groups(self) -> tuple[int, int, int, int]:
-        """Return the size of a group, and the groups that are complete, lack a field, or lack members."""
+    def groups(self) -> GroupCounts:
+        """Return the counts of groups."""
         parts = np.concatenate([np.zeros((0, 3), np.int64), *self.parts])
         numbers, which = np.unique(parts[:, 0], return_inverse=True)
         members = np.bincount(which, parts[:, 1], minlength=len(numbers))
@@ -61,7 +72,7 @@ class ColumnSums:
         is_full = members >= self.group_size
         whole = self.whole + int(np.count_nonzero(is_full & (complete >= members)))
         lack_field = self.lack_field + int(np.count_nonzero(is_full & (complete < members)))
-        return self.group_size, whole, lack_field, int(np.count_nonzero(~is_full))
+        return GroupCounts(self.group_size, whole, lack_field, int(np.count_nonzero(~is_full)))
 
 
 class PartitionCounter:
@@ -98,8 +109,8 @@ class PartitionCounter:
             page = self._client.request(following, ColumnCounts, ANSWER_SECONDS)
         return None
 
-    def count_groups(self, takes: dict[str, list[str]], task: str) -> tuple[int, int, int, int] | None:
-        """Return the size of a group, and how many are complete, lack a field or lack members; None: no groups."""
+    def count_groups(self, takes: dict[str, list[str]], task: str) -> GroupCounts | None:
+        """Return the counts of the groups that a task takes; None without groups."""
         own = {task: takes.get(task, [])}
         sums = self.count(CountColumns(self._partition, 1 << 40, takes=own, group_task=task))
         return None if sums is None or not sums.group_size else sums.groups()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from transfer_queue.client.control_client import ENDED_ERRORS, ControlClient
 from transfer_queue.errors import TransferQueueError, WaitTimeoutError
-from transfer_queue.live.reading.partition_counter import PartitionCounter
+from transfer_queue.live.reading.partition_counter import GroupCounts, PartitionCounter
 from transfer_queue.live.view.flow_parts import active_partitions, last_task
 from transfer_queue.live.view.observation import Explained, Observation
 from transfer_queue.messages.base import Done
@@ -62,7 +62,7 @@ class SystemReader:
         self._servers_before: tuple[float, ServersReply] | None = None
         self._explained: dict[tuple[str, str, tuple[str, ...]], Explained] = {}
         self._explain_due: dict[tuple[str, str, tuple[str, ...]], float] = {}
-        self.groups: dict[str, tuple[int, int, int, int]] = {}
+        self.groups: dict[str, GroupCounts] = {}
         """See `Observation`."""
         self._counters: dict[str, PartitionCounter] = {}
         self._slow_due = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from transfer_queue.live.reading.partition_counter import GroupCounts
 from transfer_queue.messages.reports.overview import ServersReply
 from transfer_queue.messages.reports.progress import PartitionProgress
 from transfer_queue.messages.system import SystemStatus
@@ -50,8 +51,8 @@ class Observation:
     """The seconds between these measures and those before."""
     explained: dict[tuple[str, str, tuple[str, ...]], Explained] = field(default_factory=dict)
     """(task, partition, fields) -> why its claims wait."""
-    groups: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
-    """Partition -> size, complete groups, groups that lack a field, groups that lack members."""
+    groups: dict[str, GroupCounts] = field(default_factory=dict)
+    """Partition -> the groups that the last task takes."""
     logs: str = ""
     """The folder of the logs."""
     own_clients: int = 1

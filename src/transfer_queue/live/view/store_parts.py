@@ -54,13 +54,12 @@ def group_parts(seen: Observation, task: str) -> list[payload.GroupView]:
     views = []
     for name in seen.shown:
         if name in seen.groups and name in seen.partitions:
-            size, whole, lack_field, lack_member = seen.groups[name]
-            progress = seen.partitions[name]
+            groups, progress = seen.groups[name], seen.partitions[name]
             passed = sum(progress.passed.get(task, {}).values())
             views.append(
                 payload.GroupView(
-                    name, size, task, whole, lack_field, lack_member, progress.orphaned_groups, passed,
-                    sum(progress.dropped.values()),
+                    name, groups.size, task, groups.complete, groups.lack_field, groups.lack_member,
+                    progress.orphaned_groups, passed, sum(progress.dropped.values()),
                 )
             )  # fmt: skip
     return views
