@@ -217,7 +217,10 @@ class GetJoiner:
             return
         except TransferQueueError:
             reply = None
-        if reply is None or reply.count != sum(counts) or not reply.types or reply.lacking:
+        if (
+            reply is None or reply.count != sum(counts) or not reply.types or reply.lacking
+            or any(field.mixed_rank for field in reply.types)  # the rows of one of them may have one rank
+        ):  # fmt: skip
             for call in calls:
                 call.outcome = NOT_MADE
             return

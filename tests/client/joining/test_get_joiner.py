@@ -167,6 +167,16 @@ def test_fields_of_several_dtypes(a: Client, b: Client, cluster: Cluster) -> Non
     assert [table["x"].values().tolist()[-1] for table in tables] == [1, 1, 2, 4, 5]
 
 
+def test_rows_of_several_ranks(a: Client, b: Client, cluster: Cluster) -> None:
+    for n in range(6):
+        b.kv_put(f"k{n}", "p", {"x": torch.full((2,) * (1 + n % 2), float(n))})
+    wanted: list[Any] = [(f"k{n}", None) for n in range(6)] + [(["k0", "k1"], None)]
+    for together, keys in zip(get_all(cluster, a, wanted), wanted, strict=True):
+        alone = b.kv_batch_get(keys[0], "p")["x"]
+        assert type(together["x"]) is type(alone)
+        assert same(rows_of(together["x"]), rows_of(alone))
+
+
 def test_views_and_tensors_of_the_caller(a: Client, b: Client, cluster: Cluster) -> None:
     fill(b, cluster)
     views = get_all(cluster, a, [(f"k{n}", "y") for n in range(6)], copy=False)
