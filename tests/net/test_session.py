@@ -17,6 +17,7 @@ from transfer_queue.errors import (
     WaitTimeoutError,
 )
 from transfer_queue.messages.base import Done, Failure
+from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import RequestEnvelope
 from transfer_queue.messages.partitions import ListPartitions
 from transfer_queue.messages.queries import Explain
@@ -47,6 +48,18 @@ def test_sequences_ascend_and_carry_the_request() -> None:
     frames = [session.begin_request(ListPartitions()) for _ in range(3)]
     assert [sequence for sequence, _ in frames] == [1, 2, 3]
     assert [envelope(frame) for _, frame in frames] == [RequestEnvelope(i, 0, ListPartitions()) for i in (1, 2, 3)]
+
+
+def test_what_withdrawn_claims_carried_is_in_the_next_request() -> None:
+    session = new_session()
+    session.notices.add(ReportBatches(handed_over=[("p", 1)]))
+    for sequence in (1, 2, 3):
+        assert session.begin_request(ListPartitions(), 0, CONTROLLER)[0] == sequence
+        session.notices.add(ReportBatches(withdrawn=[sequence]))
+    report = envelope(session.begin_request(ListPartitions(), 0, CONTROLLER)[1]).report
+    assert report is not None
+    assert report.handed_over == [("p", 1)]
+    assert sorted(report.withdrawn) == [1, 2, 3]
 
 
 def test_requests_to_the_controller_report_gets_once() -> None:

@@ -449,7 +449,9 @@ class Notices:
         return sum(len(report.handed_over) + len(report.finished) for report in reports)
 
     def add(self, report: ReportBatches) -> None:
-        """Add the notices of a report."""
+        """Add the notices of a report. What withdrawn claims carried, which get no reply, is carried again."""
+        for sequence in report.withdrawn:
+            self.fail(sequence)
         self.waiting.append(report)
         if self.on_add is not None:
             self.on_add()
