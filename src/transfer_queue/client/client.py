@@ -148,9 +148,7 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
             >>> client.client_id == client.client_id
             True
         """
-        self._connect()
-        assert self._attachment is not None
-        return self._attachment.client_id
+        return self.storage_manager.client_id
 
     @property
     def storage_manager(self) -> Attachment:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import msgspec
 import numpy as np
 
 from transfer_queue.client.data import store_io
@@ -20,7 +19,6 @@ from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import (
     AttachError,
     ConnectionLostError,
-    NotInitializedError,
     ProtocolError,
     TransferQueueError,
     UnitLostError,
@@ -49,11 +47,6 @@ T = TypeVar("T")
 
 _ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")
 """The unit of one block; its offset and generation."""
-
-
-def _backend_of(unit: UnitInfo) -> str:
-    """Return the backend of the blocks of a unit."""
-    return msgspec.json.decode(unit.store, type=StoreAddress).kind if unit.store else SIMPLE
 
 
 def _distinct_units(reply: LookupReply) -> list[int]:
@@ -146,26 +139,20 @@ class Units:
         self._arenas: dict[int, Arena] = {}
         self._views: dict[int, ArenaViews] = {}
         """The views of units' arenas, opened at their first use."""
-        self._settings: Settings | None = None
+        self.settings: Settings
+        """The system's settings. `begin` must have run."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when the units were requested again."""
 
-    @property
-    def settings(self) -> Settings:
-        """The system's settings. `Attachment.learn` must have run."""
-        if self._settings is None:
-            raise NotInitializedError("the client has not reached its system yet")
-        return self._settings
-
     def begin(self, settings: Settings, units: Sequence[UnitInfo]) -> None:
         """Take the first units, and the settings of the system."""
-        self._settings = settings
+        self.settings = settings
         self._take(units)
 
     def _take(self, units: Sequence[UnitInfo]) -> None:
         self.known = {unit.unit: unit for unit in units}
         self.remote = frozenset(unit.unit for unit in units if unit.node != self._system.node)
-        self._backends.update({unit.unit: _backend_of(unit) for unit in units})
+        self._backends.update({unit.unit: store_io.backend_of(unit) for unit in units})
         self._near = self._system.stores if any(unit.store for unit in units) else {}
         self._elsewhere = self.remote | {unit.unit for unit in units if unit.store}
         self._keepers = [unit for unit in self.of_tier(SIMPLE, MEMORY) if unit not in self._elsewhere]

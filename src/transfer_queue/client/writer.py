@@ -267,16 +267,14 @@ def _place_blocks(group: Sequence[EncodedBlock], reserved: Reserved) -> list[tup
 
 def _describe_block(encoded: EncodedBlock, reserved: Reserved) -> NewBlock:
     """Return the description of a block that was written into reserved space."""
+    copies = [
+        BlockLocation(copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease)
+        for copy in reserved.copies
+    ]
     return NewBlock(
         reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
-        encoded.schema, encoded.dims, reserved.length, list(map(_describe_copy, reserved.copies)), reserved.session,
-        [], encoded.slots, *reserved.lease,
-    )  # fmt: skip
-
-
-def _describe_copy(copy: Reserved) -> BlockLocation:
-    return BlockLocation(
-        copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease
+        encoded.schema, encoded.dims, reserved.length, copies, reserved.session, [], encoded.slots,
+        *reserved.lease,
     )  # fmt: skip
 
 

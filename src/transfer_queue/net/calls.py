@@ -147,6 +147,13 @@ Operation = Generator[Call, AnyReply, T]
 """An operation, which returns its result."""
 
 
+class AskController(Protocol):
+    """Makes requests to the controller, as one of the clients does it."""
+
+    def __call__(self, request: AnyRequest, kind: type[T], timeout: float | None, /) -> Operation[T]:
+        """Return the reply to a request, which must be of this kind."""
+
+
 def replies_of(calls: Sequence[Request]) -> Operation[list[AnyReply]]:
     """Make these calls at once and return their replies. Raises the error of the first call that failed."""
     if len(calls) == 1:

@@ -7,7 +7,6 @@ import pytest
 from simulated import Start, numbers
 from transfer_queue.client.data.timeline_reader import TimelineReader
 from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
-from transfer_queue.net.calls import CONTROLLER, Request
 from transfer_queue.testing import Client, Cluster
 
 
@@ -65,11 +64,7 @@ def test_replies_to_requests_of_several_threads_are_added_once(start: Start) -> 
     a.call(a.operations._introduce(Introduce("rollout", 0)))
     a.put(numbers(2), partition_id="p")
     reader = TimelineReader(lambda: 0.0)
-
-    def ask(request: ReadTimeline):  # type: ignore[no-untyped-def]
-        return (yield Request(CONTROLLER, request))
-
-    tasks = [a.start(reader.read(ask)) for _ in range(3)]
+    tasks = [a.start(reader.read(a.operations._ask, None)) for _ in range(3)]
     cluster.run()
     for task in tasks:
         task.result()

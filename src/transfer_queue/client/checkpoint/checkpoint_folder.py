@@ -183,11 +183,6 @@ def write_json(path: Path, content: Any) -> None:
         os.fsync(file.fileno())
 
 
-def write_manifest(storage: Path, entries: list[BlockFileEntry]) -> None:
-    """Write the manifest: which files of blocks a folder has."""
-    write_json(storage / MANIFEST, msgspec.to_builtins(entries))
-
-
 def incomplete_save_error(target: Path) -> CheckpointError:
     """Return the error of a save whose samples were not available until its end."""
     return CheckpointError(

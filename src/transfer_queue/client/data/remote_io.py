@@ -212,16 +212,16 @@ def _parts(pieces: RangePieces, at_once: int) -> Iterator[RangePieces]:
     """Divide the pieces into requests of at most `at_once` bytes. A request has many small pieces, or a part of one."""
     starts, lengths, at = pieces.starts, pieces.lengths, pieces.at
     if pieces.nbytes < SMALL * len(starts) or len(starts) > MAX_PIECES:
-        limit, most = MAX_COPIED, MAX_PIECES
+        limit = MAX_COPIED
     else:
-        limit, most = at_once, MAX_PIECES
+        limit = at_once
     first = done = 0  # the piece to continue with, and the bytes of it in earlier requests
     while first < len(starts):
         left = limit
         begins: list[int] = []
         sizes: list[int] = []
         places: list[int] = []
-        while first < len(starts) and left and len(begins) < most:
+        while first < len(starts) and left and len(begins) < MAX_PIECES:
             size = min(int(lengths[first]) - done, left)
             begins.append(int(starts[first]) + done)
             sizes.append(size)

@@ -11,7 +11,6 @@ from transfer_queue.client.conversion import arguments
 from transfer_queue.client.joiners import AckJoiner
 from transfer_queue.client.operations.topic import Topic
 from transfer_queue.client.writer import Writer
-from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import locks
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Ack, Nack, RankGone, Renew, ReportBatches
@@ -210,11 +209,3 @@ class LockOperations(Topic):
         """Release a lock. Returns whether it was in force."""
         self.attachment.renewals.forget(held.token)  # if the request fails, the lock ends with its lease
         return bool((yield from self._ask(locks.ReleaseLock(held.partition, held.token), Done, None)).value)
-
-
-def validated_lock_keys(keys: Sequence[str] | str) -> tuple[str, ...]:
-    """Return the keys of a lock without repetitions. There must be at least one."""
-    named = tuple(dict.fromkeys(arguments.validated_keys(keys)))
-    if not named:
-        raise InvalidArgumentError("keys must name at least one key to lock, got none")
-    return named
