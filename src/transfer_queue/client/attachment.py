@@ -40,7 +40,7 @@ from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.messages.reports.timeline import Introduce, Leave
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Notice, Operation, Request
+from transfer_queue.net.calls import CONTROLLER, Notice, Operation, Request, ask_controller
 from transfer_queue.net.session import Session, Target
 from transfer_queue.storage.arena.writer_locks import HeldSlot, hold_slot
 from transfer_queue.system_folder.liveness import ClientLiveness
@@ -194,9 +194,7 @@ class Attachment:
         """Request units and settings, once."""
         if self._settings is not None:
             return
-        reply = yield Request(CONTROLLER, Topology())
-        if not isinstance(reply, TopologyReply):
-            raise ProtocolError(f"the controller replied to Topology with {type(reply).__name__}")
+        reply = yield from ask_controller(Topology(), TopologyReply)
         config = msgspec.json.decode(reply.config)
         yield from self.introduce()
         with self._lock:

@@ -14,7 +14,6 @@ from transfer_queue.errors import (
     AttachError,
     AuthenticationError,
     ConnectionLostError,
-    ProtocolError,
     TransferQueueError,
 )
 from transfer_queue.messages.base import Done
@@ -24,7 +23,7 @@ from transfer_queue.messages.reports.overview import ShowViews, ViewsReply
 from transfer_queue.messages.reports.samples import DescribeSample, SampleReport, StuckReport
 from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Operation, Request
+from transfer_queue.net.calls import ask_controller
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 
@@ -76,11 +75,11 @@ class ControlClient:
     ) -> SampleReport:  # fmt: skip
         """See `TransferQueueClient.describe_sample`. allow_pickle: whether tags that need pickle are decoded."""
         sample = DescribeSample(partition_id, global_index, key)
-        return run_blocking(self._session, describe_sample(self._ask, sample, allow_pickle, timeout))
+        return run_blocking(self._session, describe_sample(ask_controller, sample, allow_pickle, timeout))
 
     def find_stuck(self, partition_id: str | None, older_than: float, limit: int) -> StuckReport:
         """See `TransferQueueClient.find_stuck`."""
-        return run_blocking(self._session, find_stuck(self._ask, partition_id, older_than, limit, None))
+        return run_blocking(self._session, find_stuck(ask_controller, partition_id, older_than, limit, None))
 
     def read_timeline(self, recording: Recording, timeout: float | None = None) -> None:
         """Add to a recording what has happened since its last event."""
@@ -94,13 +93,7 @@ class ControlClient:
 
     def request(self, request: AnyRequest, kind: type[T], timeout: float | None = None) -> T:
         """Make a request to the controller and return its reply, which must be of this kind."""
-        return run_blocking(self._session, self._ask(request, kind, timeout))
-
-    def _ask(self, request: AnyRequest, kind: type[T], timeout: float | None) -> Operation[T]:
-        reply = yield Request(CONTROLLER, request, within=timeout)
-        if not isinstance(reply, kind):
-            raise ProtocolError(f"the controller replied to {type(request).__name__} with {type(reply).__name__}")
-        return reply
+        return run_blocking(self._session, ask_controller(request, kind, timeout))
 
     def __enter__(self) -> ControlClient:
         return self

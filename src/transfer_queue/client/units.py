@@ -19,7 +19,6 @@ from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import (
     AttachError,
     ConnectionLostError,
-    ProtocolError,
     TransferQueueError,
     UnitLostError,
 )
@@ -27,7 +26,7 @@ from transfer_queue.messages.descriptors import MEMORY, UnitInfo
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Call, Operation, Pause, Request
+from transfer_queue.net.calls import CONTROLLER, Call, Operation, Pause, Request, ask_controller
 from transfer_queue.net.session import RETRY_DELAYS, Session, Target
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.arena_views import ArenaViews, open_views
@@ -200,9 +199,7 @@ class Units:
 
     def refresh(self) -> Operation[None]:
         """Request the units again, because one was lost or is new, and forget those that do not exist any more."""
-        reply = yield Request(CONTROLLER, Topology())
-        if not isinstance(reply, TopologyReply):
-            raise ProtocolError(f"the controller replied to Topology with {type(reply).__name__}")
+        reply = yield from ask_controller(Topology(), TopologyReply)
         with self._lock:
             self._take(reply.units)
             for unit in self._arenas.keys() - self.known.keys():

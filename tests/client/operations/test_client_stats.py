@@ -6,7 +6,7 @@ import pytest
 
 from simulated import Start, numbers
 from transfer_queue.client.data.timeline_reader import TimelineReader
-from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline
+from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline, TimelineReply
 from transfer_queue.testing import Client, Cluster
 
 
@@ -78,10 +78,10 @@ def test_a_reader_with_a_limit_reads_the_newest_events(start: Start) -> None:
     for number in range(50):
         a.put(numbers(1, number), partition_id="p")
     a.get_meta(["x"], 1, "p", task_name="train")
-    reply = a.call(a.operations._read_timeline(ReadTimeline(seconds=60.0, most=5)))
+    reply = a.call(a.operations._ask(ReadTimeline(seconds=60.0, most=5), TimelineReply, None))
     assert (reply.position - len(reply.events) // 64, reply.position) == (46, 51)
     assert reply.missed == 0
-    assert a.call(a.operations._read_timeline(ReadTimeline(seconds=60.0, most=500))).events[:8]
+    assert a.call(a.operations._ask(ReadTimeline(seconds=60.0, most=500), TimelineReply, None)).events[:8]
 
 
 def test_explain_adds_the_verdict_if_wanted(start: Start) -> None:

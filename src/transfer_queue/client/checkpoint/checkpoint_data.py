@@ -248,11 +248,10 @@ def save_blocks(
     for each in np.unique(cut.blocks["unit"][left]).tolist():
         units.setdefault(backend_of(each), []).append(each)
     for backend, unit_numbers in units.items():
-        name, chosen = uuid.uuid4().hex, left & np.isin(cut.blocks["unit"], unit_numbers)
-        columns = [cut.blocks[column][chosen] for column in ("number", "unit", "offset", "nbytes")]
-        number, unit, offset, nbytes = columns
-        size = write_blocks(draft / f"{name}{SUFFIX}", cut.origin, number, unit, offset, nbytes, held)
-        entries.append(BlockFileEntry(len(entries), name, f"{name}{SUFFIX}", int(chosen.sum()), size, backend))
+        stem, chosen = uuid.uuid4().hex, left & np.isin(cut.blocks["unit"], unit_numbers)
+        number, unit, offset, nbytes = (cut.blocks[name][chosen] for name in ("number", "unit", "offset", "nbytes"))
+        size = write_blocks(draft / f"{stem}{SUFFIX}", cut.origin, number, unit, offset, nbytes, held)
+        entries.append(BlockFileEntry(len(entries), stem, f"{stem}{SUFFIX}", int(chosen.sum()), size, backend))
     write_json(draft / MANIFEST, msgspec.to_builtins(entries))
 
 

@@ -21,7 +21,7 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.reports.overview import ShowViews, ViewsReply
 from transfer_queue.messages.reports.samples import DescribeSample, SampleReport, StuckReport
-from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline, TimelineReply, Verdict
+from transfer_queue.messages.reports.timeline import Introduce, Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.net.calls import Operation
 
@@ -421,7 +421,3 @@ class StatusOperations(Topic):
         """Return the verdict at this moment."""
         yield from self.attachment.timeline.read(self._ask, timeout)
         return self.attachment.timeline.judge(status)
-
-    def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> Operation[TimelineReply]:
-        """Return the next events of the timeline."""
-        return (yield from self._ask(request, TimelineReply, timeout))
