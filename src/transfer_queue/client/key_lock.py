@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
-from transfer_queue.client.operations.lease_operations import LockLease
+from transfer_queue.client.data.lease_renewal import LockLease
 from transfer_queue.errors import InvalidArgumentError, LockLostError, TransferQueueError
 
 LEASE_SECONDS = 30.0

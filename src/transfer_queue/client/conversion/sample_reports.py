@@ -197,14 +197,11 @@ def grouped_by_prompt(stuck: Sequence[StuckSample]) -> list[StuckSample]:
     The prompt of a sample without a group is the part of its key, up to a separator, that another sample has, too.
     """
     shared = Counter((each.partition, prefix_of(each.key)) for each in stuck if not each.prompt)
-    named = []
+    order: dict[tuple[str, str], list[StuckSample]] = {}
     for each in stuck:
         prefix = prefix_of(each.key)
         if not each.prompt and prefix and shared[each.partition, prefix] > 1:
             each = msgspec.structs.replace(each, prompt=prefix)
-        named.append(each)
-    order: dict[tuple[str, str], list[StuckSample]] = {}
-    for each in named:
         order.setdefault((each.partition, each.prompt), []).append(each)
     return [each for some in order.values() for each in some]
 

@@ -326,15 +326,20 @@ class ExtentAllocator(Allocator[Call]):
                 elif name not in self._returns and name[0] in self._slots:
                     (self._closes if certain else self._doubtful)[name] = None
 
+    def take_returns(self) -> list[tuple[int, int]]:
+        """Return, and forget, the (unit, extent) without published blocks, for their units."""
+        with self._mutex:
+            taken = list(self._returns)
+            self._returns.clear()
+            return taken
+
     def return_extents(self) -> Generator[Call, AnyReply, None]:
-        """Return the extents that are over and contain no published block to their units.
+        """Return the extents of `take_returns` to their units.
 
         If a call fails, or the unit did not reply the last time, they stay queued.
         """
         yield from self._cancel_orphans()
-        with self._mutex:
-            pending = list(self._returns)
-            self._returns.clear()
+        pending = self.take_returns()
         try:
             for unit in dict.fromkeys(unit for unit, _ in pending):
                 numbers = [number for of, number in pending if of == unit]
@@ -369,7 +374,7 @@ class ExtentAllocator(Allocator[Call]):
         yield from self.return_extents()
 
     def drain(self) -> None:
-        """Retire every open extent, so that `take_closes` and `return_extents` name all leased extents.
+        """Retire every open extent, so that `take_closes` and `take_returns` name all leased extents.
 
         Extents with reservations in flight follow when these end.
         """

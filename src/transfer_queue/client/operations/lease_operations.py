@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.conversion import arguments
+from transfer_queue.client.data.lease_renewal import LockLease
 from transfer_queue.client.joiners import AckJoiner
 from transfer_queue.client.operations.topic import Topic
 from transfer_queue.client.writer import Writer
@@ -149,14 +148,6 @@ class LeaseOperations(Topic):
             arguments.validated_count(dp_rank, "dp_rank"),
         )
         return int((yield from self._ask(request, Done, timeout)).value)
-
-
-class LockLease(msgspec.Struct, frozen=True, weakref=True, eq=False):
-    """The lease of a lock, which is renewed while an object refers to it."""
-
-    partition: str
-    token: int
-    seconds: float
 
 
 class LockOperations(Topic):
