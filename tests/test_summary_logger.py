@@ -18,6 +18,7 @@ import torch
 import transfer_queue as tq
 from transfer_queue.client import client as client_module
 from transfer_queue.client.client import TransferQueueClient
+from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.timeline.events import CLOSED, EventKind
 from transfer_queue.timeline.recording import Recording
 
@@ -299,7 +300,7 @@ def flags_of_the_end(task: str) -> int:
     while True:
         recording = Recording()
         while not recording.caught_up:
-            recording.add(reader._read_timeline(recording.request()))
+            recording.add(reader._run(reader._operations._ask(recording.request(), TimelineReply, None)))
         for each in recording.events[recording.events["kind"] == EventKind.GONE]:
             if recording.lanes[each["lane"]].task == task:
                 return int(each["flags"])

@@ -24,7 +24,7 @@ from transfer_queue.config.environment import process_environment
 from transfer_queue.config.settings import Settings
 from transfer_queue.core.configuration import TIMELINE_EVENTS
 from transfer_queue.core.timeline.recorder import TimelineRecorder
-from transfer_queue.messages.reports.timeline import ReadTimeline
+from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.node.system.launcher import start_local
 
 QUESTION = "What does the timeline add to a put and to a claim?"
@@ -112,8 +112,9 @@ def _clients(systems: tuple[tuple[System, TransferQueueClient], ...], turns: int
                 latencies[PUT][which].append(puts / count * 1e6)
                 latencies[CLAIM][which].append(claims / count * 1e6)
                 load[which].append(used / count * 1e6)
-    assert not systems[0][1]._read_timeline(ReadTimeline()).events
-    assert systems[1][1]._read_timeline(ReadTimeline()).events
+    for (_, client), is_recorded in zip(systems, (False, True)):
+        reply = client._run(client._operations._ask(ReadTimeline(), TimelineReply, None))
+        assert bool(reply.events) == is_recorded
     measured = {f"{what}, of a client": times for what, times in latencies.items()}
     measured["put and claim, processor time of the servers"] = load
     rows = [compared(what, "us", ours, without, "without the timeline") for what, (without, ours) in measured.items()]

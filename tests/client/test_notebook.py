@@ -17,7 +17,8 @@ from omegaconf import OmegaConf
 import transfer_queue as tq
 from html_checks import check_html
 from transfer_queue.client import TransferQueueClient
-from transfer_queue.client.client import _status_now
+from transfer_queue.messages.system import Status, SystemStatus
+from transfer_queue.net.calls import ask_controller
 
 EVIL = "<script>alert('x')</script>"
 
@@ -67,9 +68,9 @@ def test_a_client_shows_the_status_of_its_system(config: Any) -> None:
 def test_the_repr_of_a_client_makes_no_request(config: Any) -> None:
     client = tq.get_client()
     client.get_partition_list()
-    before = client._run(_status_now()).counters["requests"]
+    before = client._run(ask_controller(Status(), SystemStatus)).counters["requests"]
     assert repr(client) == f"TransferQueueClient(system='notebook', client_id='{client.client_id[:8]}', connected)"
-    assert client._run(_status_now()).counters["requests"] == before + 1
+    assert client._run(ask_controller(Status(), SystemStatus)).counters["requests"] == before + 1
 
 
 def test_a_client_that_was_closed_says_so(config: Any) -> None:

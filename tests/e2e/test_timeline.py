@@ -61,7 +61,7 @@ def run(program: Callable[[], None]) -> None:
 
 
 def read(client: tq.TransferQueueClient) -> TimelineReply:
-    return client._read_timeline(ReadTimeline())
+    return client._run(client._operations._ask(ReadTimeline(), TimelineReply, None))
 
 
 def test_processes_are_lanes(client: tq.TransferQueueClient) -> None:

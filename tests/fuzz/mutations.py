@@ -368,14 +368,13 @@ class Life:
 
     def block(self, names: list[str], rows: int, places: list[BlockLocation]) -> NewBlock:
         schema = [FieldSpec(name, "tensor", "float32", 1, False) for name in names]
-        parts = [_encode([spec]) for spec in schema] if self.rng.random() < 0.2 else []
         first, slots, held = places[0], None, rows
         if self.rng.random() < 0.3:
             held = self.rng.randrange(1, rows + 1)
             slots = np.array([self.rng.randrange(held) for _ in range(rows)], "<i4").tobytes()
         return NewBlock(
-            first.unit, first.extent, first.offset, 1, BYTES, held, [] if parts else schema, column([4] * len(names)),
-            LENGTH, places[1:], parts=parts, slots=slots, begin=first.begin, proof=first.proof,
+            first.unit, first.extent, first.offset, 1, BYTES, held, schema, column([4] * len(names)),
+            LENGTH, places[1:], slots=slots, begin=first.begin, proof=first.proof,
         )  # fmt: skip
 
     def put(self) -> None:

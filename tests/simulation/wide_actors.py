@@ -1,4 +1,4 @@
-"""A client that puts samples with very many fields, whose schemas are sent in parts.
+"""A client that puts samples with very many fields.
 
 The ledger does not have its samples: the client checks them by itself.
 """
@@ -20,14 +20,13 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnknownPartitionError,
 )
-from transfer_queue.messages.descriptors import WIDE
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.net.calls import Call, Operation
 
 if TYPE_CHECKING:
     from tests.simulation.workload import Workload
 
-PUTS = 4
+PUTS, WIDE = 4, 2048
 
 
 def putter(work: Workload) -> Script:

@@ -6,7 +6,7 @@ import torch
 from carried_values import jagged, same
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from transfer_queue.client.conversion.arguments import checked_parser_result, columns_of_row, parser_columns
+from transfer_queue.client.conversion.arguments import checked_parser_result, one_row, parser_columns
 from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.wire.blocks.encode import encode_columns, encode_row
 
@@ -53,9 +53,9 @@ def test_right_results(column):
 
 def test_columns_of_one_sample():
     fields = {"t": torch.arange(3), "s": torch.tensor(1.0), "o": "path", "l": [1, 2]}
-    columns = columns_of_row(fields)
+    columns = one_row(fields)
     assert same(columns, {"t": torch.arange(3)[None], "s": torch.tensor([1.0]), "o": ["path"], "l": [[1, 2]]})
     row, batch = encode_row(fields), encode_columns(columns, 1)
     assert (row.schema, row.dims, row.nbytes) == (batch.schema, batch.dims, batch.nbytes)
     with pytest.raises(InvalidArgumentError, match="nested"):
-        columns_of_row({"x": jagged(ROWS)})
+        one_row({"x": jagged(ROWS)})

@@ -40,7 +40,7 @@ from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.queries import Lookup, LookupReply
 from transfer_queue.messages.reports.timeline import Introduce, Leave
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Notice, Operation, Request
+from transfer_queue.net.calls import CONTROLLER, Notice, Operation, Request, ask_controller
 from transfer_queue.net.session import Session, Target
 from transfer_queue.storage.arena.writer_locks import HeldSlot, hold_slot
 from transfer_queue.system_folder.liveness import ClientLiveness
@@ -59,12 +59,15 @@ MAX_REMEMBERED = 1024
 
 
 class FieldKinds:
-    """The known fields of one client. It logs each warning once for each field name, for all partitions together."""
+    """The known fields of one client. It logs each warning once for each field name, for all partitions together.
 
-    def __init__(self) -> None:
+    Args:
+        warn: Logs a message unless it has logged one about the same subject (`Attachment.warn`).
+    """
+
+    def __init__(self, warn: Callable[[str, str], None]) -> None:
         self._lock = threading.Lock()
-        self._warned: set[tuple[str, str]] = set()
-        """Attributes and names of fields."""
+        self._warn = warn
         self._tensors: dict[tuple[str, str], list[str]] = {}
         """(partition, field) -> dtypes, for fields that took values of this client as tensors. May be out of date."""
 
@@ -92,30 +95,25 @@ class FieldKinds:
     def warn_of_dtypes(self, partition: str, dtypes: Mapping[str, Sequence[str]]) -> None:
         """Log that rows of these fields differ in dtype. `dtypes` maps a field to the dtypes of its live rows."""
         for name, several in dtypes.items():
-            if self._is_first("dtype", name):
-                get_logger(__name__).warning(
-                    f"field {name!r} of partition {partition!r} has rows of {', '.join(several[:-1])} and "
-                    f"{several[-1]}: a get over rows of several dtypes returns the dtype of torch.promote_types. To "
-                    f"prevent this, convert the values before the put. (This client logs this once for each field.)"
-                )
+            self._warn(
+                f"field {name!r} of partition {partition!r} has rows of {', '.join(several[:-1])} and "
+                f"{several[-1]}: a get over rows of several dtypes returns the dtype of torch.promote_types. To "
+                f"prevent this, convert the values before the put. (This client logs this once for each field.)",
+                f"dtype of {name}",
+            )
 
     def warn_of_ranks(self, partition: str, types: Sequence[FieldType]) -> None:
         """Log which fields of a get are no tensors because its rows differ in rank."""
         for field in types:
-            if field.mixed_rank and self._is_first("rank", field.name):
-                get_logger(__name__).warning(
+            if field.mixed_rank:
+                self._warn(
                     f"field {field.name!r} of partition {partition!r}: the rows of a get differ in their number of "
                     f"dimensions, so the get returned them as a NonTensorStack, one tensor for each row. Gets of rows "
                     f"of one rank return a tensor. To prevent this, put rows of one rank: in the dict of a kv_put a "
-                    f"tensor is the row itself, without a batch dimension. (This client logs this once for each field.)"
+                    f"tensor is the row itself, without a batch dimension. (This client logs this once for each "
+                    f"field.)",
+                    f"rank of {field.name}",
                 )
-
-    def _is_first(self, attribute: str, name: str) -> bool:
-        """Return whether nothing was logged about this attribute of the field yet."""
-        if (attribute, name) in self._warned:
-            return False
-        self._warned.add((attribute, name))
-        return True
 
 
 class Attachment:
@@ -153,7 +151,7 @@ class Attachment:
         """The random generator for the pauses between attempts, which must differ between clients."""
         self.timeline = TimelineReader(lambda: session.clock())
         """What this client knows of the timeline."""
-        self.kinds = FieldKinds()
+        self.kinds = FieldKinds(self.warn)
         self.tracer = find_tracer()
         """Returns the tracer of OpenTelemetry for spans that begin now; None if no exporter would receive them."""
         self.config: dict[str, Any] = {}
@@ -196,9 +194,7 @@ class Attachment:
         """Request units and settings, once."""
         if self._settings is not None:
             return
-        reply = yield Request(CONTROLLER, Topology())
-        if not isinstance(reply, TopologyReply):
-            raise ProtocolError(f"the controller replied to Topology with {type(reply).__name__}")
+        reply = yield from ask_controller(Topology(), TopologyReply)
         config = msgspec.json.decode(reply.config)
         yield from self.introduce()
         with self._lock:

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from transfer_queue.client.conversion import arguments
@@ -212,9 +211,7 @@ class BufferedPuts:
     def __enter__(self) -> BufferedPuts:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if os.getpid() != self._pid:
             return
         try:

@@ -139,9 +139,7 @@ class Claims:
             if reply.token:
                 yield Notice(ReportBatches(returned=[(claim.partition, reply.token)]))
             raise
-        notice = self._note_handed_over(claim, reply)
-        if notice is not None:
-            yield notice
+        yield from self._hand_over(claim, reply)
         return meta, reply.ended
 
     def hand_over(self, claim: Claim, reply: ClaimReply, work: Operation[T], *, read: bool = False) -> Operation[T]:
@@ -163,15 +161,13 @@ class Claims:
             if reply.token:
                 yield Notice(ReportBatches(returned=[(claim.partition, reply.token)]))
             raise
-        notice = self._note_handed_over(claim, reply, read)
-        if notice is not None:
-            yield notice
+        yield from self._hand_over(claim, reply, read)
         return result
 
-    def _note_handed_over(self, claim: Claim, reply: ClaimReply, read: bool = False) -> Notice | None:
-        """Note that the batch of a claim is handed over. Returns what must be written at once, if it cannot wait."""
-        if not reply.token or self.held is not None or claim.lease is not None:
-            return None
-        batch = [(claim.partition, reply.token)]
-        report = ReportBatches(finished=batch) if read else ReportBatches(handed_over=batch)
-        return None if self._attachment.note_handed_over(report) else Notice(report)
+    def _hand_over(self, claim: Claim, reply: ClaimReply, read: bool = False) -> Operation[None]:
+        """Note that the batch of a claim is handed over, or report it at once if that cannot wait."""
+        if reply.token and self.held is None and claim.lease is None:
+            batch = [(claim.partition, reply.token)]
+            report = ReportBatches(finished=batch) if read else ReportBatches(handed_over=batch)
+            if not self._attachment.note_handed_over(report):
+                yield Notice(report)

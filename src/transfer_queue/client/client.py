@@ -20,18 +20,17 @@ from transfer_queue.client.operations.operations import Operations
 from transfer_queue.client.subscriptions import Subscriptions
 from transfer_queue.client.units import SystemAddress
 from transfer_queue.display import HtmlPage, short_name, short_repr
-from transfer_queue.errors import NotInitializedError, ProtocolError, TransferQueueError
+from transfer_queue.errors import NotInitializedError, TransferQueueError
 from transfer_queue.messages.descriptors import SEPARATOR
 from transfer_queue.messages.reports.progress_text import status_page
-from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.metadata import BatchMeta
 from transfer_queue.metadata.field_columns import FieldColumn
-from transfer_queue.net.calls import CONTROLLER, Operation, Request
+from transfer_queue.net.calls import Operation, ask_controller
 from transfer_queue.net.drivers.asyncio_driver import run_async, run_joining
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.drivers.threaded_driver import run_threaded
-from transfer_queue.net.session import reply_decoder
+from transfer_queue.net.session import Session, reply_decoder
 
 T = TypeVar("T")
 
@@ -75,6 +74,8 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
         self._lock = threading.Lock()
         self._closed = False
         self._attachment: Attachment | None = None
+        self._session: Session
+        """The session of the operations that `_operations` has made last."""
         self._bound: Operations | None = None
         self._renewer: Renewer | None = None
         _clients.add(self)
@@ -90,31 +91,22 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
                 raise NotInitializedError("this client was closed; call transfer_queue.init() for a new one")
             if self._bound is None:
                 self._attachment = Attachment(self._system, introduction=self._introduction)
+                self._session = self._attachment.session
                 self._bound = Operations(self._attachment)
-                self._renewer = Renewer(self._attachment.renewals, self._attachment.session.clock, self._renew)
+                self._renewer = Renewer(self._attachment.renewals, self._session.clock, self._renew)
             return self._bound
 
     def _run(self, operation: Operation[T]) -> T:
-        attachment = self._attachment
-        assert attachment is not None  # the operation was made by _operations
-        return run_blocking(attachment.session, operation)
+        return run_blocking(self._session, operation)
 
     def _run_async(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
-        attachment = self._attachment
-        assert attachment is not None
-        return run_async(
-            attachment.session, operation
-        )  # returned, not awaited: a coroutine around it would cost time in each call
+        return run_async(self._session, operation)  # not awaited: a coroutine around it would cost time in each call
 
     def _run_joining(self, operation: Operation[T]) -> Coroutine[Any, Any, T]:
-        attachment = self._attachment
-        assert attachment is not None
-        return run_joining(attachment.session, operation)
+        return run_joining(self._session, operation)
 
     async def _run_threaded(self, operation: Operation[T]) -> T:
-        attachment = self._attachment
-        assert attachment is not None
-        return await run_threaded(attachment.session, operation)
+        return await run_threaded(self._session, operation)
 
     def _renew(self, operation: Operation[None]) -> None:
         attachment = self._attachment
@@ -127,10 +119,6 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
         if given is not None:
             self._introduction = given
             self._run(self._operations._introduce(given))
-
-    def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> TimelineReply:
-        """Return the next events of the timeline. `request` has the position and the names that the caller knows."""
-        return self._run(self._operations._read_timeline(request, timeout=timeout))
 
     def _read_value(self, partition: str, index: int, name: str) -> Any:
         """Return one value. The name of a field inside a nested TensorDict contains `SEPARATOR`."""
@@ -148,9 +136,7 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
             >>> client.client_id == client.client_id
             True
         """
-        self._connect()
-        assert self._attachment is not None
-        return self._attachment.client_id
+        return self.storage_manager.client_id
 
     @property
     def storage_manager(self) -> Attachment:
@@ -215,7 +201,8 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
         name = short_name(getattr(self._system, "name", "the system"))
         try:
             self._connect()
-            status = self._run(_status_now())
+            # unlike `status`, this does not ask first for what the client needs to know of its system
+            status = self._run(ask_controller(Status(), SystemStatus, DISPLAY_SECONDS))
         except Exception as error:
             page = HtmlPage("TransferQueueClient", f"of the system {name}")
             page.alarms.append(f"The system cannot be reached. {type(error).__name__}: {error}")
@@ -237,14 +224,6 @@ class TransferQueueClient(Subscriptions, LockMethods, BufferMethods):
         self._renewer = None  # the child does not have its thread
         if attachment is not None:
             attachment.after_fork()
-
-
-def _status_now() -> Operation[SystemStatus]:
-    """Return the status. Unlike `status`, a client that does not know its system yet does not ask for that first."""
-    reply = yield Request(CONTROLLER, Status(), within=DISPLAY_SECONDS)
-    if not isinstance(reply, SystemStatus):
-        raise ProtocolError(f"the controller replied to Status with {type(reply).__name__}")
-    return reply
 
 
 def _is_failing() -> bool:

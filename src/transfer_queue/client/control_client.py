@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPages
+from transfer_queue.client.conversion.sample_reports import describe_sample, find_stuck
 from transfer_queue.config.settings import Settings
 from transfer_queue.errors import (
     AttachError,
     AuthenticationError,
     ConnectionLostError,
-    ProtocolError,
     TransferQueueError,
 )
 from transfer_queue.messages.base import Done
-from transfer_queue.messages.envelopes import AnyReply, AnyRequest
+from transfer_queue.messages.envelopes import AnyRequest
 from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.reports.overview import ShowViews, ViewsReply
-from transfer_queue.messages.reports.samples import SampleReport, StuckPage, StuckReport
+from transfer_queue.messages.reports.samples import DescribeSample, SampleReport, StuckReport
 from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.system import Status, SystemStatus, Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Call, Request
+from transfer_queue.net.calls import ask_controller
 from transfer_queue.net.drivers.blocking_driver import run_blocking
 from transfer_queue.net.session import Session
 
@@ -76,24 +74,12 @@ class ControlClient:
         *, timeout: float | None = None,
     ) -> SampleReport:  # fmt: skip
         """See `TransferQueueClient.describe_sample`. allow_pickle: whether tags that need pickle are decoded."""
-        return self._report(ReportPages(partition_id, global_index, key), allow_pickle, timeout)
-
-    def _report(self, pages: ReportPages, allow_pickle: bool, timeout: float | None = None) -> SampleReport:
-        self._read_pages(pages, timeout)
-        return pages.report(str(self.request(pages.explain, Done, timeout).value), allow_pickle)
-
-    def _read_pages(self, pages: ReportPages, timeout: float | None = None) -> ReportPages:
-        """Read all pages of a report, and return them."""
-        while pages.request is not None:
-            pages.add(self.request(pages.request, SampleReport, timeout))
-        return pages
+        sample = DescribeSample(partition_id, global_index, key)
+        return run_blocking(self._session, describe_sample(ask_controller, sample, allow_pickle, timeout))
 
     def find_stuck(self, partition_id: str | None, older_than: float, limit: int) -> StuckReport:
         """See `TransferQueueClient.find_stuck`."""
-        pages = StuckPages(partition_id, older_than, limit)
-        while pages.request is not None:
-            pages.add(self.request(pages.request, StuckPage))
-        return pages.describe([self._read_pages(each).report("", False) for each in pages.oldest])
+        return run_blocking(self._session, find_stuck(ask_controller, partition_id, older_than, limit, None))
 
     def read_timeline(self, recording: Recording, timeout: float | None = None) -> None:
         """Add to a recording what has happened since its last event."""
@@ -107,14 +93,7 @@ class ControlClient:
 
     def request(self, request: AnyRequest, kind: type[T], timeout: float | None = None) -> T:
         """Make a request to the controller and return its reply, which must be of this kind."""
-
-        def operation() -> Generator[Call, AnyReply, AnyReply]:
-            return (yield Request(CONTROLLER, request, within=timeout))
-
-        reply = run_blocking(self._session, operation())
-        if not isinstance(reply, kind):
-            raise ProtocolError(f"the controller replied to {type(request).__name__} with {type(reply).__name__}")
-        return reply
+        return run_blocking(self._session, ask_controller(request, kind, timeout))
 
     def __enter__(self) -> ControlClient:
         return self

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from transfer_queue.client._generated_methods import GeneratedMethods
 from transfer_queue.client.conversion import arguments
-from transfer_queue.client.operations.lease_operations import LockLease, validated_lock_keys
+from transfer_queue.client.data.lease_renewal import LockLease
 from transfer_queue.errors import InvalidArgumentError, LockLostError, TransferQueueError
 
 LEASE_SECONDS = 30.0
@@ -43,7 +43,9 @@ class KVLock:
     ) -> None:
         arguments.check_partition_id(partition_id)
         self._client = client
-        self._keys = validated_lock_keys(keys)
+        self._keys = list(dict.fromkeys(arguments.validated_keys(keys)))
+        if not self._keys:
+            raise InvalidArgumentError("keys must name at least one key to lock, got none")
         self._partition_id = partition_id
         self._timeout = arguments.validated_seconds(timeout)
         if self._timeout is not None and self._timeout < 0:

@@ -91,7 +91,9 @@ def trace_put(
         "tq.fields": [spec.name for spec in schema[:MAX_NAMES]],
         **_task(introduction.task or None),
     }  # fmt: skip
-    return _traced(partial(tracer.start_span, "tq.put", kind=_kind("PRODUCER"), attributes=attributes), operation)
+    return _traced(
+        partial(tracer.start_span, "tq.put", kind=_api().SpanKind.PRODUCER, attributes=attributes), operation
+    )
 
 
 def trace_claim(tracer: Tracer, operation: Operation[ClaimReply], claim: Claim) -> Operation[ClaimReply]:
@@ -103,14 +105,14 @@ def trace_claim(tracer: Tracer, operation: Operation[ClaimReply], claim: Claim) 
     rank = claim.sampling.get("dp_rank")
     if type(rank) is int:
         attributes["tq.rank"] = rank
-    start = partial(tracer.start_span, "tq.claim", kind=_kind("CONSUMER"), attributes=attributes)
+    start = partial(tracer.start_span, "tq.claim", kind=_api().SpanKind.CONSUMER, attributes=attributes)
     return _traced(start, operation, _describe_claimed)
 
 
 def trace_get(tracer: Tracer, operation: Operation[T], partition: str, task: str | None) -> Operation[T]:
     """Return the get with a span. partition: the names, if there are several."""
     attributes = {"tq.partition": partition, **_task(task)}
-    start = partial(tracer.start_span, "tq.get", kind=_kind("CLIENT"), attributes=attributes)
+    start = partial(tracer.start_span, "tq.get", kind=_api().SpanKind.CLIENT, attributes=attributes)
     return _traced(start, operation, _describe_values)
 
 
@@ -161,10 +163,6 @@ def bytes_of(value: Any) -> int:
 
 def _task(task: str | None) -> dict[str, Any]:
     return {"tq.task": task} if task else {}
-
-
-def _kind(name: str) -> Any:
-    return _api().SpanKind[name]
 
 
 def _api() -> Any:

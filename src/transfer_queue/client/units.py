@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import msgspec
 import numpy as np
 
 from transfer_queue.client.data import store_io
@@ -20,8 +19,6 @@ from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import (
     AttachError,
     ConnectionLostError,
-    NotInitializedError,
-    ProtocolError,
     TransferQueueError,
     UnitLostError,
 )
@@ -29,7 +26,7 @@ from transfer_queue.messages.descriptors import MEMORY, UnitInfo
 from transfer_queue.messages.queries import LookupReply
 from transfer_queue.messages.storage import UnitStatus
 from transfer_queue.messages.system import Topology, TopologyReply
-from transfer_queue.net.calls import CONTROLLER, Call, Operation, Pause, Request
+from transfer_queue.net.calls import CONTROLLER, Call, Operation, Pause, Request, ask_controller
 from transfer_queue.net.session import RETRY_DELAYS, Session, Target
 from transfer_queue.storage.arena.arena import Arena
 from transfer_queue.storage.arena.arena_views import ArenaViews, open_views
@@ -49,11 +46,6 @@ T = TypeVar("T")
 
 _ONE, _PLACE = struct.Struct("<i"), struct.Struct("<qQ")
 """The unit of one block; its offset and generation."""
-
-
-def _backend_of(unit: UnitInfo) -> str:
-    """Return the backend of the blocks of a unit."""
-    return msgspec.json.decode(unit.store, type=StoreAddress).kind if unit.store else SIMPLE
 
 
 def _distinct_units(reply: LookupReply) -> list[int]:
@@ -146,26 +138,20 @@ class Units:
         self._arenas: dict[int, Arena] = {}
         self._views: dict[int, ArenaViews] = {}
         """The views of units' arenas, opened at their first use."""
-        self._settings: Settings | None = None
+        self.settings: Settings
+        """The system's settings. `begin` must have run."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when the units were requested again."""
 
-    @property
-    def settings(self) -> Settings:
-        """The system's settings. `Attachment.learn` must have run."""
-        if self._settings is None:
-            raise NotInitializedError("the client has not reached its system yet")
-        return self._settings
-
     def begin(self, settings: Settings, units: Sequence[UnitInfo]) -> None:
         """Take the first units, and the settings of the system."""
-        self._settings = settings
+        self.settings = settings
         self._take(units)
 
     def _take(self, units: Sequence[UnitInfo]) -> None:
         self.known = {unit.unit: unit for unit in units}
         self.remote = frozenset(unit.unit for unit in units if unit.node != self._system.node)
-        self._backends.update({unit.unit: _backend_of(unit) for unit in units})
+        self._backends.update({unit.unit: store_io.backend_of(unit) for unit in units})
         self._near = self._system.stores if any(unit.store for unit in units) else {}
         self._elsewhere = self.remote | {unit.unit for unit in units if unit.store}
         self._keepers = [unit for unit in self.of_tier(SIMPLE, MEMORY) if unit not in self._elsewhere]
@@ -213,9 +199,7 @@ class Units:
 
     def refresh(self) -> Operation[None]:
         """Request the units again, because one was lost or is new, and forget those that do not exist any more."""
-        reply = yield Request(CONTROLLER, Topology())
-        if not isinstance(reply, TopologyReply):
-            raise ProtocolError(f"the controller replied to Topology with {type(reply).__name__}")
+        reply = yield from ask_controller(Topology(), TopologyReply)
         with self._lock:
             self._take(reply.units)
             for unit in self._arenas.keys() - self.known.keys():

@@ -31,7 +31,7 @@ from transfer_queue.errors import (
     TransferQueueError,
     UnitLostError,
 )
-from transfer_queue.messages.descriptors import BlockLocation, NewBlock, schema_parts
+from transfer_queue.messages.descriptors import BlockLocation, NewBlock
 from transfer_queue.messages.envelopes import AnyReply
 from transfer_queue.messages.puts import Publish, PublishReply
 from transfer_queue.messages.queries import EqualReply, FindEqual
@@ -267,18 +267,14 @@ def _place_blocks(group: Sequence[EncodedBlock], reserved: Reserved) -> list[tup
 
 def _describe_block(encoded: EncodedBlock, reserved: Reserved) -> NewBlock:
     """Return the description of a block that was written into reserved space."""
-    parts = schema_parts(encoded.schema)
+    copies = [
+        BlockLocation(copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease)
+        for copy in reserved.copies
+    ]
     return NewBlock(
         reserved.unit, reserved.extent, reserved.offset, reserved.generation, encoded.nbytes, encoded.rows,
-        [] if parts else encoded.schema, encoded.dims, reserved.length,
-        list(map(_describe_copy, reserved.copies)),
-        reserved.session, parts, encoded.slots, *reserved.lease,
-    )  # fmt: skip
-
-
-def _describe_copy(copy: Reserved) -> BlockLocation:
-    return BlockLocation(
-        copy.unit, copy.extent, copy.offset, copy.generation, copy.length, copy.session, *copy.lease
+        encoded.schema, encoded.dims, reserved.length, copies, reserved.session, [], encoded.slots,
+        *reserved.lease,
     )  # fmt: skip
 
 

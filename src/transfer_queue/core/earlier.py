@@ -13,9 +13,12 @@ import msgspec
 
 from transfer_queue.core.columns.kinds import unpack_texts
 from transfer_queue.core.events import records as r
-from transfer_queue.core.tables.fields import with_schema
-from transfer_queue.messages.descriptors import NewBlock
+from transfer_queue.errors import InvalidArgumentError
+from transfer_queue.messages.base import UNREADABLE
+from transfer_queue.messages.descriptors import FieldSpec, NewBlock
 from transfer_queue.messages.tag_table import SentTags
+
+_decode_part = msgspec.msgpack.Decoder(list[FieldSpec]).decode
 
 # ------------------------------------------------------------ records
 
@@ -30,7 +33,17 @@ class _EarlierRecord(r.Record, frozen=True):
 
 def _part(client: str, count: int, block: NewBlock | None, further: Sequence[NewBlock] = ()) -> r.WriterPart:
     """Return a put with the schemas of its blocks as lists, which may be in parts."""
-    return r.WriterPart(client, count, [] if block is None else [with_schema(each) for each in (block, *further)])
+    return r.WriterPart(client, count, [] if block is None else [_with_schema(each) for each in (block, *further)])
+
+
+def _with_schema(block: NewBlock) -> NewBlock:
+    if not block.parts:
+        return block
+    try:
+        schema = [spec for part in block.parts for spec in _decode_part(part)]
+    except UNREADABLE as error:
+        raise InvalidArgumentError(f"a part of the schema of the block cannot be decoded: {error}") from error
+    return msgspec.structs.replace(block, schema=schema, parts=[])
 
 
 class RowsReserved(_EarlierRecord, frozen=True):

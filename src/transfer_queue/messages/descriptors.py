@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from transfer_queue.messages.base import Begin, Bytes, Dimensions, ExtentNumber, Message, Natural, Seconds, Small, Unit
 
 MEMORY, DISK = "memory", "disk"
@@ -80,9 +78,9 @@ class NewBlock(Message, frozen=True):
     session: str = ""
     """For a remote writer: the session under which it leased the extent (`OpenSlot.writer`)."""
     parts: list[bytes] = []
-    """The encoded parts of a schema with very many fields, so that a receiver can decode them one at a time.
+    """The encoded parts of a schema with very many fields; `schema` is then empty.
 
-    `schema` is then empty. See `schema_parts`.
+    Only records of earlier releases have parts (`core.earlier`). A put with parts is refused.
     """
     slots: bytes | None = None
     """The row of the block that has the value of each target of the put, i4; None: target k is in row k.
@@ -213,27 +211,6 @@ class PartitionOptions(Message, frozen=True):
 
 ORDERS = ("fifo", "lifo", "priority")
 """The orders of a partition: by arrival, the newest first, or by the tag "priority", the highest first."""
-
-
-WIDE = 2048
-"""The number of fields from which a schema is sent in parts."""
-PART = 512
-"""The number of fields of a part, which is decoded in a fraction of a millisecond."""
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[FieldSpec]).decode
-
-
-def schema_parts(schema: list[FieldSpec]) -> list[bytes]:
-    """Return the parts of a schema for `NewBlock.parts`; an empty list if it has fewer than `WIDE` fields."""
-    if len(schema) < WIDE:
-        return []
-    return [_encode(schema[start : start + PART]) for start in range(0, len(schema), PART)]
-
-
-def fields_of_part(part: bytes) -> list[FieldSpec]:
-    """Return the fields of a part. Raises one of `messages.base.UNREADABLE` if it is not a part of a schema."""
-    return _decode(part)
 
 
 MOVER = ""

@@ -92,25 +92,21 @@ class TagTable(msgspec.Struct, frozen=True, gc=False):
 
     def take(self, select: Selection) -> TagTable:
         """Return the table of the selected rows."""
-        columns, rows = [], self.rows if not self.columns else 0
-        for column in self.columns:
-            kinds, payload = (each[select] for each in self.arrays_of(column))
-            rows = len(kinds)
-            columns.append(entry_column(column.name, kinds, payload, column.pool))
-        if not self.columns:
-            rows = len(np.broadcast_to(np.zeros(1, "u1"), self.rows)[select])
-        return TagTable(rows, columns)
+        rows, columns = self._select(select)
+        return TagTable(rows, [entry_column(*column) for column in columns])
 
     def to_rows(self, select: Selection = None, pooled: Callable[[Any], Any] | None = None) -> list[dict[str, Any]]:
         """Return a dict for each selected row, in which an entry to remove has an Ext. pooled: See `values_of`."""
-        rows = self.rows if select is None else len(np.broadcast_to(np.zeros(1, "u1"), self.rows)[select])
-        columns = []
+        rows, columns = self._select(select)
+        return rows_of(columns, rows, pooled)
+
+    def _select(self, select: Selection) -> tuple[int, list[tuple[str, np.ndarray, np.ndarray, list[Any]]]]:
+        """Return the number of the selected rows, and the name, kinds, payload and pool of each column of them."""
+        select, columns = slice(None) if select is None else select, []
         for column in self.columns:
             kinds, payload = self.arrays_of(column)
-            if select is not None:
-                kinds, payload = kinds[select], payload[select]
-            columns.append((column.name, kinds, payload, column.pool))
-        return rows_of(columns, rows, pooled)
+            columns.append((column.name, kinds[select], payload[select], column.pool))
+        return len(np.broadcast_to(np.zeros(1, "u1"), self.rows)[select]), columns
 
     def without_deletes(self) -> TagTable:
         """Return the table without entries to remove, for rows that have none."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, Union
 
 import msgspec
 
-from transfer_queue.errors import TransferQueueError
+from transfer_queue.errors import ProtocolError, TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ReportBatches
 from transfer_queue.messages.envelopes import AnyReply, AnyRequest
@@ -145,6 +145,21 @@ Call = Union[Request, Notice, Work, Pause, Together, Join]
 T = TypeVar("T")
 Operation = Generator[Call, AnyReply, T]
 """An operation, which returns its result."""
+
+
+class AskController(Protocol):
+    """Makes requests to the controller, as one of the clients does it."""
+
+    def __call__(self, request: AnyRequest, kind: type[T], timeout: float | None, /) -> Operation[T]:
+        """Return the reply to a request, which must be of this kind."""
+
+
+def ask_controller(request: AnyRequest, kind: type[T], timeout: float | None = None) -> Operation[T]:
+    """Make a request that the controller answers at once, and return its reply, which must be of this kind."""
+    reply = yield Request(CONTROLLER, request, within=timeout)
+    if not isinstance(reply, kind):
+        raise ProtocolError(f"the controller replied to {type(request).__name__} with {type(reply).__name__}")
+    return reply
 
 
 def replies_of(calls: Sequence[Request]) -> Operation[list[AnyReply]]:

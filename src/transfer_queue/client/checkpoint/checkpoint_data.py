@@ -17,15 +17,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec.msgpack import Ext
 
 from transfer_queue.client.checkpoint.block_file import BlockFile, BlockSource, space_of_blocks, write_blocks
 from transfer_queue.client.checkpoint.checkpoint_folder import (
+    MANIFEST,
     SUFFIX,
     BlockFileEntry,
     read_manifest,
-    write_manifest,
+    write_json,
 )
 from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.core.columns.schema import MOST
@@ -117,7 +119,7 @@ class PickledValues:
     def strip(self, number: int, content: np.ndarray) -> None:
         """Overwrite the values that need pickle in the bytes (u1) of a block."""
         schema, dims, rows = self._blocks.shape_source(number)
-        if not _has_objects(schema):
+        if not any(spec.kind == "object" for spec in schema):
             return
         for column in columns(schema, np.frombuffer(dims, "<i8"), rows):
             if column.spec.kind != "object":
@@ -167,10 +169,6 @@ def needs_pickle(data: bytes) -> bool:
     except (ProtocolError, InvalidArgumentError):
         return False  # every reader fails before it reaches pickle
     return False
-
-
-def _has_objects(schema: Any) -> bool:
-    return any(spec.kind == "object" for spec in schema or ())
 
 
 def _without_pickle(value: Any, place: str) -> Any:
@@ -250,12 +248,11 @@ def save_blocks(
     for each in np.unique(cut.blocks["unit"][left]).tolist():
         units.setdefault(backend_of(each), []).append(each)
     for backend, unit_numbers in units.items():
-        name, chosen = uuid.uuid4().hex, left & np.isin(cut.blocks["unit"], unit_numbers)
-        columns = [cut.blocks[column][chosen] for column in ("number", "unit", "offset", "nbytes")]
-        number, unit, offset, nbytes = columns
-        size = write_blocks(draft / f"{name}{SUFFIX}", cut.origin, number, unit, offset, nbytes, held)
-        entries.append(BlockFileEntry(len(entries), name, f"{name}{SUFFIX}", int(chosen.sum()), size, backend))
-    write_manifest(draft, entries)
+        stem, chosen = uuid.uuid4().hex, left & np.isin(cut.blocks["unit"], unit_numbers)
+        number, unit, offset, nbytes = (cut.blocks[name][chosen] for name in ("number", "unit", "offset", "nbytes"))
+        size = write_blocks(draft / f"{stem}{SUFFIX}", cut.origin, number, unit, offset, nbytes, held)
+        entries.append(BlockFileEntry(len(entries), stem, f"{stem}{SUFFIX}", int(chosen.sum()), size, backend))
+    write_json(draft / MANIFEST, msgspec.to_builtins(entries))
 
 
 def _backends_of_files(storage: Path) -> dict[str, str]:

@@ -183,11 +183,6 @@ def write_json(path: Path, content: Any) -> None:
         os.fsync(file.fileno())
 
 
-def write_manifest(storage: Path, entries: list[BlockFileEntry]) -> None:
-    """Write the manifest: which files of blocks a folder has."""
-    write_json(storage / MANIFEST, msgspec.to_builtins(entries))
-
-
 def incomplete_save_error(target: Path) -> CheckpointError:
     """Return the error of a save whose samples were not available until its end."""
     return CheckpointError(
@@ -254,27 +249,23 @@ def check_folder(folder: Path) -> None:
             cannot be read.
     """
     with read_guard(folder):
-        _check(folder)
-
-
-def _check(folder: Path) -> None:
-    if not folder.is_dir():
-        raise CheckpointNotFoundError(
-            f"the checkpoint {folder} does not exist; pass the folder that save_checkpoint has written"
-        )
-    for name in (METADATA, STATE):
-        if not (folder / name).is_file():
+        if not folder.is_dir():
             raise CheckpointNotFoundError(
-                f"{folder / name} is missing: {folder} is not a complete checkpoint; it contains "
-                f"{sorted(path.name for path in folder.iterdir())[:8]}"
+                f"the checkpoint {folder} does not exist; pass the folder that save_checkpoint has written"
             )
-    try:
-        content = json.loads((folder / METADATA).read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder / METADATA} is not valid JSON: {error}; load another checkpoint") from None
-    if not isinstance(content, dict) or "storage_saved" not in content:
-        raise CheckpointError(f"{folder / METADATA} is not the metadata of a checkpoint: {str(content)[:80]}")
-    read_manifest(folder / STORAGE)
+        for name in (METADATA, STATE):
+            if not (folder / name).is_file():
+                raise CheckpointNotFoundError(
+                    f"{folder / name} is missing: {folder} is not a complete checkpoint; it contains "
+                    f"{sorted(path.name for path in folder.iterdir())[:8]}"
+                )
+        try:
+            content = json.loads((folder / METADATA).read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{folder / METADATA} is not valid JSON: {error}; load another checkpoint") from None
+        if not isinstance(content, dict) or "storage_saved" not in content:
+            raise CheckpointError(f"{folder / METADATA} is not the metadata of a checkpoint: {str(content)[:80]}")
+        read_manifest(folder / STORAGE)
 
 
 def check_complete(folder: Path) -> None:
@@ -289,19 +280,15 @@ def check_complete(folder: Path) -> None:
 
 def read_manifest(storage: Path) -> list[BlockFileEntry]:
     """Return the files of blocks of a checkpoint; see `check_folder`."""
-    with read_guard(storage):
-        return _manifest(storage)
-
-
-def _manifest(storage: Path) -> list[BlockFileEntry]:
     path = storage / MANIFEST
-    if not path.is_file():
-        raise CheckpointNotFoundError(f"{path} is missing: the checkpoint is not complete, or of another program")
-    try:
-        entries = msgspec.json.decode(path.read_bytes(), type=list[BlockFileEntry])
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: bytes that are not text
-        raise CheckpointError(f"{path} cannot be read: {error}; load another checkpoint") from None
-    files = sorted(file.name for file in storage.iterdir() if file.name != MANIFEST)
+    with read_guard(storage):
+        if not path.is_file():
+            raise CheckpointNotFoundError(f"{path} is missing: the checkpoint is not complete, or of another program")
+        try:
+            entries = msgspec.json.decode(path.read_bytes(), type=list[BlockFileEntry])
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: bytes that are not text
+            raise CheckpointError(f"{path} cannot be read: {error}; load another checkpoint") from None
+        files = sorted(file.name for file in storage.iterdir() if file.name != MANIFEST)
     named = sorted(entry.file for entry in entries)
     if len(files) != len(named):
         raise CheckpointError(

@@ -69,18 +69,13 @@ def validated_names(names: Sequence[str] | str, what: str, least: int = 1) -> li
     for name in _as_list(names, what):
         if isinstance(name, str):
             out[str.__str__(name)] = None
-        elif _is_path(name):
-            out[SEPARATOR.join(name)] = None
+        elif isinstance(name, tuple) and len(name) > 1 and all(isinstance(part, str) for part in name):
+            out[SEPARATOR.join(name)] = None  # a path of tensordict, such as ("x", "y"), to a field of a nested one
         else:
             raise InvalidArgumentError(f"{what} must be field names (a list of str, or one str), got {names!r}")
     if len(out) < least:
         raise InvalidArgumentError(f"{what} must be a list with at least one field name, got {names!r}")
     return list(out)
-
-
-def _is_path(name: object) -> bool:
-    """Whether this is a path of tensordict, such as ("x", "y"), to a field of a nested TensorDict."""
-    return isinstance(name, tuple) and len(name) > 1 and all(isinstance(part, str) for part in name)
 
 
 def validated_keys(keys: Sequence[str] | str) -> list[str]:
@@ -308,7 +303,7 @@ def has_no_rows(data: Columns) -> bool:
 
 
 def one_row(fields: Columns) -> Columns:
-    """Return the fields of one sample as columns of one row."""
+    """Return the fields of one sample, for example in the form for `encode_row`, as columns of one row."""
     if isinstance(fields, TensorDictBase):
         if not fields.batch_dims or fields.batch_size[0] != 1:
             raise InvalidArgumentError(
@@ -317,7 +312,14 @@ def one_row(fields: Columns) -> Columns:
         return fields
     if not isinstance(fields, Mapping):
         raise InvalidArgumentError(f"fields must be a dict or a TensorDict, got a {type(fields).__name__}")
-    return columns_of_row(fields)
+    columns: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            raise InvalidArgumentError(
+                f"field {name!r} must have the value of one sample, got a nested tensor; pass a dense one"
+            )
+        columns[name] = value.unsqueeze(0) if isinstance(value, torch.Tensor) else [value]
+    return columns
 
 
 def select_rows(columns: Columns, rows: int, positions: np.ndarray[Any, Any]) -> dict[str, Any]:
@@ -475,18 +477,6 @@ consumed_by = _ConsumedBy()
 # ---------------------------------------------------------------- data parsers
 # A data_parser replaces references (URLs, paths) by content. It takes a dict of columns and returns a dict of columns
 # with the same keys, lengths and order of rows. It runs in the process of the put, before the write.
-
-
-def columns_of_row(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of one sample, in the form for `encode_row`, as columns of one row."""
-    columns: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, torch.Tensor) and value.is_nested:
-            raise InvalidArgumentError(
-                f"field {name!r} must have the value of one sample, got a nested tensor; pass a dense one"
-            )
-        columns[name] = value.unsqueeze(0) if isinstance(value, torch.Tensor) else [value]
-    return columns
 
 
 def parser_columns(fields: TensorDictBase | Mapping[str, Any], rows: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from msgspec.msgpack import Ext
 
+from transfer_queue.core.tables.fields import mixed_shapes
 from transfer_queue.errors import FieldTypeError, ProtocolError
 from transfer_queue.messages.base import DELETE_CODE
 from transfer_queue.messages.claims import ClaimReply
@@ -79,11 +80,7 @@ def encoded_fields(encoded: EncodedBlock) -> list[FieldColumn]:
         spec, slots = column.spec, column.slots
         dims = np.frombuffer(column.dims, "<i8")
         if spec.ndim < 0:
-            shapes, at = [], 0
-            while at < len(dims):
-                rank = int(dims[at])
-                shapes.append(tuple(dims[at + 1 : at + 1 + rank].tolist()))
-                at += 1 + rank
+            shapes = list(map(tuple, mixed_shapes(dims)))
             if slots is not None:
                 shapes = [shapes[slot] for slot in slots.tolist()]
             columns.append(FieldColumn(spec.name, getattr(torch, spec.dtype), None, None, shapes))
@@ -181,26 +178,21 @@ def merge_lookups(replies: list[LookupReply], positions: list[np.ndarray]) -> Lo
 
 def _blocks(replies: list[LookupReply]) -> Blocks:
     parts = [reply.blocks for reply in replies]
-    schemas = [schema for part in parts for schema in part.schemas]
-    dims = [value for part in parts for value in part.dims_values]
-    schema_at, dims_at = [], []
-    schema_first = dims_first = 0
-    for part in parts:
-        schema_at.append(np.frombuffer(part.schema, "<i4") + schema_first)
-        dims_at.append(np.frombuffer(part.dims, "<i4") + dims_first)
-        schema_first += len(part.schemas)
-        dims_first += len(part.dims_values)
+    columns = ("unit", "offset", "generation", "nbytes", "rows")
     return Blocks(
-        unit=b"".join(part.unit for part in parts),
-        offset=b"".join(part.offset for part in parts),
-        generation=b"".join(part.generation for part in parts),
-        nbytes=b"".join(part.nbytes for part in parts),
-        rows=b"".join(part.rows for part in parts),
-        schema=np.concatenate(schema_at).astype("<i4").tobytes(),
-        dims=np.concatenate(dims_at).astype("<i4").tobytes(),
-        schemas=schemas,
-        dims_values=dims,
+        **{name: b"".join(getattr(part, name) for part in parts) for name in columns},
+        schema=_positions([part.schema for part in parts], [len(part.schemas) for part in parts]),
+        dims=_positions([part.dims for part in parts], [len(part.dims_values) for part in parts]),
+        schemas=[schema for part in parts for schema in part.schemas],
+        dims_values=[dims for part in parts for dims in part.dims_values],
     )
+
+
+def _positions(columns: list[bytes], counts: list[int]) -> bytes:
+    """Return columns of positions (i4) in lists of these lengths as one column of positions in the joined list."""
+    firsts = np.cumsum([0, *counts[:-1]])
+    shifted = [np.frombuffer(column, "<i4") + first for column, first in zip(columns, firsts)]
+    return np.concatenate(shifted).astype("<i4").tobytes()
 
 
 def _type(name: str, replies: list[LookupReply]) -> FieldType:
@@ -221,9 +213,7 @@ def _type(name: str, replies: list[LookupReply]) -> FieldType:
         return FieldType(name, first.kind, first.dtype, first.ndim, None, differs, mixed, dtypes)
     # if a dimension never differed within any partition, one row of each partition shows its size
     shapes = [_one_shape(name, known, reply) for known, reply in zip(types, replies)]
-    for d in range(first.ndim):
-        if any(shape[d] != shapes[0][d] for shape in shapes):
-            differs |= 1 << d
+    differs |= sum(1 << d for d, sizes in enumerate(zip(*shapes)) if len(set(sizes)) > 1)
     shape = None if differs else first.shape
     return FieldType(name, first.kind, first.dtype, first.ndim, shape, differs, False, dtypes)
 

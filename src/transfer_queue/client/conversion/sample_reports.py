@@ -1,4 +1,4 @@
-"""Joins the pages of a report about a sample, and those of a search for stuck samples. Imports no torch."""
+"""Reads the pages of a report about a sample, and those of a search for stuck samples. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from transfer_queue.errors import UncarriableValueError
+from transfer_queue.messages.base import Done
 from transfer_queue.messages.queries import Explain
 from transfer_queue.messages.reports import samples
 from transfer_queue.messages.reports.samples import (
@@ -25,6 +26,7 @@ from transfer_queue.messages.reports.samples import (
     StuckReport,
     StuckSample,
 )
+from transfer_queue.net.calls import AskController, Operation
 from transfer_queue.wire.blocks.row_addressing import SERVER_REPLY
 from transfer_queue.wire.objects.object_values import decode_tag_value
 
@@ -34,74 +36,59 @@ SEPARATORS = "_-/:.#|@ "
 """Characters at which the part of a key ends that the samples of a prompt share."""
 
 
-class ReportPages:
-    """The pages of the report about one sample.
+def describe_sample(
+    ask: AskController, sample: DescribeSample, allow_pickle: bool, timeout: float | None
+) -> Operation[SampleReport]:
+    """Return the complete report about one sample.
 
     Args:
-        partition: The partition.
-        row: The global index, or None.
-        key: The key, or None.
+        ask: Makes the requests.
+        sample: The request for the first page.
+        allow_pickle: Whether tags that need pickle are decoded. Otherwise a text takes their place.
+        timeout: Seconds for each of the requests.
     """
+    report = yield from _read_pages(ask, sample, timeout)
+    explain = Explain(sample.partition, sample.row, sample.key)
+    if report.state == samples.CLEARED and report.index >= 0:  # a cleared sample is named by its index
+        explain = Explain(sample.partition, report.index)
+    explanation = str((yield from ask(explain, Done, timeout)).value)
+    return _complete(report, explanation, allow_pickle)
 
-    def __init__(self, partition: str, row: int | None, key: str | None) -> None:
-        self._first = DescribeSample(partition, row, key)
-        self._report: SampleReport | None = None
-        self._history: list[SampleEvent] = []
 
-    @property
-    def request(self) -> DescribeSample | None:
-        """The request for the next page; None if there is none."""
-        report = self._report
-        if report is None:
-            return self._first
-        row = report.index if report.index >= 0 else None
-        if report.next_field is not None:
-            return DescribeSample(report.partition, row, field=report.next_field)
-        if report.before is not None and len(self._history) < MAX_HISTORY:
-            return DescribeSample(report.partition, row, before=report.before)
-        return None
+def _read_pages(ask: AskController, sample: DescribeSample, timeout: float | None) -> Operation[SampleReport]:
+    """Return the first page of a report with the fields and the history of the others."""
+    report = yield from ask(sample, SampleReport, timeout)
+    row = report.index if report.index >= 0 else None
+    while report.next_field is not None:
+        page = yield from ask(DescribeSample(report.partition, row, field=report.next_field), SampleReport, timeout)
+        report = msgspec.structs.replace(
+            report, fields=report.fields + page.fields, missing=report.missing + page.missing,
+            lost=report.lost + page.lost, next_field=page.next_field,
+        )  # fmt: skip
+    while report.before is not None and len(report.history) < MAX_HISTORY:
+        page = yield from ask(DescribeSample(report.partition, row, before=report.before), SampleReport, timeout)
+        history = [*page.history, *report.history]
+        report = msgspec.structs.replace(report, history=history, before=page.before, complete=page.complete)
+    return report
 
-    @property
-    def explain(self) -> Explain:
-        """The request for the explanation, when all pages are there. A cleared sample is named by its index."""
-        report, first = self._report, self._first
-        if report is not None and report.state == samples.CLEARED and report.index >= 0:
-            return Explain(first.partition, report.index)
-        return Explain(first.partition, first.row, first.key)
 
-    def add(self, page: SampleReport) -> None:
-        """Add the reply to `request`."""
-        report = self._report
-        if report is None:
-            self._report, self._history = page, list(page.history)
-        elif report.next_field is not None:
-            self._report = msgspec.structs.replace(
-                report, fields=report.fields + page.fields, missing=report.missing + page.missing,
-                lost=report.lost + page.lost, next_field=page.next_field,
-            )  # fmt: skip
-        else:
-            self._history = [*page.history, *self._history]
-            self._report = msgspec.structs.replace(report, before=page.before, complete=page.complete)
-
-    def report(self, explanation: str, allow_pickle: bool) -> SampleReport:
-        """Return the complete report. Tags that need pickle are replaced by a text unless it is allowed."""
-        assert self._report is not None
-        report = self._report
-        events = _with_replaced(self._history)
-        cut = len(events) > MAX_HISTORY or report.before is not None
-        cleared = bool(events) and events[-1].kind in samples.CLEARS and report.state == samples.UNKNOWN
-        return msgspec.structs.replace(
-            report,
-            state=samples.CLEARED if cleared else report.state,
-            tags={name: _tag_value(value, allow_pickle) for name, value in report.tags.items()},
-            fields=[_with_writer(field, events) for field in report.fields],
-            tasks=[_with_claim(task, events) for task in report.tasks],
-            history=events[-MAX_HISTORY:],
-            complete=report.complete and not cut,
-            explanation=explanation,
-            before=None,
-            next_field=None,
-        )
+def _complete(report: SampleReport, explanation: str, allow_pickle: bool) -> SampleReport:
+    """Return a report of all pages with what follows from its history."""
+    events = _with_replaced(report.history)
+    cut = len(events) > MAX_HISTORY or report.before is not None
+    cleared = bool(events) and events[-1].kind in samples.CLEARS and report.state == samples.UNKNOWN
+    return msgspec.structs.replace(
+        report,
+        state=samples.CLEARED if cleared else report.state,
+        tags={name: _tag_value(value, allow_pickle) for name, value in report.tags.items()},
+        fields=[_with_writer(field, events) for field in report.fields],
+        tasks=[_with_claim(task, events) for task in report.tasks],
+        history=events[-MAX_HISTORY:],
+        complete=report.complete and not cut,
+        explanation=explanation,
+        before=None,
+        next_field=None,
+    )
 
 
 @SERVER_REPLY
@@ -155,57 +142,37 @@ def _with_claim(task: SampleTask, events: Sequence[SampleEvent]) -> SampleTask:
     )
 
 
-class StuckPages:
-    """The pages of the search for stuck samples, and the reports about the oldest of them.
+def find_stuck(
+    ask: AskController, partition: str | None, older_than: float, limit: int, timeout: float | None
+) -> Operation[StuckReport]:
+    """Return the stuck samples.
 
     Args:
+        ask: Makes the requests.
         partition: The partition to search; None for all.
         older_than: The seconds for which a sample has not changed.
-        limit: The number of samples that are described.
+        limit: The number of samples that are described, the oldest ones.
+        timeout: Seconds for each of the requests.
     """
-
-    def __init__(self, partition: str | None, older_than: float, limit: int) -> None:
-        self._limit = limit
-        self._older_than = older_than
-        self._most = max(1, min(limit, 1024))
-        self.request: FindStuck | None = FindStuck(
-            older_than, None if partition is None else [partition], most=self._most
-        )
-        """The request for the next page; None if there is none."""
-        self._oldest: list[tuple[float, str, int]] = []
-        self._counts: Counter[str] = Counter()
-        self._now = 0.0
-
-    def add(self, page: StuckPage) -> None:
-        """Add the reply to `request`."""
-        self._now = page.now
-        self._counts[page.partition] += page.count
+    most = max(1, min(limit, 1024))
+    oldest: list[tuple[float, str, int]] = []
+    counts: Counter[str] = Counter()
+    request: FindStuck | None = FindStuck(older_than, None if partition is None else [partition], most=most)
+    while request is not None:
+        page = yield from ask(request, StuckPage, timeout)
+        counts[page.partition] += page.count
         times = np.nan_to_num(np.frombuffer(page.times, "<f8"), nan=-math.inf).tolist()
         rows = np.frombuffer(page.rows, "<i8").tolist()
         entries = ((time, page.partition, row) for time, row in zip(times, rows))
-        self._oldest = heapq.nsmallest(self._limit, [*self._oldest, *entries])
-        self.request = None
-        if page.left:
-            self.request = FindStuck(self._older_than, page.left, page.made, page.start, most=self._most)
-
-    @property
-    def oldest(self) -> list[ReportPages]:
-        """The reports that `describe` needs, one for each of the oldest samples."""
-        return [ReportPages(partition, row, None) for _, partition, row in self._oldest]
-
-    def describe(self, reports: Sequence[SampleReport]) -> StuckReport:
-        """Return the result.
-
-        Args:
-            reports: The reports about `oldest`, in the same order.
-        """
-        stuck = [
-            _stuck_sample(report, None if math.isinf(time) else time)
-            for (time, _, _), report in zip(self._oldest, reports)
-            if report.state in (samples.LIVE, samples.RESERVED)  # otherwise it was cleared in the meantime
-        ]
-        partitions = {name: count for name, count in self._counts.items() if count}
-        return StuckReport(self._now, self._older_than, sum(partitions.values()), partitions, grouped_by_prompt(stuck))
+        oldest = heapq.nsmallest(limit, [*oldest, *entries])
+        request = FindStuck(older_than, page.left, page.made, page.start, most=most) if page.left else None
+    stuck = []
+    for time, name, row in oldest:
+        report = _complete((yield from _read_pages(ask, DescribeSample(name, row), timeout)), "", False)
+        if report.state in (samples.LIVE, samples.RESERVED):  # otherwise it was cleared in the meantime
+            stuck.append(_stuck_sample(report, None if math.isinf(time) else time))
+    partitions = {name: count for name, count in counts.items() if count}
+    return StuckReport(page.now, older_than, sum(partitions.values()), partitions, grouped_by_prompt(stuck))
 
 
 def _stuck_sample(report: SampleReport, time: float | None) -> StuckSample:
@@ -230,14 +197,11 @@ def grouped_by_prompt(stuck: Sequence[StuckSample]) -> list[StuckSample]:
     The prompt of a sample without a group is the part of its key, up to a separator, that another sample has, too.
     """
     shared = Counter((each.partition, prefix_of(each.key)) for each in stuck if not each.prompt)
-    named = []
+    order: dict[tuple[str, str], list[StuckSample]] = {}
     for each in stuck:
         prefix = prefix_of(each.key)
         if not each.prompt and prefix and shared[each.partition, prefix] > 1:
             each = msgspec.structs.replace(each, prompt=prefix)
-        named.append(each)
-    order: dict[tuple[str, str], list[StuckSample]] = {}
-    for each in named:
         order.setdefault((each.partition, each.prompt), []).append(each)
     return [each for some in order.values() for each in some]
 

@@ -39,7 +39,8 @@ def get_to_device(
     path = None if external is None else external[0].device_path()
     if external is None or path is None or path.kind != device.type:
         return None
-    tensors, objects = _by_kind(reply)
+    names = {field.name for field in reply.types if field.kind == "tensor"}
+    tensors, objects = select_fields(reply, names), select_fields(reply, {field.name for field in reply.types} - names)
     within = units.settings.call_timeout
     columns = yield from _receive_on_device(path, external[1], tensors, device, (layout, shared), within)
     if columns is None:
@@ -67,12 +68,6 @@ def copy_to_device(values: TensorDict, reply: LookupReply, device: torch.device)
             column = stack_of([moved[id(row)] for row in rows], reply.count)
         columns[field.name] = column
     return table_of(columns, reply.count)
-
-
-def _by_kind(reply: LookupReply) -> tuple[LookupReply, LookupReply]:
-    """Return the reply for the fields of tensors, and the reply for the fields of objects."""
-    tensors = {field.name for field in reply.types if field.kind == "tensor"}
-    return select_fields(reply, tensors), select_fields(reply, {field.name for field in reply.types} - tensors)
 
 
 def _receive_on_device(

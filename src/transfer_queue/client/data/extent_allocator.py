@@ -333,14 +333,13 @@ class ExtentAllocator(Allocator[Call]):
             self._returns.clear()
             return taken
 
-    def return_extents(self) -> Generator[Call, AnyReply, int]:
-        """Return the extents of `take_returns` to their units, and say how many.
+    def return_extents(self) -> Generator[Call, AnyReply, None]:
+        """Return the extents of `take_returns` to their units.
 
         If a call fails, or the unit did not reply the last time, they stay queued.
         """
         yield from self._cancel_orphans()
         pending = self.take_returns()
-        returned = len(pending)
         try:
             for unit in dict.fromkeys(unit for unit, _ in pending):
                 numbers = [number for of, number in pending if of == unit]
@@ -355,7 +354,6 @@ class ExtentAllocator(Allocator[Call]):
         finally:
             with self._mutex:
                 self._returns.update(dict.fromkeys(name for name in pending if name[0] in self._slots))
-        return returned
 
     def close_extents(self) -> Generator[Call, AnyReply, None]:
         """Report the extents of `take_closes` to the controller, and return those in which it knows no block."""

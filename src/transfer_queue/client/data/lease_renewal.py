@@ -10,12 +10,15 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Generator
-from typing import Protocol
+from typing import Union
+
+import msgspec
 
 from transfer_queue.errors import TransferQueueError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Renew
 from transfer_queue.messages.envelopes import AnyReply
+from transfer_queue.metadata.batch_columns import BatchLease
 from transfer_queue.net.calls import CONTROLLER, Call, Request
 
 TIMES = 3
@@ -27,20 +30,16 @@ REPEAT_SECONDS = 5.0
 must do this before it counts as gone (`core.absent_clients.ABSENCE_SECONDS`)."""
 
 
-class Renewable(Protocol):
-    """What a client renews: the lease of a batch, or a lock of keys."""
+class LockLease(msgspec.Struct, frozen=True, weakref=True, eq=False):
+    """The lease of a lock, which is renewed while an object refers to it."""
 
-    @property
-    def partition(self) -> str:
-        """The partition."""
+    partition: str
+    token: int
+    seconds: float
 
-    @property
-    def token(self) -> int:
-        """The token."""
 
-    @property
-    def seconds(self) -> float:
-        """The duration of the lease."""
+Renewable = Union[BatchLease, LockLease]
+"""What a client renews: the lease of a batch, or a lock of keys."""
 
 
 class Renewals:

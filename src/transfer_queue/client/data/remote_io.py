@@ -211,23 +211,16 @@ def receive_pieces(ranges: RemoteRanges, pieces: RangePieces, buffer: U8) -> Gen
 def _parts(pieces: RangePieces, at_once: int) -> Iterator[RangePieces]:
     """Divide the pieces into requests of at most `at_once` bytes. A request has many small pieces, or a part of one."""
     starts, lengths, at = pieces.starts, pieces.lengths, pieces.at
-    if pieces.nbytes < SMALL * len(starts) or len(starts) > MAX_PIECES:
-        limit, most = MAX_COPIED, MAX_PIECES
-    else:
-        limit, most = at_once, MAX_PIECES
+    limit = MAX_COPIED if pieces.nbytes < SMALL * len(starts) or len(starts) > MAX_PIECES else at_once
     first = done = 0  # the piece to continue with, and the bytes of it in earlier requests
     while first < len(starts):
         left = limit
-        begins: list[int] = []
-        sizes: list[int] = []
-        places: list[int] = []
-        while first < len(starts) and left and len(begins) < most:
+        taken: list[tuple[int, int, int]] = []
+        while first < len(starts) and left and len(taken) < MAX_PIECES:
             size = min(int(lengths[first]) - done, left)
-            begins.append(int(starts[first]) + done)
-            sizes.append(size)
-            places.append(int(at[first]) + done)
+            taken.append((int(starts[first]) + done, size, int(at[first]) + done))
             left -= size
             done += size
             if done == lengths[first]:
                 first, done = first + 1, 0
-        yield RangePieces(pieces.unit, *(np.array(column, np.int64) for column in (begins, sizes, places)))
+        yield RangePieces(pieces.unit, *np.array(taken, np.int64).T)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from transfer_queue.client.checkpoint.block_file import BlockSource, space_of_blocks
+from transfer_queue.config.store_options import SIMPLE
 from transfer_queue.errors import (
     CapacityError,
     CheckpointError,
@@ -99,22 +100,17 @@ class StoreReads(Protocol):
         """See `Store.read`."""
 
 
-def background_call(work: Callable[[], None]) -> Work:
-    """Return the call that runs a function which may take long."""
-    return Work(work)
-
-
 def _use_store(unit: UnitInfo, work: Callable[[], None]) -> Generator[Call, AnyReply, None]:
     """Run a function that uses a unit's store. If that cannot be reached, the error says which server of it is down."""
     try:
-        yield background_call(work)
+        yield Work(work)
     except ConnectionLostError as error:
         raise (yield from _with_servers(error, unit)) from error
 
 
 def _with_servers(error: ConnectionLostError, unit: UnitInfo) -> Generator[Call, AnyReply, ConnectionLostError]:
     """Return an error that also says which servers of a unit's store are down or were restarted."""
-    trouble = describe_trouble((yield from _servers()), _backend(unit))
+    trouble = describe_trouble((yield from _servers()), backend_of(unit))
     return ConnectionLostError(f"{error}; {trouble}") if trouble else error
 
 
@@ -127,8 +123,9 @@ def _servers() -> Generator[Call, AnyReply, list[StoreServerProgress]]:
     return []
 
 
-def _backend(unit: UnitInfo) -> str:
-    return msgspec.json.decode(unit.store, type=StoreAddress).kind
+def backend_of(unit: UnitInfo) -> str:
+    """Return the backend of the blocks of a unit."""
+    return msgspec.json.decode(unit.store, type=StoreAddress).kind if unit.store else SIMPLE
 
 
 def write(
@@ -181,7 +178,7 @@ def _await_restart(session: Session, unit: UnitInfo, end: float) -> Generator[Ca
 
     The store is not used meanwhile: requests to a server that ends are answered late, and may crash a library.
     """
-    backend = _backend(unit)
+    backend = backend_of(unit)
     while session.clock() < end:
         servers = [server for server in (yield from _servers()) if server.backend == backend]
         down = not all(server.up for server in servers)

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Generator
-from typing import TypeVar
+from collections.abc import Callable
 
-from transfer_queue.messages.envelopes import AnyReply
-from transfer_queue.messages.reports.timeline import ReadTimeline, TimelineReply, Verdict
+from transfer_queue.messages.reports.timeline import TimelineReply, Verdict
 from transfer_queue.messages.system import SystemStatus
-from transfer_queue.net.calls import Call
+from transfer_queue.net.calls import AskController, Operation
 from transfer_queue.timeline.recording import EVENTS, Recording
 from transfer_queue.timeline.stats import TaskLabels, make_stats
 from transfer_queue.timeline.verdict import judge
-
-T = TypeVar("T")
 
 VERDICT_SECONDS = 1.0
 """The largest age of the verdict of a status, so that frequent calls of `status` cost no more."""
 EVENTS_OF_A_LONG_WAIT = 1 << 14
 """The events for the verdict in the log of a long wait: only four replies, because many ranks log at the same time."""
-
-Ask = Callable[[ReadTimeline], Generator[Call, AnyReply, TimelineReply]]
 
 
 class TimelineReader:
@@ -45,13 +39,13 @@ class TimelineReader:
         self._labels = TaskLabels()
         self._stats_until: float | None = None
 
-    def read(self, ask: Ask) -> Generator[Call, AnyReply, None]:
-        """Read what is new. `ask` makes the request."""
+    def read(self, ask: AskController, timeout: float | None) -> Operation[None]:
+        """Read what is new. `ask` makes the requests, each with this timeout."""
         caught_up = False
         while not caught_up:
             with self._lock:
                 request = self._recording.request()
-            reply = yield from ask(request)
+            reply = yield from ask(request, TimelineReply, timeout)
             with self._lock:
                 if self._recording.request() == request:  # otherwise another thread has already added this reply
                     self._recording.add(reply)

@@ -21,10 +21,12 @@ from transfer_queue.client.attachment import UNCERTAIN, Attachment
 from transfer_queue.client.checkpoint import checkpoint_data, checkpoint_folder
 from transfer_queue.client.checkpoint.block_file import BlockFile
 from transfer_queue.client.checkpoint.checkpoint_data import (
+    BlockLoadSource,
     CheckpointReport,
     CheckpointSave,
     Loaded,
     PickledValues,
+    block_sources,
     report_on,
 )
 from transfer_queue.client.checkpoint.unit_blocks import UnitBlocks, fetch_state, remove_sent, send_state
@@ -33,7 +35,6 @@ from transfer_queue.client.operations.topic import Topic
 from transfer_queue.client.space import FREEING_SECONDS
 from transfer_queue.client.writer import PUT_ATTEMPTS, Writer
 from transfer_queue.config.validators import validator_of
-from transfer_queue.core.columns.schema import MOST
 from transfer_queue.core.state.restore import select_samples
 from transfer_queue.core.state.serialization import load_untrusted, needed_blocks, save_state, set_locations
 from transfer_queue.core.state.state import State
@@ -54,6 +55,8 @@ from transfer_queue.private_files import sync_folder
 from transfer_queue.storage.protocols import Reserved
 
 _NONE = np.zeros(0, "i8")
+Sources = Callable[[list[BlockFile]], BlockLoadSource]
+"""Finds the blocks to load in the files of a checkpoint."""
 STATE_SECONDS = 600.0
 """The time limit for the controller to write its state, or to replace it by a loaded one."""
 
@@ -292,21 +295,17 @@ class CheckpointOperations(Topic):
         folder = Path(checkpoint_dir)
         checkpoint_folder.read_manifest(folder / checkpoint_folder.STORAGE)
         state = folder / checkpoint_folder.STATE
-        numbers, shared, pickled = None, (lambda origin: MOST), None
+        sources: Sources = partial(block_sources, numbers=None)
+        pickled = None
         if state.exists() or not allow_pickle:
             tree, saved_state = _state_of(state)
-            numbers, shared = _needed_of(tree, saved_state)
+            sources = _sources_of(tree, saved_state)
             pickled = None if allow_pickle else PickledValues(saved_state)
         yield from self._forget_loaded()
-        sources = partial(checkpoint_data.block_sources, numbers=numbers, shared=shared)
         self._loaded = yield from self._load_again_if_lost(folder, sources, pickled, timeout)
 
     def _load_again_if_lost(
-        self,
-        folder: Path,
-        sources: Callable[[list[BlockFile]], checkpoint_data.BlockLoadSource],
-        pickled: PickledValues | None,
-        timeout: float | None,
+        self, folder: Path, sources: Sources, pickled: PickledValues | None, timeout: float | None
     ) -> Operation[Loaded]:
         """Do the same as `_load_blocks`, again with the remaining units if one is lost meanwhile."""
         for _ in range(PUT_ATTEMPTS - 1):
@@ -317,16 +316,11 @@ class CheckpointOperations(Topic):
         return (yield from self._load_blocks(folder, sources, pickled, timeout))
 
     def _load_blocks(
-        self,
-        folder: Path,
-        sources: Callable[[list[BlockFile]], checkpoint_data.BlockLoadSource],
-        pickled: PickledValues | None,
-        timeout: float | None,
+        self, folder: Path, sources: Sources, pickled: PickledValues | None, timeout: float | None
     ) -> Operation[Loaded]:
         """Write blocks of a checkpoint into storage. Raises `UnitLostError` if a unit is lost meanwhile.
 
-        `sources` returns the blocks of the files to write. `pickled` removes values that need pickle; None
-        keeps them.
+        `pickled` removes values that need pickle; None keeps them.
         """
         entries = checkpoint_folder.read_manifest(folder / checkpoint_folder.STORAGE)
         seconds = max(timeout or 0.0, FREEING_SECONDS)
@@ -350,11 +344,9 @@ class CheckpointOperations(Topic):
                     for space in reserved
                 ]
                 checkpoint_data.copy_blocks(source, piece, within, spaces, pickled.strip if pickled else None)
-            except Exception as error:
-                yield from self.attachment.space.abandon(reserved, lost=isinstance(error, UnitLostError))
-                raise
-            except BaseException:  # the operation must not make further calls
-                yield from self.attachment.space.abandon(reserved, interrupted=True)
+            except BaseException as error:
+                lost, interrupted = isinstance(error, UnitLostError), not isinstance(error, Exception)
+                yield from self.attachment.space.abandon(reserved, lost=lost, interrupted=interrupted)
                 raise
         return Loaded(checkpoint_data.block_locations(source, piece, within, reserved), reserved, pickled)
 
@@ -482,10 +474,8 @@ class CheckpointOperations(Topic):
         tree, state = _state_of(folder / checkpoint_folder.STATE)
         select_samples(state, *selection)
         report = report_on(state)
-        numbers, shared = _needed_of(tree, state)
         pickled = None if allow_pickle else PickledValues(state)
-        sources = partial(checkpoint_data.block_sources, numbers=numbers, shared=shared)
-        loaded = yield from self._load_again_if_lost(folder, sources, pickled, timeout)
+        loaded = yield from self._load_again_if_lost(folder, _sources_of(tree, state), pickled, timeout)
         yield from self._send_state(tree, state, loaded, allow_pickle, merge=True, timeout=timeout)
         return report
 
@@ -546,10 +536,10 @@ def _state_of(path: Path) -> tuple[dict[str, Any], Any]:
     return tree, load_untrusted(tree["state"])
 
 
-def _needed_of(tree: dict[str, Any], state: State) -> tuple[np.ndarray, Callable[[str], int]]:
-    """Return the numbers of the blocks that a saved state needs, and the argument `shared` of `block_sources`."""
-    own, origins = str(tree.get("origin")), state.origins
-    return needed_blocks(state.blocks)["number"], lambda origin: checkpoint_data.shared_below(origin, own, origins)
+def _sources_of(tree: dict[str, Any], state: State) -> Sources:
+    """Return the function that finds the blocks that a saved state needs."""
+    shared = partial(checkpoint_data.shared_below, own=str(tree.get("origin")), origins=state.origins)
+    return partial(block_sources, numbers=needed_blocks(state.blocks)["number"], shared=shared)
 
 
 def _check_loaded(blocks: BlockTable, loaded: Loaded, path: str | os.PathLike[str]) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from transfer_queue.client.attachment import Attachment
 from transfer_queue.client.conversion import arguments
+from transfer_queue.client.data.lease_renewal import LockLease
 from transfer_queue.client.joiners import AckJoiner
 from transfer_queue.client.operations.topic import Topic
 from transfer_queue.client.writer import Writer
-from transfer_queue.errors import InvalidArgumentError
 from transfer_queue.messages import locks
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Ack, Nack, RankGone, Renew, ReportBatches
@@ -152,14 +150,6 @@ class LeaseOperations(Topic):
         return int((yield from self._ask(request, Done, timeout)).value)
 
 
-class LockLease(msgspec.Struct, frozen=True, weakref=True, eq=False):
-    """The lease of a lock, which is renewed while an object refers to it."""
-
-    partition: str
-    token: int
-    seconds: float
-
-
 class LockOperations(Topic):
     """The operations of one client on locks of keys."""
 
@@ -210,11 +200,3 @@ class LockOperations(Topic):
         """Release a lock. Returns whether it was in force."""
         self.attachment.renewals.forget(held.token)  # if the request fails, the lock ends with its lease
         return bool((yield from self._ask(locks.ReleaseLock(held.partition, held.token), Done, None)).value)
-
-
-def validated_lock_keys(keys: Sequence[str] | str) -> tuple[str, ...]:
-    """Return the keys of a lock without repetitions. There must be at least one."""
-    named = tuple(dict.fromkeys(arguments.validated_keys(keys)))
-    if not named:
-        raise InvalidArgumentError("keys must name at least one key to lock, got none")
-    return named

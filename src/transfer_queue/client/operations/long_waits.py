@@ -15,7 +15,6 @@ from transfer_queue.messages.base import Done
 from transfer_queue.messages.checkpoints import BeginCheckpoint, LoadState
 from transfer_queue.messages.queries import ExplainWait
 from transfer_queue.messages.reports.progress import without_repeated_losses
-from transfer_queue.messages.reports.timeline import TimelineReply
 from transfer_queue.messages.storage import LeaseExtent
 from transfer_queue.messages.system import Status, SystemStatus
 from transfer_queue.net.calls import Operation, Request
@@ -61,7 +60,7 @@ class WaitReports:
         if not reader.begun:
             reader = TimelineReader(lambda: attachment.session.clock(), EVENTS_OF_A_LONG_WAIT)
         status = yield from attachment.ask(Status(), SystemStatus, timeout)
-        yield from reader.read(lambda request: attachment.ask(request, TimelineReply, timeout))
+        yield from reader.read(attachment.ask, timeout)
         return reader.judge(status).text
 
 

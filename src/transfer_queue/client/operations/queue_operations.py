@@ -13,7 +13,6 @@ import numpy as np
 
 from transfer_queue.client.conversion import arguments
 from transfer_queue.client.operations.topic import Topic
-from transfer_queue.client.tracing import trace_claim
 from transfer_queue.errors import InvalidArgumentError, StorageKeyNotFoundError
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import Claim, ClaimReply, Finish, ReportBatches
@@ -99,8 +98,7 @@ class QueueOperations(Topic):
             name, TASK, [FIELD], count, {}, wait, lease=lease, places=True, quiet=True, least=least,
             hand_over=lease is None,
         )  # fmt: skip
-        operation, tracer = self._ask(claim, ClaimReply, None, parked=wait), self.attachment.tracer()
-        reply = yield from operation if tracer is None else trace_claim(tracer, operation, claim)
+        reply = yield from self.claims.make(claim)
         if not reply.rows:
             return TakenItems([], None, reply.ended)
         meta = None if lease is None else self.claims.meta(name, reply, lease)

@@ -11,7 +11,7 @@ import torch
 
 from transfer_queue.client.conversion import arguments, replies
 from transfer_queue.client.conversion.change_events import PartitionChange, partition_change
-from transfer_queue.client.conversion.sample_reports import ReportPages, StuckPages
+from transfer_queue.client.conversion.sample_reports import describe_sample, find_stuck
 from transfer_queue.client.operations.long_waits import with_verdict
 from transfer_queue.client.operations.topic import Topic
 from transfer_queue.config.environment import get_metadata_timeout
@@ -20,8 +20,8 @@ from transfer_queue.messages import queries, system
 from transfer_queue.messages.base import Done
 from transfer_queue.messages.claims import ResetConsumption
 from transfer_queue.messages.reports.overview import ShowViews, ViewsReply
-from transfer_queue.messages.reports.samples import SampleReport, StuckPage, StuckReport
-from transfer_queue.messages.reports.timeline import Introduce, ReadTimeline, TimelineReply, Verdict
+from transfer_queue.messages.reports.samples import DescribeSample, SampleReport, StuckReport
+from transfer_queue.messages.reports.timeline import Introduce, Verdict
 from transfer_queue.messages.system import SystemStatus
 from transfer_queue.net.calls import Operation
 
@@ -282,16 +282,9 @@ class StatusOperations(Topic):
             raise InvalidArgumentError(
                 f"describe_sample needs either a global_index or a key, got {global_index!r} and {key!r}"
             )
-        return (yield from self._report(ReportPages(partition_id, index, key), timeout))
-
-    def _report(self, pages: ReportPages, timeout: float | None) -> Operation[SampleReport]:
-        yield from self._read_pages(pages, timeout)
-        explanation = str((yield from self._ask(pages.explain, Done, timeout)).value)
-        return pages.report(explanation, self.attachment.settings.allow_pickle)
-
-    def _read_pages(self, pages: ReportPages, timeout: float | None) -> Operation[None]:
-        while pages.request is not None:
-            pages.add((yield from self._ask(pages.request, SampleReport, timeout)))
+        yield from self.attachment.learn()
+        sample, allow_pickle = DescribeSample(partition_id, index, key), self.attachment.settings.allow_pickle
+        return (yield from describe_sample(self._ask, sample, allow_pickle, timeout))
 
     def find_stuck(
         self,
@@ -329,14 +322,8 @@ class StatusOperations(Topic):
         seconds = arguments.validated_seconds(older_than, "older_than")
         if seconds is None or seconds < 0:
             raise InvalidArgumentError(f"older_than must be a number of seconds >= 0, got {older_than!r}")
-        pages = StuckPages(partition_id, seconds, arguments.validated_count(limit, "limit"))
-        while pages.request is not None:
-            pages.add((yield from self._ask(pages.request, StuckPage, timeout)))
-        reports = []
-        for each in pages.oldest:
-            yield from self._read_pages(each, timeout)
-            reports.append(each.report("", self.attachment.settings.allow_pickle))
-        return pages.describe(reports)
+        most = arguments.validated_count(limit, "limit")
+        return (yield from find_stuck(self._ask, partition_id, seconds, most, timeout))
 
     def status(self, *, timeout: float | None = None) -> Operation[SystemStatus]:
         """Return what `tq status` shows: the verdict, the progress of each partition by field and task, and counters.
@@ -402,7 +389,7 @@ class StatusOperations(Topic):
             (2.0, 0.0)
         """
         status = yield from self._ask(system.Status(), SystemStatus, timeout)
-        yield from self._read_new_events(timeout)
+        yield from self.attachment.timeline.read(self._ask, timeout)
         return self.attachment.timeline.make_stats(status)
 
     def drain_unit(self, unit: int, *, undo: bool = False, timeout: float | None = None) -> Operation[None]:
@@ -432,12 +419,5 @@ class StatusOperations(Topic):
 
     def _judge(self, status: SystemStatus, timeout: float | None) -> Operation[Verdict]:
         """Return the verdict at this moment."""
-        yield from self._read_new_events(timeout)
+        yield from self.attachment.timeline.read(self._ask, timeout)
         return self.attachment.timeline.judge(status)
-
-    def _read_new_events(self, timeout: float | None) -> Operation[None]:
-        yield from self.attachment.timeline.read(lambda request: self._read_timeline(request, timeout=timeout))
-
-    def _read_timeline(self, request: ReadTimeline, *, timeout: float | None = None) -> Operation[TimelineReply]:
-        """Return the next events of the timeline."""
-        return (yield from self._ask(request, TimelineReply, timeout))

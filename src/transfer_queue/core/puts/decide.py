@@ -27,7 +27,7 @@ from transfer_queue.core.puts.partitions import create_partition
 from transfer_queue.core.queries.lookups import meta_reply
 from transfer_queue.core.state.partition import Partition
 from transfer_queue.core.state.state import State, require_partition
-from transfer_queue.core.tables.fields import FieldStats, check_block, check_number, with_schema
+from transfer_queue.core.tables.fields import FieldStats, check_block, check_number
 from transfer_queue.core.timeline.recorder import TimelineRecorder
 from transfer_queue.core.units.location_checks import (
     check_apart,
@@ -86,9 +86,6 @@ def handle_reserve(context: Context, caller: Caller, request: Reserve) -> Decisi
 @handles(Publish)
 def handle_publish(context: Context, caller: Caller, request: Publish) -> Decision | ParkDecision:
     """Publish a put. The reply has the rows, and their tags and common fields if some of the keys existed before."""
-    if request.block is not None and (request.further or request.block.parts):
-        first, *further = map(with_schema, request.blocks)
-        request = msgspec.structs.replace(request, block=first, further=further)
     try:
         decided = decide(context.state, [(caller.client, request)])
     except CapacityError as error:

@@ -17,8 +17,7 @@ import numpy as np
 from transfer_queue.core.columns.schema import Column, Count, Persisted, counter, custom_column, scalar
 from transfer_queue.core.tables.rows import Chunk, RowTable
 from transfer_queue.errors import FieldTypeError, InvalidArgumentError
-from transfer_queue.messages.base import UNREADABLE
-from transfer_queue.messages.descriptors import NESTED, FieldSpec, FieldType, NewBlock, fields_of_part
+from transfer_queue.messages.descriptors import NESTED, FieldSpec, FieldType, NewBlock
 
 MAX_FIELDS = 4096
 """The maximum number of fields of a partition that have values in live rows."""
@@ -266,28 +265,14 @@ BlockShape = tuple[int, bytes, tuple[FieldSpec, ...]]
 """The rows, dims and schema of a block: its content without its location. The items that compare fastest come first."""
 
 
-def with_schema(block: NewBlock) -> NewBlock:
-    """Return a block with its schema as a list, which may have been sent in parts.
-
-    Raises InvalidArgumentError if a part cannot be decoded.
-    """
-    if not block.parts:
-        return block
-    if block.schema:
-        raise InvalidArgumentError("a block has a schema and parts of a schema; send only one of them")
-    try:
-        schema = [spec for part in block.parts for spec in fields_of_part(part)]
-    except UNREADABLE as error:
-        raise InvalidArgumentError(f"a part of the schema of the block cannot be decoded: {error}") from error
-    return msgspec.structs.replace(block, schema=schema, parts=[])
-
-
 def check_block(block: NewBlock, count: int, is_known: bool = False) -> None:
     """Raise InvalidArgumentError if the description of a block is wrong. `is_known`: its shape was checked before."""
     if block.slots is not None:
         _check_slots(block, block.slots, count)
     elif block.rows != count or count < 1:
         raise InvalidArgumentError(f"the block has {block.rows} rows, but {count} rows are put")
+    if block.parts:
+        raise InvalidArgumentError("the schema of a block must be a list, got parts of one; put with this release")
     place = (block.unit, block.extent, block.offset, block.generation, block.nbytes)
     if min(place) < 0 or max(place) >= 1 << 62:
         raise InvalidArgumentError("the location of the block is not possible")
