@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from transfer_queue.errors import advice_on_open_files
-from transfer_queue.net.fd_limits import RateLimitedLog, ReservedDescriptor
+from transfer_queue.net.fd_limits import ReservedDescriptor
 from transfer_queue.net.handshake import refusal_message
 from transfer_queue.utils.host_addresses import resolve
 
@@ -206,7 +206,6 @@ class Acceptor:
         self._counters = counters
         self._listeners: dict[socket.socket, Listener] = {}
         self._spared = ReservedDescriptor()
-        self._warn = RateLimitedLog(logger, clock)
 
     def listen(self, address: Union[str, tuple[str, int]], tls: ssl.SSLContext | None) -> Union[str, tuple[str, int]]:
         """Listen on an address and return the address as bound. See `ServerLoop.listen`."""
@@ -250,13 +249,13 @@ class Acceptor:
         if words is None or not self._spared.refuse_connection(listener, refusal_message(words)):
             return False
         self._counters["accept_errors"] += 1
-        self._warn("a connection was refused: %s; %d are open", words, self._count())
+        logger.warning("a connection was refused: %s; %d are open", words, self._count())
         return True
 
     def _pause(self, error: OSError) -> None:
         # The connection stays in the queue, so that the listener would stay readable.
         self._counters["accept_errors"] += 1
-        self._warn("cannot accept connections: %s; %d are open", error, self._count())
+        logger.warning("cannot accept connections: %s; %d are open", error, self._count())
         self.paused_until = self._clock() + ACCEPT_PAUSE
         for sock in self._listeners:
             self._poller.unregister(sock)

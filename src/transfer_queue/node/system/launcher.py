@@ -26,7 +26,7 @@ import msgspec
 from transfer_queue.config import environment as environment_of
 from transfer_queue.errors import AttachError, StartError, TransferQueueError, WaitTimeoutError, with_advice
 from transfer_queue.net.session import Session, Target
-from transfer_queue.net.tls_contexts import client_context
+from transfer_queue.net.tls_contexts import tls_context
 from transfer_queue.node.system import launcher_protocol, processes, sampler_transfer
 from transfer_queue.node.system.controller_moves import move_session
 from transfer_queue.node.system.durable_folder import DurableFolder
@@ -104,7 +104,7 @@ class RunningSystem:
 
         Raises InvalidArgumentError if its files cannot be read.
         """
-        return client_context(self.description.tls)
+        return tls_context(self.description.tls, server=False)
 
     @property
     def stores(self) -> dict[str, StoreAddress]:

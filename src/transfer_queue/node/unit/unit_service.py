@@ -340,10 +340,10 @@ def fetch_blocks(order: Fetch, key: bytes, tls: ssl.SSLContext | None = None) ->
 def _fetch_from_unit(
     unit: int, address: tuple[str, int], key: bytes, tls: ssl.SSLContext | None, order: Fetch, wanted: list[int]
 ) -> list[int]:
-    session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit")
+    session = Session(f"fetch-{uuid.uuid4().hex}", key, lambda target: address, role="unit", tls=tls)
     connection = Connection(address)
     try:
-        connection.connect(address, session.role, session.client_id, key, time.monotonic() + CALL_SECONDS, tls)
+        connection.connect(session, time.monotonic() + CALL_SECONDS)
         return [at for at in wanted if _receive(session, connection, order.wanted[at], order.into[at])]
     finally:
         connection.close()
