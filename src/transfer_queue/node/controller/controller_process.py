@@ -127,7 +127,8 @@ def build_controller(
     for listener in sockets.controller:
         server.inherit(listener, secret)
     meter = ProcessMetrics(server, service.load)
-    collector = Collector(controller, server.call_soon, service.demand, meter, service.journal_measures)
+    measures = (lambda: None) if journaling is None else journaling.measures
+    collector = Collector(controller, server.call_soon, service.demand, meter, measures)
     service.on_measured, service.measure_servers = collector.units.take_answer, collector.measure_servers
     service.show_views = collector.show_views
     if sockets.metrics is not None:
