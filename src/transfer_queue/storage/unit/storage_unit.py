@@ -360,7 +360,7 @@ class StorageUnit:
 
     def refuse(self, message: str) -> list[Effect]:
         """Refuse all waiting leases, because the controller has found a deadlock; recall unused space first."""
-        served = self._serve() if self._give_up_extents(self._recalls.recall_all(self._with_extents())) else []
+        served = self._give_up_extents(self._recalls.recall_all(self._with_extents()))
         return [*served, *self._refuse_all(Failure("DeadlockError", message))]
 
     def _refuse_all(self, failure: Failure) -> list[Effect]:
@@ -647,12 +647,12 @@ class StorageUnit:
         """If leases are waiting, free copies and recall all offers; otherwise recall what was unused for a period."""
         if self._parked and self._kept.free_copies():
             return [*self._serve(), *self._recall(now)]
-        offers = self._recalls.recall_some(bool(self._parked), self._with_extents, now)
-        return self._serve() if self._give_up_extents(offers) else []
+        return self._give_up_extents(self._recalls.recall_some(bool(self._parked), self._with_extents, now))
 
-    def _give_up_extents(self, offers: list[Offer]) -> bool:
-        """Free what was recalled of these extents. Returns whether this freed any space."""
-        return sum(self._free_recalled(number, used) for number, used in offers) > 0
+    def _give_up_extents(self, offers: list[Offer]) -> list[Effect]:
+        """Free what was recalled of these extents, and grant parked leases if this freed any space."""
+        freed = [self._free_recalled(number, used) for number, used in offers]
+        return self._serve() if any(freed) else []
 
     def _free_recalled(self, number: int, used: int) -> bool:
         extent = self.table.get(number)
